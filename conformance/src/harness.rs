@@ -38,6 +38,7 @@ pub(crate) async fn checked(case: Case, needs: &[Need], check: Check) {
             }
             Need::MinHold => can.min_hold,
             Need::PreferWriters => can.prefer_writers,
+            Need::Limits => can.limits,
             Need::Notifications => can.notifications,
             Need::Inspection => can.inspection,
         };

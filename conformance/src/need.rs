@@ -14,6 +14,7 @@ pub enum Need {
     Kind(Kind),
     MinHold,
     PreferWriters,
+    Limits,
     Notifications,
     Inspection,
 }

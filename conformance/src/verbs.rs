@@ -344,6 +344,7 @@ pub(crate) struct Can {
     pub(crate) kinds: Vec<Kind>,
     pub(crate) min_hold: bool,
     pub(crate) prefer_writers: bool,
+    pub(crate) limits: bool,
     pub(crate) notifications: bool,
     pub(crate) inspection: bool,
     pub(crate) shortest_lease: Duration,
@@ -356,6 +357,7 @@ impl Can {
         Can {
             min_hold: capabilities.min_hold,
             prefer_writers: capabilities.prefer_writers,
+            limits: capabilities.limits,
             notifications: capabilities.notifications != Notifications::None,
             inspection: capabilities.inspection,
             shortest_lease: capabilities.shortest_lease,

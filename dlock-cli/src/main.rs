@@ -2,16 +2,17 @@
 //! people.
 
 mod bench;
+mod doctor;
+mod explain;
+mod look;
+mod pages;
 #[cfg(unix)]
 mod run;
-mod show;
 mod stores;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Parser, Subcommand};
-use dlock::Error;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Run a command under a lock; look at the locks of a store, and measure what it gives.
 #[derive(Debug, Parser)]
@@ -44,27 +45,37 @@ enum Command {
     #[cfg(unix)]
     #[command(hide = true)]
     RunKeeper,
-    /// Show who holds a lock.
-    Show {
-        /// The name of the lock.
-        key: String,
-    },
-    /// List the locks that are held now.
-    List {
-        /// Only those whose names begin like this.
-        #[arg(default_value = "")]
-        prefix: String,
-    },
-    /// End the hold of a lock, whichever client has it. The holder finds out at its next renewal.
-    ForceUnlock {
-        /// The name of the lock.
-        key: String,
-    },
+    #[command(flatten)]
+    Look(look::Look),
+    Doctor(doctor::DoctorArgs),
     /// Measure how many locks a second the store gives from here, and how soon.
     Bench(Box<bench::BenchArgs>),
     /// One of the processes of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchWorker,
+    /// Explain an error by its code, as in E0007; all errors without one. Exit status: 0, or 2 for a code that is none.
+    Explain {
+        /// The code at the end of an error.
+        code: Option<String>,
+        /// One JSON object for each error, a line each.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the completions for a shell, as in `dlock completions bash`.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page of `dlock`, or of one of its commands, as in `dlock man run | man -l -`.
+    Man {
+        /// The command.
+        command: Option<String>,
+    },
+}
+
+/// An error of the library, with its code.
+fn told(error: dlock::Error) -> String {
+    format!("{} [{}]", look::clean(&error.to_string()), error.code())
 }
 
 /// Exit code of a command that failed.
@@ -81,23 +92,14 @@ fn main() -> ExitCode {
         Command::RunKeeper => Ok(run::keep()),
         Command::Bench(bench) => bench::run(args.url, *bench),
         Command::BenchWorker => bench::run_worker(),
-        command => look(args.url, command).map_err(|error| error.to_string()),
+        Command::Look(look) => look::run(args.url, look).map_err(told),
+        Command::Doctor(doctor) => doctor::run(args.url, &doctor).map_err(told),
+        Command::Explain { code, json } => explain::explain(code.as_deref(), json),
+        Command::Completions { shell } => pages::completions(Args::command(), shell),
+        Command::Man { command } => pages::man(Args::command(), command.as_deref()),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("dlock: {error}");
         ExitCode::from(FAILED)
     })
-}
-
-#[tokio::main(flavor = "current_thread")]
-async fn look(url: String, command: Command) -> Result<ExitCode, Error> {
-    let client = stores::client(url).service_name("dlock-cli").build().await?;
-    let code = match command {
-        Command::Show { key } => show::show(&client, &key).await?,
-        Command::List { prefix } => show::list(&client, &prefix).await?,
-        Command::ForceUnlock { key } => show::force_unlock(&client, &key).await?,
-        _ => ExitCode::SUCCESS,
-    };
-    client.shutdown(Duration::ZERO).await;
-    Ok(code)
 }

@@ -5,7 +5,13 @@ use dlock::{LockClient, LockClientBuilder};
 /// A client of the store of this URL.
 pub(crate) fn client(url: impl Into<String>) -> LockClientBuilder {
     let builder = LockClient::builder();
+    #[cfg(feature = "etcd")]
+    let builder = builder.scheme(dlock_etcd::scheme());
+    #[cfg(feature = "mysql")]
+    let builder = builder.scheme(dlock_mysql::scheme());
     #[cfg(feature = "postgres")]
     let builder = builder.scheme(dlock_postgres::scheme());
+    #[cfg(feature = "zookeeper")]
+    let builder = builder.scheme(dlock_zookeeper::scheme());
     builder.url(url)
 }

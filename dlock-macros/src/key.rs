@@ -108,6 +108,25 @@ impl Key {
         Ok(Key::Format(LitStr::new(&rewritten, text.span()), chains))
     }
 
+    /// What the keys of the function have in common: its text, with the names of what goes into it.
+    pub(crate) fn template(&self) -> Option<String> {
+        match self {
+            Key::Text(text) => Some(text.value()),
+            Key::Format(text, chains) => {
+                let mut template = text.value();
+                for Chain { name, root, fields } in chains {
+                    let fields: String = fields
+                        .iter()
+                        .map(|field| format!(".{}", quote!(#field)))
+                        .collect();
+                    template = template.replace(&format!("{{{name}"), &format!("{{{root}{fields}"));
+                }
+                Some(template)
+            }
+            Key::Arguments(_) | Key::Expression(_) => None,
+        }
+    }
+
     /// An expression that makes the `LockKey`, once. `krate` is the path of the library.
     pub(crate) fn expression(&self, krate: &TokenStream) -> TokenStream {
         let site = Span::mixed_site();

@@ -48,6 +48,15 @@ impl Keys {
         }
     }
 
+    /// What the keys have in common: the text of the first that has one.
+    pub(crate) fn template(&self) -> Option<String> {
+        match self {
+            Keys::One(key) => key.template(),
+            Keys::List(keys) => keys.iter().find_map(Key::template),
+            Keys::Expression(_) => None,
+        }
+    }
+
     pub(crate) fn is_several(&self) -> bool {
         !matches!(self, Keys::One(_))
     }

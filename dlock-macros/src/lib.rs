@@ -1,4 +1,4 @@
-//! The `#[distributed_lock]` attribute of the `dlock` crate.
+//! The attributes of the `dlock` crate: `#[distributed_lock]`, and `#[once]` (`once`, which has the same parts).
 //!
 //! Use it from there, as `dlock::distributed_lock`: what it expands to calls that crate.
 //!
@@ -15,6 +15,7 @@ mod key;
 mod keys;
 mod locked;
 mod names;
+mod once;
 mod options;
 mod suggest;
 mod value;
@@ -293,4 +294,45 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream {
     expand::attribute(options.into(), item.into()).into()
+}
+
+/// Runs an async function once for each key, in a whole fleet: the first call runs the body, and each later one gets the result
+/// that was kept. See [`Once`](struct.Once.html) for what is promised.
+///
+/// ```
+/// # use dlock::{LockClient, NotRun, once};
+/// #[once(key = "welcome:{user}", keep = "30d", client = client)]
+/// async fn welcome(client: &LockClient, user: u64) -> Result<String, NotRun> {
+///     Ok(format!("sent to {user}"))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), NotRun> {
+/// let client = LockClient::connect("memory://").await.map_err(NotRun::from)?;
+/// assert_eq!(welcome(&client, 7).await?, "sent to 7");
+/// assert_eq!(welcome(&client, 7).await?, "sent to 7"); // from the store; nothing was sent
+/// # Ok(()) }
+/// ```
+///
+/// The function returns a `Result` whose value is serialized by serde, and whose error type has `From<dlock::NotRun>`: for the
+/// call that has no result, because another process is at it, or the store failed. The error of the body is returned as it is,
+/// and the next call runs it again.
+///
+/// | option | default | says |
+/// |---|---|---|
+/// | `key = …`, `key(…)` | required | the name of the work, as in `#[distributed_lock]` |
+/// | `client = expr` | the client of `dlock::default_client` | which `LockClient` |
+/// | `keep = "30d"` | 1 day | how long the result is kept |
+/// | `lease = "1m"` | the client's, 30 s | how long a crashed attempt blocks the next one |
+/// | `wait = "3s"` | not at all | how long to wait for the result of another process |
+/// | `attempts = 3` | no bound | how many attempts may fail before the failure is kept |
+/// | `crate = path` | `::dlock` | the `dlock` crate, where it goes by another name |
+///
+/// The arguments are moved into the body. The function keeps its signature.
+///
+/// # Cancel safety
+///
+/// As `Once::run`: dropped in the middle of the body, the claim is given up at once, and the next call runs the body again.
+#[proc_macro_attribute]
+pub fn once(options: TokenStream, item: TokenStream) -> TokenStream {
+    once::attribute(options.into(), item.into()).into()
 }

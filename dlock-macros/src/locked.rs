@@ -92,6 +92,9 @@ impl Locked<'_> {
         if let Some(kind) = &options.kind {
             set.extend(quote_spanned!(site=> .kind(#krate::LockKind::#kind)));
         }
+        if let Some(group) = options.keys.template() {
+            set.extend(quote_spanned!(site=> .group(#group)));
+        }
         if options.prefer_writers {
             set.extend(quote_spanned!(site=> .prefer_writers()));
         }

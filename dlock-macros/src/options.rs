@@ -212,7 +212,7 @@ impl Reader {
 }
 
 /// The input behind the `=`.
-fn equals<'a, 'b>(name: &Ident, input: &'a syn::parse::ParseBuffer<'b>) -> Result<ParseStream<'a>>
+pub(crate) fn equals<'a, 'b>(name: &Ident, input: &'a syn::parse::ParseBuffer<'b>) -> Result<ParseStream<'a>>
 where
     'b: 'a,
 {
@@ -247,7 +247,7 @@ fn unknown(name: &Ident) -> Error {
 }
 
 /// Moves on to where the next option begins.
-fn skip(input: ParseStream<'_>) {
+pub(crate) fn skip(input: ParseStream<'_>) {
     while !input.is_empty() {
         let option_next = input.peek(Token![,])
             && (input.peek3(Token![=]) || input.peek3(token::Paren))

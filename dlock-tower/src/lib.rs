@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`LockLayer`] | handlers that must not run at the same time for one account, order, seat; this page |
 //! | [`IdempotencyLayer`] | clients that send a request again because they got no answer; see [`idempotency`] |
+//! | [`task::TaskLockLayer`] | workers, consumers and RPC, whose requests are no HTTP requests; see [`task`] |
 //! | [`retry::RetryLayer`] | those clients: a key for each operation, kept over its retries; see [`retry`] |
 //!
 //! # A lock per request
@@ -104,6 +105,7 @@
 //! |---|---|---|---|---|
 //! | `urn:dlock:problem:busy` | 423, or [as chosen](LockLayer::busy_status) | `ABORTED` | another holder kept the lock for longer than the wait | try again after `Retry-After`: 1 s, or the remaining time of a fixed lease |
 //! | `urn:dlock:problem:too-many-waiters` | 503 | `UNAVAILABLE` | [`max_waiters`](LockLayer::max_waiters) others wait for it already | try again after `Retry-After`, with growing pauses |
+//! | `urn:dlock:problem:draining` | 503 | `UNAVAILABLE` | the process is about to end and begins nothing new | the same, at another process |
 //! | `urn:dlock:problem:unavailable` | 503 | `UNAVAILABLE` | the lock store does not answer, or the service shuts down | the same |
 //! | `urn:dlock:problem:lost` | 503 | `UNKNOWN` | the lock was lost while the handler ran; the request may have had effects | find out what happened before trying again, or use an idempotency key |
 //! | `urn:dlock:problem:invalid-key` | 400 | `INVALID_ARGUMENT` | the request names nothing that can be locked | correct the request |
@@ -153,7 +155,11 @@
 //! nested routers; `Idempotency` as an extractor. Without it, keys that are made of the path see only what
 //! axum's `nest` left of it.
 //!
+//! `console`: the locks of all processes for the person on call, to mount in an axum app; see `console`.
+//!
 //! `tonic`: the layers around a tonic server, whose body can be read ahead then.
+//!
+//! `once`: `TaskOnceLayer`, for messages that are delivered more than once.
 //!
 //! `metrics`: what the idempotency layer counts, through the `metrics` facade.
 
@@ -161,6 +167,8 @@
 
 mod asker;
 pub mod body;
+#[cfg(feature = "console")]
+pub mod console;
 mod grpc;
 #[cfg(feature = "axum")]
 mod held;
@@ -173,6 +181,7 @@ mod reason;
 mod rejection;
 mod response;
 pub mod retry;
+pub mod task;
 
 #[cfg(feature = "axum")]
 pub use held::HeldLock;
@@ -181,3 +190,4 @@ pub use lock::{LockLayer, LockService, OnLost};
 pub use not_started::NotStarted;
 pub use reason::Reason;
 pub use rejection::Rejection;
+pub use task::{LimitLayer, TaskError, TaskLockLayer};

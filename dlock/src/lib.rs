@@ -108,7 +108,7 @@
 //! | `macros` (default) | `#[distributed_lock]` |
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
-//! | `metrics` | `dlock_acquired_total`, `dlock_acquire_failed_total{reason}`, `dlock_wait_seconds`, `dlock_released_total`, `dlock_release_failed_total`, `dlock_lost_total{reason}` through the `metrics` facade |
+//! | `metrics` | metrics through the `metrics` facade: waits, holds, losses, near misses, requests to the store, by [group](LockOptions::group); [`buckets`] that suit them; `docs/metrics.md` lists them |
 //! | `once` | `LockClient::once`: work that is done once, however many processes ask for it |
 //! | `axum` | `IntoResponse` for [`Error`], as problem+json |
 
@@ -147,12 +147,25 @@ pub mod record {
 
     pub use crate::store::records::*;
 }
+pub mod operations {
+    //! What clients say of themselves, for the person on call: see [`LockClient::active`](crate::LockClient::active) and
+    //! [`LockClient::clients`](crate::LockClient::clients).
+
+    pub use crate::base::report::{
+        ClientReport, HoldReport, Intervention, LossReason, ProcessState, WaitReport,
+    };
+    pub use crate::runtime::emit::events::{HoldEnd, LockEvent, LockEventKind, LockEvents};
+    pub use crate::store::operations::Connection;
+}
+pub use runtime::emit::buckets;
 pub use runtime::scope;
 
 pub use api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, LockClientBuilder};
 pub use api::client::{LockClient, ShutdownReport};
 pub use api::default::{RuntimeDefault, default_client, set_default, set_runtime_default, with_default};
+pub use api::doctor::{Consequence, Diagnosis, Doctor};
 pub use api::guard::LockGuard;
+pub use api::health::Health;
 pub use api::held::Held;
 pub use api::latch::Latch;
 pub use api::leader::{Leader, Term};
@@ -160,7 +173,9 @@ pub use api::lock::Lock;
 pub use api::lost::Lost;
 pub use api::multi::{MultiGuard, MultiLock};
 #[cfg(feature = "once")]
-pub use api::once::{OnFailure, Once, OnceClaim, OnceError, OnceReply};
+pub use api::once::{
+    NotRun, OnFailure, Once, OnceClaim, OnceError, OnceEvery, OnceReply, OnceSlot, SlotReply, Slots,
+};
 pub use api::read_write::RwLock;
 pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 pub use base::error::Error;
@@ -170,6 +185,8 @@ pub use base::kind::LockKind;
 pub use base::problem::Problem;
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;
+#[cfg(all(feature = "macros", feature = "once"))]
+pub use dlock_macros::once;
 pub use runtime::options::{Lease, LockOptions, MAX_AT_ONCE};
 pub use store::credentials::Credentials;
 pub use store::options::DEFAULT_TIMEOUT;

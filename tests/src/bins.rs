@@ -41,6 +41,36 @@ pub fn payment() -> PathBuf {
     find(built, "payment")
 }
 
+/// The example `config`, which has a feature of its own.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn config() -> PathBuf {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build(&["--workspace", "--all-features", "--bin", "config"]));
+    find(built, "config")
+}
+
+/// The example `fleet`, which has a feature of its own.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn fleet() -> PathBuf {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build(&["--workspace", "--all-features", "--bin", "fleet"]));
+    find(built, "fleet")
+}
+
+/// The example `teller`, which has a feature of its own.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn teller() -> PathBuf {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build(&["--workspace", "--all-features", "--bin", "teller"]));
+    find(built, "teller")
+}
+
 /// The `dlock` command, built in the same way.
 ///
 /// # Panics
@@ -128,6 +158,64 @@ pub fn output(mut command: Command, limit: Duration) -> Output {
         .stderr(Stdio::piped());
     let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
     finish(child, &what, limit)
+}
+
+/// An example that runs in the background, with its output in a file; killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    log: NamedTempFile,
+}
+
+impl Running {
+    /// Starts a program of [`example`], or another path.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(program: &Path, args: &[&str]) -> Running {
+        let log = NamedTempFile::new().expect("a file can be made");
+        let output = || log.reopen().expect("the file is there");
+        let mut command = child::command(program);
+        command
+            .args(args)
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(output())
+            .stderr(output());
+        let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+        Running { child, log }
+    }
+
+    /// Kills it with SIGKILL, and waits for its end.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Sends a signal to it.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a pid");
+        signal::kill(Pid::from_raw(pid), signal).expect("it runs");
+    }
+
+    /// Whether it runs.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it has written.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap_or_default()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }
 
 /// Waits until a child has ended whose output has no other reader.

@@ -1,7 +1,7 @@
 //! Certificates for servers that speak TLS, and for their clients.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dlock::LockClientBuilder;
@@ -63,9 +63,14 @@ impl Certificates {
             .client_certificate(certificate, key)
     }
 
+    /// One of its files: `root.pem`, `server.pem` or `server.key`.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
     /// What a server is told of them: names and values of its configuration.
     pub(crate) fn config(&self) -> [(&'static str, PathBuf); 3] {
-        let path = |name: &str| Path::join(self.dir.path(), name);
+        let path = |name: &str| self.file(name);
         [
             ("tls-ca-cert-file", path("root.pem")),
             ("tls-cert-file", path("server.pem")),

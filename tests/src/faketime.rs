@@ -89,3 +89,17 @@ pub(crate) fn preload(command: &mut Command, file: &Path) -> anyhow::Result<()> 
     command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     Ok(())
 }
+
+/// The same by the program `env`, for what another program starts.
+pub(crate) fn preload_by_env(command: &mut Command, file: &Path) -> anyhow::Result<()> {
+    let mut variables = Command::new("env");
+    preload(&mut variables, file)?;
+    command.arg("env");
+    for (name, value) in variables.get_envs() {
+        let mut assignment = name.to_os_string();
+        assignment.push("=");
+        assignment.push(value.unwrap_or_default());
+        command.arg(assignment);
+    }
+    Ok(())
+}

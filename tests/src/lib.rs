@@ -7,6 +7,9 @@
 //! | [`Proxy`] | the network before it: slow, cut, deaf, or losing exactly one reply |
 //! | [`Monitor`] | what the server was asked |
 //! | [`postgres`] | the same of PostgreSQL |
+//! | [`etcd`] | the same of etcd |
+//! | [`zookeeper`] | the same of ZooKeeper |
+//! | [`mysql`] | the same of MariaDB |
 //! | [`child`] | other processes that must die with the tests |
 //! | [`chaos`] | the machine that tries to break it all |
 //! | [`property`] | random sequences of operations, compared with a model |
@@ -18,10 +21,13 @@ pub mod bins;
 mod certificates;
 pub mod chaos;
 pub mod child;
+pub mod curator;
+pub mod etcd;
 mod faketime;
 pub mod faults;
 mod log;
 mod monitor;
+pub mod mysql;
 pub mod permissions;
 mod port;
 pub mod postgres;
@@ -33,9 +39,11 @@ mod resp;
 mod running;
 mod server;
 pub mod soak;
+mod sql_proxy;
 mod store;
 mod topology;
 mod watched;
+pub mod zookeeper;
 
 use std::time::{Duration, Instant};
 
@@ -49,7 +57,7 @@ pub use running::{Ended, Running};
 pub use server::{Flavor, Server, ServerBuilder};
 pub use store::{Shared, Store, is_of_a_step, settle};
 pub use topology::{Cluster, ClusterBuilder, Independent, Replicas, ReplicasBuilder, slot_of};
-pub use watched::{Seen as StepsSeen, Watched};
+pub use watched::{Seen as StepsSeen, Watched, watched};
 
 /// What a lease is shortened by on the side of the holder.
 #[must_use]
@@ -109,6 +117,11 @@ pub struct Readme;
 #[doc = include_str!("../../docs/keys.md")]
 pub struct Keys;
 
+/// The example of the page about the console.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/console.md")]
+pub struct ConsolePage;
+
 /// The examples of the page about layers for HTTP requests.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/http.md")]
@@ -123,6 +136,16 @@ pub struct Redisson;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/urls.md")]
 pub struct Urls;
+
+/// The examples of the page about the doctor.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/doctor.md")]
+pub struct DoctorPage;
+
+/// The examples of the page about deploys.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/kubernetes.md")]
+pub struct Kubernetes;
 
 /// The examples of the page about dlock in tests.
 #[cfg(doctest)]

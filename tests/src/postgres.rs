@@ -27,11 +27,10 @@ use crate::faketime::{self, Clock};
 use crate::port::Port;
 
 mod pooler;
-mod proxy;
-mod wire;
+pub(crate) mod wire;
 
+pub use crate::sql_proxy::{Request, SqlFault as PgFault, SqlProxy as PgProxy};
 pub use pooler::Pooler;
-pub use proxy::{PgFault, PgProxy, Request};
 
 /// How long a server may take to start, to stop, or to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -224,15 +223,7 @@ impl Postgres {
         command.args(["--pdeathsig", "KILL", "--"]);
         if let Some(clock) = self.clock.as_ref().filter(|_| program == "postgres") {
             // Only here: what libfaketime makes as root is of no use to another user.
-            let mut variables = Command::new("env");
-            faketime::preload(&mut variables, clock).expect("the clock was made");
-            command.arg("env");
-            for (name, value) in variables.get_envs() {
-                let mut assignment = name.to_os_string();
-                assignment.push("=");
-                assignment.push(value.unwrap_or_default());
-                command.arg(assignment);
-            }
+            faketime::preload_by_env(&mut command, clock).expect("the clock was made");
         }
         command.arg(self.programs.join(program));
         command.current_dir(self.dir.path());
@@ -483,14 +474,14 @@ pub async fn connect(config: &Config) -> Result<Client, tokio_postgres::Error> {
 }
 
 /// Makes the user to whom the server belongs the owner of a path.
-fn give_away(path: &Path) -> anyhow::Result<()> {
+pub(crate) fn give_away(path: &Path) -> anyhow::Result<()> {
     if is_root() && !Command::new("chown").arg(OWNER).arg(path).status()?.success() {
         bail!("chown to {OWNER} failed");
     }
     Ok(())
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 

@@ -25,11 +25,13 @@ use crate::eventually;
 mod answers;
 mod crowds;
 mod owners;
+mod slots;
 mod times;
 
 pub use answers::*;
 pub use crowds::*;
 pub use owners::*;
+pub use slots::*;
 pub use times::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -199,6 +201,15 @@ macro_rules! record_suite {
             release_that_is_not_awaited_is_done
             a_claim_that_was_given_up_is_ended_by_its_release
             keys_are_told_apart
+            slot_is_claimed_once_and_the_next_one_anew
+            nearest_slot_is_by_the_clock_of_the_store
+            work_of_an_earlier_slot_is_not_overtaken
+            orphan_of_a_slot_is_taken_over_or_left
+            released_slot_is_free_and_stays_known
+            slot_ahead_of_the_clock_is_refused
+            slots_and_other_work_of_one_name_do_not_mix
+            of_many_at_once_one_has_the_slot
+            record_is_seen_and_forgotten
         }
     };
     ($setup:path: $($rule:ident)*) => {

@@ -317,7 +317,9 @@ async fn only_traces(server: &Server) -> bool {
 
 async fn may_stay(server: &Server, key: &str) -> bool {
     let stays = is_fence(key) || key.starts_with("redisson_lock_token:");
-    stays || is_of_a_step(key) && server.ttl(key).await.is_some()
+    // Of a client that was dropped without a shutdown.
+    let is_presence = key.contains("dlock:client:") && server.ttl(key).await.is_some();
+    stays || is_presence || is_of_a_step(key) && server.ttl(key).await.is_some()
 }
 
 /// Whether a key has the last fencing token of a prefix, or of a slot of it.

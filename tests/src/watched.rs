@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::LockKey;
 use dlock::store::Kind;
 use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::{
@@ -12,6 +11,17 @@ use dlock::store::{
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
+use dlock::{LockClient, LockKey};
+
+/// A client with a store that is watched.
+///
+/// # Panics
+/// When the client cannot be built.
+pub async fn watched() -> (Watched, LockClient) {
+    let watched = Watched::new(MemoryStore::new());
+    let client = LockClient::builder().store(watched.clone()).build().await;
+    (watched, client.expect("a client of memory"))
+}
 
 /// Counts the steps of a client, and can keep renewals from being answered.
 #[derive(Debug, Clone)]

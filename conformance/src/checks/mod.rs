@@ -9,6 +9,7 @@ pub mod faults;
 pub mod inspection;
 pub mod kinds;
 pub mod latches;
+pub mod limits;
 pub mod min_hold;
 pub mod names;
 pub mod notifications;

@@ -61,6 +61,8 @@ pub(super) struct Report {
     server_cpu_s: Option<f64>,
     /// Of the server, per pair.
     server_us_per_pair: Option<f64>,
+    /// Of that in scripts, by the server's own count.
+    server_script_us_per_pair: Option<f64>,
     /// The same requests to the service without a layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     bare: Option<Spread>,
@@ -193,6 +195,10 @@ impl Report {
                 .map(|count| count as f64 / pairs as f64)
         };
         let server = around.counters;
+        let per_pair = |seconds: fn(Counters) -> f64| {
+            let server = server.filter(|_| pairs > 0 && plan.workload != Workload::Held)?;
+            Some(seconds(server) * 1e6 / pairs as f64)
+        };
         let spread = |series| sums.times.get(&series).map(Spread::of);
         let (main, bare, replay) = (Spread::of(&times), spread(Series::Bare), spread(Series::Replay));
         Report {
@@ -232,9 +238,8 @@ impl Report {
             server_commands: server.map(|server| server.sent),
             server_commands_in_scripts_too: server.map(|server| server.all),
             server_cpu_s: server.map(|server| server.cpu_s),
-            server_us_per_pair: server
-                .filter(|_| pairs > 0 && plan.workload != Workload::Held)
-                .map(|server| server.cpu_s * 1e6 / pairs as f64),
+            server_us_per_pair: per_pair(|server| server.cpu_s),
+            server_script_us_per_pair: per_pair(|server| server.script_s),
             sums,
             times,
         }
@@ -402,6 +407,7 @@ impl Report {
                 ),
                 None => {
                     row("server's CPU per pair", self.server_us_per_pair.map(time_of));
+                    row("of that in scripts", self.server_script_us_per_pair.map(time_of));
                     row(
                         "commands sent to it",
                         self.server_commands.map(|sent| whole(sent as f64)),

@@ -32,6 +32,9 @@ const SENT_BY_CLIENTS: &[&str] = &[
     "select",
 ];
 
+/// Commands whose time is that of a script.
+const SCRIPTS: &[&str] = &["eval", "evalsha", "fcall"];
+
 /// A connection to the one server of a URL, for `INFO`.
 pub(super) struct Server {
     connection: MultiplexedConnection,
@@ -48,6 +51,8 @@ pub(super) struct Counters {
     pub(super) all: u64,
     /// Seconds of CPU.
     pub(super) cpu_s: f64,
+    /// Seconds in scripts.
+    pub(super) script_s: f64,
 }
 
 impl Counters {
@@ -56,6 +61,7 @@ impl Counters {
             sent: self.sent.saturating_sub(before.sent),
             all: self.all.saturating_sub(before.all),
             cpu_s: self.cpu_s - before.cpu_s,
+            script_s: self.script_s - before.script_s,
         }
     }
 }
@@ -113,6 +119,14 @@ impl Server {
                 SENT_BY_CLIENTS.contains(&command).then(|| calls(line)).flatten()
             })
             .sum();
+        let micros = |name: &&str| -> Option<f64> {
+            let line = info.get(&format!("cmdstat_{name}"))?;
+            line.split(',')
+                .find_map(|part| part.strip_prefix("usec="))?
+                .parse()
+                .ok()
+        };
+        let in_scripts: f64 = SCRIPTS.iter().filter_map(micros).sum();
         let number = |name: &str| info.get(name)?.parse::<f64>().ok();
         // The command itself is counted only after its answer.
         let earlier = before + 2;
@@ -120,6 +134,7 @@ impl Server {
             sent,
             all: (number("total_commands_processed")? as u64).saturating_sub(earlier),
             cpu_s: number("used_cpu_user")? + number("used_cpu_sys")?,
+            script_s: in_scripts / 1e6,
         })
     }
 }

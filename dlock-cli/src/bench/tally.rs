@@ -251,6 +251,7 @@ pub(super) fn kind_of(error: &Error) -> &'static str {
         Error::OutcomeUnknown { .. } => "outcome_unknown",
         Error::Refused { .. } => "refused",
         Error::NotReplicated { .. } => "not_replicated",
+        Error::Draining => "draining",
         Error::ClientClosed => "closed",
         _ => "other",
     }

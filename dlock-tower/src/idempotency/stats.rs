@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident: $metric:literal $(, $label:literal = $value:literal)?;)+) => {
+    ($($(#[$doc:meta])* $name:ident: $metric:literal $(, $label:literal = $value:literal)*;)+) => {
         #[derive(Debug, Default)]
         pub(super) struct Counters {
             $($name: AtomicU64,)+
@@ -13,7 +13,7 @@ macro_rules! counters {
             $(pub(super) fn $name(&self) {
                 self.$name.fetch_add(1, Ordering::Relaxed);
                 #[cfg(feature = "metrics")]
-                metrics::counter!($metric $(, $label => $value)?).increment(1);
+                metrics::counter!($metric $(, $label => $value)*).increment(1);
             })+
 
             pub(super) fn snapshot(&self) -> IdempotencyStats {
@@ -38,7 +38,7 @@ macro_rules! counters {
         pub struct IdempotencyStats {
             $(
                 $(#[$doc])*
-                #[doc = concat!("\n\n`", $metric, "`" $(, "`{", $label, "=\"", $value, "\"}`")?, " in metrics.")]
+                #[doc = concat!("\n\n`", $metric, "`" $(, "`{", $label, "=\"", $value, "\"}`")*, " in metrics.")]
                 pub $name: u64,
             )+
         }
@@ -47,21 +47,21 @@ macro_rules! counters {
 
 counters! {
     /// Requests that claimed their key and ran.
-    claimed: "dlock_idempotency_requests_total", "outcome" = "claimed";
+    claimed: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "ran";
     /// Of those, requests that took over what an earlier attempt had begun.
     taken_over: "dlock_idempotency_taken_over_total";
     /// Requests that were answered by a stored response.
-    replayed: "dlock_idempotency_requests_total", "outcome" = "replayed";
+    replayed: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "replayed";
     /// Requests that were answered by 409 because an equal one was in progress.
-    in_progress: "dlock_idempotency_requests_total", "outcome" = "in_progress";
+    in_progress: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "conflict";
     /// Requests that were answered by 503 because too many handlers run on without their clients.
-    overloaded: "dlock_idempotency_requests_total", "outcome" = "overloaded";
+    overloaded: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "rejected";
     /// Requests that used the key of another one.
-    mismatched: "dlock_idempotency_requests_total", "outcome" = "mismatch";
+    mismatched: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "mismatch";
     /// Requests that were refused, or ran unprotected, because the store could not be reached.
-    unavailable: "dlock_idempotency_requests_total", "outcome" = "unavailable";
+    unavailable: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "unavailable";
     /// Requests whose record could not be read.
-    unreadable: "dlock_idempotency_requests_total", "outcome" = "unreadable";
+    unreadable: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "error";
     /// Handlers whose client went away, and that ran on.
     detached: "dlock_idempotency_detached_total";
     /// Owners that found their claim lost: another attempt may have run as well, and nothing was stored.

@@ -30,12 +30,18 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
     let keys = match found {
         Found::Key(key) => vec![key],
         Found::Keys(keys) => keys,
-        Found::Missing(rejection) => return Err(rejection),
-        Found::PassThrough => return Ok(Admitted { request, hold: None }),
+        Found::Missing(rejection) => {
+            counted("rejected");
+            return Err(rejection);
+        }
+        Found::PassThrough => {
+            counted("passed");
+            return Ok(Admitted { request, hold: None });
+        }
     };
     // Once the lock is held, nothing waits for the client any more.
     let mut request = body.prepare(request).await?;
-    let lock = settings.lock(&client, request.method(), keys);
+    let lock = settings.lock(&client, &request, keys);
     let acquired = if settings.waits() {
         lock.acquire().await
     } else {
@@ -43,6 +49,7 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
     };
     match acquired {
         Ok(guard) => {
+            counted("ran");
             let extensions = request.extensions_mut();
             extensions.insert(guard.held());
             let hold = Hold::new(guard, settings.on_lost);
@@ -53,15 +60,31 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
                 hold: Some(hold),
             })
         }
-        // A client that is shut down is no trouble of the store's: the service is about to end.
+        // A client that drains or is shut down is no trouble of the store's: the service is about to end.
         Err(error)
             if settings.fail_open
                 && error.is_unavailable()
-                && !matches!(error, dlock::Error::ClientClosed) =>
+                && !matches!(error, dlock::Error::ClientClosed | dlock::Error::Draining) =>
         {
             tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
+            counted("unlocked");
             Ok(Admitted { request, hold: None })
         }
-        Err(error) => Err(settings.refusal(error)),
+        Err(error) => {
+            counted(match &error {
+                error if error.is_busy() => "conflict",
+                error if error.is_unavailable() => "unavailable",
+                _ => "rejected",
+            });
+            Err(settings.refusal(error))
+        }
     }
+}
+
+/// Counts a request by what became of it here.
+fn counted(outcome: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("dlock_http_requests_total", "layer" => "lock", "outcome" => outcome).increment(1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = outcome;
 }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
 use dlock::scope::{self, InScope, Scope};
-use dlock::{Held, MultiGuard};
+use dlock::{Error, Held, LockKey, MultiGuard};
 use futures_util::FutureExt;
 use futures_util::future::select_all;
 
@@ -40,7 +40,12 @@ pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
     };
     let guard = hold.guard;
     let key = guard.held().key().clone();
-    match guard.release().await {
+    note_release(&key, guard.release().await);
+}
+
+/// Logs a release that failed: the answer of the work stands all the same.
+pub(crate) fn note_release(key: &LockKey, released: Result<(), Error>) {
+    match released {
         Ok(()) => {}
         Err(error) if error.is_lost() => {
             tracing::debug!(%key, %error, "the lock of a request was lost before its release");

@@ -9,7 +9,7 @@ mod admission;
 mod ahead;
 mod body;
 mod future;
-mod kept;
+pub(crate) mod kept;
 mod layer;
 mod lost;
 mod service;

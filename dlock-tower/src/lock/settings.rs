@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::{Lease, LockClient, LockKey, LockKind, LockOptions, MultiLock};
-use http::{Method, Response, StatusCode};
+use http::{Extensions, Method, Request, Response, StatusCode};
 
 use super::lost::OnLost;
 use crate::asker::{AnswerBody, Asker, Render};
@@ -99,13 +99,15 @@ impl Settings {
     }
 
     /// The locks of a request.
-    pub(super) fn lock(&self, client: &LockClient, method: &Method, keys: Vec<LockKey>) -> MultiLock {
+    pub(super) fn lock<B>(&self, client: &LockClient, request: &Request<B>, keys: Vec<LockKey>) -> MultiLock {
+        let method = request.method();
         let kind = match self.kinds {
             Kinds::All(kind) => kind,
             Kinds::ReadWrite if method.is_safe() => LockKind::Read,
             Kinds::ReadWrite => LockKind::Write,
         };
-        let mut lock = client.multi(keys).kind(kind).options(self.options.clone());
+        let options = grouped(self.options.clone(), request.extensions());
+        let mut lock = client.multi(keys).kind(kind).options(options);
         if self.prefer_writers {
             lock = lock.prefer_writers();
         }
@@ -114,7 +116,7 @@ impl Settings {
 
     /// See [`LockLayer::check`](crate::LockLayer::check).
     pub(super) fn check(&self, client: &LockClient) -> Result<(), InvalidOptions> {
-        let lock = self.lock(client, &Method::GET, vec!["check".into()]);
+        let lock = self.lock(client, &Request::new(()), vec!["check".into()]);
         lock.check().map_err(|error| InvalidOptions(error.to_string()))?;
         let busy = self.busy;
         if !(busy.is_client_error() || busy.is_server_error()) {
@@ -151,6 +153,16 @@ impl Settings {
         };
         asker.answer(rejection, self.render.as_deref())
     }
+}
+
+/// The options with the matched path as the group, as far as there is one.
+fn grouped(options: LockOptions, extensions: &Extensions) -> LockOptions {
+    #[cfg(feature = "axum")]
+    if let Some(path) = extensions.get::<axum::extract::MatchedPath>() {
+        return options.__group_if_none(path.as_str());
+    }
+    let _ = extensions;
+    options
 }
 
 impl fmt::Debug for Settings {

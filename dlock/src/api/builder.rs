@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::runtime::client::{Handle, Settings};
 use crate::runtime::options::{check_duration, check_lease};
+use crate::runtime::presence::Publicity;
 use crate::store::credentials::{Credentials, Provider};
 use crate::store::options::{Common, DEFAULT_MAX_QUEUED, DEFAULT_TIMEOUT, MinReplicas, Tls};
 use crate::store::url::{StoreUrl, Topology};
@@ -57,6 +58,8 @@ pub struct LockClientBuilder {
     max_lease: Option<Duration>,
     trust_fresh: Option<bool>,
     replicas: Option<MinReplicas>,
+    presence: Option<bool>,
+    control: Option<bool>,
 }
 
 impl LockClientBuilder {
@@ -75,8 +78,8 @@ impl LockClientBuilder {
     }
 
     /// Sets the store instead of a URL: a store of your own, or a shared
-    /// [`MemoryStore`](crate::stores::memory::MemoryStore). `timeout`, `prefix` and `service_name` then have no effect;
-    /// such a store has its own.
+    /// [`MemoryStore`](crate::stores::memory::MemoryStore). `timeout` and `prefix` then have no effect; such a
+    /// store has its own.
     pub fn store(self, store: impl Store) -> Self {
         self.shared_store(Arc::new(store))
     }
@@ -123,9 +126,34 @@ impl LockClientBuilder {
         self
     }
 
-    /// The name of this service, shown in the server's list of clients; the program's name by default.
+    /// The name of this service, shown in the server's list of clients and in what this client says
+    /// [of itself](Self::presence); the program's name by default.
     pub fn service_name(mut self, name: impl Into<String>) -> Self {
         self.service_name = Some(name.into());
+        self
+    }
+
+    /// Whether this client writes down who it is, and what it has held or waited for longer than a second: service,
+    /// machine, address, process, version, and of each of the oldest 32 its name, file and line, and
+    /// [note](crate::Lock::note). `false` by default; in a URL `presence=on`.
+    ///
+    /// It is one entry for each client, of at most 16 KiB, written at most once a second and at least every 5 s, which
+    /// goes a minute after the last write, or after two leases. While the client holds and waits for nothing, nothing is written; no acquire or
+    /// release waits for it. It is for the person on call, see [`LockClient::clients`], and no lock depends on it: a
+    /// client that may not write it goes on without.
+    pub fn presence(mut self, presence: bool) -> Self {
+        self.presence = Some(presence);
+        self
+    }
+
+    /// Whether this client answers [`LockClient::ask`]: says what it holds and waits for at that moment, ten times a second
+    /// at most. `false` by default; in a URL `control=on`. It takes a subscription for as long as the client lives, and
+    /// [`presence`](Self::presence).
+    ///
+    /// A question carries no authority: whoever can ask learns what the client would write down anyway, and can do
+    /// nothing to a lock.
+    pub fn control(mut self, control: bool) -> Self {
+        self.control = Some(control);
         self
     }
 
@@ -303,7 +331,14 @@ impl LockClientBuilder {
         let longest = url.as_ref().and_then(StoreUrl::longest_lease);
         let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
         let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
+        let service_name = self.service_name.or_else(|| in_url.name.clone());
+        let service_name = service_name.unwrap_or_else(program_name);
         let mut settings = Settings {
+            publicity: Publicity {
+                service: service_name.clone(),
+                presence: self.presence.or(in_url.presence).unwrap_or(false),
+                answers: self.control.or(in_url.control).unwrap_or(false),
+            },
             lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
             retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),
             timeout,
@@ -346,7 +381,7 @@ impl LockClientBuilder {
                     timeout,
                     max_queued,
                     prefix,
-                    service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
+                    service_name,
                     tls: self.tls,
                     credentials: self.credentials,
                     replicas,
@@ -444,7 +479,8 @@ fn check_prefix(prefix: &str) -> Result<(), Error> {
     }
 }
 
-fn program_name() -> String {
+/// The name of this program; empty if unknown.
+pub(crate) fn program_name() -> String {
     std::env::args_os()
         .next()
         .and_then(|path| {

@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::runtime;
 
 use crate::LockKind;
-use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
+use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, program_name};
 use crate::runtime::client::{Handle, Settings, Shared};
 use crate::runtime::outside::is_outside;
+use crate::runtime::presence::Publicity;
 use crate::store::Capabilities;
 use crate::store::options::DEFAULT_TIMEOUT;
 use crate::store::records::Records;
@@ -97,6 +98,11 @@ impl LockClient {
             lease: DEFAULT_LEASE,
             retry_for: DEFAULT_RETRY_FOR,
             timeout: DEFAULT_TIMEOUT,
+            publicity: Publicity {
+                service: program_name(),
+                presence: false,
+                answers: false,
+            },
         };
         Handle::start(
             Arc::new(store),
@@ -204,8 +210,21 @@ impl LockClient {
         self.handle.shared().waiters.len()
     }
 
-    /// The holder of a lock, as the store sees it; `None` when the lock is free. Of several readers it is one, see
-    /// [`holders`](Self::holders).
+    /// The holder of a lock, as the store sees it, with what its client wrote down about it; `None` when the lock is free.
+    /// Of several readers it is one, see [`holders`](Self::holders).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// # let _guard = client.lock("order:42").note("invoice 42").acquire().await?;
+    /// if let Some(holder) = client.inspect("order:42").await?
+    ///     && let (Some(client), Some(hold)) = (&holder.client, &holder.hold)
+    /// {
+    ///     println!("{} on {} holds it since {:?}", client.service, client.host, hold.held);
+    ///     println!("it was acquired at {}: {:?}", hold.location, hold.note);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -214,17 +233,15 @@ impl LockClient {
         Ok(self.holders(key).await?.into_iter().next())
     }
 
-    /// All holders of a lock, as the store sees them: none, one, or several readers.
+    /// All holders of a lock, as the store sees them, with what their clients wrote down: none, one, or several readers.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn holders(&self, key: impl Into<LockKey>) -> Result<Vec<Holder>, Error> {
         let key = LockKey::new(key)?;
-        self.ask("the inspection of lock", &key, |store| {
-            read(store.inspect(key.clone()))
-        })
-        .await
+        let holders = read(self.handle.shared().holders(key.clone())).await;
+        holders.map_err(|error| error.into_error("the inspection of lock", &key))
     }
 
     /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store scans all of its keys
@@ -236,7 +253,7 @@ impl LockClient {
     pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
         let key = LockKey::raw(format!("{prefix}*"));
         let mut found = self
-            .ask("the list of locks", &key, |store| {
+            .step("the list of locks", &key, |store| {
                 read(store.list(prefix.to_owned()))
             })
             .await?;
@@ -253,7 +270,7 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<bool, Error> {
         let key = LockKey::new(key)?;
-        self.ask("the forced release of lock", &key, |store| {
+        self.step("the forced release of lock", &key, |store| {
             store.force_release(key.clone())
         })
         .await
@@ -276,7 +293,7 @@ impl LockClient {
             })
     }
 
-    async fn ask<T, F>(
+    async fn step<T, F>(
         &self,
         what: &str,
         key: &LockKey,
@@ -336,6 +353,7 @@ impl LockClient {
             .await
             .is_ok();
         if drained {
+            shared.leave_presence().await;
             shared.finished.cancel();
         }
         // An undo is given up when its lease is over by our clock: what was late on its way there ends a little later.

@@ -4,11 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use tokio_util::sync::CancellationToken;
 
 use crate::HoldState;
 use crate::api::methods::hold_methods;
+use crate::base::report::{Intervention, LossReason};
 use crate::runtime::grants::Grant;
 use crate::runtime::members::{Holds, Members};
 use crate::store::{Bind, BoundGrant};
@@ -79,6 +82,9 @@ impl Held {
         check,
         lost,
         ensure,
+        note,
+        revoked,
+        why_lost,
     }
 
     pub(crate) fn over(&self) -> CancellationToken {
@@ -183,6 +189,29 @@ pub(crate) async fn ensure(grants: &[Arc<Grant>], at_least: Duration) -> Result<
     // Also if one was lost while another one was asked for.
     check(grants)?;
     outcomes.into_iter().collect()
+}
+
+/// Why the first of them that is lost was lost.
+pub(crate) async fn why_lost(grants: Vec<Arc<Grant>>) -> Option<LossReason> {
+    let (grant, loss) = first_loss(&grants)?;
+    match (loss, grant.client().upgrade()) {
+        (Loss::Gone, Some(client)) => Some(client.why_gone(grant).await),
+        _ => Some(grant.why_lost(loss)),
+    }
+}
+
+/// When the first of them is asked to stop, or none is held any more.
+pub(crate) async fn revoked(grants: Vec<Arc<Grant>>) -> Option<Intervention> {
+    let each = grants
+        .into_iter()
+        .map(|grant| async move { grant.revoked().await });
+    let mut each: FuturesUnordered<_> = each.collect();
+    while let Some(revoked) = each.next().await {
+        if revoked.is_some() {
+            return revoked;
+        }
+    }
+    None
 }
 
 async fn ensure_one(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use crate::runtime::client::Handle;
 use futures_util::TryFutureExt;
 
 use crate::LockKind;
+use crate::base::report::shortened;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::options::{LockOptions, Options};
 use crate::{Error, Held, LockKey};
@@ -85,6 +86,7 @@ impl Lock {
         /// and only to waiters that ask for the same lease and no `min_hold`. A fair lock goes only to waiters that are
         /// next in the order of arrival over all processes.
         local_handoffs,
+        group,
     }
 
     pub(crate) fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Lock {
@@ -96,6 +98,14 @@ impl Lock {
     /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Off by default.
     pub fn prefer_writers(mut self) -> Lock {
         self.options.prefer_writers = true;
+        self
+    }
+
+    /// What this acquisition is for, for the person on call: shown with the hold, and while it is waited for, by
+    /// [`LockClient::inspect`](crate::LockClient::inspect) and the command `dlock show`. At most 200 characters; none by
+    /// default. It is written to the store as it stands: leave secrets out.
+    pub fn note(mut self, note: impl AsRef<str>) -> Lock {
+        self.options.note = Some(shortened(note.as_ref()).into());
         self
     }
 
@@ -159,6 +169,7 @@ impl Lock {
             key: self.key.clone(),
             options: self.options.clone(),
             once,
+            nested: false,
             by,
         }
     }

@@ -137,3 +137,73 @@ impl<E: From<Error>> HoldsLockError for E {
         error.into()
     }
 }
+
+/// What `#[once]` calls.
+#[cfg(feature = "once")]
+mod once {
+    use crate::{LockClient, LockKey, NotRun, OnFailure, Once, OnceError, OnceReply};
+
+    /// The work that a function does once; the options follow.
+    pub fn once(client: LockClient, key: LockKey) -> Once {
+        client.once(key)
+    }
+
+    /// So many attempts. None, or more than there can be, is an error of the call.
+    #[must_use]
+    pub fn attempts(count: usize) -> OnFailure {
+        OnFailure::AtMost(u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    /// Return types of functions that run once.
+    #[diagnostic::on_unimplemented(
+        message = "a function with `#[once]` cannot return `{Self}`",
+        label = "has no place for a `dlock::NotRun`",
+        note = "return a `Result` whose error type has `From<dlock::NotRun>`, which says why there is no result"
+    )]
+    pub trait OnceOutput {
+        /// The value of the function.
+        type Value;
+        /// Its error.
+        type Error;
+        /// The return value for what came of the call.
+        fn of_once(ran: Result<OnceReply<Self::Value>, OnceError<Self::Error>>) -> Self;
+    }
+
+    impl<T, E: HoldsNotRun> OnceOutput for Result<T, E> {
+        type Value = T;
+        type Error = E;
+        fn of_once(ran: Result<OnceReply<T>, OnceError<E>>) -> Self {
+            match ran {
+                Ok(OnceReply::Ran(value) | OnceReply::Earlier(value) | OnceReply::Unrecorded(value, _)) => {
+                    Ok(value)
+                }
+                Ok(OnceReply::Elsewhere { attempt, remaining }) => {
+                    Err(E::hold(NotRun::Elsewhere { attempt, remaining }))
+                }
+                Err(OnceError::Work(error)) => Err(error),
+                Err(error) => Err(E::hold(NotRun::of(error))),
+            }
+        }
+    }
+
+    /// Error types that can say that a function did not run: those with `From<dlock::NotRun>`.
+    #[diagnostic::on_unimplemented(
+        message = "the error type `{Self}` of a function with `#[once]` cannot hold a `dlock::NotRun`",
+        label = "`{Self}` has no `From<dlock::NotRun>`",
+        note = "implement `From<dlock::NotRun>` for `{Self}`"
+    )]
+    pub trait HoldsNotRun {
+        /// The error as this type.
+        fn hold(error: NotRun) -> Self;
+    }
+
+    #[diagnostic::do_not_recommend]
+    impl<E: From<NotRun>> HoldsNotRun for E {
+        fn hold(error: NotRun) -> Self {
+            error.into()
+        }
+    }
+}
+
+#[cfg(feature = "once")]
+pub use self::once::{HoldsNotRun, OnceOutput, attempts, once};

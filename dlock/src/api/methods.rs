@@ -139,6 +139,49 @@ macro_rules! hold_methods {
             crate::api::held::ensure(crate::api::held::View::grants(self), at_least).await
         }
     };
+    (@note $(#[$more:meta])*) => {
+        /// Says what it is held for, for the person on call, see [`Lock::note`](crate::Lock::note): in place of what was
+        /// said before.
+        ///
+        $(#[$more])*
+        pub fn note(&self, note: impl AsRef<str>) {
+            let note: std::sync::Arc<str> = crate::base::report::shortened(note.as_ref()).into();
+            for grant in crate::api::held::View::grants(self) {
+                grant.set_note(Some(note.clone()));
+            }
+        }
+    };
+    (@revoked $(#[$more:meta])*) => {
+        /// Waits until the holder is asked to stop, by [`LockClient::revoke`](crate::LockClient::revoke), and returns by
+        /// whom and why; `None` once it is not held any more. The lock stays held: finish soon, and release it.
+        ///
+        $(#[$more])*
+        ///
+        /// # Cancel safety
+        ///
+        /// Cancel safe.
+        pub fn revoked(
+            &self,
+        ) -> impl Future<Output = Option<crate::operations::Intervention>> + Send + 'static {
+            crate::api::held::revoked(crate::api::held::View::grants(self).to_vec())
+        }
+    };
+    (@why_lost $(#[$more:meta])*) => {
+        /// Why it was lost, as far as this process and the store can tell: also by whom it was broken, and for which reason.
+        /// `None` while it is held. Where the store no longer has the hold, it asks the store, for at most the client's
+        /// timeout.
+        ///
+        $(#[$more])*
+        ///
+        /// # Cancel safety
+        ///
+        /// Cancel safe.
+        pub fn why_lost(
+            &self,
+        ) -> impl Future<Output = Option<crate::operations::LossReason>> + Send + 'static {
+            crate::api::held::why_lost(crate::api::held::View::grants(self).to_vec())
+        }
+    };
     (@held $(#[$more:meta])*) => {
         /// A view of this hold: cloneable, without keeping anything alive.
         ///

@@ -4,7 +4,9 @@ pub(crate) mod builder;
 pub(crate) mod client;
 pub(crate) mod counter;
 pub(crate) mod default;
+pub(crate) mod doctor;
 pub(crate) mod guard;
+pub(crate) mod health;
 pub(crate) mod held;
 pub(crate) mod latch;
 pub(crate) mod leader;
@@ -15,6 +17,7 @@ pub(crate) mod methods;
 pub(crate) mod multi;
 #[cfg(feature = "once")]
 pub(crate) mod once;
+pub(crate) mod operations;
 pub(crate) mod options;
 pub(crate) mod read_write;
 pub(crate) mod run;

@@ -70,6 +70,15 @@ macro_rules! option_methods {
             self.with(|options| options.max_waiters(max_waiters))
         }
     };
+    (@group $(#[$more:meta])*) => {
+        /// The group by which metrics tell locks apart, as in `order:{order_id}`: the kind of work, and never the name of
+        /// a lock. See [`LockOptions::group`](crate::LockOptions::group).
+        ///
+        $(#[$more])*
+        pub fn group(self, group: &'static str) -> Self {
+            self.with(|options| options.group(group))
+        }
+    };
     (@local_handoffs $(#[$more:meta])*) => {
         /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
         /// default, and 0 sends every release to the store.

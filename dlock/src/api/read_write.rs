@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use crate::LockKind;
 use crate::api::guard::{LockGuard, finish};
-use crate::runtime::acquire::{self, AcquireCall};
+use crate::runtime::acquire::{self, AcquireCall, Begun};
 use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::scope::Scope;
 use crate::store::Kind;
@@ -121,9 +121,12 @@ impl LockGuard {
     pub fn downgrade(self) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static {
         let by = Location::caller();
         async move {
-            let (started, scope) = acquire::begin().await;
+            let shared = self.hold().handle().shared();
+            let series = shared.meter.series(self.grant().group, Kind::Read);
+            let begun = Begun::of(shared, series, Kind::Read, std::slice::from_ref(self.key()));
+            let scope = acquire::begin().await;
             let reading = self.reads_on(by, &scope).await;
-            let reading = acquire::told(reading, started, self.key())?;
+            let reading = begun.told(reading, self.key())?;
             finish(self).await;
             Ok(reading)
         }
@@ -147,6 +150,7 @@ impl LockGuard {
                     false => Lease::Fixed(write.remaining()),
                 }),
                 max_hold: write.max_hold_left(),
+                group: write.group,
                 ..LockOptions::new()
             },
             ..Options::default()
@@ -156,6 +160,7 @@ impl LockGuard {
             key: write.key.clone(),
             options,
             once: false,
+            nested: true,
             by,
         };
         let handle = self.hold().handle();

@@ -32,6 +32,24 @@ pub(crate) fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// The time since the Unix epoch at this instant, by a clock that goes as leases do: it stands still where the clock is
+/// paused, and no one sets it.
+#[cfg(not(dlock_sim))]
+pub(crate) fn wall_at(now: Instant) -> Duration {
+    static BEGUN: OnceLock<(std::time::Instant, Duration)> = OnceLock::new();
+    let now = now.into_std();
+    let (begun, wall) = *BEGUN.get_or_init(|| (now, wall()));
+    match now.checked_duration_since(begun) {
+        Some(since) => wall + since,
+        None => wall.saturating_sub(begun - now),
+    }
+}
+
+#[cfg(dlock_sim)]
+pub(crate) fn wall_at(_now: Instant) -> Duration {
+    wall()
+}
+
 #[cfg(dlock_sim)]
 pub(crate) use crate::base::sim::{origin, suspended, wall};
 

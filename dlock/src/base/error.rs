@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::base::cause::Cause;
 use crate::base::hold_state::Loss;
+use crate::base::holder::Holder;
 use crate::base::kind::Kind;
 use crate::{LockKey, Problem};
 
@@ -59,6 +60,8 @@ pub enum Error {
         /// More about the last reply, where the store has more to tell: what each server of a quorum replied, or which open
         /// transaction has the lock on PostgreSQL.
         votes: Option<Arc<str>>,
+        /// The holder, where it was looked up, see [`holder`](Error::holder).
+        holder: Option<Arc<Holder>>,
     },
 
     /// The lock was held and is lost. A caller with this error must not go on with the work.
@@ -175,6 +178,11 @@ pub enum Error {
     #[error("the lock client is shut down")]
     ClientClosed,
 
+    /// The client drains, see [`LockClient::drain`](crate::LockClient::drain), and this was an outermost acquire. Nothing
+    /// was acquired; another process may serve the request.
+    #[error("the lock client is draining: this process begins nothing new, try another one")]
+    Draining,
+
     /// More permits were to be removed than there are. Nothing was changed.
     #[error("semaphore \"{key}\" has {total} permits in all: no more can be taken away")]
     #[non_exhaustive]
@@ -277,6 +285,40 @@ impl Error {
         }
     }
 
+    /// The code of the error, such as `E0001`, the same in all versions: `dlock explain E0001` says what causes it and
+    /// what helps.
+    ///
+    /// ```
+    /// assert_eq!(dlock::Error::ClientClosed.code(), "E0011");
+    /// ```
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::NotAcquired { .. } => "E0001",
+            Error::Lost { .. } => "E0002",
+            Error::WouldDeadlock { .. } => "E0003",
+            Error::TooManyWaiters { .. } => "E0004",
+            Error::Unreachable { .. } => "E0005",
+            Error::OutcomeUnknown { .. } => "E0006",
+            Error::Refused { .. } => "E0007",
+            Error::NotReplicated { .. } => "E0008",
+            Error::NotHeld { .. } => "E0009",
+            Error::NotReleased { .. } => "E0010",
+            Error::ClientClosed => "E0011",
+            Error::TooFewPermits { .. } => "E0012",
+            Error::NoPermitsSet { .. } => "E0013",
+            Error::LatchOpen { .. } => "E0014",
+            Error::InvalidKey { .. } => "E0015",
+            Error::InvalidOption { .. } => "E0016",
+            Error::InvalidUrl { .. } => "E0017",
+            Error::KeyTaken { .. } => "E0018",
+            Error::Unsupported { .. } => "E0019",
+            Error::NoDefaultClient => "E0020",
+            Error::DefaultClientSet => "E0021",
+            Error::Draining => "E0022",
+        }
+    }
+
     /// Whether the lock is simply held by another client: trying again later may succeed.
     #[must_use]
     pub fn is_busy(&self) -> bool {
@@ -302,9 +344,29 @@ impl Error {
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. }
             | Error::NotReplicated { .. }
+            | Error::Draining
             | Error::ClientClosed => true,
             Error::NotReleased { failures } => failures.iter().any(Error::is_unavailable),
             _ => false,
+        }
+    }
+
+    /// The holder that was in the way of an acquire, where a wait of more than a second had the time to look it up: at
+    /// most once a second for each client, and never for `try_acquire`. It is for logs and for the person on call, and
+    /// not part of the message, which may go to strangers.
+    ///
+    /// ```
+    /// # fn log(error: &dlock::Error) {
+    /// if let Some(client) = error.holder().and_then(|holder| holder.client.as_ref()) {
+    ///     eprintln!("{error}: {} on {}", client.service, client.host);
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        match self {
+            Error::NotAcquired { holder, .. } => holder.as_deref(),
+            _ => None,
         }
     }
 
@@ -319,6 +381,7 @@ impl Error {
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. }
             | Error::NotReplicated { .. }
+            | Error::Draining
             | Error::ClientClosed => Some(SOON),
             _ => None,
         }

@@ -218,7 +218,7 @@ impl Kind {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Mutex => "lock",
             Kind::Fair => "fair",

@@ -6,12 +6,14 @@ pub(crate) mod chance;
 pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod hold_state;
+pub(crate) mod holder;
 pub(crate) mod int_hash;
 pub(crate) mod key;
 pub(crate) mod kind;
 pub(crate) mod lock_id;
 pub(crate) mod moment;
 pub(crate) mod problem;
+pub(crate) mod report;
 pub mod request;
 #[cfg(dlock_sim)]
 pub(crate) mod sim;

@@ -54,6 +54,11 @@ impl From<&Error> for Problem {
                 "Too many requests wait for the same thing",
             ),
             error if error.is_lost() => (503, "urn:dlock:problem:lost", "The lock was lost during the work"),
+            Error::Draining => (
+                503,
+                "urn:dlock:problem:draining",
+                "This process begins nothing new",
+            ),
             error if error.is_unavailable() => (
                 503,
                 "urn:dlock:problem:unavailable",
@@ -85,7 +90,9 @@ impl From<&Error> for Problem {
                 .next()
                 .unwrap_or_default()
                 .to_owned(),
-            503 if error.is_unavailable() => "the lock store does not answer; try again".to_owned(),
+            503 if error.is_unavailable() && !matches!(error, Error::Draining) => {
+                "the lock store does not answer; try again".to_owned()
+            }
             _ => error.to_string(),
         };
         Problem {

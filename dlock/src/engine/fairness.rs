@@ -8,10 +8,12 @@
 //! vain (the clients are stopped, slow, or gone without a word) the process yields ever more rarely.
 
 mod history;
+mod yielding;
 
 use std::time::Duration;
 
 pub(crate) use self::history::YieldHistory;
+pub(crate) use self::yielding::{YieldEvent, YieldStep, Yielded, Yielding};
 use crate::base::moment::Moment;
 use crate::engine::timing;
 
@@ -71,11 +73,6 @@ impl PendingYield {
             patience: timing::yield_to_next(round_trip),
             is_due: false,
         })
-    }
-
-    /// For how long the first of the others is waited for.
-    pub(crate) fn left(&self, now: Moment) -> Duration {
-        self.until.since(now)
     }
 
     /// The first of the others.
@@ -196,8 +193,7 @@ mod tests {
                 notifications.map(|count| count + 2)
             );
             // Four round trips of 4 ms.
-            assert_eq!((pending.left(START + ms(4)), pending.patience), (ms(16), ms(16)));
-            assert_eq!(pending.left(START + ms(20)), Duration::ZERO);
+            assert_eq!((pending.until, pending.patience), (START + ms(20), ms(16)));
         }
     }
 
@@ -209,7 +205,7 @@ mod tests {
             others_here: false,
         };
         let pending = PendingYield::after(release, Some(3), START).unwrap();
-        assert_eq!((pending.left(START), pending.patience), (ms(10), ms(2)));
+        assert_eq!((pending.until, pending.patience), (START + ms(10), ms(2)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The requests of a client that have no reply yet, and which of them the log has to tell of.
+//! The requests of a client that have no reply yet, and which requests the log has to warn of.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) struct Unanswered<K> {
     /// In the order in which they were sent.
     requests: BTreeMap<u64, (Moment, K)>,
     next: u64,
-    /// Whether somebody waits for the next moment at which one is to be told of.
+    /// Whether a task sleeps until the next warning is due.
     is_watched: bool,
 }
 
@@ -34,7 +34,7 @@ impl<K> Unanswered<K> {
         }
     }
 
-    /// A request was sent. Returns its number, and whether somebody has to begin to [watch](Self::next_due).
+    /// A request was sent. Returns its number, and whether a task has to begin to [watch](Self::next_due).
     pub(crate) fn sent(&mut self, of: K, now: Moment) -> (u64, bool) {
         let number = self.next;
         self.next += 1;

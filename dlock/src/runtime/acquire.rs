@@ -8,13 +8,13 @@ mod position;
 mod reenter;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 pub(crate) use self::call::AcquireCall;
 use self::head::HeadOutcome;
-use crate::Error;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
@@ -23,40 +23,126 @@ use crate::engine::acquire::{Next, Report, Rules, Step};
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::timing;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
+use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::events::Of;
+use crate::runtime::emit::meter::Series;
+use crate::runtime::grants::Issuer;
 use crate::runtime::hold::Hold;
 use crate::runtime::scope::{self, Scope};
 use crate::runtime::waiters::{Delivered, JoinAt, QueueHead};
-use crate::store::{Announce, Kind, StoreError, Watch};
+use crate::runtime::waits::{Waiting, WaitingCall};
+use crate::store::{Announce, Kind, StoreError};
+use crate::{Error, LockKey};
 
-/// Begins every acquire: returns the moment, and the frame of the caller.
-pub(crate) async fn begin() -> (Instant, Scope) {
-    let started = clock::now();
+/// An acquire that has begun. Dropped before its outcome is [told](Self::told), it was cancelled.
+pub(crate) struct Begun {
+    pub(crate) started: Instant,
+    series: Series,
+    /// What it is about, where somebody listens.
+    heard: Option<Box<Heard>>,
+    is_told: bool,
+}
+
+struct Heard {
+    issuer: Arc<Issuer>,
+    kind: Kind,
+    keys: Vec<LockKey>,
+}
+
+impl Heard {
+    fn of(&self) -> Vec<Of<'_>> {
+        let of = |key| Of {
+            listeners: &self.issuer.listeners,
+            key,
+            kind: self.kind,
+            grant: None,
+        };
+        self.keys.iter().map(of).collect()
+    }
+}
+
+/// Begins every acquire, at its first poll: returns the frame of the caller.
+pub(crate) async fn begin() -> Scope {
     // The asking frame is the one at the first poll.
     let scope = scope::current();
     // On memory nothing else here ever yields.
     tokio::task::consume_budget().await;
-    (started, scope)
+    scope
 }
 
-/// Ends every acquire: reports its outcome.
-pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl Debug) -> Result<T, Error> {
-    let event = match &outcome {
-        Ok(_) => Event::Acquired {
-            waited: clock::now().saturating_duration_since(started),
-        },
-        Err(error) => Event::NotAcquired { lock: what, error },
-    };
-    event.emit();
-    outcome
+impl Begun {
+    /// An acquire that begins now.
+    pub(crate) fn new(call: &AcquireCall, keys: &[LockKey]) -> Begun {
+        Begun::of(call.handle.shared(), call.series(), call.options.kind, keys)
+    }
+
+    /// The same of locks of this kind.
+    pub(crate) fn of(shared: &Shared, series: Series, kind: Kind, keys: &[LockKey]) -> Begun {
+        let started = clock::now();
+        Event::AcquireBegins { series: &series }.emit();
+        let issuer = &shared.issuer;
+        let heard = issuer.listeners.is_heard().then(|| {
+            Box::new(Heard {
+                issuer: issuer.clone(),
+                kind,
+                keys: keys.to_vec(),
+            })
+        });
+        Begun {
+            started,
+            series,
+            heard,
+            is_told: false,
+        }
+    }
+
+    /// Ends every acquire: reports its outcome.
+    pub(crate) fn told<T>(mut self, outcome: Result<T, Error>, what: &impl Debug) -> Result<T, Error> {
+        self.is_told = true;
+        let of = self.heard.as_deref().map_or_else(Vec::new, Heard::of);
+        let (series, of, waited) = (&self.series, of.as_slice(), self.waited());
+        let event = match &outcome {
+            Ok(_) => Event::Acquired { series, of, waited },
+            Err(error) => Event::NotAcquired {
+                series,
+                of,
+                waited,
+                lock: what,
+                error,
+            },
+        };
+        event.emit();
+        outcome
+    }
+
+    fn waited(&self) -> Duration {
+        clock::now().saturating_duration_since(self.started)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.is_told {
+            let of = self.heard.as_deref().map_or_else(Vec::new, Heard::of);
+            let (series, of, waited) = (&self.series, of.as_slice(), self.waited());
+            Event::AcquireDropped { series, of, waited }.emit();
+        }
+    }
 }
 
 impl AcquireCall {
-    pub(crate) fn run(self) -> impl Future<Output = Result<Hold, Error>> + Send + use<> {
+    pub(crate) fn run(mut self) -> impl Future<Output = Result<Hold, Error>> + Send + use<> {
         let handle = self.handle.clone();
         handle.with_timers(async move {
-            let (started, scope) = begin().await;
-            told(self.go(started, &scope).await, started, &self.key)
+            let begun = Begun::new(&self, std::slice::from_ref(&self.key));
+            let scope = begin().await;
+            self.nested = scope.is_inside(self.handle.shared());
+            let outcome = self.go(begun.started, &scope).await;
+            if let (Ok(hold), Some(_)) = (&outcome, &self.options.note) {
+                hold.grant().set_note(self.options.note.clone());
+            }
+            begun.told(outcome, &self.key)
         })
     }
 
@@ -67,6 +153,7 @@ impl AcquireCall {
             target: self,
             started,
             until: self.until(started),
+            waiting: Waiting::default(),
         };
         // Two permits are two, also in one frame.
         if !self.options.kind.is_permits()
@@ -74,8 +161,8 @@ impl AcquireCall {
         {
             return Ok(guard);
         }
-        if self.handle.shared().closing.is_cancelled() {
-            return Err(Error::ClientClosed);
+        if self.ending().is_cancelled() {
+            return Err(self.ended());
         }
         if self.once {
             return match self
@@ -115,11 +202,35 @@ pub(crate) struct Wait<'a, G> {
     pub(crate) target: &'a G,
     pub(crate) started: Instant,
     pub(crate) until: Option<Instant>,
+    /// Set once it really waits.
+    pub(crate) waiting: Waiting,
 }
 
 impl<G: AcquireTarget> Wait<'_, G> {
     pub(crate) fn not_acquired(&self, remaining: Option<Duration>) -> Error {
-        self.call.not_acquired(self.started, remaining)
+        self.call
+            .not_acquired(self.started, remaining, self.waiting.holder())
+    }
+
+    /// From now on the call is among those that wait.
+    fn begins_to_wait(&self) {
+        self.waiting.begin(|| {
+            let AcquireCall {
+                handle,
+                key,
+                options,
+                by,
+                ..
+            } = self.call;
+            let call = WaitingCall::new(
+                options.kind,
+                key,
+                Moment::of(self.started),
+                by,
+                options.note.clone(),
+            );
+            (handle.shared().waits.clone(), call)
+        });
     }
 
     /// When the wait is over.
@@ -160,7 +271,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             biased;
             outcome = outcome => outcome,
             () = self.over() => return Err(self.gave_up(evidence, true)),
-            () = self.call.handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
+            () = self.call.ending().cancelled() => return Err(self.call.ended()),
         };
         match outcome {
             Ok(AttemptOutcome::Got(got)) => return Ok(Some(got)),
@@ -189,11 +300,6 @@ impl<G: AcquireTarget> Wait<'_, G> {
         self.call.handle.shared().settings.retry_for
     }
 
-    /// When the patience with a failing store is over.
-    async fn patience_ends(&self, evidence: &Evidence) {
-        sleep_until(evidence.patience_ends(self.patience()).map(Moment::instant)).await;
-    }
-
     /// Waits to be the queue head of this process, then at the store, or until the lock is handed off here.
     pub(crate) async fn in_local_queue(&self, evidence: &mut Evidence) -> Result<G::Got, Error> {
         let AcquireCall {
@@ -208,11 +314,14 @@ impl<G: AcquireTarget> Wait<'_, G> {
         loop {
             let handoff_terms = self.target.handoff_terms();
             let entry = shared.waiters.join(options.kind, key, at, handoff_terms, by)?;
+            if entry.has_waited() {
+                self.begins_to_wait();
+            }
             let queued = {
                 let waits = std::pin::pin!(async {
                     let delivered = tokio::select! {
                         biased;
-                        () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                        () = self.call.ending().cancelled() => return Err(self.call.ended()),
                         delivered = entry.delivered() => delivered?,
                         () = self.over() => {
                             evidence.learn(entry.evidence(), Moment::of(self.started));
@@ -282,7 +391,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     fn reported(&self, step: Step) -> Error {
         match step.next {
             Next::Report(Report::GaveUp(verdict)) => self.verdict(verdict),
-            _ => Error::ClientClosed,
+            _ => self.call.ended(),
         }
     }
 
@@ -297,17 +406,6 @@ impl<G: AcquireTarget> Wait<'_, G> {
             Verdict::NotAcquired { remaining } => self.not_acquired(remaining),
             Verdict::Failed(error) => self.call.failed(error),
         }
-    }
-}
-
-/// The next notification; returns how many there have been.
-async fn changed(watch: &mut Option<Watch>) -> u64 {
-    match watch {
-        Some(watch) => {
-            watch.changed().await;
-            watch.count()
-        }
-        None => std::future::pending().await,
     }
 }
 

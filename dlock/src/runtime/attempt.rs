@@ -16,6 +16,7 @@ use crate::engine::handoff::{self, HandoffBudget, HandoffTerms};
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::client::Handle;
 use crate::runtime::grants::{Grant, Granted};
+use crate::runtime::group::Group;
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::options::LockOptions;
@@ -83,6 +84,7 @@ pub(crate) struct AcquireAttempt {
     max_hold: Option<Duration>,
     min_hold: Option<Duration>,
     handoffs: u32,
+    group: Group,
     by: &'static Location<'static>,
     nested_read: Option<Arc<NestedRead>>,
 }
@@ -115,6 +117,7 @@ impl AcquireAttempt {
                 false => handoff::tokens(handoffs, handed),
             },
             permits: call.options.permits.and_then(|permits| permits.total),
+            limit: call.options.permits.and_then(|permits| permits.limit),
             amount: call.amount(),
             ..AcquireRequest::new(kind, call.key.clone(), grant, first_lease)
         };
@@ -127,6 +130,7 @@ impl AcquireAttempt {
             max_hold,
             min_hold,
             handoffs,
+            group: call.options.lock.group,
             by: call.by,
             nested_read: None,
         }
@@ -221,6 +225,8 @@ impl AcquireAttempt {
         // When the reply came.
         let now = clock::now();
         let what = Granted {
+            group: self.group,
+            series: shared.meter.series(self.group, request.kind),
             kind: request.kind,
             amount: request.amount,
             key: request.key,

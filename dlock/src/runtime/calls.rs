@@ -3,11 +3,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::LockKey;
 use crate::base::clock;
@@ -15,8 +17,10 @@ use crate::base::moment::Moment;
 use crate::engine::unanswered::Unanswered;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::meter::Operation;
 use crate::store::{
-    self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, StoreError, StoreFuture, Watch,
+    self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Reason, StoreError, StoreFuture,
+    Watch,
 };
 
 impl Shared {
@@ -63,13 +67,18 @@ pub(crate) fn panicked(key: &LockKey) -> StoreError {
 /// A step that is on its way, for a caller that knows its key.
 pub(crate) struct StoreCall<T> {
     step: StoreFuture<T>,
+    sent: Instant,
     /// Once it was found to have no reply yet: a store at hand costs nothing here.
     noted: Option<Noted>,
 }
 
 impl<T> StoreCall<T> {
     pub(crate) fn new(step: StoreFuture<T>) -> StoreCall<T> {
-        StoreCall { step, noted: None }
+        StoreCall {
+            step,
+            sent: clock::now(),
+            noted: None,
+        }
     }
 
     /// Polls the step; not to be polled again after its reply.
@@ -81,6 +90,8 @@ impl<T> StoreCall<T> {
     ) -> Poll<Result<T, StoreError>> {
         match catch_unwind(AssertUnwindSafe(|| self.step.as_mut().poll(cx))) {
             Ok(Poll::Ready(reply)) => {
+                shared.calls.ended(&reply);
+                (shared.meter).request_ended(Operation::Acquire, &reply, self.sent);
                 self.noted = None;
                 Poll::Ready(reply)
             }
@@ -102,6 +113,8 @@ impl<T> StoreCall<T> {
 pub(crate) struct Calls {
     unanswered: Mutex<Unanswered<LockKey>>,
     begins: Notify,
+    /// The moment of the last reply, in nanoseconds; zero before the first.
+    replied: AtomicU64,
 }
 
 impl Calls {
@@ -109,6 +122,26 @@ impl Calls {
         Calls {
             unanswered: Mutex::new(Unanswered::new(told_after)),
             begins: Notify::new(),
+            replied: AtomicU64::new(0),
+        }
+    }
+
+    /// A step has ended like this.
+    pub(crate) fn ended<T>(&self, outcome: &Result<T, StoreError>) {
+        let is_reply = match outcome {
+            Ok(_) => true,
+            Err(error) => !matches!(error.reason, Reason::Unreachable | Reason::Closed),
+        };
+        if is_reply {
+            self.replied.store(Moment::now().as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// How long ago the store last replied.
+    pub(crate) fn since_reply(&self) -> Option<Duration> {
+        match self.replied.load(Ordering::Relaxed) {
+            0 => None,
+            replied => Some(Moment::now().since(Moment::from_nanos(replied))),
         }
     }
 

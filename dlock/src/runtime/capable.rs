@@ -37,6 +37,12 @@ pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilit
             format!("readers do not stand back for a writer in {store}, so leave it out"),
         );
     }
+    if options.permits.is_some_and(|permits| permits.limit.is_some()) && !capabilities.limits {
+        return lacks(
+            "a limit",
+            format!("{store} does not judge a limit in an acquire: use a semaphore with a number of permits"),
+        );
+    }
     let invalid = |reason| {
         Err(Error::InvalidOption {
             option: "lease",
@@ -99,6 +105,18 @@ mod tests {
         let kept = of(LockOptions::new().min_hold(LEASE));
         assert!(refused(&kept, LEASE, &plain).contains("min_hold"));
         check(&kept, LEASE, &plain.clone().min_hold(true)).unwrap();
+        let limited = Options {
+            kind: Kind::Permit,
+            permits: Some(crate::runtime::options::Permits {
+                amount: 1,
+                total: None,
+                limit: Some(3),
+            }),
+            ..Options::default()
+        };
+        let semaphores = Capabilities::new([Kind::Permit]);
+        assert!(refused(&limited, LEASE, &semaphores).contains("a limit is not supported"));
+        check(&limited, LEASE, &semaphores.limits(true)).unwrap();
     }
 
     #[test]

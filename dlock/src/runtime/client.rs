@@ -10,18 +10,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::Loss;
 use crate::engine::unanswered;
+use crate::runtime::beat::Beat;
 use crate::runtime::calls::Calls;
+use crate::runtime::emit::events::Listeners;
+use crate::runtime::emit::meter::Meter;
 use crate::runtime::fairness::Fairness;
 use crate::runtime::grants::Issuer;
+use crate::runtime::presence::{self, Identity, Publicity};
 use crate::runtime::release::{self, Job};
 use crate::runtime::unfinished::Unfinished;
 use crate::runtime::waiters::{self, Waiters};
+use crate::runtime::waits::Waits;
 use crate::runtime::watchdog::{self, Watchdog};
 use crate::store::counter::Counters;
 use crate::store::{Capabilities, Kind, Reason, StoreError};
 use crate::store::{GrantId, Store};
+use crate::{Error, Loss};
 
 /// What keeps a client alive: the client, its locks and its guards.
 pub(crate) struct Handle {
@@ -39,6 +44,9 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) watchdog: Watchdog,
     pub(crate) waiters: Arc<Waiters>,
+    /// The calls that wait.
+    pub(crate) waits: Arc<Waits>,
+    pub(crate) identity: Identity,
     pub(crate) fairness: Fairness,
     pub(crate) unfinished: Unfinished,
     /// Of the store, without a reply yet.
@@ -47,8 +55,14 @@ pub(crate) struct Shared {
     pub(crate) pending: TaskTracker,
     /// How many releases ended without a reply from the store: the leases end those locks.
     pub(crate) given_up: AtomicUsize,
+    /// How many times the store told of a connection that came back.
+    pub(crate) reconnects: AtomicU64,
+    /// The metrics of this client.
+    pub(crate) meter: Arc<Meter>,
     /// No lock is acquired any more.
     pub(crate) closing: CancellationToken,
+    /// No lock is acquired any more but inside of those that are held; ends with `closing` too.
+    pub(crate) draining: CancellationToken,
     /// The background work is done, after all releases.
     pub(crate) finished: CancellationToken,
     /// Where the background work runs.
@@ -62,6 +76,7 @@ pub(crate) struct Settings {
     pub(crate) retry_for: Duration,
     /// How long one step on the store may take.
     pub(crate) timeout: Duration,
+    pub(crate) publicity: Publicity,
 }
 
 impl Handle {
@@ -77,23 +92,31 @@ impl Handle {
         drop(tokio::time::sleep(Duration::ZERO));
         drop(entered);
         let calls = Arc::new(Calls::new(unanswered::told_after(settings.timeout)));
+        let closing = CancellationToken::new();
+        let beat: Arc<Beat> = Arc::default();
         let shared = Arc::new_cyclic(|client| Shared {
             issuer: Arc::new(Issuer {
                 uuid,
                 client: client.clone(),
+                listeners: Listeners::default(),
             }),
             grants: AtomicU64::new(1),
             capabilities: store.capabilities(),
             store,
+            identity: Identity::new(&settings.publicity.service),
             settings,
-            watchdog: Watchdog::default(),
+            watchdog: Watchdog::new(beat.clone()),
             waiters: Arc::default(),
+            waits: Arc::new(Waits::new(beat)),
             fairness: Fairness::default(),
             unfinished: Unfinished::default(),
             calls,
             pending: TaskTracker::new(),
             given_up: AtomicUsize::new(0),
-            closing: CancellationToken::new(),
+            reconnects: AtomicU64::new(0),
+            meter: Arc::default(),
+            draining: closing.child_token(),
+            closing,
             finished: CancellationToken::new(),
             runtime: runtime.clone(),
             runtime_ended: AtomicBool::new(false),
@@ -117,6 +140,10 @@ impl Handle {
             watchdog::watch(shared, finished.cancelled()).await;
             drop(runtime_watch);
         });
+        if shared.settings.publicity.presence && shared.store.clone().operations().is_some() {
+            let (shared, finished) = (shared.clone(), shared.finished.clone());
+            runtime.spawn(async move { presence::attend(shared, finished.cancelled()).await });
+        }
         Arc::new(Handle { shared, worker })
     }
 
@@ -146,6 +173,14 @@ impl Shared {
     /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.
     pub(crate) fn has_lost_its_runtime(&self) -> bool {
         self.runtime_ended.load(Ordering::Relaxed)
+    }
+
+    /// The error of an outermost call while the client drains, and of every call once it is shut down.
+    pub(crate) fn refusal(&self) -> Error {
+        match self.closing.is_cancelled() {
+            true => Error::ClientClosed,
+            false => Error::Draining,
+        }
     }
 
     pub(crate) fn next_grant(&self) -> GrantId {

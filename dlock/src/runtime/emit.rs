@@ -3,19 +3,80 @@
 //! Log entries go through `tracing`; metrics through the `metrics` facade, and nowhere without the feature of that name.
 //! Stores report on their own connections.
 
+pub mod buckets;
+pub(crate) mod events;
+pub(crate) mod meter;
+
 use std::fmt::{Debug, Display};
 use std::panic::Location;
 use std::time::Duration;
 
+use crate::base::report::{Intervention, LossReason};
+use crate::runtime::emit::events::{LockEventKind, Of};
+use crate::runtime::emit::meter::{Answer, Ended, Meter, Operation, Outcome, Series};
 use crate::store::{GrantId, StoreError};
 use crate::{Error, LockKey, Loss};
 
 /// What can be observed of locks and semaphores.
 pub(crate) enum Event<'a> {
+    /// An acquire began.
+    AcquireBegins { series: &'a Series },
     /// An acquire succeeded.
-    Acquired { waited: Duration },
+    Acquired {
+        series: &'a Series,
+        of: &'a [Of<'a>],
+        waited: Duration,
+    },
     /// An acquire failed, or the wait was over.
-    NotAcquired { lock: &'a dyn Debug, error: &'a Error },
+    NotAcquired {
+        series: &'a Series,
+        of: &'a [Of<'a>],
+        waited: Duration,
+        lock: &'a dyn Debug,
+        error: &'a Error,
+    },
+    /// An acquire was dropped before it ended.
+    AcquireDropped {
+        series: &'a Series,
+        of: &'a [Of<'a>],
+        waited: Duration,
+    },
+    /// This process holds a lock.
+    HoldBegins {
+        series: &'a Series,
+        of: Of<'a>,
+        token: u64,
+        handed_off: bool,
+    },
+    /// It holds the lock no longer, whether or not the store knows.
+    HoldEnds { series: &'a Series, was_suspect: bool },
+    /// The end of a hold is certain.
+    Held {
+        series: &'a Series,
+        of: Of<'a>,
+        ended: Ended,
+        held: Duration,
+    },
+    /// A lock was handed off in this process.
+    HandedOff { series: &'a Series },
+    /// A lease was renewed, of which so much was left.
+    Renewed {
+        series: &'a Series,
+        of: Of<'a>,
+        left: Duration,
+        lease: Duration,
+    },
+    /// A hold is suspect no longer.
+    Confirmed { series: &'a Series, of: Of<'a> },
+    /// A request to the store ended.
+    Requested {
+        meter: &'a Meter,
+        operation: Operation,
+        answer: Answer,
+        took: Duration,
+    },
+    /// A connection to the store came back.
+    Reconnected { meter: &'a Meter },
     /// A waiter wants more permits than the semaphore has in all.
     TooFewPermits { semaphore: &'a LockKey, wanted: u32 },
     /// A waiter waits for permits, and no lease of a permit ends.
@@ -39,14 +100,25 @@ pub(crate) enum Event<'a> {
         grant: GrantId,
         error: Option<&'a StoreError>,
     },
+    /// The same, for the metrics.
+    BecameSuspect { series: &'a Series, of: Of<'a> },
     /// A hold was lost.
     Lost {
+        series: &'a Series,
+        of: Of<'a>,
         key: &'a LockKey,
         grant: GrantId,
-        loss: Loss,
+        reason: &'a LossReason,
     },
-    /// A release was confirmed.
-    Released,
+    /// The holder of a lock is asked to stop.
+    Revoked {
+        of: Of<'a>,
+        key: &'a LockKey,
+        grant: GrantId,
+        intervention: &'a Intervention,
+    },
+    /// What this client does, or an answer to a question, was not written down; without an error, not in time.
+    NotWritten { error: Option<&'a StoreError> },
     /// A release failed and is sent again.
     ReleaseRepeated {
         key: &'a LockKey,
@@ -84,6 +156,9 @@ pub(crate) enum Event<'a> {
     /// Such a claim was lost while the work ran.
     #[cfg(feature = "once")]
     ClaimLost { name: &'a LockKey, attempt: u32 },
+    /// So many slots of time before the one that begins were done by nobody.
+    #[cfg(feature = "once")]
+    SlotsSkipped { name: &'a LockKey, count: u64 },
     /// The result of such work cannot be kept.
     #[cfg(feature = "once")]
     ResultNotKept { name: &'a LockKey, why: &'a str },
@@ -94,20 +169,9 @@ pub(crate) enum Event<'a> {
 }
 
 macro_rules! count {
-    ($name:literal $(, $label:literal => $value:expr)*) => {{
+    ($name:literal) => {{
         #[cfg(feature = "metrics")]
-        metrics::counter!($name $(, $label => $value)*).increment(1);
-        #[cfg(not(feature = "metrics"))]
-        { $(let _ = &$value;)* }
-    }};
-}
-
-macro_rules! record {
-    ($name:literal, $value:expr) => {{
-        #[cfg(feature = "metrics")]
-        metrics::histogram!($name).record($value);
-        #[cfg(not(feature = "metrics"))]
-        let _ = &$value;
+        metrics::counter!($name).increment(1);
     }};
 }
 
@@ -115,14 +179,89 @@ impl Event<'_> {
     /// Tells the listeners of the process.
     pub(crate) fn emit(self) {
         match self {
-            Event::Acquired { waited } => {
-                count!("dlock_acquired_total");
-                record!("dlock_wait_seconds", waited.as_secs_f64());
+            Event::AcquireBegins { series } => series.waits(1.0),
+            Event::Acquired { series, of, waited } => {
+                series.waits(-1.0);
+                series.waited(Outcome::Acquired, waited);
+                of.iter()
+                    .for_each(|of| of.tell(|| LockEventKind::Acquired { waited }));
             }
-            Event::NotAcquired { lock, error } => {
-                count!("dlock_acquire_failed_total", "reason" => reason_of(error));
+            Event::NotAcquired {
+                series,
+                of,
+                waited,
+                lock,
+                error,
+            } => {
+                series.waits(-1.0);
+                series.waited(outcome_of(error), waited);
                 tracing::debug!(?lock, %error, "a lock was not acquired");
+                for of in of {
+                    let error = || error.to_string();
+                    of.tell(|| LockEventKind::NotAcquired {
+                        waited,
+                        error: error(),
+                    });
+                }
             }
+            Event::AcquireDropped { series, of, waited } => {
+                series.waits(-1.0);
+                series.waited(Outcome::Cancelled, waited);
+                of.iter()
+                    .for_each(|of| of.tell(|| LockEventKind::Cancelled { waited }));
+            }
+            Event::HoldBegins {
+                series,
+                of,
+                token,
+                handed_off,
+            } => {
+                series.holds(1.0);
+                of.tell(|| LockEventKind::Granted { token, handed_off });
+            }
+            Event::HoldEnds { series, was_suspect } => {
+                series.holds(-1.0);
+                if was_suspect {
+                    series.is_suspect(-1.0);
+                }
+            }
+            Event::Held {
+                series,
+                of,
+                ended,
+                held,
+            } => {
+                series.was_held(ended, held);
+                let how = ended.into();
+                of.tell(|| LockEventKind::Ended { how, held });
+            }
+            Event::HandedOff { series } => series.handed_off(),
+            Event::Renewed {
+                series,
+                of,
+                left,
+                lease,
+            } => {
+                series.renewed(left.as_secs_f64() / lease.as_secs_f64());
+                if left < lease / 3 {
+                    of.tell(|| LockEventKind::NearMiss { left });
+                }
+            }
+            Event::Confirmed { series, of } => {
+                series.is_suspect(-1.0);
+                of.tell(|| LockEventKind::Confirmed);
+            }
+            Event::BecameSuspect { series, of } => {
+                series.is_suspect(1.0);
+                of.tell(|| LockEventKind::Suspect);
+            }
+            Event::Requested {
+                meter,
+                operation,
+                answer,
+                took,
+            } => meter.requested(operation, answer, took),
+            Event::Reconnected { meter } => meter.reconnected(),
             Event::TooFewPermits { semaphore, wanted } => tracing::warn!(
                 %semaphore, wanted,
                 "a semaphore has fewer permits in all than are wanted: waiting until some are added"
@@ -146,11 +285,37 @@ impl Event<'_> {
                 let error = error.map(tracing::field::display);
                 tracing::warn!(%key, %grant, error, "a lock could not be confirmed, its lease still runs");
             }
-            Event::Lost { key, grant, loss } => {
-                count!("dlock_lost_total", "reason" => reason_of_loss(loss));
-                tracing::warn!(%key, %grant, %loss, "a lock was lost");
+            Event::Lost {
+                series,
+                of,
+                key,
+                grant,
+                reason,
+            } => {
+                series.lost(reason);
+                tracing::warn!(%key, %grant, %reason, "a lock was lost");
+                of.tell(|| LockEventKind::Lost {
+                    reason: reason.clone(),
+                });
             }
-            Event::Released => count!("dlock_released_total"),
+            Event::Revoked {
+                of,
+                key,
+                grant,
+                intervention,
+            } => {
+                tracing::warn!(
+                    %key, %grant, by = %intervention.by, reason = %intervention.reason,
+                    "the holder of a lock is asked to stop"
+                );
+                of.tell(|| LockEventKind::Revoked {
+                    intervention: intervention.clone(),
+                });
+            }
+            Event::NotWritten { error } => {
+                let error = error.map(tracing::field::display);
+                tracing::debug!(error, "what this client does was not written down");
+            }
             Event::ReleaseRepeated { key, grant, error } => {
                 tracing::debug!(%key, %grant, %error, "a release failed and is repeated");
             }
@@ -185,6 +350,10 @@ impl Event<'_> {
                 tracing::warn!(%name, attempt, "work lost its claim: another process may do it again");
             }
             #[cfg(feature = "once")]
+            Event::SlotsSkipped { name, count } => {
+                tracing::info!(%name, count, "slots of work were skipped: no process asked for them, or a run was still going");
+            }
+            #[cfg(feature = "once")]
             Event::ResultNotKept { name, why } => {
                 tracing::warn!(%name, why, "the work is done, and its result cannot be kept");
             }
@@ -200,26 +369,16 @@ impl Event<'_> {
     }
 }
 
-/// The label `reason` of `dlock_acquire_failed_total`.
-fn reason_of(error: &Error) -> &'static str {
+/// The label `outcome` of a failed acquire.
+fn outcome_of(error: &Error) -> Outcome {
     match error {
-        Error::NotAcquired { .. } => "busy",
-        Error::TooManyWaiters { .. } => "too_many_waiters",
-        Error::Lost { .. } => "lost",
-        Error::WouldDeadlock { .. } => "would_deadlock",
-        error if error.is_unavailable() => "unavailable",
-        _ => "invalid",
-    }
-}
-
-/// The label `reason` of `dlock_lost_total`.
-fn reason_of_loss(loss: Loss) -> &'static str {
-    match loss {
-        Loss::Expired => "expired",
-        Loss::Gone => "gone",
-        Loss::MaxHold => "max_hold",
-        Loss::Shutdown => "shutdown",
-        Loss::RuntimeEnded => "runtime_ended",
-        Loss::Released => "released",
+        Error::NotAcquired { waited, .. } if waited.is_zero() => Outcome::Busy,
+        Error::NotAcquired { .. } => Outcome::Timeout,
+        Error::Unreachable { .. }
+        | Error::OutcomeUnknown { .. }
+        | Error::Refused { .. }
+        | Error::NotReplicated { .. }
+        | Error::Lost { .. } => Outcome::Error,
+        _ => Outcome::Refused,
     }
 }

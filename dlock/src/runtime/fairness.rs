@@ -1,17 +1,21 @@
 //! Waits while other processes go first; [`engine::fairness`](crate::engine::fairness) decides when and for how long.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::base::broken;
+use crate::base::clock;
 use crate::base::int_hash::BuildIntHasher;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
-use crate::engine::fairness::{PendingYield, REPLY_DEADLINE, ReleaseInLine, YieldHistory, YieldRound};
-use crate::store::Watch;
+use crate::engine::evidence::Evidence;
+use crate::engine::fairness::{
+    PendingYield, ReleaseInLine, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
+};
+use crate::store::{Watch, changed};
 
 /// A release that went to the store while others wait here.
 #[derive(Debug)]
@@ -42,13 +46,12 @@ impl After {
         self.release.sent
     }
 
-    /// Whether other processes are to go first, once the store has replied; the outer `None` where it does not.
-    pub(crate) async fn pending(self) -> Option<Option<PendingYield>> {
-        let receivers = tokio::time::timeout(REPLY_DEADLINE, self.receivers)
-            .await
-            .ok()?
-            .ok()?;
-        Some(PendingYield::after(self.release, receivers, Moment::now()))
+    /// Waits for the reply of the store, for at most so long.
+    async fn reply(&mut self, at_most: Duration) -> YieldEvent {
+        match tokio::time::timeout(at_most, &mut self.receivers).await {
+            Ok(Ok(receivers)) => YieldEvent::Released { receivers },
+            Ok(Err(_)) | Err(_) => YieldEvent::NoReply,
+        }
     }
 }
 
@@ -80,34 +83,44 @@ impl Fairness {
         self.history.lock().take(of)
     }
 
-    /// Yields until another holder was seen, or could have come; not at all where other processes never come, or where
-    /// there is no time for it before `end`. Returns whether one came, and which processes are to go first after that.
+    /// Lets other processes go first, after a release that went to the store or by a yield that is pending. Returns how that
+    /// went, if there was one.
     pub(crate) async fn yields(
         &self,
         of: &LockId,
-        pending: PendingYield,
+        (mut after, pending): (Option<After>, Option<PendingYield>),
         watch: &mut Option<Watch>,
         listen: impl FnOnce() -> Watch,
         end: Option<Instant>,
-    ) -> Option<(bool, Option<YieldRound>)> {
-        let (now, end) = (Moment::now(), end.map(Moment::of));
-        // Nothing is remembered by this, so later acquires need not look.
-        let yields = self.history.lock().yields(of, &pending, end, now);
-        if !yields || broken!(YieldNeverMade) {
-            return None;
+        evidence: &mut Evidence,
+    ) -> Option<Yielded> {
+        let begin = (after.as_ref().map(|after| after.release), pending);
+        let mut yielding = Yielding::new(end.map(Moment::of), evidence);
+        let mut step = yielding.begin(begin, &mut self.history.lock(), of, Moment::now());
+        let mut listen = Some(listen);
+        loop {
+            let event = match step {
+                YieldStep::AwaitReply { at_most } => match &mut after {
+                    Some(after) => after.reply(at_most).await,
+                    None => YieldEvent::NoReply,
+                },
+                YieldStep::Listen => {
+                    // The history will know something.
+                    self.any.store(true, Ordering::Relaxed);
+                    *watch = watch.take().or_else(|| listen.take().map(|listen| listen()));
+                    YieldEvent::Listens {
+                        notifications: watch.as_ref().map_or(0, Watch::count),
+                    }
+                }
+                YieldStep::AwaitNotification { until } => tokio::select! {
+                    biased;
+                    notifications = changed(watch) => YieldEvent::Notified { notifications },
+                    () = clock::sleep_until(until.instant()) => YieldEvent::NoneCame,
+                },
+                YieldStep::End(yielded) => return yielded,
+            };
+            step = yielding.handle(event, &mut self.history.lock(), of, Moment::now());
         }
-        let watch = watch.get_or_insert_with(listen);
-        let mut first = pending.first();
-        let comes = async {
-            while !first.has_come(watch.count()) {
-                watch.changed().await;
-                first.notified(watch.count());
-            }
-        };
-        let came = tokio::time::timeout(pending.left(now), comes).await.is_ok();
-        let round =
-            self.change(|history| history.yielded(of, &pending, came, first.notifications(), Moment::now()));
-        Some((came, round))
     }
 
     /// This process has the lock, after other processes were to go first.

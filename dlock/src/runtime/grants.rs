@@ -8,11 +8,12 @@ mod room;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::task;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -24,13 +25,17 @@ use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::base::moment::{Moment, nanos};
+use crate::base::report::{Intervention, LossReason};
 use crate::engine::grant::{GrantState, Terms};
 use crate::engine::handoff::{HandoffBudget, HandoffTerms};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::events::{Listeners, Of};
+use crate::runtime::emit::meter::{Ended, Series};
+use crate::runtime::group::Group;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::waiters::QueueHead;
-use crate::store::{BoundGrant, GrantId, Kind, ReleaseRequest, RenewRequest, StoreError};
+use crate::store::{BoundGrant, GrantId, Kind, Reason, ReleaseRequest, RenewRequest, StoreError};
 use crate::{LockKey, Loss};
 
 /// The client that a grant was given to. A weak reference, as in the grant, so the client can be dropped first.
@@ -38,6 +43,8 @@ use crate::{LockKey, Loss};
 pub(crate) struct Issuer {
     pub(crate) uuid: Uuid,
     pub(crate) client: Weak<Shared>,
+    /// Who listens to the events of its locks.
+    pub(crate) listeners: Listeners,
 }
 
 /// Signals of the end, made on demand.
@@ -45,6 +52,13 @@ pub(crate) struct Issuer {
 struct Signals {
     /// Cancelled when the grant has ended, by loss or by release.
     over: CancellationToken,
+    /// Cancelled when the holder is asked to stop, and by whom it is.
+    revoked: CancellationToken,
+    intervention: OnceLock<Intervention>,
+    /// The last renewal that failed, and when.
+    failure: Mutex<Option<(Moment, StoreError)>>,
+    /// Why it was lost, as far as this process knows.
+    reason: OnceLock<LossReason>,
     /// Waiters for the end of this grant or of another.
     also: Mutex<Also>,
 }
@@ -104,8 +118,10 @@ pub(crate) struct Grant {
     pub(crate) renewed: bool,
     /// The renewal table's: a renewal is due or in flight.
     is_asked: Flag,
+    pub(crate) group: Group,
     /// How many permits it is; 1 for all other kinds.
     amount: u32,
+    pub(crate) series: Series,
     pub(crate) key: LockKey,
     /// The first fencing token.
     pub(crate) token: u64,
@@ -114,6 +130,9 @@ pub(crate) struct Grant {
     issuer: Arc<Issuer>,
     /// In nanoseconds.
     lease: u64,
+    /// Since when the holder has it, and its task.
+    pub(crate) since: Moment,
+    pub(crate) task: Option<task::Id>,
     special: Option<Box<Special>>,
     state: Mutex<State>,
 }
@@ -187,6 +206,8 @@ pub(crate) enum Refused {
 
 /// What the store has granted, by a step sent at `sent`, for `lease` from then on.
 pub(crate) struct Granted {
+    pub(crate) group: Group,
+    pub(crate) series: Series,
     pub(crate) kind: Kind,
     pub(crate) amount: u32,
     pub(crate) key: LockKey,
@@ -202,6 +223,8 @@ pub(crate) struct Granted {
 impl Grant {
     pub(crate) fn new(what: Granted, issuer: &Arc<Issuer>, terms: Terms, hold: Inside) -> Grant {
         let Granted {
+            group,
+            series,
             kind,
             amount,
             key,
@@ -213,24 +236,35 @@ impl Grant {
             nested_read,
         } = what;
         let state = GrantState::granted(Moment::of(sent), lease, budget);
-        Grant {
+        let grant = Grant {
             kind,
             renewed: terms.renewed,
             is_asked: Flag::default(),
+            group,
             amount,
+            series,
             key,
             token,
             number,
             issuer: issuer.clone(),
             lease: nanos(terms.lease),
+            since: Moment::of(sent),
+            task: task::try_id(),
             special: Special::of(terms.max_end, terms.min_until, nested_read),
             state: Mutex::new(State::new(state, hold)),
-        }
+        };
+        grant.tell_begin(false);
+        grant
     }
 
     /// The grant as the next holder in this process has it, with its hold. To the store, and in the renewal table,
     /// it is the same.
-    pub(crate) fn successor(&self, terms: &HandoffTerms, by: &'static Location<'static>) -> (Grant, u64) {
+    pub(crate) fn successor(
+        &self,
+        terms: &HandoffTerms,
+        now: Instant,
+        (by, task): (&'static Location<'static>, Option<task::Id>),
+    ) -> (Grant, u64) {
         let hold = next_id();
         let state = self.state.lock();
         let state = State::new(state.grant.successor(terms), (hold, by));
@@ -239,7 +273,9 @@ impl Grant {
             kind: self.kind,
             renewed: self.renewed,
             is_asked: Flag::default(),
+            group: self.group,
             amount: self.amount,
+            series: self.series.clone(),
             key: self.key.clone(),
             // The next of the reserved ones.
             token: self
@@ -248,10 +284,26 @@ impl Grant {
             number: self.number,
             issuer: self.issuer.clone(),
             lease: self.lease,
+            since: Moment::of(now),
+            task,
             special: Special::of(max_end, None, None),
             state: Mutex::new(state),
         };
         (grant, hold)
+    }
+
+    /// The source lines of its holds, the first one first.
+    pub(crate) fn lines(&self) -> Vec<&'static Location<'static>> {
+        self.state.lock().room.lines()
+    }
+
+    /// What the holder says about it.
+    pub(crate) fn note(&self) -> Option<Arc<str>> {
+        self.state.lock().room.note()
+    }
+
+    pub(crate) fn set_note(&self, note: Option<Arc<str>>) {
+        self.state.lock().room.set_note(note);
     }
 
     /// The lease that was asked for.
@@ -426,7 +478,9 @@ impl Grant {
         let last = state.room.remove_hold(hold, &mut wakeups);
         let before = state.grant.ended();
         if last {
-            state.grant.end(Loss::Released);
+            if state.grant.end(Loss::Released) {
+                self.tell_end(state.grant.is_suspect());
+            }
             state.room.close(&mut wakeups);
         }
         let signals = state.room.signals();
@@ -469,18 +523,28 @@ impl Grant {
             if loss != Loss::Shutdown {
                 crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
             }
-            let (signals, head) = (state.room.signals(), state.head.take());
+            self.tell_end(state.grant.is_suspect());
+            let (signals, head) = (state.room.make_signals(), state.head.take());
+            let (deadline, was_suspect) = (state.grant.deadline(), state.grant.is_suspect());
             let mut wakeups = Wakeups::default();
             state.room.close(&mut wakeups);
             drop(state);
+            let reason = match loss {
+                Loss::Expired if self.renewed => self.why_expired(&signals, deadline, was_suspect),
+                _ => LossReason::of(loss),
+            };
+            let reason = signals.reason.get_or_init(|| reason);
+            self.tell_held(Ended::Lost);
             Event::Lost {
+                series: &self.series,
+                of: self.of(),
                 key: &self.key,
                 grant: self.id(),
-                loss,
+                reason,
             }
             .emit();
             wakeups.wake();
-            tell(signals);
+            tell(Some(signals));
             // The waiters here ask the store now.
             drop(head);
         }
@@ -493,6 +557,29 @@ impl Grant {
             signals.over.cancel();
         }
         signals.over.clone()
+    }
+
+    /// The holder is asked to stop: the lock is not handed off any more. `false` where it was asked before, or the grant
+    /// has ended.
+    pub(crate) fn revoke(&self, intervention: Intervention) -> bool {
+        let (signals, ended) = self.signals();
+        if ended || signals.intervention.set(intervention).is_err() {
+            return false;
+        }
+        self.state.lock().grant.end_handoffs();
+        signals.revoked.cancel();
+        true
+    }
+
+    /// Waits until the holder is asked to stop; `None` once the grant has ended. Cancel safe.
+    pub(crate) async fn revoked(&self) -> Option<Intervention> {
+        let over = self.over();
+        let (signals, _) = self.signals();
+        tokio::select! {
+            biased;
+            () = signals.revoked.cancelled() => signals.intervention.get().cloned(),
+            () = over.cancelled() => None,
+        }
     }
 
     fn signals(&self) -> (Arc<Signals>, bool) {
@@ -544,6 +631,87 @@ impl Grant {
             lease,
             amount: self.amount,
         }
+    }
+
+    /// The next holder in this process has it.
+    pub(crate) fn tell_handed_off(&self) {
+        self.tell_begin(true);
+        let is_suspect = self.state.lock().grant.is_suspect();
+        if is_suspect {
+            let (series, of) = (&self.series, self.of());
+            Event::BecameSuspect { series, of }.emit();
+        }
+    }
+
+    fn tell_begin(&self, handed_off: bool) {
+        Event::HoldBegins {
+            series: &self.series,
+            of: self.of(),
+            token: self.token,
+            handed_off,
+        }
+        .emit();
+    }
+
+    /// Of what the events of this hold are.
+    pub(crate) fn of(&self) -> Of<'_> {
+        Of {
+            listeners: &self.issuer.listeners,
+            key: &self.key,
+            kind: self.kind,
+            grant: Some(self.id()),
+        }
+    }
+
+    /// The holder has it no longer.
+    fn tell_end(&self, was_suspect: bool) {
+        let series = &self.series;
+        Event::HoldEnds { series, was_suspect }.emit();
+    }
+
+    /// The end of the hold is certain.
+    pub(crate) fn tell_held(&self, ended: Ended) {
+        let held = Moment::now().since(self.since);
+        Event::Held {
+            series: &self.series,
+            of: self.of(),
+            ended,
+            held,
+        }
+        .emit();
+    }
+
+    /// A renewal failed, which counts if the lease ends before another one succeeds.
+    pub(crate) fn renewal_failed(&self, error: &StoreError) {
+        let (now, mut state) = (Moment::now(), self.state.lock());
+        // What fails when all is over says nothing about it.
+        if now <= state.grant.deadline() {
+            let signals = state.room.make_signals();
+            drop(state);
+            *signals.failure.lock() = Some((now, error.clone()));
+        }
+    }
+
+    /// Why the lease ran out, although it is renewed.
+    fn why_expired(&self, signals: &Signals, deadline: Moment, was_suspect: bool) -> LossReason {
+        // What failed before the last renewal that succeeded is not the reason.
+        let renewed = deadline.earlier_by(self.lease());
+        let failure = signals.failure.lock().take();
+        match failure.filter(|(at, _)| *at > renewed) {
+            Some((_, error)) => match error.reason {
+                Reason::Unreachable | Reason::Closed => LossReason::Unanswered(error.to_string()),
+                _ => LossReason::Refused(error.to_string()),
+            },
+            None if was_suspect => LossReason::Unanswered("no answer".to_owned()),
+            None => LossReason::Stalled,
+        }
+    }
+
+    /// Why it was lost, as far as this process knows.
+    pub(crate) fn why_lost(&self, loss: Loss) -> LossReason {
+        let (signals, _) = self.signals();
+        let known = signals.reason.get().cloned();
+        known.unwrap_or_else(|| LossReason::of(loss))
     }
 
     /// Says that it has become suspect, for callers that hold no lock.

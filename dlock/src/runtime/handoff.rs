@@ -16,6 +16,8 @@ use tokio::time::Instant;
 use crate::base::lock_id::LockId;
 use crate::engine::handoff::HandoffTerms;
 use crate::runtime::client::Handle;
+use crate::runtime::emit::Event;
+use crate::runtime::emit::meter::Ended;
 use crate::runtime::fairness::After;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
@@ -26,16 +28,27 @@ use crate::store::{Kind, Watch};
 
 /// Passes on a grant that the last hold has just left: to the next waiter in this process, or to the store, whose reply
 /// is the result.
-pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> Option<ReleaseOutcome> {
+pub(crate) fn pass_on(
+    handle: &Arc<Handle>,
+    grant: Arc<Grant>,
+    now: Instant,
+    ended: Ended,
+) -> Option<ReleaseOutcome> {
+    let ended = Some(ended);
     let mut head = grant.take_head();
     if hand_off(handle, &grant, &mut head, now) {
+        grant.tell_held(Ended::Handoff);
+        Event::HandedOff {
+            series: &grant.series,
+        }
+        .emit();
         return None;
     }
     let Some(mut head) = head else {
-        return Some(handle.release(grant, None, now));
+        return Some(handle.release(grant, None, now, ended));
     };
     if grant.kind.waits_in_store() {
-        let outcome = handle.release(grant, None, now);
+        let outcome = handle.release(grant, None, now, ended);
         // Only now, so that the request of the next holder is right behind the release.
         drop(head);
         return Some(outcome);
@@ -46,7 +59,7 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> 
     let readers =
         grant.kind == Kind::Write && handle.shared().waiters.any(&LockId::new(Kind::Read, &grant.key));
     head.after = Some(After::new(notifications, readers, evidence));
-    let outcome = handle.release(grant, Some(told), now);
+    let outcome = handle.release(grant, Some(told), now, ended);
     // Only now, so that the next acquire is behind the release.
     drop(head);
     Some(outcome)
@@ -60,7 +73,7 @@ fn hand_off(
     now: Instant,
 ) -> bool {
     let shared = handle.shared();
-    if shared.closing.is_cancelled() || !grant.may_be_handed_off(now) {
+    if shared.draining.is_cancelled() || !grant.may_be_handed_off(now) {
         return false;
     }
     let fits = |terms: &HandoffTerms| terms.lease == grant.lease();
@@ -75,7 +88,7 @@ fn hand_off(
         }
     };
     let Some(waiter) = next else { return false };
-    let Some((successor, hold)) = successor(grant, &waiter) else {
+    let Some((successor, hold)) = successor(grant, &waiter, now) else {
         return false;
     };
     if !shared.watchdog.replace(&successor) {
@@ -84,6 +97,7 @@ fn hand_off(
         }
         return false;
     }
+    successor.tell_handed_off();
     if let Some(mut head) = head.take() {
         head.handed = head.handed.saturating_add(1);
         successor.put_head(head);
@@ -94,10 +108,10 @@ fn hand_off(
 }
 
 /// The grant as the next holder has it.
-fn successor(grant: &Arc<Grant>, waiter: &Waiter) -> Option<(Arc<Grant>, HoldRef)> {
+fn successor(grant: &Arc<Grant>, waiter: &Waiter, now: Instant) -> Option<(Arc<Grant>, HoldRef)> {
     let terms = waiter.handoff_terms?;
     let by: &'static Location<'static> = waiter.by;
-    let (successor, id) = grant.successor(&terms, by);
+    let (successor, id) = grant.successor(&terms, now, (by, waiter.task));
     let grant = Arc::new(successor);
     let hold = HoldRef {
         id,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::runtime::client::Handle;
+use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::{EntryMode, EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::handoff;
 use crate::runtime::release::ReleaseOutcome;
@@ -77,7 +78,7 @@ impl Hold {
     pub(crate) fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
-            match this.leave() {
+            match this.leave(Ended::Released) {
                 Some(outcome) => outcome?.await,
                 None => Ok(()),
             }
@@ -104,17 +105,17 @@ impl Hold {
 
     /// Leaves the grant; the last hold passes it on. `None` when nothing is left to do: other holds exist, this guard
     /// has left before, or another caller in this process has the lock now.
-    pub(crate) fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
+    pub(crate) fn leave(&mut self, ended: Ended) -> Option<Result<ReleaseOutcome, Error>> {
         let grant = self.hold.grant.clone();
         if !grant.has(self.hold.id) {
             return None;
         }
         let now = clock::now();
         match grant.leave(self.hold.id, now) {
-            Some(None) => handoff::pass_on(&self.handle, grant, now).map(Ok),
+            Some(None) => handoff::pass_on(&self.handle, grant, now, ended).map(Ok),
             Some(Some(loss)) => {
                 let key = grant.key.clone();
-                drop(self.handle.release(grant, None, now));
+                drop(self.handle.release(grant, None, now, None));
                 Some(Err(Error::Lost { key, loss }))
             }
             None => match grant.status_at(now) {
@@ -130,7 +131,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        drop(self.leave());
+        drop(self.leave(Ended::Dropped));
     }
 }
 

@@ -1,11 +1,13 @@
 //! The options of an acquisition, and their checks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
 use crate::base::kind::Kind;
 use crate::engine::grant::safety_margin;
 use crate::engine::timing::LONGEST_LEASE;
+use crate::runtime::group::Group;
 
 /// How long a lock outlives a holder that crashed, and what keeps it alive until then.
 ///
@@ -85,6 +87,8 @@ pub struct LockOptions {
     pub max_waiters: Option<usize>,
     /// See [`local_handoffs`](Self::local_handoffs).
     pub local_handoffs: Option<u32>,
+    /// See [`group`](Self::group).
+    pub(crate) group: Group,
 }
 
 impl LockOptions {
@@ -146,6 +150,23 @@ impl LockOptions {
         self
     }
 
+    /// The group by which metrics tell locks apart, as in `order:{order_id}`: the kind of work, and never a name with a
+    /// number in it. Locks without a group are in `none`; after 200 names in a process all further ones are `other`. The
+    /// attribute `#[distributed_lock]` sets the text of its key, and the layers of `dlock-tower` the matched path of axum.
+    pub fn group(mut self, group: &'static str) -> LockOptions {
+        self.group = Group::of(group);
+        self
+    }
+
+    /// The same for the layers, unless a group is set.
+    #[doc(hidden)]
+    pub fn __group_if_none(mut self, group: &str) -> LockOptions {
+        if self.group == Group::NONE {
+            self.group = Group::of(group);
+        }
+        self
+    }
+
     /// The lease of a lock that is not renewed.
     pub(crate) fn fixed(&self) -> Option<Duration> {
         match self.lease {
@@ -188,6 +209,8 @@ pub(crate) struct Options {
     /// Of a read-write lock: readers stand back for a waiting writer.
     pub(crate) prefer_writers: bool,
     pub(crate) lock: LockOptions,
+    /// What the caller says about it.
+    pub(crate) note: Option<Arc<str>>,
 }
 
 /// What is asked of a semaphore.
@@ -197,6 +220,8 @@ pub(crate) struct Permits {
     pub(crate) amount: u32,
     /// The total, if the store has none.
     pub(crate) total: Option<u32>,
+    /// The most that may be held, as far as this call goes.
+    pub(crate) limit: Option<u32>,
 }
 
 /// A duration that a timer can take and a store can keep.
@@ -278,6 +303,14 @@ impl Options {
             Some(permits) => {
                 check_permits("acquire_many", permits.amount)?;
                 check_total(permits.total)?;
+                check_total(permits.limit)?;
+                if permits.total.is_some() && permits.limit.is_some() {
+                    return Err(Error::InvalidOption {
+                        option: "limit",
+                        reason: "with permits: either the store keeps a number, or each acquire names one"
+                            .to_owned(),
+                    });
+                }
                 // Those that have no owner are one number.
                 if self.kind == Kind::Permit {
                     let remedy = "let one permit stand for more";

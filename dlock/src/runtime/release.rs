@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::broken;
+use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::fairness::other_listeners;
@@ -28,6 +29,7 @@ use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{StoreCall, called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
+use crate::runtime::emit::meter::{Ended, Operation};
 use crate::runtime::grants::Grant;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
@@ -244,6 +246,7 @@ impl Handle {
         grant: Arc<Grant>,
         told: Option<Told>,
         now: Instant,
+        ended: Option<Ended>,
     ) -> ReleaseOutcome {
         let shared = self.shared().clone();
         shared.watchdog.remove(grant.number);
@@ -258,8 +261,15 @@ impl Handle {
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let going_on =
-            self.run_to_completion(give_back(shared, request, release, last.clone(), told, counted));
+        let going_on = self.run_to_completion(give_back(
+            shared,
+            request,
+            release,
+            last.clone(),
+            told,
+            counted,
+            ended.map(|ended| (grant.clone(), ended)),
+        ));
         let key = grant.key.clone();
         let handle = self.clone();
         Box::pin(self.with_timers(async move {
@@ -292,6 +302,7 @@ impl Handle {
             Arc::default(),
             None,
             false,
+            None,
         ))
     }
 }
@@ -305,6 +316,7 @@ fn give_back(
     last: Arc<Mutex<Option<StoreError>>>,
     mut told: Option<Told>,
     counted: bool,
+    held: Option<(Arc<Grant>, Ended)>,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: the request takes its position in the store's queue now.
     let mut step = call_release(&shared, request.clone());
@@ -332,6 +344,12 @@ fn give_back(
                 ReleaseAction::Report(report) => {
                     if matches!(report, ReleaseReport::Failed(_)) {
                         shared.given_up.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if let Some((grant, ended)) = &held {
+                        grant.tell_held(match report {
+                            ReleaseReport::Released | ReleaseReport::ReleasedBefore => *ended,
+                            _ => Ended::Lost,
+                        });
                     }
                     return reported(report, &request);
                 }
@@ -365,20 +383,20 @@ fn call_release(
 ) -> impl Future<Output = Result<ReleaseReply, StoreError>> + Send + use<> {
     let (store, key) = (shared.store.clone(), request.key.clone());
     let step = called(&key, || store.release(request));
-    AssertUnwindSafe(step)
-        .catch_unwind()
-        .map(move |reply| reply.unwrap_or_else(|_| Err(panicked(&key))))
+    let (calls, meter, sent) = (shared.calls.clone(), shared.meter.clone(), clock::now());
+    AssertUnwindSafe(step).catch_unwind().map(move |reply| {
+        let reply = reply.unwrap_or_else(|_| Err(panicked(&key)));
+        calls.ended(&reply);
+        meter.request_ended(Operation::Release, &reply, sent);
+        reply
+    })
 }
 
 /// The result for the caller of a release, counted.
 fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
     let ReleaseRequest { key, grant, .. } = request;
     match report {
-        ReleaseReport::Released => {
-            Event::Released.emit();
-            Ok(())
-        }
-        ReleaseReport::ReleasedBefore => Ok(()),
+        ReleaseReport::Released | ReleaseReport::ReleasedBefore => Ok(()),
         ReleaseReport::Gone => Err(Error::Lost {
             key: key.clone(),
             loss: Loss::Gone,

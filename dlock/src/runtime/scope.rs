@@ -115,9 +115,21 @@ impl Scope {
         })
     }
 
+    /// Whether a hold of this client is around the caller.
+    pub(crate) fn is_inside(&self, client: &Arc<Shared>) -> bool {
+        let is_of_client = |frame: &Frame| std::ptr::eq(frame.hold.grant.client().as_ptr(), &**client);
+        (self.frames().iter()).any(|frame| is_of_client(frame) && frame.is_alive())
+    }
+
     /// Whether the hold with this id is around the caller.
     pub(crate) fn contains(&self, hold: u64) -> bool {
         self.frames().iter().any(|outer| outer.hold.id == hold)
+    }
+
+    /// The grants around the caller that are held.
+    pub(crate) fn grants(&self) -> impl Iterator<Item = &Arc<Grant>> {
+        let alive = self.frames().iter().filter(|frame| frame.is_alive());
+        alive.map(|frame| &frame.hold.grant)
     }
 
     /// The ids of the holds around the caller, each once.

@@ -6,6 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
@@ -17,8 +18,10 @@ use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
+use crate::runtime::beat::Beat;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::Grant;
 use crate::store::Doubt;
 use crate::store::{Lane, StoreError};
@@ -34,13 +37,33 @@ pub(crate) struct Watchdog {
     sooner: Notify,
     /// The last grant has gone.
     emptied: Notify,
+    /// Whoever writes down what this client does.
+    pub(crate) beat: Arc<Beat>,
 }
 
 impl Watchdog {
+    pub(crate) fn new(beat: Arc<Beat>) -> Watchdog {
+        Watchdog {
+            beat,
+            ..Watchdog::default()
+        }
+    }
+
     /// Enters a grant that was just given, by a request sent at `sent`.
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant, now: Instant) {
         let (sent, now) = (Moment::of(sent), Moment::of(now));
         self.perform(|table| table.add(grant, sent, now));
+        self.beat.rouse();
+    }
+
+    /// The grant of this number, if it is held.
+    pub(crate) fn grant(&self, number: u64) -> Option<Arc<Grant>> {
+        self.table.lock().grant(number).cloned()
+    }
+
+    /// Some of the grants that are held, at most so many.
+    pub(crate) fn grants(&self, most: usize) -> Vec<Arc<Grant>> {
+        self.table.lock().grants().take(most).cloned().collect()
     }
 
     /// Replaces a grant by its successor, see [`RenewalTable::replace`].
@@ -108,6 +131,7 @@ impl Watchdog {
                 Action::End(grant, loss) => grant.lose(loss),
                 Action::TellSuspect(grant, error) => grant.tell_suspect(error.as_deref()),
                 Action::TellFailed(grant, error) => {
+                    grant.renewal_failed(&error);
                     Event::RenewalFailed {
                         key: &grant.key,
                         error: &error,
@@ -145,6 +169,8 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
                     Doubt::Lane(lane) => Some(lane),
                     Doubt::All => None,
                 };
+                shared.reconnects.fetch_add(1, Ordering::Relaxed);
+                Event::Reconnected { meter: &shared.meter }.emit();
                 let now = Moment::of(clock::now());
                 watchdog.perform(|table| table.doubt(lane, now));
                 true
@@ -233,6 +259,8 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
         }
         Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
     };
+    shared.calls.ended(&results);
+    (shared.meter).request_ended(Operation::Renew, &results, sent);
     let (asked, answered) = (grants.len(), results.as_ref().map_or(0, Vec::len));
     let mut results = results.map(Vec::into_iter);
     let replies = grants.iter().map(|(grant, lease)| Reply {
@@ -262,6 +290,8 @@ impl Shared {
             return Ok(());
         };
         let results = self.store.clone().renew(vec![grant.renew_request(lease)]).await;
+        self.calls.ended(&results);
+        (self.meter).request_ended(Operation::Renew, &results, sent);
         let result =
             results.and_then(|mut results| results.pop().unwrap_or_else(|| Err(too_few_replies(0, 1))));
         let failed = result.as_ref().err().cloned();

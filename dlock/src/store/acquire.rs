@@ -45,6 +45,10 @@ pub struct AcquireRequest {
     pub nested_in: Option<GrantId>,
     /// Permits: the total, if none was set before.
     pub permits: Option<u32>,
+    /// Permits: the most that may be held when this is granted, those of this request included. It is judged inside the
+    /// acquire, against the holders, and not stored: another request may name another limit. Where a total is set, that
+    /// binds as well; where none is, this suffices. See [`Capabilities::limits`](super::Capabilities::limits).
+    pub limit: Option<u32>,
     /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
     pub amount: u32,
     /// Permits, and write locks that readers shall stand back for: the id of the waiter, the same over all its
@@ -69,6 +73,7 @@ impl AcquireRequest {
             last_asked: None,
             nested_in: None,
             permits: None,
+            limit: None,
             amount: 1,
             waiter: None,
             announce: Announce::Nothing,

@@ -56,6 +56,8 @@ pub struct Capabilities {
     pub min_hold: bool,
     /// Whether readers can stand back for a writer that waits.
     pub prefer_writers: bool,
+    /// Whether an acquire of permits can name the most that may be held, [`AcquireRequest::limit`](super::AcquireRequest::limit).
+    pub limits: bool,
     /// How certain notifications of releases are.
     pub notifications: Notifications,
     /// How many locks the store can grant in one step, all or none. Larger sets are acquired lock by lock.
@@ -78,6 +80,7 @@ impl Capabilities {
             fixed_lease: true,
             min_hold: false,
             prefer_writers: false,
+            limits: false,
             notifications: Notifications::None,
             largest_set: 1,
             inspection: false,
@@ -131,6 +134,13 @@ impl Capabilities {
     #[must_use]
     pub fn prefer_writers(mut self, can: bool) -> Capabilities {
         self.prefer_writers = can;
+        self
+    }
+
+    /// Sets whether an acquire of permits can name the most that may be held; `false` by default.
+    #[must_use]
+    pub fn limits(mut self, can: bool) -> Capabilities {
+        self.limits = can;
         self
     }
 

@@ -58,9 +58,19 @@ impl GrantId {
         self.client == other.client
     }
 
-    #[cfg(dlock_sim)]
+    /// The client that it was given to.
     pub(crate) fn client(self) -> Uuid {
         self.client
+    }
+
+    /// The id that is displayed like this; `None` for ids of others, such as those of permits.
+    pub(crate) fn parse(text: &str) -> Option<GrantId> {
+        let (client, number) = text.split_once(':')?;
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        Some(GrantId {
+            client: Uuid::try_parse(client).ok()?,
+            number: number.parse().ok().filter(|_| is_number)?,
+        })
     }
 
     /// Unique in its client.

@@ -6,19 +6,23 @@ mod bind;
 mod capabilities;
 pub mod counter;
 pub(crate) mod credentials;
+pub mod doctor;
 mod doubts;
 mod failure;
 mod grant_id;
-mod holder;
 mod hub;
 mod lease;
 pub mod member;
+pub mod operations;
 pub(crate) mod options;
+pub mod queue;
+pub(crate) mod record_view;
 pub(crate) mod records;
 mod release;
 mod renewal;
 mod requests;
 mod scheme;
+pub(crate) mod slots;
 mod told;
 pub(crate) mod url;
 mod watch;
@@ -36,18 +40,20 @@ use self::counter::Counters;
 pub use self::doubts::{Doubt, DoubtSender, Doubts};
 pub use self::failure::{Outcome, Reason, StoreError};
 pub use self::grant_id::GrantId;
-pub use self::holder::Holder;
 pub use self::hub::Hub;
 pub use self::lease::GivenLease;
 use self::member::QuorumMember;
+use self::operations::Operations;
 pub use self::release::ReleaseReply;
 pub use self::renewal::{Lane, Renewal};
 pub use self::requests::{ReleaseRequest, RenewRequest};
 pub use self::scheme::{OpenRequest, Scheme};
 pub use self::watch::Watch;
-pub(crate) use self::watch::{Notification, TAKEN};
+pub(crate) use self::watch::{Notification, TAKEN, changed};
 use crate::LockKey;
+pub use crate::base::holder::Holder;
 pub use crate::base::kind::Kind;
+use crate::store::doctor::Diagnose;
 use crate::store::records::Records;
 
 /// How often a waiter asks while the store sends no notifications.
@@ -177,6 +183,12 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Small entries beside the locks, by which clients say who they are and are asked what they do. `None` if the store
+    /// keeps none.
+    fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+        None
+    }
+
     /// More about why the last acquire of a key was not granted, beyond its reply; `None` if there is no more to tell.
     fn explain(&self, _kind: Kind, _key: &LockKey) -> Option<Arc<str>> {
         None
@@ -186,6 +198,11 @@ pub trait Store: Send + Sync + 'static {
     /// over. The client has each grant there confirmed at once.
     fn doubts(&self) -> Doubts {
         Doubts::never()
+    }
+
+    /// The checks of this store, for [`LockClient::doctor`](crate::LockClient::doctor). `None` if it brings none.
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        None
     }
 }
 

@@ -6,6 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::store::record_view::{ForgetReply, RecordLook, RecordState, RecordView};
+pub use crate::store::slots::{SlotOutcome, SlotReply, SlotRequest, slot_of_fingerprint};
 use crate::store::{Reason, StoreError, Watch};
 
 /// The key of a record: a name that says nothing of its makers, as a hash does.
@@ -409,6 +411,53 @@ pub trait RecordStore: Send + Sync + 'static {
         )))
     }
 
+    /// Claims the record for a slot of time, which the record keeps as its fingerprint (that of the request is not used):
+    /// one step, one round trip, by the store's clock.
+    ///
+    /// A record has one slot, the last one that was claimed. A later slot is claimed as the first attempt, unless the work
+    /// of an earlier one is in progress; for the same slot it is as for any [claim](Self::claim). A claim of a slot that
+    /// is [released](Self::release) leaves the record, so that no earlier slot is done again.
+    ///
+    /// By default [`Reason::Unsupported`].
+    fn claim_slot(
+        self: Arc<Self>,
+        _request: ClaimRequest,
+        _slot: SlotRequest,
+    ) -> impl Future<Output = Result<SlotReply, StoreError>> + Send + 'static {
+        std::future::ready(Err(StoreError::not_done(
+            Reason::Unsupported,
+            "the records of this store have no slots of time",
+        )))
+    }
+
+    /// Looks at the record, with its result if `response`, and at the store's clock. It changes nothing.
+    ///
+    /// By default [`Reason::Unsupported`].
+    fn inspect(
+        self: Arc<Self>,
+        _key: RecordKey,
+        _response: bool,
+    ) -> impl Future<Output = Result<RecordLook, StoreError>> + Send + 'static {
+        std::future::ready(Err(StoreError::not_done(
+            Reason::Unsupported,
+            "this store shows no records",
+        )))
+    }
+
+    /// Removes the record, result included, and notifies its waiters; not while an attempt is in progress. It is for
+    /// operators: the next claim does the work again.
+    ///
+    /// By default [`Reason::Unsupported`].
+    fn forget(
+        self: Arc<Self>,
+        _key: RecordKey,
+    ) -> impl Future<Output = Result<ForgetReply, StoreError>> + Send + 'static {
+        std::future::ready(Err(StoreError::not_done(
+            Reason::Unsupported,
+            "this store forgets no records before their time",
+        )))
+    }
+
     /// Subscribes to the completion or release of a record.
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
@@ -429,6 +478,9 @@ trait DynRecordStore: Send + Sync + 'static {
     fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
     fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
     fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState>;
+    fn claim_slot(self: Arc<Self>, request: ClaimRequest, slot: SlotRequest) -> Step<SlotReply>;
+    fn inspect(self: Arc<Self>, key: RecordKey, response: bool) -> Step<RecordLook>;
+    fn forget(self: Arc<Self>, key: RecordKey) -> Step<ForgetReply>;
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
 
@@ -459,6 +511,15 @@ impl<S: RecordStore> DynRecordStore for S {
     }
     fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState> {
         Box::pin(RecordStore::read(self, key, token))
+    }
+    fn claim_slot(self: Arc<Self>, request: ClaimRequest, slot: SlotRequest) -> Step<SlotReply> {
+        Box::pin(RecordStore::claim_slot(self, request, slot))
+    }
+    fn inspect(self: Arc<Self>, key: RecordKey, response: bool) -> Step<RecordLook> {
+        Box::pin(RecordStore::inspect(self, key, response))
+    }
+    fn forget(self: Arc<Self>, key: RecordKey) -> Step<ForgetReply> {
+        Box::pin(RecordStore::forget(self, key))
     }
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
         RecordStore::watch(self, key)
@@ -567,6 +628,37 @@ impl Records {
     /// A failure of the store, or that it has no such step. Cancel safe: it changes nothing.
     pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, StoreError> {
         self.0.clone().read(key.clone(), token.clone()).await
+    }
+
+    /// See [`RecordStore::claim_slot`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store, or that it has no slots. Cancel safe as [`claim`](Self::claim) is.
+    pub async fn claim_slot(
+        &self,
+        request: ClaimRequest,
+        slot: SlotRequest,
+    ) -> Result<SlotReply, StoreError> {
+        self.0.clone().claim_slot(request, slot).await
+    }
+
+    /// See [`RecordStore::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store, or that it shows no records. Cancel safe: it changes nothing.
+    pub async fn inspect(&self, key: &RecordKey, response: bool) -> Result<RecordLook, StoreError> {
+        self.0.clone().inspect(key.clone(), response).await
+    }
+
+    /// See [`RecordStore::forget`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store, or that it forgets no records; the record may or may not have been removed.
+    pub async fn forget(&self, key: &RecordKey) -> Result<ForgetReply, StoreError> {
+        self.0.clone().forget(key.clone()).await
     }
 
     /// See [`RecordStore::watch`].

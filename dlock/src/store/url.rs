@@ -154,6 +154,8 @@ pub(crate) struct UrlOptions {
     pub(crate) name: Option<String>,
     pub(crate) min_replicas: Option<u32>,
     pub(crate) min_replicas_within: Option<Duration>,
+    pub(crate) presence: Option<bool>,
+    pub(crate) control: Option<bool>,
 }
 
 /// What a scheme stands for.
@@ -280,7 +282,18 @@ fn built_in(scheme: BuiltIn, authority: &str, path: &str, query: &mut Query) -> 
 }
 
 /// The schemes of stores that are published beside dlock, and how each gets known.
-const OF_OTHER_CRATES: [(&str, &str); 2] = [("postgres", ADD_POSTGRES), ("postgresql", ADD_POSTGRES)];
+const OF_OTHER_CRATES: &[(&str, &str)] = &[
+    ("etcd", ADD_ETCD),
+    ("etcds", ADD_ETCD),
+    ("mysql", ADD_MYSQL),
+    ("mariadb", ADD_MYSQL),
+    ("postgres", ADD_POSTGRES),
+    ("postgresql", ADD_POSTGRES),
+];
+const ADD_ETCD: &str = "add the crate dlock-etcd, and LockClientBuilder::scheme(dlock_etcd::scheme()); \
+                        the command dlock has it with its feature \"etcd\"";
+const ADD_MYSQL: &str = "add the crate dlock-mysql, and LockClientBuilder::scheme(dlock_mysql::scheme()); \
+                         the command dlock has it with its feature \"mysql\"";
 const ADD_POSTGRES: &str = "add the crate dlock-postgres, and LockClientBuilder::scheme(dlock_postgres::scheme()); \
                             the command dlock has it with its feature \"postgres\"";
 
@@ -536,6 +549,8 @@ const OPTIONS: &[&str] = &[
     "name",
     "min_replicas",
     "min_replicas_within",
+    "presence",
+    "control",
     "db",
     "user",
     "password",
@@ -576,12 +591,24 @@ impl Query {
             name: self.take("name"),
             min_replicas: self.number("min_replicas")?,
             min_replicas_within: self.duration("min_replicas_within")?,
+            presence: self.switch("presence")?,
+            control: self.switch("control")?,
         })
     }
 
     fn take(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(other, _)| other == name)?;
         Some(self.0.swap_remove(at).1)
+    }
+
+    /// `on` or `off`.
+    fn switch(&mut self, name: &str) -> Result<Option<bool>, Error> {
+        match self.take(name).as_deref() {
+            None => Ok(None),
+            Some("on") => Ok(Some(true)),
+            Some("off") => Ok(Some(false)),
+            Some(_) => Err(invalid(format!("option {name} is neither on nor off"))),
+        }
     }
 
     fn duration(&mut self, name: &str) -> Result<Option<Duration>, Error> {

@@ -136,6 +136,17 @@ impl Watch {
     }
 }
 
+/// Waits for the next notification of a subscription, if there is one. Returns how many there have been.
+pub(crate) async fn changed(watch: &mut Option<Watch>) -> u64 {
+    match watch {
+        Some(watch) => {
+            watch.changed().await;
+            watch.count()
+        }
+        None => std::future::pending().await,
+    }
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         self.end();

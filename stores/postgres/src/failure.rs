@@ -74,12 +74,23 @@ fn code(error: &StoreError) -> Option<&str> {
     told.and_then(Error::code).map(SqlState::code)
 }
 
-/// Whether the table was not created yet.
+/// Whether the table was not created yet, or by an earlier version that had less.
 pub(crate) fn is_missing_table(error: &StoreError) -> bool {
     let source = error.source.as_deref();
     let told = source.and_then(|source| source.downcast_ref::<Error>());
     let code = told.and_then(Error::code);
-    code.is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME].contains(code))
+    code.is_some_and(is_of_schema)
+}
+
+/// Whether something is missing that the schema makes.
+fn is_of_schema(code: &SqlState) -> bool {
+    [
+        SqlState::UNDEFINED_TABLE,
+        SqlState::INVALID_SCHEMA_NAME,
+        SqlState::UNDEFINED_COLUMN,
+        SqlState::UNDEFINED_FUNCTION,
+    ]
+    .contains(code)
 }
 
 /// How `tokio-postgres` tells of a server that takes no writes.
@@ -132,8 +143,8 @@ fn reason(told: &DbError) -> Reason {
 fn text(told: &DbError) -> String {
     let code = told.code().code();
     let advice = match *told.code() {
-        SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => {
-            ": create the table first, by create_table() or a migration with schema()"
+        ref code if is_of_schema(code) => {
+            ": create the table first, or what a new version adds to it, by create_table() or a migration with schema()"
         }
         SqlState::READ_ONLY_SQL_TRANSACTION => ": dlock needs the primary",
         _ => "",

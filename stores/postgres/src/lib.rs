@@ -8,7 +8,6 @@ mod locks;
 mod micros;
 mod names;
 pub mod records;
-mod send_state;
 
 pub use locks::{HoldError, LockInError, PostgresLocks, PostgresLocksBuilder, scheme, scheme_with};
 pub use records::{CompleteError, PostgresClaim, PostgresRecords};

@@ -30,3 +30,6 @@ pub fn rules() -> Vec<Case<Option<Example>>> {
     all.extend(check::rules::<quorum::Rule>());
     all
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,35 +1,19 @@
 //! The connections of the proxy, message by message.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
-use super::proxy::{Deed, Request, Shared, Stage};
+use crate::sql_proxy::{Deed, Request, Shared, Stage};
 use crate::{Direction, Swallow};
-
-pub(super) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
-    while let Ok((client, _)) = listener.accept().await {
-        if *shared.refusing.borrow() {
-            continue;
-        }
-        let (cut, shared) = (shared.cut.lock().clone(), shared.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = cut.cancelled() => {}
-                _ = forward(&shared, client) => {}
-            }
-        });
-    }
-}
 
 /// A reply that is still to come, and what is to become of it.
 type Pending = Option<(Swallow, watch::Sender<Stage>)>;
 
-async fn forward(shared: &Shared, client: TcpStream) -> io::Result<()> {
+pub(crate) async fn forward(shared: &Shared, client: TcpStream) -> io::Result<()> {
     let server = TcpStream::connect(shared.upstream).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -122,7 +106,7 @@ async fn replies(
 ) -> io::Result<()> {
     let mut current: Option<Pending> = None;
     let mut mute = false;
-    let cut = shared.cut_clients.lock().clone();
+    let cut = shared.cut_clients();
     loop {
         let message = tokio::select! {
             message = message(&mut from) => message?,

@@ -1,13 +1,21 @@
 //! Whole programs: the command, the examples, the chaos machine, and the harness that runs them.
 
 mod browser_checkout;
+mod browser_console;
+mod browser_support;
 mod chaos_checker;
+mod command_doctor;
+mod etcd_command;
 mod harness;
 mod main_checkout;
+mod ops_metrics;
 mod peers_report;
 mod postgres_command;
 mod redis_bench;
 mod redis_checkout;
+mod redis_examples;
+mod redis_operations;
+mod redis_restart;
 mod redis_run;
 mod redis_run_lost;
 mod redis_run_terminal;

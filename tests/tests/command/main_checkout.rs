@@ -453,8 +453,8 @@ async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
                 (201, 201)
             );
         });
-        match said.matches("event: key").count() {
-            3 => Ok((shop, said)),
+        match said.matches("event: sale").count() {
+            1 => Ok((shop, said)),
             _ => Err(said),
         }
     })
@@ -467,24 +467,15 @@ async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
         })
         .collect();
     let names: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
-    assert_eq!(names, ["snapshot", "key", "key", "item", "sale", "key", "replay"]);
+    assert_eq!(names, ["snapshot", "item", "sale", "replay"]);
     let snapshot = &events[0].1;
     assert_eq!(
         snapshot["items"],
         json!([{ "sku": "sneaker", "stock": 5, "sold": 0, "promised": 0 }])
     );
-    let who = |n: usize| (&events[n].1["waiting"], &events[n].1["inside"]);
-    assert_eq!(
-        [who(1), who(2), who(5)],
-        [
-            (&json!(1), &json!(0)),
-            (&json!(0), &json!(1)),
-            (&json!(0), &json!(0))
-        ]
-    );
-    let sale = &events[4].1;
-    assert_eq!(sale["token"], events[2].1["token"]);
-    assert_eq!(events[6].1["order"], sale["order"]);
+    let sale = &events[2].1;
+    assert!(sale["token"].is_u64(), "{sale}");
+    assert_eq!(events[3].1["order"], sale["order"]);
     assert!(shop.url().ends_with(sale["copy"].as_str().unwrap()));
     assert!(!said.contains("cart-12345"), "keys are private");
 

@@ -7,6 +7,7 @@ mod both_kinds;
 mod both_latches;
 mod both_locks;
 mod both_multi;
+mod both_operations;
 mod both_prefer_writers;
 mod both_properties;
 mod both_read_write;

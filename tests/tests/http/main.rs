@@ -1,6 +1,6 @@
-//! What stands before handlers: the layers of dlock-tower, and where they keep the records of requests; and PostgreSQL, which
-//! has locks as well.
+//! What stands before handlers: the layers of dlock-tower, and where they keep the records of requests.
 
+mod console_http;
 mod idempotency_bodies;
 mod idempotency_client;
 mod idempotency_gone;
@@ -14,13 +14,6 @@ mod idempotency_released;
 mod idempotency_store;
 mod idempotency_support;
 mod idempotency_transaction;
-mod postgres_conformance;
-mod postgres_faults;
-mod postgres_hold;
-mod postgres_layer;
-mod postgres_locks;
-mod postgres_records;
-mod postgres_transaction;
 mod tower_axum;
 mod tower_body;
 mod tower_detached;
@@ -28,3 +21,4 @@ mod tower_http_layers;
 mod tower_keys;
 mod tower_kinds;
 mod tower_lock;
+mod tower_task;

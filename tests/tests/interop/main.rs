@@ -1,6 +1,7 @@
-//! dlock and Redisson on one server, in both directions.
+//! dlock and Redisson, and dlock and Curator, on one server, in both directions.
 
 mod interop_cluster;
+mod interop_curator;
 mod interop_fair;
 mod interop_fenced;
 mod interop_multi;

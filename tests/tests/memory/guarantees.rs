@@ -3,7 +3,9 @@
 use std::path::Path;
 
 /// The folders of tests/tests.
-const PROGRAMS: [&str; 6] = ["command", "contract", "http", "interop", "memory", "redis"];
+const PROGRAMS: [&str; 7] = [
+    "command", "contract", "http", "interop", "memory", "redis", "stores",
+];
 
 /// The tests that the page names, as suite and test.
 fn named(page: &str) -> Vec<(&str, &str)> {

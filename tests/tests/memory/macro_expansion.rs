@@ -34,6 +34,11 @@ mod watched {
             self
         }
 
+        pub(crate) fn group(self, group: &'static str) -> Lock {
+            note(format!("group {group}"));
+            self
+        }
+
         pub(crate) fn wait(self, time: Duration) -> Lock {
             note(format!("wait {time:?}"));
             self
@@ -154,6 +159,7 @@ fn every_step_is_in_its_place() {
             "key order:7",
             "client",
             "lock order:7",
+            "group order:{id}",
             "lease 120s",
             "wait 1.5s",
             "acquire",

@@ -10,22 +10,12 @@ use dlock::store::Lane;
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss};
-use dlock_tests::{Watched, paused};
+use dlock_tests::{Watched, paused, watched};
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-
-async fn watched() -> (Watched, LockClient) {
-    let watched = Watched::new(MemoryStore::new());
-    let client = LockClient::builder()
-        .store(watched.clone())
-        .build()
-        .await
-        .unwrap();
-    (watched, client)
-}
 
 #[test]
 fn lock_is_held_for_an_hour_with_one_renewal_every_ten_seconds() {

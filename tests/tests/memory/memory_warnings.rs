@@ -64,7 +64,7 @@ async fn ten_thousand_cycles_and_an_hour_later_nothing_is_left() {
     assert_eq!(
         metrics.num_alive_tasks(),
         2,
-        "the watchdog and the release worker"
+        "the watchdog and the release worker of the client"
     );
     drop(client);
     sleep(Duration::from_millis(1)).await;

@@ -1,4 +1,5 @@
-//! Every public type of the published crates, and of the template of stores, has an example in its documentation.
+//! Every public type of the published crates, and of the template of stores, has an example in its documentation, which is
+//! compiled: text, output and ignored code are none.
 //!
 //! A type counts as public where its declaration says `pub`, whatever its module says. The types of modules that users
 //! cannot reach are listed with the reason. Whether the examples are true, the documentation tests check.
@@ -10,14 +11,17 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::modules::read_sources;
 
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 10] = [
     "dlock",
     "dlock-tower",
     "dlock-macros",
     "dlock-cli",
     "conformance",
+    "stores/etcd",
+    "stores/mysql",
     "stores/postgres",
     "stores/template",
+    "stores/zookeeper",
 ];
 
 /// Files and folders whose types are not part of the documentation, and why.
@@ -95,6 +99,14 @@ fn types_are_found_wherever_they_stand() {
             &[("A", false)],
         ),
         (
+            "/// ```text\n/// a\n/// ```\n/// ```rust,ignore\n/// a\n/// ```\npub enum A {}",
+            &[("A", false)],
+        ),
+        (
+            "/// ```text\n/// a\n/// ```\n/// ```no_run\n/// a\n/// ```\npub enum A {}",
+            &[("A", true)],
+        ),
+        (
             "pin_project! { /// ```\n pub struct A { #[pin] b: B } }",
             &[("A", true)],
         ),
@@ -145,7 +157,7 @@ fn public_types(tokens: TokenStream) -> Vec<PublicType> {
                 if is_type && declares && !attributes.contains("doc (hidden)") {
                     types.push(PublicType {
                         name: word(kind + 1),
-                        has_example: attributes.contains("```"),
+                        has_example: has_example(&attributes),
                     });
                 }
             }
@@ -158,4 +170,13 @@ fn public_types(tokens: TokenStream) -> Vec<PublicType> {
         }
     }
     types
+}
+
+/// Whether documentation, as the tokens of its attributes, has code that is compiled.
+fn has_example(attributes: &str) -> bool {
+    // Fences open and close in turns; what follows an opening one says what it has.
+    let openings = attributes.split("```").skip(1).step_by(2);
+    openings
+        .map(|after| after.split(['"', '\\', '\n', ' ']).next().unwrap_or_default())
+        .any(|language| ["", "rust", "no_run", "rust,no_run", "should_panic"].contains(&language))
 }

@@ -1,11 +1,16 @@
 //! The workloads of benches/peers with rslock. Arguments: workload, URL, tasks, seconds, seconds of warm-up, prefix of
-//! the keys.
+//! the keys, a number that other drivers need, and worker threads: the processors without, 1 is a runtime on one thread.
+//!
+//! The workload `scripts` is what any lock on scripts could reach at most: the acquire and the release of a Redisson-style
+//! lock, sent one by one over the multiplexed connection of the `redis` crate, and nothing else.
 //!
 //! Prints `ready`, waits for a line, works, prints `done` and one line of JSON, and ends when standard input does.
 
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
+use redis::Script;
+use redis::aio::MultiplexedConnection;
 use rslock::LockManager;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -23,11 +28,52 @@ struct Driver {
     prefix: String,
     mine: LockManager,
     theirs: LockManager,
+    scripts: Option<Scripts>,
 }
 
-#[tokio::main]
-async fn main() {
+/// The two scripts of a lock, and nothing else.
+#[derive(Clone)]
+struct Scripts {
+    connection: MultiplexedConnection,
+    acquire: Script,
+    release: Script,
+}
+
+impl Scripts {
+    async fn connect(url: &str) -> Scripts {
+        let client = redis::Client::open(url).expect("a URL");
+        let connection = client.get_multiplexed_async_connection().await;
+        Scripts {
+            connection: connection.expect("a server"),
+            acquire: Script::new(
+                "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then \
+                 redis.call('hincrby', KEYS[1], ARGV[2], 1) redis.call('pexpire', KEYS[1], ARGV[1]) return nil end \
+                 return redis.call('pttl', KEYS[1])",
+            ),
+            release: Script::new(
+                "if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil end \
+                 if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0 end \
+                 redis.call('del', KEYS[1]) redis.call('publish', KEYS[2], '0') return 1",
+            ),
+        }
+    }
+}
+
+fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    let threads = args.get(7).map(|threads| threads.parse().expect("threads"));
+    let mut runtime = match threads {
+        Some(1) => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    if let Some(threads) = threads {
+        runtime.worker_threads(threads);
+    }
+    let runtime = runtime.enable_all().build().expect("a runtime");
+    runtime.block_on(run(args));
+}
+
+async fn run(args: Vec<String>) {
     let connect = || LockManager::new(vec![args[1].as_str()]);
     let driver = Driver {
         workload: args[0].clone(),
@@ -35,11 +81,15 @@ async fn main() {
         prefix: args[5].clone(),
         mine: connect(),
         theirs: connect(),
+        scripts: match args[0] == "scripts" {
+            true => Some(Scripts::connect(&args[1]).await),
+            false => None,
+        },
     };
     let seconds: f64 = args[3].parse().expect("seconds");
     let warmup: f64 = args[4].parse().expect("seconds of warm-up");
 
-    if !["parallel", "contended", "wakeup"].contains(&args[0].as_str()) {
+    if !["parallel", "contended", "wakeup", "scripts"].contains(&args[0].as_str()) {
         std::process::exit(3);
     }
     driver.measure(warmup).await;
@@ -62,6 +112,10 @@ impl Driver {
         }
         let mut running = Vec::new();
         for i in 0..self.tasks {
+            if let Some(scripts) = &self.scripts {
+                running.push(tokio::spawn(bare(scripts.clone(), format!("{}{i}", self.prefix), end)));
+                continue;
+            }
             let manager = self.mine.clone();
             let key = match self.workload.as_str() {
                 "parallel" => format!("{}{i}", self.prefix),
@@ -148,6 +202,30 @@ async fn pairs(manager: LockManager, key: String, end: Instant) -> Task {
                 task.pairs += 1;
             }
             Err(_) => task.errors += 1,
+        }
+    }
+}
+
+/// The two scripts by turns.
+async fn bare(mut scripts: Scripts, key: String, end: Instant) -> Task {
+    let mut task = Task::default();
+    let holder = format!("8d2f6c1e-9b5a-4f0e-9a53-4f0f8a6b7c1d:{key}");
+    let channel = format!("redisson_lock__channel:{{{key}}}");
+    loop {
+        let now = Instant::now();
+        if now >= end {
+            return task;
+        }
+        let mut acquire = scripts.acquire.key(&key);
+        let acquired = acquire.arg(TTL.as_millis() as u64).arg(&holder);
+        let acquired: redis::RedisResult<Option<i64>> = acquired.invoke_async(&mut scripts.connection).await;
+        task.waits.push(now.elapsed().as_nanos() as u64);
+        let mut release = scripts.release.key(&key);
+        let released = release.key(&channel).arg(&holder);
+        let released: redis::RedisResult<Option<i64>> = released.invoke_async(&mut scripts.connection).await;
+        match (acquired, released) {
+            (Ok(None), Ok(Some(1))) => task.pairs += 1,
+            _ => task.errors += 1,
         }
     }
 }

@@ -57,3 +57,11 @@ pub(crate) fn ratio_of_shares(ratio: f64) -> String {
         ratio => format!("{ratio:.0}"),
     }
 }
+
+/// How a runtime is called.
+pub(crate) fn runtime(threads: usize) -> String {
+    match threads {
+        1 => "one thread".to_owned(),
+        threads => format!("{threads} threads"),
+    }
+}

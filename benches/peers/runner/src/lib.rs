@@ -6,12 +6,17 @@
 //! | [`peer`] | the libraries, and how each is started |
 //! | [`entrant`] | the libraries that take part in each workload |
 //! | [`measure`] | the rounds, on a server of their own |
+//! | [`curve`], [`curve_chart`] | how the rate grows with the tasks, and its picture |
 //! | [`results`] | what was measured, as it is committed |
 //! | [`report`], [`chart`] | the page and its pictures, made from that alone |
 
 pub mod chart;
+pub mod curve;
+pub mod curve_chart;
+mod curve_report;
 pub mod entrant;
 mod figures;
+mod markdown;
 pub mod measure;
 pub mod peer;
 mod process;

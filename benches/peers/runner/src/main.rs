@@ -6,6 +6,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Parser, Subcommand};
+use dlock_peers::curve::{self, Curve};
 use dlock_peers::measure::{Options, measure};
 use dlock_peers::peer::Peer;
 use dlock_peers::report;
@@ -22,6 +23,8 @@ struct Args {
 enum Command {
     /// Measure, and print one line of JSON for each measurement.
     Measure(Measure),
+    /// Measure how the rate grows with the tasks, and print one line of JSON for each point.
+    Curve(Measure),
     /// Make BENCHMARKS.md and the charts from the results.
     Report,
 }
@@ -49,6 +52,9 @@ struct Measure {
     /// Today, as in 2026-01-31.
     #[arg(long)]
     day: String,
+    /// What readers of the curve are to bear in mind, as that other work was on the machine.
+    #[arg(long)]
+    note: Option<String>,
     /// Where the results go; nowhere without.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -62,6 +68,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Measure(args) => measure_all(args),
+        Command::Curve(args) => measure_curve(args),
         Command::Report => write_report(),
     }
 }
@@ -71,6 +78,23 @@ fn drivers() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("the runner lies beside the drivers")
+}
+
+fn measure_curve(args: Measure) -> anyhow::Result<()> {
+    ensure!(args.only.is_empty(), "--only: the curve is measured as a whole");
+    let (out, note) = (args.out.clone(), args.note.clone());
+    let curve = Curve {
+        note,
+        ..curve::measure(&options(args)?, print)?
+    };
+    out.map_or(Ok(()), |path| curve.write(&path))
+}
+
+fn print(measured: &impl serde::Serialize) {
+    match serde_json::to_string(measured) {
+        Ok(line) => println!("{line}"),
+        Err(error) => eprintln!("{error}"),
+    }
 }
 
 fn measure_all(args: Measure) -> anyhow::Result<()> {
@@ -83,12 +107,22 @@ fn measure_all(args: Measure) -> anyhow::Result<()> {
             bail!("--only: there is no {name}, but the libraries {peers} and the workloads {workloads}");
         }
     }
+    let out = args.out.clone();
+    let results = measure(&options(args)?, print)?;
+    for left_out in &results.left_out {
+        let workload = left_out.workload.as_deref().unwrap_or("all workloads");
+        eprintln!("left out: {} in {workload}: {}", left_out.entrant, left_out.why);
+    }
+    out.map_or(Ok(()), |path| results.write(&path))
+}
+
+fn options(args: Measure) -> anyhow::Result<Options> {
     ensure!(args.rounds > 0, "--rounds: at least 1");
     ensure!(
         args.seconds > 0.0 && args.seconds <= 600.0,
         "--seconds: more than 0, at most 600"
     );
-    let options = Options {
+    Ok(Options {
         rounds: args.rounds,
         seconds: args.seconds,
         server: args.server,
@@ -97,19 +131,7 @@ fn measure_all(args: Measure) -> anyhow::Result<()> {
         missing: args.missing.into_iter().collect::<BTreeMap<_, _>>(),
         only: args.only,
         day: args.day,
-    };
-    let results = measure(&options, |run| match serde_json::to_string(run) {
-        Ok(line) => println!("{line}"),
-        Err(error) => eprintln!("{error}"),
-    })?;
-    for left_out in &results.left_out {
-        let workload = left_out.workload.as_deref().unwrap_or("all workloads");
-        eprintln!("left out: {} in {workload}: {}", left_out.entrant, left_out.why);
-    }
-    match args.out {
-        Some(path) => results.write(&path),
-        None => Ok(()),
-    }
+    })
 }
 
 fn write_report() -> anyhow::Result<()> {

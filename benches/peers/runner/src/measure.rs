@@ -39,30 +39,32 @@ pub struct Options {
 
 /// What the driver of another library says.
 #[derive(Debug, Deserialize)]
-struct Driven {
-    seconds: f64,
-    task_pairs: Vec<u64>,
+pub(crate) struct Driven {
+    pub(crate) seconds: f64,
+    pub(crate) task_pairs: Vec<u64>,
     p50_us: f64,
     p99_us: f64,
     p999_us: f64,
-    errors: u64,
+    pub(crate) errors: u64,
     version: String,
     runtime: String,
 }
 
 /// What `dlock bench --json` says.
 #[derive(Debug, Deserialize)]
-struct Benched {
-    seconds: f64,
-    pairs_per_s: f64,
+pub(crate) struct Benched {
+    pub(crate) seconds: f64,
+    pub(crate) pairs_per_s: f64,
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     p999_us: Option<f64>,
     share_min: Option<f64>,
     share_max: Option<f64>,
     process_share_min: Option<f64>,
-    errors: u64,
-    client_cpu_s: Option<f64>,
+    pub(crate) errors: u64,
+    pub(crate) client_cpu_s: Option<f64>,
+    pub(crate) server_us_per_pair: Option<f64>,
+    pub(crate) server_script_us_per_pair: Option<f64>,
     rss_mb: Option<f64>,
     server_commands: Option<u64>,
     held: Option<HeldFigures>,

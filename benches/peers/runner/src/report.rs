@@ -3,15 +3,19 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::chart;
+use crate::curve::Curve;
 use crate::entrant::Entrant;
 use crate::figures::{count, memory, percent, percent_fine, ratio_of_shares, time, times};
+use crate::markdown::{table, wrapped};
 use crate::peer::Peer;
 use crate::results::{Median, Results, Run};
 use crate::workload::{PERIOD, Workload};
+use crate::{chart, curve_chart, curve_report};
 
 /// Where the results lie, in the repository.
 const RESULTS: &str = "benches/peers/results";
+/// Where the curves lie.
+const CURVES: &str = "benches/peers/curves";
 /// The servers whose results are shown, when they are there.
 const SERVERS: [&str; 2] = ["redis", "valkey"];
 /// Where the page goes.
@@ -33,7 +37,18 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
         }
     }
     anyhow::ensure!(!all.is_empty(), "there are no results in {RESULTS}");
-    let mut files = vec![(PathBuf::from(PAGE), page(&all))];
+    let mut curves = Vec::new();
+    for server in SERVERS {
+        let path = root.join(CURVES).join(format!("{server}.json"));
+        if path.exists() {
+            let chart = format!("benches/peers/charts/curve-{server}.svg");
+            curves.push((server, chart, Curve::read(&path)?));
+        }
+    }
+    let mut files = vec![(PathBuf::from(PAGE), page(&all, &curves))];
+    for (_, chart, curve) in &curves {
+        files.push((chart.into(), curve_chart::draw(curve)));
+    }
     files.extend(
         all.iter()
             .map(|(path, results)| (PathBuf::from(path), chart::draw(results))),
@@ -41,10 +56,11 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     Ok(files)
 }
 
-fn page(all: &[(String, Results)]) -> String {
+fn page(all: &[(String, Results)], curves: &[(&str, String, Curve)]) -> String {
     let mut page = String::new();
     page.push_str(HEAD);
     page.push_str(&how(all));
+    page.push_str(&curve_report::section(curves));
     for (chart, results) in all {
         let server = &results.server;
         let _ = write!(
@@ -212,19 +228,6 @@ fn measured(results: &Results, workload: Workload) -> Vec<Entrant> {
     let mut entrants = Entrant::all_of(workload);
     entrants.retain(|entrant| results.of(workload.name(), &entrant.name()).next().is_some());
     entrants
-}
-
-/// A table of strings, its first column to the left, the others to the right.
-fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut text = format!(
-        "| {} |\n|---|{}\n",
-        head.join(" | "),
-        "---:|".repeat(head.len() - 1)
-    );
-    for row in rows {
-        let _ = writeln!(text, "| {} |", row.join(" | "));
-    }
-    text
 }
 
 fn rates(results: &Results, workload: Workload, entrants: &[Entrant]) -> String {
@@ -521,23 +524,6 @@ impl Shown for Median {
 
 fn show(value: Option<impl Shown>, how: impl Fn(f64) -> String) -> String {
     value.map_or("–".to_owned(), |value| how(value.number()))
-}
-
-/// In lines of at most 120 characters.
-fn wrapped(text: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let line = lines.last_mut().expect("there is one");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > 120 {
-            lines.push(word.to_owned());
-        } else {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines.join("\n")
 }
 
 const TAIL: &str = "

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Context as _;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The measurements on one server.
@@ -110,8 +111,7 @@ impl Results {
     /// # Errors
     /// When it is not there, or not such a file.
     pub fn read(path: &Path) -> anyhow::Result<Results> {
-        let text = fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is not a file of results", path.display()))
+        read(path)
     }
 
     /// Writes the file, one line for each measurement.
@@ -158,6 +158,12 @@ impl Results {
     ) -> Option<Median> {
         Median::of(self.of(workload, entrant).filter_map(value).collect())
     }
+}
+
+/// A file of results.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not a file of results", path.display()))
 }
 
 /// The middle of several measurements of the same.

@@ -29,6 +29,15 @@ pub(crate) struct Server {
     port: u16,
 }
 
+/// What a server has used.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ServerUsage {
+    /// Kernel included.
+    pub(crate) cpu_s: f64,
+    /// In scripts, by its own count.
+    pub(crate) script_s: f64,
+}
+
 impl Server {
     /// Starts one and waits until it answers.
     pub(crate) fn start(program: &Path) -> anyhow::Result<Server> {
@@ -84,6 +93,29 @@ impl Server {
             rest.split(',').next()?.parse::<u64>().ok()
         });
         Ok(calls.sum())
+    }
+
+    /// What it has used since it was started.
+    pub(crate) fn usage(&self) -> anyhow::Result<ServerUsage> {
+        let info = self.ask("INFO cpu")? + &self.ask("INFO commandstats")?;
+        let value = |name: &str| {
+            info.lines()
+                .find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+        };
+        let cpu = |name| value(name)?.parse::<f64>().ok();
+        let cpu_s = cpu("used_cpu_user").zip(cpu("used_cpu_sys"));
+        let (user, sys) = cpu_s.context("the server does not say what it has used")?;
+        let micros = |name: &&str| {
+            let usec = value(name)?
+                .split(',')
+                .find_map(|part| part.strip_prefix("usec="))?;
+            usec.parse::<f64>().ok()
+        };
+        let scripts = ["cmdstat_eval", "cmdstat_evalsha"];
+        Ok(ServerUsage {
+            cpu_s: user + sys,
+            script_s: scripts.iter().filter_map(micros).sum::<f64>() / 1e6,
+        })
     }
 
     /// Forgets all keys.

@@ -13,12 +13,13 @@ use crate::api::guard::LockGuard;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::ASK_IN_SET_EVERY;
-use crate::runtime::acquire::{self, Wait};
+use crate::runtime::acquire::{self, Begun, Wait};
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::check_at_once;
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::Scope;
+use crate::runtime::waits::Waiting;
 use crate::store::{Announce, GrantId, StoreError};
 use crate::{Error, LockKey};
 
@@ -58,18 +59,20 @@ impl MultiCall {
         handle.with_timers(self.acquire())
     }
 
-    async fn acquire(self) -> Result<MultiGuard, Error> {
+    async fn acquire(mut self) -> Result<MultiGuard, Error> {
         if self.keys.len() == 1 {
             let only = self.first.run().await?;
             return Ok(MultiGuard::new(only.into(), std::iter::empty()));
         }
-        let (started, scope) = acquire::begin().await;
-        acquire::told(self.go(started, &scope).await, started, &self.keys)
+        let begun = Begun::new(&self.first, &self.keys);
+        let scope = acquire::begin().await;
+        self.first.nested = scope.is_inside(self.first.handle.shared());
+        let outcome = self.go(begun.started, &scope).await;
+        begun.told(outcome, &self.keys)
     }
 
     async fn go(&self, started: Instant, scope: &Scope) -> Result<MultiGuard, Error> {
         self.check()?;
-        let shared = self.first.handle.shared();
         let until = self.first.until(started);
         let mut at = 0;
         let mut in_vain = InVain::new();
@@ -83,14 +86,15 @@ impl MultiCall {
                     target: &one,
                     started,
                     until,
+                    waiting: Waiting::default(),
                 };
                 // Entered for good once all others are acquired: no other caller shall wait for this call before.
                 drop(wait.reenter(scope).await?);
             }
             let mut guards = Vec::new();
             if let Some(first) = rest.first() {
-                if shared.closing.is_cancelled() {
-                    return Err(Error::ClientClosed);
+                if self.first.ending().is_cancelled() {
+                    return Err(self.first.ended());
                 }
                 if !rest.contains(&at) {
                     at = *first;
@@ -106,6 +110,7 @@ impl MultiCall {
                     target: &all,
                     started,
                     until,
+                    waiting: Waiting::default(),
                 };
                 let round = match self.first.once {
                     true => all
@@ -117,7 +122,7 @@ impl MultiCall {
                 match round {
                     Round::All(all) => guards = all,
                     Round::Busy((busy, remaining)) if self.first.once => {
-                        return Err(self.one(busy).not_acquired(started, remaining));
+                        return Err(self.one(busy).not_acquired(started, remaining, None));
                     }
                     Round::Busy((busy, remaining)) => {
                         at = busy;

@@ -12,6 +12,7 @@ use crate::api::guard::{Holding, LockGuard};
 use crate::api::held::{Held, View};
 use crate::api::methods::hold_methods;
 use crate::api::run::Framed;
+use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::Grant;
 use crate::runtime::members::Members;
 use crate::runtime::scope::Frames;
@@ -114,7 +115,7 @@ impl Holding for MultiGuard {
                 .guards
                 .iter_mut()
                 .rev()
-                .map(|guard| guard.hold_mut().leave())
+                .map(|guard| guard.hold_mut().leave(Ended::Released))
                 .collect();
             let answers = releases.into_iter().rev().map(async |release| match release {
                 Some(outcome) => outcome?.await,

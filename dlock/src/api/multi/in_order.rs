@@ -21,6 +21,7 @@ use crate::runtime::acquire::Wait;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
+use crate::runtime::waits::Waiting;
 use crate::store::{Announce, GrantId, StoreError};
 
 /// How many attempts in a row may find one of the keys free and another one busy.
@@ -76,6 +77,7 @@ impl MultiCall {
                 target: &Next { call: self, at: *at },
                 started,
                 until: until.into_iter().chain(limit).min(),
+                waiting: Waiting::default(),
             };
             let next = tokio::select! {
                 biased;

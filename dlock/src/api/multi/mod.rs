@@ -107,6 +107,7 @@ impl MultiLock {
         max_waiters,
         /// This applies to a handoff to a call that wants the lock alone; see [`Lock::local_handoffs`].
         local_handoffs,
+        group,
     }
 
     /// Has new readers of a read-write lock stand back while this call waits for it to write. See

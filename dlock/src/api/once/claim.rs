@@ -2,22 +2,25 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::runtime;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::stored;
-use crate::LockKey;
 use crate::base::{chance, clock};
 use crate::engine::grant::safety_margin;
 use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
-use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records};
+use crate::store::records::{
+    ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records, SlotOutcome, SlotReply, SlotRequest,
+};
 use crate::store::{Outcome, Reason, StoreError};
+use crate::{Error, LockKey, Loss};
 
 /// Between two attempts to settle a claim.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -33,6 +36,16 @@ pub(super) struct Target {
     pub(super) runtime: runtime::Handle,
     /// The client, where there is one: it is not shut down before its claims are settled.
     pub(super) client: Option<Arc<Shared>>,
+    /// Inside of a hold of that client, which lets it pass while it drains.
+    pub(super) nested: bool,
+}
+
+/// Cancelled when a claim that is asked for has to end.
+pub(super) fn ending(client: &Shared, nested: bool) -> &CancellationToken {
+    match nested {
+        true => &client.closing,
+        false => &client.draining,
+    }
 }
 
 impl Target {
@@ -43,10 +56,13 @@ impl Target {
         }
     }
 
-    /// Until the client is shut down.
-    pub(super) async fn closing(&self) {
+    /// Waits until the client takes no new work; why not.
+    pub(super) async fn refused(&self) -> Error {
         match &self.client {
-            Some(client) => client.closing.cancelled().await,
+            Some(client) => {
+                ending(client, self.nested).cancelled().await;
+                client.refusal()
+            }
             None => std::future::pending().await,
         }
     }
@@ -56,29 +72,33 @@ impl Target {
 pub(super) struct Asking {
     target: Arc<Target>,
     request: ClaimRequest,
+    slot: Option<SlotRequest>,
     /// Before the claim was sent the last time.
     sent: Instant,
     in_doubt: bool,
 }
 
 impl Asking {
-    pub(super) fn new(target: Arc<Target>, request: ClaimRequest) -> Asking {
+    pub(super) fn new(target: Arc<Target>, request: ClaimRequest, slot: Option<SlotRequest>) -> Asking {
         Asking {
             target,
             request,
+            slot,
             sent: clock::now(),
             in_doubt: false,
         }
     }
 
     /// Asks once, or again where the store was not reached: the same token gets the same answer.
-    pub(super) async fn ask(&mut self) -> Result<ClaimReply, StoreError> {
+    ///
+    /// Of work with slots, no claim reply is an answer of the slot alone.
+    pub(super) async fn ask(&mut self) -> Result<(Option<ClaimReply>, Option<SlotReply>), StoreError> {
         let begun = clock::now();
         let mut pause = FIRST_PAUSE;
         loop {
             let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
             self.sent = clock::now();
-            let error = match self.target.records.claim(self.request.clone()).await {
+            let error = match self.step().await {
                 Ok(reply) => {
                     self.in_doubt = false;
                     return Ok(reply);
@@ -95,15 +115,90 @@ impl Asking {
         }
     }
 
+    async fn step(&self) -> Result<(Option<ClaimReply>, Option<SlotReply>), StoreError> {
+        let (records, request) = (&self.target.records, self.request.clone());
+        let Some(slot) = self.slot else {
+            return records.claim(request).await.map(|reply| (Some(reply), None));
+        };
+        let reply = records.claim_slot(request, slot).await?;
+        let claim = match &reply.outcome {
+            SlotOutcome::Claim(claim) => Some(claim.clone()),
+            _ => None,
+        };
+        Ok((claim, Some(reply)))
+    }
+
+    /// Asks for this slot from now on, and for no nearer one.
+    pub(super) fn stay_with(&mut self, time: SystemTime) {
+        if let Some(slot) = &mut self.slot {
+            let period = slot.period();
+            *slot = SlotRequest::at(time);
+            if let Some(period) = period {
+                *slot = slot.with_period(period);
+            }
+        }
+    }
+
     /// Takes charge of the claim, which was granted.
-    pub(super) fn granted(self, attempt: u32, fence: u64) -> Claim {
+    pub(super) fn granted(self, attempt: u32, fence: u64, reply: Option<&SlotReply>) -> Claim {
+        let period = self.slot.and_then(|slot| slot.period());
+        let slot = reply.map(|reply| ClaimedSlot {
+            time: reply.slot,
+            skipped: skipped(reply, period),
+        });
+        if let Some(ClaimedSlot {
+            skipped: count @ 1.., ..
+        }) = slot
+        {
+            let name = &self.target.name;
+            Event::SlotsSkipped { name, count }.emit();
+        }
         Claim::begin(
             self.target.clone(),
             self.request.token.clone(),
             self.sent,
             attempt,
             fence,
+            slot,
         )
+    }
+}
+
+/// The slot of a claim.
+#[derive(Debug, Clone, Copy)]
+struct ClaimedSlot {
+    time: SystemTime,
+    skipped: u64,
+}
+
+/// How many slots lie between the one that was claimed and the last one before it.
+fn skipped(reply: &SlotReply, period: Option<Duration>) -> u64 {
+    let (Some(last), Some(period)) = (reply.last, period) else {
+        return 0;
+    };
+    let between = reply.slot.duration_since(last).unwrap_or_default();
+    let slots = between.as_nanos() / period.as_nanos().max(1);
+    u64::try_from(slots.saturating_sub(1)).unwrap_or(u64::MAX)
+}
+
+/// Takes a step that changes nothing, again where the store was not reached.
+pub(super) async fn retried<T, Fut>(target: &Target, mut step: impl FnMut() -> Fut) -> Result<T, StoreError>
+where
+    Fut: Future<Output = Result<T, StoreError>>,
+{
+    let begun = clock::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let error = match step().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let gone_by = clock::now().saturating_duration_since(begun);
+        if error.reason != Reason::Unreachable || gone_by + pause > target.retry_for {
+            return Err(error);
+        }
+        sleep(jittered(pause)).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -147,13 +242,21 @@ pub(super) struct Claim {
     token: ClaimToken,
     attempt: u32,
     fence: u64,
+    slot: Option<ClaimedSlot>,
     deadline: watch::Receiver<Deadline>,
     renewal: AbortHandle,
     is_settled: bool,
 }
 
 impl Claim {
-    fn begin(target: Arc<Target>, token: ClaimToken, sent: Instant, attempt: u32, fence: u64) -> Claim {
+    fn begin(
+        target: Arc<Target>,
+        token: ClaimToken,
+        sent: Instant,
+        attempt: u32,
+        fence: u64,
+        slot: Option<ClaimedSlot>,
+    ) -> Claim {
         let (sender, deadline) = watch::channel(Some(held_until(sent, target.lease)));
         // Not by `spawn`: a client that shuts down waits for those.
         let renewal = target
@@ -164,6 +267,7 @@ impl Claim {
             token,
             attempt,
             fence,
+            slot,
             deadline,
             renewal: renewal.abort_handle(),
             is_settled: false,
@@ -178,26 +282,17 @@ impl Claim {
         OnceClaim {
             attempt: self.attempt,
             fence: self.fence,
+            slot: self.slot,
+            record: self.target.record.clone(),
+            token: self.token.clone(),
+            keep: self.target.keep,
             deadline: self.deadline.clone(),
         }
     }
 
     /// Until another attempt may begin.
     pub(super) async fn lost(&self) {
-        let mut deadline = self.deadline.clone();
-        while let Some(until) = current(&deadline) {
-            if until <= clock::now() {
-                return;
-            }
-            tokio::select! {
-                biased;
-                renewed = deadline.changed() => if renewed.is_err() {
-                    // The runtime that renewed it has ended.
-                    return clock::sleep_until(until).await;
-                },
-                () = clock::sleep_until(until) => {}
-            }
-        }
+        lost(&self.deadline).await;
     }
 
     /// Settles it, and goes on until that is done, also when nothing waits for the answer.
@@ -243,6 +338,10 @@ impl Drop for Claim {
 pub struct OnceClaim {
     attempt: u32,
     fence: u64,
+    slot: Option<ClaimedSlot>,
+    record: RecordKey,
+    token: ClaimToken,
+    keep: Duration,
     deadline: watch::Receiver<Deadline>,
 }
 
@@ -260,6 +359,76 @@ impl OnceClaim {
         self.fence
     }
 
+    /// The slot of time that the work is for: its beginning, by the store's clock or as it was [named](crate::Once::slot).
+    /// `None` for work without slots.
+    #[must_use]
+    pub fn slot(&self) -> Option<SystemTime> {
+        self.slot.map(|slot| slot.time)
+    }
+
+    /// How many slots before this one nobody did: no process asked for them, or an earlier run was still going. 0 where the
+    /// slots have no period.
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
+        self.slot.map_or(0, |slot| slot.skipped)
+    }
+
+    /// The record that is claimed; with [`token`](Self::token), for stores that complete it by a way of their own, as a
+    /// transaction of PostgreSQL (`dlock-postgres`).
+    #[must_use]
+    pub fn record_key(&self) -> &RecordKey {
+        &self.record
+    }
+
+    /// The token of the claim. Whoever has it can settle the claim.
+    #[must_use]
+    pub fn token(&self) -> &ClaimToken {
+        &self.token
+    }
+
+    /// What [`Once`](crate::Once) stores of a result, for a store that completes the claim by a way of its own.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be kept: it has more than 1 MiB, or no JSON form.
+    ///
+    /// ```
+    /// assert!(dlock::OnceClaim::stored_form(&42).is_ok());
+    /// assert!(dlock::OnceClaim::stored_form(&"x".repeat(2 * 1024 * 1024)).is_err());
+    /// ```
+    pub fn stored_form<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, String> {
+        stored::result(value)
+    }
+
+    /// How long the result is kept, see [`Once::keep`](crate::Once::keep).
+    #[must_use]
+    pub fn keep(&self) -> Duration {
+        self.keep
+    }
+
+    /// How long no other attempt can begin, for certain; zero when the claim is lost. It is renewed every third of the lease.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let until = current(&self.deadline);
+        until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(clock::now())
+        })
+    }
+
+    /// Waits until the claim is lost, for work that is not dropped then, as that of a process that was started:
+    /// [`Loss::Gone`] where the store has said so, [`Loss::Expired`] where it could not be renewed in time. Cancel safe. After
+    /// the claim was settled it returns when the lease would have ended.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        let deadline = self.deadline.clone();
+        async move {
+            lost(&deadline).await;
+            match current(&deadline) {
+                Some(_) => Loss::Expired,
+                None => Loss::Gone,
+            }
+        }
+    }
+
     /// Whether no other attempt can have begun. Work in a future needs not ask: it is dropped when the claim is lost.
     #[must_use]
     pub fn is_held(&self) -> bool {
@@ -270,6 +439,23 @@ impl OnceClaim {
 /// Not borrowed for longer than this.
 fn current(deadline: &watch::Receiver<Deadline>) -> Deadline {
     *deadline.borrow()
+}
+
+async fn lost(deadline: &watch::Receiver<Deadline>) {
+    let mut deadline = deadline.clone();
+    while let Some(until) = current(&deadline) {
+        if until <= clock::now() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            renewed = deadline.changed() => if renewed.is_err() {
+                // It was settled, or the runtime that renewed it has ended.
+                return clock::sleep_until(until).await;
+            },
+            () = clock::sleep_until(until) => {}
+        }
+    }
 }
 
 /// By this process's clock, for a claim that was sent then.

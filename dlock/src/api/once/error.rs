@@ -1,5 +1,8 @@
 //! Why work was not done, or why what came of it is not known.
 
+use std::convert::Infallible;
+use std::time::{Duration, SystemTime};
+
 use crate::Error;
 
 /// Why [`Once::run`](crate::Once::run) has no result.
@@ -61,7 +64,99 @@ pub enum OnceError<E> {
         why: String,
     },
 
+    /// The last slot of the work is more than one ahead of the store's clock: that clock was set back. Nothing runs until the
+    /// clock has come as far again; an operator who knows better [forgets](crate::record::Records::forget) the record.
+    #[error(
+        "the last slot of the work is {} ahead of the store's clock, which was set back",
+        ahead(*.stored, *.now)
+    )]
+    #[non_exhaustive]
+    ClockWentBack {
+        /// The last slot.
+        stored: SystemTime,
+        /// The store's clock.
+        now: SystemTime,
+    },
+
+    /// The slot that was [named](crate::Once::slot) is too far ahead of the store's clock: one period, or five minutes where
+    /// there is none.
+    #[error("the slot of the work is {} ahead of the store's clock", ahead(*.slot, *.now))]
+    #[non_exhaustive]
+    SlotTooFarAhead {
+        /// The slot.
+        slot: SystemTime,
+        /// The store's clock.
+        now: SystemTime,
+    },
+
     /// An option is invalid, or the store failed before the work began.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+fn ahead(time: SystemTime, now: SystemTime) -> String {
+    format!("{:.1?}", time.duration_since(now).unwrap_or_default())
+}
+
+/// Why a function under `#[once]` has no result, of its own or of an earlier call.
+///
+/// ```
+/// use dlock::NotRun;
+///
+/// #[derive(Debug)]
+/// enum Failure {
+///     Later,
+///     Once(NotRun),
+/// }
+///
+/// impl From<NotRun> for Failure {
+///     fn from(why: NotRun) -> Failure {
+///         match why {
+///             NotRun::Elsewhere { .. } => Failure::Later,
+///             why => Failure::Once(why),
+///         }
+///     }
+/// }
+/// # let _ = (Failure::Later, Failure::Once(NotRun::from(dlock::Error::ClientClosed)));
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotRun {
+    /// Another process does the work now, or another task of this one.
+    #[error(
+        "the work is being done by another process, in attempt {attempt}; its lease ends in {remaining:.1?}"
+    )]
+    #[non_exhaustive]
+    Elsewhere {
+        /// The number of that attempt.
+        attempt: u32,
+        /// What its lease has left unless it is renewed.
+        remaining: Duration,
+    },
+    /// All else: see [`OnceError`].
+    #[error(transparent)]
+    Failed(OnceError<Infallible>),
+}
+
+impl NotRun {
+    /// That of a call that has ended without running the work here, or without its result.
+    pub(crate) fn of<E>(error: OnceError<E>) -> NotRun {
+        NotRun::Failed(match error {
+            OnceError::Work(_) => OnceError::Store(Error::invalid_option("work", "it failed by itself")),
+            OnceError::Failed { attempts } => OnceError::Failed { attempts },
+            OnceError::Orphaned { attempt } => OnceError::Orphaned { attempt },
+            OnceError::Lost { attempt } => OnceError::Lost { attempt },
+            OnceError::ResultUnavailable => OnceError::ResultUnavailable,
+            OnceError::Unreadable { why } => OnceError::Unreadable { why },
+            OnceError::ClockWentBack { stored, now } => OnceError::ClockWentBack { stored, now },
+            OnceError::SlotTooFarAhead { slot, now } => OnceError::SlotTooFarAhead { slot, now },
+            OnceError::Store(error) => OnceError::Store(error),
+        })
+    }
+}
+
+impl From<Error> for NotRun {
+    fn from(error: Error) -> NotRun {
+        NotRun::Failed(OnceError::Store(error))
+    }
 }

@@ -2,6 +2,9 @@
 
 mod claim;
 mod error;
+mod run;
+mod slot;
+mod slots;
 mod stored;
 
 use std::future::Future;
@@ -11,25 +14,20 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
-use tokio::runtime;
 
 pub use self::claim::OnceClaim;
-use self::claim::{Asking, Claim, Settled, Settlement, Target};
-pub use self::error::OnceError;
-use self::stored::Stored;
-use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
-use crate::base::clock;
+pub use self::error::{NotRun, OnceError};
+use self::run::{Admitted, Carried};
+pub use self::slot::{OnceEvery, OnceSlot, SlotReply};
+pub use self::slots::Slots;
+use crate::api::builder::DEFAULT_LEASE;
 use crate::runtime::client::Handle;
-use crate::runtime::emit::Event;
 use crate::runtime::options::{check_duration, check_lease};
-use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, RecordKey, Records};
-use crate::store::{StoreError, Watch};
+use crate::store::records::{OnOrphan, RecordKey, Records};
 use crate::{Error, LockClient, LockKey};
 
 /// How long a result is kept unless [`Once::keep`] says otherwise: a day.
 const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
-/// A waiter asks again no sooner than this, for what has no notification.
-const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// Work of a name that is done once in a fleet; made by [`LockClient::once`] or [`Records::once`].
 ///
@@ -70,7 +68,7 @@ pub struct Once {
     source: Source,
     key: LockKey,
     lease: Option<Duration>,
-    keep: Duration,
+    keep: Option<Duration>,
     wait: Option<Duration>,
     on_failure: OnFailure,
     on_orphan: OnOrphan,
@@ -196,7 +194,7 @@ impl Once {
             source,
             key,
             lease: None,
-            keep: DEFAULT_KEEP,
+            keep: None,
             wait: None,
             on_failure: OnFailure::default(),
             on_orphan: OnOrphan::default(),
@@ -213,7 +211,7 @@ impl Once {
     /// How long the result is kept, from the end of the work on: a day by default. After that the work is done again by
     /// whichever call comes first. At least two leases, and at most a year.
     pub fn keep(mut self, keep: Duration) -> Once {
-        self.keep = keep;
+        self.keep = Some(keep);
         self
     }
 
@@ -252,10 +250,11 @@ impl Once {
         LockKey::new(self.key.clone())?;
         let lease = self.lease_or_default();
         check_lease("lease", Some(lease))?;
-        check_duration("keep", Some(self.keep))?;
+        let keep = self.keep_or_default();
+        check_duration("keep", Some(keep))?;
         check_duration("wait", self.wait)?;
-        if self.keep < 2 * lease {
-            let reason = format!("{:?} is less than two leases of {lease:?}", self.keep);
+        if keep < 2 * lease {
+            let reason = format!("{keep:?} is less than two leases of {lease:?}");
             return Err(Error::InvalidOption {
                 option: "keep",
                 reason,
@@ -299,48 +298,43 @@ impl Once {
         async move {
             this.check()?;
             let target = Arc::new(this.target()?);
-            let claim = match Box::pin(this.admitted(&target)).await? {
+            let (admitted, _) = Box::pin(this.admitted(&target, None)).await?;
+            let claim = match admitted {
                 Admitted::Claimed(claim) => claim,
-                Admitted::Done(bytes) => return earlier(&bytes),
+                Admitted::Done(bytes) => return stored::earlier(&bytes).map(OnceReply::Earlier),
                 Admitted::Elsewhere { attempt, remaining } => {
                     return Ok(OnceReply::Elsewhere { attempt, remaining });
                 }
                 Admitted::Orphaned { attempt } => return Err(OnceError::Orphaned { attempt }),
+                Admitted::NotNow => return Err(this.told(run::strange()).into()),
             };
-            let attempt = claim.attempt();
-            if let OnFailure::AtMost(most) = this.on_failure
-                && attempt > most
-            {
-                // Those before have crashed, or their failure did not reach the store.
-                this.settled(&target, claim, Settlement::Keep(stored::failed(most)))
-                    .await;
-                return Err(OnceError::Failed { attempts: most });
-            }
-            let view = claim.view();
-            let output = tokio::select! {
-                biased;
-                () = claim.lost() => return Err(this.lost(attempt)),
-                output = async { work(view).await } => output,
-            };
-            let value = match output {
-                Ok(value) => value,
-                Err(error) => {
-                    let settlement = this.after_failure(attempt);
-                    this.settled(&target, claim, settlement).await;
-                    return Err(OnceError::Work(error));
-                }
-            };
-            let result = stored::result(&value).unwrap_or_else(|why| {
-                let (name, why) = (&this.key, why.as_str());
-                Event::ResultNotKept { name, why }.emit();
-                stored::unavailable()
-            });
-            match this.settled(&target, claim, Settlement::Keep(result)).await {
-                Settled::Done => Ok(OnceReply::Ran(value)),
-                Settled::NotOwner => Err(this.lost(attempt)),
-                Settled::Failed(error) => Ok(OnceReply::Unrecorded(value, this.told(error))),
-            }
+            Ok(match this.carried_out(&target, claim, work).await? {
+                Carried::Ran(value) => OnceReply::Ran(value),
+                Carried::Unrecorded(value, error) => OnceReply::Unrecorded(value, error),
+            })
         }
+    }
+
+    /// The name of the record in which the result is kept: for [`Records::inspect`] and [`Records::forget`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = dlock::LockClient::memory();
+    /// let report = client.once("report");
+    /// report.run(async |_| Ok::<_, String>(42)).await?;
+    /// client.records()?.forget(&report.record_key()?).await?; // the report was wrong: make it anew
+    /// # Ok(()) }
+    /// ```
+    pub fn record_key(&self) -> Result<RecordKey, Error> {
+        record_of(&LockKey::new(self.key.clone())?)
+    }
+
+    fn keep_or_default(&self) -> Duration {
+        self.keep.unwrap_or(DEFAULT_KEEP)
     }
 
     fn lease_or_default(&self) -> Duration {
@@ -349,120 +343,6 @@ impl Once {
             Source::Records(_) => DEFAULT_LEASE,
         })
     }
-
-    fn target(&self) -> Result<Target, Error> {
-        let (records, retry_for, runtime, client) = match &self.source {
-            Source::Records(records) => (
-                records.clone(),
-                DEFAULT_RETRY_FOR,
-                runtime::Handle::current(),
-                None,
-            ),
-            Source::Client(handle) => {
-                let shared = handle.shared();
-                if shared.closing.is_cancelled() {
-                    return Err(Error::ClientClosed);
-                }
-                let records = LockClient::from(handle.clone()).records()?;
-                let (retry_for, runtime) = (shared.settings.retry_for, shared.runtime.clone());
-                (records, retry_for, runtime, Some(shared.clone()))
-            }
-        };
-        Ok(Target {
-            name: self.key.clone(),
-            records,
-            record: record_of(&self.key)?,
-            lease: self.lease_or_default(),
-            keep: self.keep,
-            retry_for,
-            runtime,
-            client,
-        })
-    }
-
-    /// Asks until the work may begin, or there is an answer without it.
-    async fn admitted(&self, target: &Arc<Target>) -> Result<Admitted, Error> {
-        let until = self.wait.map(|wait| clock::now() + wait);
-        let mut request = ClaimRequest::new(
-            target.record.clone(),
-            ClaimToken::new(),
-            [0; 32],
-            target.lease,
-            self.keep,
-        );
-        request.on_orphan = self.on_orphan;
-        let mut asking = Asking::new(target.clone(), request);
-        let mut watch: Option<Watch> = None;
-        loop {
-            let reply = tokio::select! {
-                biased;
-                () = target.closing() => return Err(Error::ClientClosed),
-                reply = asking.ask() => reply.map_err(|error| self.told(error))?,
-            };
-            let (attempt, remaining) = match reply {
-                ClaimReply::Claimed { attempt, fence } => {
-                    return Ok(Admitted::Claimed(asking.granted(attempt, fence)));
-                }
-                ClaimReply::Completed { response } => return Ok(Admitted::Done(response)),
-                ClaimReply::Orphan { attempt } => return Ok(Admitted::Orphaned { attempt }),
-                ClaimReply::InProgress { attempt, remaining } => (attempt, remaining),
-                ClaimReply::Mismatch => {
-                    return Err(Error::KeyTaken {
-                        key: self.key.clone(),
-                        found: "a record of something else".to_owned(),
-                    });
-                }
-            };
-            let left = until.map_or(Duration::ZERO, |until| {
-                until.saturating_duration_since(clock::now())
-            });
-            if left.is_zero() {
-                return Ok(Admitted::Elsewhere { attempt, remaining });
-            }
-            // A notification may be lost, and a process that crashed sends none.
-            let look = remaining.min(target.lease / 3).max(SHORTEST_LOOK).min(left);
-            let watch = watch.get_or_insert_with(|| target.records.watch(&target.record));
-            tokio::select! {
-                biased;
-                () = target.closing() => return Err(Error::ClientClosed),
-                () = watch.changed() => {}
-                () = claim::sleep(look) => {}
-            }
-        }
-    }
-
-    fn after_failure(&self, attempt: u32) -> Settlement {
-        match (self.on_failure, self.on_orphan) {
-            (OnFailure::Keep, _) => Settlement::Keep(stored::failed(attempt)),
-            (OnFailure::AtMost(most), _) if attempt >= most => Settlement::Keep(stored::failed(attempt)),
-            // An attempt that said that it failed is no orphan.
-            (OnFailure::RunAgain, OnOrphan::Leave) => Settlement::Release,
-            (OnFailure::RunAgain | OnFailure::AtMost(_), _) => Settlement::Abandon,
-        }
-    }
-
-    /// Settles the claim, and waits for that as long as the lease would have lasted; then it goes on in the background.
-    async fn settled(&self, target: &Target, claim: Claim, settlement: Settlement) -> Settled {
-        let mut settling = claim.settle(settlement);
-        let waited_too_long = || StoreError::unknown("the store did not confirm it in time");
-        tokio::select! {
-            biased;
-            settled = &mut settling => {
-                settled.unwrap_or_else(|_| Settled::Failed(StoreError::unknown("the runtime has ended")))
-            }
-            () = claim::sleep(target.lease) => Settled::Failed(waited_too_long()),
-        }
-    }
-
-    fn lost<E>(&self, attempt: u32) -> OnceError<E> {
-        let name = &self.key;
-        Event::ClaimLost { name, attempt }.emit();
-        OnceError::Lost { attempt }
-    }
-
-    fn told(&self, error: StoreError) -> Error {
-        error.into_error("the work", &self.key)
-    }
 }
 
 impl std::fmt::Debug for Once {
@@ -470,35 +350,11 @@ impl std::fmt::Debug for Once {
         f.debug_struct("Once")
             .field("key", &self.key)
             .field("lease", &self.lease_or_default())
-            .field("keep", &self.keep)
+            .field("keep", &self.keep_or_default())
             .field("wait", &self.wait)
             .field("on_failure", &self.on_failure)
             .field("on_orphan", &self.on_orphan)
             .finish_non_exhaustive()
-    }
-}
-
-/// What a call may do.
-enum Admitted {
-    Claimed(Claim),
-    /// It was done, and this was stored.
-    Done(Vec<u8>),
-    Elsewhere {
-        attempt: u32,
-        remaining: Duration,
-    },
-    Orphaned {
-        attempt: u32,
-    },
-}
-
-/// The answer of a call that finds the work done.
-fn earlier<T: DeserializeOwned, E>(bytes: &[u8]) -> Result<OnceReply<T>, OnceError<E>> {
-    match stored::read(bytes) {
-        Ok(Stored::Result(value)) => Ok(OnceReply::Earlier(value)),
-        Ok(Stored::Failed { attempts }) => Err(OnceError::Failed { attempts }),
-        Ok(Stored::Unavailable) => Err(OnceError::ResultUnavailable),
-        Err(why) => Err(OnceError::Unreadable { why }),
     }
 }
 

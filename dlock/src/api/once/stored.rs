@@ -5,6 +5,8 @@ use std::fmt::Display;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::OnceError;
+
 /// The longest result that is kept, in bytes.
 pub(super) const LONGEST: usize = 1024 * 1024;
 
@@ -57,6 +59,16 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<Stored<T>, Strin
     match text {
         b"unavailable" => Ok(Stored::Unavailable),
         _ => Err("it says what this version does not know".to_owned()),
+    }
+}
+
+/// The result of a call that finds the work done.
+pub(super) fn earlier<T: DeserializeOwned, E>(bytes: &[u8]) -> Result<T, OnceError<E>> {
+    match read(bytes) {
+        Ok(Stored::Result(value)) => Ok(value),
+        Ok(Stored::Failed { attempts }) => Err(OnceError::Failed { attempts }),
+        Ok(Stored::Unavailable) => Err(OnceError::ResultUnavailable),
+        Err(why) => Err(OnceError::Unreadable { why }),
     }
 }
 

@@ -91,6 +91,7 @@ pub struct Semaphore {
     key: LockKey,
     options: LockOptions,
     total: Option<u32>,
+    limit: Option<u32>,
 }
 
 impl Semaphore {
@@ -100,6 +101,7 @@ impl Semaphore {
             key,
             options: LockOptions::new(),
             total: None,
+            limit: None,
         }
     }
 
@@ -107,6 +109,35 @@ impl Semaphore {
     /// and an acquire waits until the total is set.
     pub fn permits(mut self, total: u32) -> Semaphore {
         self.total = Some(total);
+        self
+    }
+
+    /// The most permits that may be held, in all processes, when an acquire of this semaphore is granted. The store judges
+    /// it inside the acquire, against the permits that are held at that moment, and **keeps no number**: a limit that is
+    /// configured anew is in force with the next acquire, there is nothing stored that could differ from it, and nothing is
+    /// left of a name whose permits were all released. Use it instead of [`permits`](Self::permits), which together with it
+    /// is an invalid option. A limit of 0 admits nothing.
+    ///
+    /// Each acquire goes by its own limit. While processes use different ones, as during a roll-out, at most as many permits
+    /// are held as the largest says, and a process with a smaller limit acquires none while as many are held as its own says.
+    /// A smaller limit takes no permit from its holder. A call that waits keeps its limit until it has acquired or given up;
+    /// in one process the callers of a name wait in the order of their arrival, also behind one with a smaller limit. Where a
+    /// total is set for the name nevertheless, both bind.
+    ///
+    /// Memory, and Redis and Valkey in each topology but a quorum, have it; other stores refuse it with
+    /// [`Error::Unsupported`]. A Redisson client that takes permits under this name does not see the limit.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// let client = dlock::LockClient::memory();
+    /// let tenant = |limit| client.semaphore("tenant:7").limit(limit);
+    /// let _one = tenant(1).acquire().await?;
+    /// assert!(tenant(1).try_acquire().await.is_err_and(|error| error.is_busy()));
+    /// let _two = tenant(2).try_acquire().await?; // configured anew: nothing to change at the store
+    /// # Ok(()) }
+    /// ```
+    pub fn limit(mut self, most: u32) -> Semaphore {
+        self.limit = Some(most);
         self
     }
 
@@ -119,6 +150,7 @@ impl Semaphore {
         /// So the permits bound how much is begun in that time.
         min_hold,
         max_waiters,
+        group,
     }
 
     fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Semaphore {
@@ -237,6 +269,7 @@ impl Semaphore {
             permits: Some(Permits {
                 amount,
                 total: self.total,
+                limit: self.limit,
             }),
             lock: self.options.clone(),
             ..Options::default()
@@ -259,18 +292,20 @@ impl Semaphore {
             key: self.key.clone(),
             options: self.asks(amount),
             once,
+            nested: false,
             by,
         }
     }
 
-    /// The total, and the number of free permits; `None` while the total is not set.
+    /// The total, and the number of free permits; `None` while the total is not set. With a [`limit`](Self::limit) the
+    /// total is that, unless a smaller one is set.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidKey`], [`Error::KeyTaken`], or a failure of the store that lasts for
     /// [`retry_for`](crate::LockClientBuilder::retry_for). Cancel safe.
     pub async fn status(&self) -> Result<Option<SemaphoreStatus>, Error> {
-        self.number().status().await
+        self.number().status(self.limit).await
     }
 
     /// How many permits are free; below zero while more are held than the total, which was reduced; zero while the
@@ -280,7 +315,7 @@ impl Semaphore {
     ///
     /// As for [`status`](Self::status). Cancel safe.
     pub async fn available(&self) -> Result<i64, Error> {
-        self.number().available().await
+        Ok(self.status().await?.map_or(0, |status| status.available))
     }
 
     /// Sets the total if it is not set; returns `false` if it was.
@@ -350,6 +385,7 @@ impl fmt::Debug for Semaphore {
         f.debug_struct("Semaphore")
             .field("key", &self.key)
             .field("permits", &self.total)
+            .field("limit", &self.limit)
             .field("options", &self.options)
             .finish()
     }

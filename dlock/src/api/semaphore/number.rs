@@ -17,16 +17,29 @@ pub(super) struct Number<'a> {
 }
 
 impl Number<'_> {
-    pub(super) async fn status(&self) -> Result<Option<SemaphoreStatus>, Error> {
+    /// With the limit of the caller, if it has one.
+    pub(super) async fn status(&self, limit: Option<u32>) -> Result<Option<SemaphoreStatus>, Error> {
         const WHAT: &str = "the number of permits of semaphore";
-        match self.step(CounterStep::Permits, WHAT).await? {
-            CounterReply::Permits { free: None, .. } => Ok(None),
-            reply => self.permits(reply, WHAT).map(Some),
-        }
+        let (set, held) = match self.step(CounterStep::Permits, WHAT).await? {
+            CounterReply::Permits { free: None, held } => (None, held),
+            reply => {
+                let status = self.permits(reply, WHAT)?;
+                (Some(status), status.held)
+            }
+        };
+        let Some(limit) = limit.map(i64::from) else {
+            return Ok(set);
+        };
+        let total = set.map_or(limit, |set| set.total.min(limit));
+        Ok(Some(SemaphoreStatus {
+            total,
+            held,
+            available: total.saturating_sub_unsigned(held),
+        }))
     }
 
     pub(super) async fn available(&self) -> Result<i64, Error> {
-        Ok(self.status().await?.map_or(0, |status| status.available))
+        Ok(self.status(None).await?.map_or(0, |status| status.available))
     }
 
     pub(super) async fn set(&self, total: u32, only_unset: bool) -> Result<bool, Error> {

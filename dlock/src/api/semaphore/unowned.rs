@@ -69,6 +69,7 @@ impl UnownedSemaphore {
     option_methods! {
         wait,
         max_waiters,
+        group,
     }
 
     fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> UnownedSemaphore {
@@ -144,6 +145,7 @@ impl UnownedSemaphore {
             permits: Some(Permits {
                 amount,
                 total: self.total,
+                limit: None,
             }),
             lock: self.options.clone(),
             ..Options::default()
@@ -161,6 +163,7 @@ impl UnownedSemaphore {
             key: self.key.clone(),
             options: self.asks(amount),
             once,
+            nested: false,
             by,
         };
         async move {

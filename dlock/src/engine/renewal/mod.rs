@@ -100,6 +100,16 @@ impl<G: Renewable> RenewalTable<G> {
         self.entries.len()
     }
 
+    /// The grant of this number, if it is held.
+    pub(crate) fn grant(&self, number: u64) -> Option<&G> {
+        self.entries.get(number).map(|entry| &entry.grant)
+    }
+
+    /// The grants that are held, in no order.
+    pub(crate) fn grants(&self) -> impl Iterator<Item = &G> {
+        self.entries.grants()
+    }
+
     #[cfg(any(test, dlock_sim))]
     pub(crate) fn has(&self, number: u64) -> bool {
         self.entries.get(number).is_some()

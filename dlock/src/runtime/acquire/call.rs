@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::base::clock;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
+use crate::runtime::emit::meter::Series;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::release::RunToCompletion;
-use crate::store::{Announce, GrantId, Kind, StoreError};
+use crate::store::{Announce, GrantId, Holder, Kind, StoreError};
 use crate::{Error, LockKey};
 
 /// One call of acquire, or the part of a call for several keys that is about one of them.
@@ -25,6 +27,8 @@ pub(crate) struct AcquireCall {
     pub(crate) options: Options,
     /// Ask once, and do not wait.
     pub(crate) once: bool,
+    /// Inside of a hold of the same client: a client that drains lets it pass. Found out by [`run`](Self::run).
+    pub(crate) nested: bool,
     pub(crate) by: &'static Location<'static>,
 }
 
@@ -81,7 +85,32 @@ impl AcquireCall {
         }
     }
 
-    pub(crate) fn not_acquired(&self, started: Instant, remaining: Option<Duration>) -> Error {
+    /// The metrics of such calls.
+    pub(crate) fn series(&self) -> Series {
+        (self.handle.shared().meter).series(self.options.lock.group, self.options.kind)
+    }
+
+    /// Cancelled when the call has to end without the lock: the client is shut down, or drains and this is an outermost
+    /// call.
+    pub(crate) fn ending(&self) -> &CancellationToken {
+        let shared = self.handle.shared();
+        match self.nested {
+            true => &shared.closing,
+            false => &shared.draining,
+        }
+    }
+
+    /// The error of a call that had to end so.
+    pub(crate) fn ended(&self) -> Error {
+        self.handle.shared().refusal()
+    }
+
+    pub(crate) fn not_acquired(
+        &self,
+        started: Instant,
+        remaining: Option<Duration>,
+        holder: Option<Arc<Holder>>,
+    ) -> Error {
         let waited = match self.once {
             true => Duration::ZERO,
             false => clock::now().saturating_duration_since(started),
@@ -91,6 +120,7 @@ impl AcquireCall {
             key: self.key.clone(),
             waited,
             remaining,
+            holder,
             votes: (self.handle.shared().store).explain(self.options.kind, &self.key),
         }
     }

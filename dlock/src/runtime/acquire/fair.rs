@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use super::position::{FairOutcome, FairSlot, FairState, QueuePosition};
-use super::{AcquireCall, Wait, changed, sleep_until};
+use super::{AcquireCall, Wait, sleep_until};
 use crate::Error;
 use crate::base::broken;
 use crate::base::chance;
@@ -24,7 +24,7 @@ use crate::engine::evidence::Evidence;
 use crate::runtime::attempt::AcquireTarget;
 use crate::runtime::hold::Hold;
 use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
-use crate::store::Watch;
+use crate::store::{Watch, changed};
 
 /// The machine of a waiter, and its position. Dropped before the next waiter here becomes the queue head, which asks for
 /// that one.
@@ -135,6 +135,7 @@ impl Wait<'_, AcquireCall> {
                     awaits = Awaits::Reply;
                 }
                 Next::Wait(wait) => {
+                    self.begins_to_wait();
                     entry.polled_by(wait.poll_by);
                     if wait.sends_as_head {
                         let slot = slot.clone();
@@ -186,13 +187,13 @@ impl Wait<'_, AcquireCall> {
                         delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
                         () = self.over() => Event::WaitOver,
                         () = sleep_until(patience_ends.map(Moment::instant)) => Event::PatienceOver,
-                        () = shared.closing.cancelled() => Event::Closed,
+                        () = self.call.ending().cancelled() => Event::Closed,
                     }
                 }
                 Awaits::Notification { until, listen_at } => {
                     let event = tokio::select! {
                         biased;
-                        () = shared.closing.cancelled() => Event::Closed,
+                        () = self.call.ending().cancelled() => Event::Closed,
                         delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
                         notifications = changed(&mut watch) => Event::CameFree { notifications },
                         () = clock::sleep_until(until.instant()) => Event::Due,

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{AcquireCall, Wait, changed, sleep_until};
+use super::{AcquireCall, Wait, sleep_until};
 use crate::Error;
 use crate::base::broken;
 use crate::base::chance;
@@ -13,13 +13,14 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
+use crate::engine::fairness::Yielded;
 use crate::engine::timing::POSITION_ENDS_WITHIN;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::emit;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
-use crate::store::{Announce, GrantId, Notification, ReleaseRequest, StoreError, Watch};
+use crate::store::{Announce, GrantId, Notification, ReleaseRequest, StoreError, Watch, changed};
 
 /// How being the queue head ended.
 pub(super) enum HeadOutcome<T> {
@@ -165,35 +166,22 @@ impl<G: AcquireTarget> Wait<'_, G> {
             return Ok(ControlFlow::Continue(step));
         }
         let others_first = async {
-            let pending = match after {
-                Some(after) => {
-                    let pending = after.pending().await;
-                    pending.inspect(|_| acquire.evidence.replied()).flatten()
-                }
-                None => pending,
-            };
-            let yielded = match pending {
-                Some(pending) => {
-                    let listen = || self.listens(waiter);
-                    (shared.fairness)
-                        .yields(entry.lock_id(), pending, watch, listen, self.until)
-                        .await
-                }
-                None => None,
-            };
+            let listen = || self.listens(waiter);
+            let of = entry.lock_id();
+            let yielded = (shared.fairness)
+                .yields(of, (after, pending), watch, listen, self.until, acquire.evidence)
+                .await;
             let listens = watch.is_some();
-            let mut step = match yielded {
-                None => acquire.handle(Event::MayAsk { listens }, Moment::now()),
-                Some((came, round)) => {
-                    let event = Event::Yielded {
-                        came,
-                        round,
-                        notifications: watch.as_ref().map_or(0, Watch::count),
-                        listens,
-                    };
-                    acquire.handle(event, Moment::now())
-                }
+            let event = match yielded {
+                None => Event::MayAsk { listens },
+                Some(Yielded { came, round }) => Event::Yielded {
+                    came,
+                    round,
+                    notifications: watch.as_ref().map_or(0, Watch::count),
+                    listens,
+                },
             };
+            let mut step = acquire.handle(event, Moment::now());
             while let Next::LetGo { patience } = step.next {
                 let event = other_comes(watch, patience).await;
                 step = acquire.handle(event, Moment::now());
@@ -202,7 +190,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         };
         tokio::select! {
             biased;
-            () = shared.closing.cancelled() => Err(Error::ClientClosed),
+            () = self.call.ending().cancelled() => Err(self.call.ended()),
             guard = handed_off(entry) => Ok(ControlFlow::Break(guard?)),
             step = others_first => Ok(ControlFlow::Continue(step)),
             () = self.over() => Err(self.reported(acquire.handle(Event::WaitOver, Moment::now()))),
@@ -226,6 +214,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
         acquire: &Acquire<'_>,
     ) -> Result<(), Error> {
         let AcquireCall { key, options, .. } = self.call;
+        if step.head_waits || step.listens {
+            self.begins_to_wait();
+        }
         if step.head_waits {
             head.waits(options.lock.max_waiters, acquire.evidence)?;
         }
@@ -250,7 +241,6 @@ impl<G: AcquireTarget> Wait<'_, G> {
         announce: Announce,
         patience_ends: Option<Moment>,
     ) -> Result<Met<G::Got>, Error> {
-        let shared = self.call.handle.shared();
         // What happened before the request is in the reply.
         head.watch.iter_mut().for_each(Watch::seen);
         let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
@@ -262,7 +252,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 outcome = entry.shares(outcome) => outcome,
                 () = self.over() => return Ok(Met::Event(Event::WaitOver)),
                 () = sleep_until(patience_ends.map(Moment::instant)) => return Ok(Met::Event(Event::PatienceOver)),
-                () = shared.closing.cancelled() => return Ok(Met::Event(Event::Closed)),
+                () = self.call.ending().cancelled() => return Ok(Met::Event(Event::Closed)),
             },
         };
         Ok(match outcome {
@@ -278,13 +268,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
         head: &mut QueueHead,
         pause: Pause,
     ) -> Result<Met<G::Got>, Error> {
-        let shared = self.call.handle.shared();
         if broken!(NotificationLostBeforeSleep) && !matches!(pause.what, Awaited::Other(_)) {
             head.watch.iter_mut().for_each(Watch::seen);
         }
         Ok(Met::Event(tokio::select! {
             biased;
-            () = shared.closing.cancelled() => Event::Closed,
+            () = self.call.ending().cancelled() => Event::Closed,
             guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
             event = pause.notified(&mut head.watch) => event,
             () = clock::sleep_until(pause.until.instant()) => Event::Due,

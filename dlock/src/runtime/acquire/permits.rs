@@ -1,16 +1,18 @@
-//! Waits until a semaphore has as many permits in all as a call wants.
+//! Waits until a semaphore has as many permits in all as a call wants;
+//! [`engine::permits`](crate::engine::permits) decides.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use super::{AcquireTarget, Wait, changed};
+use super::{AcquireTarget, Wait};
 use crate::Error;
-use crate::base::clock;
+use crate::base::chance;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
-use crate::engine::timing::{ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP};
+use crate::engine::permits::{Event, MorePermits, Next, Report, Rules};
 use crate::runtime::acquire::AcquireCall;
-use crate::runtime::emit::Event;
-use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
+use crate::runtime::emit;
+use crate::store::changed;
+use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 
 impl<G: AcquireTarget> Wait<'_, G> {
     /// Lets all others pass until the number of permits was changed, so that there may be as many as are wanted.
@@ -20,51 +22,60 @@ impl<G: AcquireTarget> Wait<'_, G> {
         } = self.call;
         let shared = handle.shared();
         let counters = (shared.counters(options.kind)).map_err(|error| self.call.failed(error))?;
-        let mut watch = Some(shared.call_watch(options.kind, key, shared.next_grant()));
-        let mut pause = Duration::ZERO;
-        Event::TooFewPermits {
+        let listens = || Some(shared.call_watch(options.kind, key, shared.next_grant()));
+        let mut watch = listens();
+        let wanted = self.call.amount();
+        emit::Event::TooFewPermits {
             semaphore: key,
-            wanted: self.call.amount(),
+            wanted,
         }
         .emit();
+        let rules = Rules {
+            wants: wanted,
+            patience: self.patience(),
+            started: Moment::of(self.started),
+        };
+        let mut machine = MorePermits::new(rules, evidence);
+        let mut next = machine.begin();
         loop {
-            let notifications = async {
-                tokio::time::sleep(pause).await;
-                let _ = tokio::time::timeout(LONGEST_SLEEP, changed(&mut watch)).await;
-            };
-            tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                () = self.over() => return Err(self.gave_up(evidence, false)),
-                () = notifications => {}
-            }
-            let request = CounterRequest::new(key.clone(), shared.next_grant(), CounterStep::Permits);
-            let asked = clock::now();
-            evidence.asks(Moment::of(asked));
-            let reply = tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                reply = counters.clone().count(request) => reply,
-                () = self.over() => return Err(self.gave_up(evidence, true)),
-            };
-            pause = match reply {
-                Ok(CounterReply::Permits {
-                    free: Some(free),
-                    held,
-                }) if free.saturating_add_unsigned(held) < i64::from(self.call.amount()) => {
-                    self.is_busy(None, evidence);
-                    ASK_FOR_PERMITS_EVERY
+            let event = match next {
+                Next::Wait { pause, at_most, anew } => {
+                    if anew {
+                        watch = listens();
+                    }
+                    let notifications = async {
+                        tokio::time::sleep(pause).await;
+                        let _ = tokio::time::timeout(at_most, changed(&mut watch)).await;
+                    };
+                    tokio::select! {
+                        biased;
+                        () = self.call.ending().cancelled() => Event::Closed,
+                        () = self.over() => Event::WaitOver,
+                        () = notifications => Event::Due,
+                    }
                 }
-                Ok(_) => {
-                    evidence.replied();
-                    return Ok(());
-                }
-                Err(error) => {
-                    // What was told meanwhile is not waited for a second time.
-                    watch = Some(shared.call_watch(options.kind, key, shared.next_grant()));
-                    self.failed(asked, error, evidence)?
-                }
+                Next::Ask => self.counts_permits(&counters).await,
+                Next::Report(Report::Enough) => return Ok(()),
+                Next::Report(Report::GaveUp(verdict)) => return Err(self.verdict(verdict)),
+                Next::Report(Report::Closed) => return Err(self.call.ended()),
             };
+            next = machine.handle(event, Moment::now());
+        }
+    }
+
+    /// Asks the store how many permits there are.
+    async fn counts_permits(&self, counters: &Arc<dyn Counters>) -> Event {
+        let shared = self.call.handle.shared();
+        let request = CounterRequest::new(self.call.key.clone(), shared.next_grant(), CounterStep::Permits);
+        tokio::select! {
+            biased;
+            () = self.call.ending().cancelled() => Event::Closed,
+            reply = counters.clone().count(request) => match reply {
+                Ok(CounterReply::Permits { free, held }) => Event::Counted { free, held },
+                Ok(_) => Event::Counted { free: None, held: 0 },
+                Err(error) => Event::Failed { error, fraction: chance::fraction },
+            },
+            () = self.over() => Event::WaitOver,
         }
     }
 }

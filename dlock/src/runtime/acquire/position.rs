@@ -226,7 +226,7 @@ impl FairSlot {
     pub(super) fn ask(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
-            FairState::Idle(position) if !position.call.handle.shared().closing.is_cancelled() => {
+            FairState::Idle(position) if !position.call.ending().is_cancelled() => {
                 *state = FairState::InFlight(position.ask());
             }
             other => *state = other,

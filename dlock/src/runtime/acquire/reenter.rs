@@ -1,49 +1,30 @@
-//! Re-entry: what the frames around a caller hold of the key, and what follows from that.
+//! Re-entry: looks at the frames around a caller, and enters a hold of them;
+//! [`engine::reentry`](crate::engine::reentry) decides.
 
+use std::panic::Location;
 use std::sync::Arc;
 
-use super::{AcquireCall, Wait, jittered};
-use crate::HoldState;
-use crate::base::broken;
-use crate::base::chance::next_id;
+use super::{AcquireCall, Wait, sleep_until};
+use crate::base::chance::{self, next_id};
 use crate::base::clock;
 use crate::base::moment::Moment;
-use crate::engine::evidence::Evidence;
-use crate::engine::timing::{FIRST_PAUSE, LOOK_AT_FRAME_EVERY};
+use crate::engine::reentry::{self, Event, Next, Reenter, Reentry, Report, Rules};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
-use crate::runtime::emit::Event;
+use crate::runtime::emit;
 use crate::runtime::grants::{Blocker, EntryMode, EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::{NestedRead, holds_around};
 use crate::runtime::scope::{HoldRef, Scope};
-use crate::store::Kind;
-use crate::{Error, Loss};
+use crate::runtime::waits::Waiting;
+use crate::{Error, HoldState, Loss};
 
-/// What the frames of a caller allow it.
-enum Reentry<'s> {
-    /// Nothing: it asks for the lock like any other caller.
-    None,
-    /// Another hold on the grant of this one.
-    Enter(&'s HoldRef),
-    /// A read lock nested in this hold of the write lock.
-    NestedRead(&'s HoldRef),
-}
-
-impl Reentry<'_> {
-    /// The grant that decides which caller enters.
-    fn arbiter(&self) -> Option<&Arc<Grant>> {
-        match self {
-            Reentry::None => None,
-            Reentry::Enter(hold) | Reentry::NestedRead(hold) => Some(hold.grant.arbiter()),
-        }
-    }
-}
-
-/// What came of it.
-enum Reentered {
-    Held(Hold),
-    /// The store is still to be asked.
-    NestedRead(Arc<NestedRead>),
+/// Where a caller looks for a hold that it may enter.
+#[derive(Clone, Copy)]
+enum Way<'s> {
+    /// The frames around it.
+    Frames(&'s Scope, EntryMode),
+    /// A write lock whose guard is at hand.
+    Instead(&'s HoldRef, &'s Scope),
 }
 
 /// A caller that waits to enter a grant, until this is dropped.
@@ -58,35 +39,46 @@ impl Drop for FrameEntry {
     }
 }
 
-impl AcquireCall {
-    fn reentry<'s>(&self, scope: &'s Scope) -> Result<Reentry<'s>, Error> {
-        let nearest = |kind| scope.nearest(self.handle.shared(), kind, &self.key);
-        let hold = nearest(self.options.kind);
-        match (self.options.kind, hold) {
-            (_, Some(hold)) => Ok(Reentry::Enter(hold)),
-            (Kind::Read, None) => Ok(nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead)),
-            (Kind::Write, None) => match nearest(Kind::Read).map(|read| read.grant.status()) {
-                // Released just now, it is not around any code.
-                None | Some(HoldState::Lost(Loss::Released)) => Ok(Reentry::None),
-                Some(HoldState::Lost(loss)) => Err(self.lost(loss)),
-                Some(_) => Err(Error::WouldDeadlock {
-                    key: self.key.clone(),
-                    reason:
-                        "the caller is inside a read lock of it, which keeps writers out (acquire the write lock \
-                             first: a writer may read)"
-                            .to_owned(),
-                }),
-            },
-            (Kind::Mutex | Kind::Fair | Kind::Fenced, None) => Ok(Reentry::None),
-            (Kind::Permit | Kind::Unowned | Kind::Latch, None) => Ok(Reentry::None),
-        }
+/// What the last looks have found.
+#[derive(Default)]
+struct Found {
+    /// The caller stands in the line of this grant.
+    entry: Option<FrameEntry>,
+    /// Where the hold was acquired that keeps it out.
+    inside: Option<&'static Location<'static>>,
+    nested_read: Option<Arc<NestedRead>>,
+    /// The grant that the nested read is under.
+    write: Option<Arc<Grant>>,
+    /// The caller is inside.
+    hold: Option<Hold>,
+}
+
+impl Found {
+    fn admitted(&mut self, nested_read: Arc<NestedRead>) -> Event {
+        self.entry = None;
+        self.write = Some(nested_read.write.clone());
+        self.nested_read = Some(nested_read);
+        Event::Admitted
     }
 
-    fn lost(&self, loss: Loss) -> Error {
-        Error::Lost {
-            key: self.key.clone(),
-            loss,
-        }
+    fn write_state(&self) -> HoldState {
+        let write = self.write.as_ref();
+        write.map_or(HoldState::Lost(Loss::Released), |write| write.status())
+    }
+
+    fn got(&mut self, hold: Hold, event: Event) -> Event {
+        self.hold = Some(hold);
+        event
+    }
+}
+
+impl AcquireCall {
+    fn reentry<'s>(&self, scope: &'s Scope) -> Reentry<&'s HoldRef> {
+        reentry::reentry(
+            self.options.kind,
+            |kind| scope.nearest(self.handle.shared(), kind, &self.key),
+            |hold| hold.grant.status(),
+        )
     }
 
     /// Reads in the stead of a write lock whose guard is at hand. Other holders of that write lock go on; a read inside this
@@ -97,38 +89,15 @@ impl AcquireCall {
             target: self,
             started: clock::now(),
             until: None,
+            waiting: Waiting::default(),
         };
-        let mut evidence = Evidence::default();
-        loop {
-            let mut outer = holds_around(scope, &write.grant);
-            outer.push(write.id);
-            let request = self.request(next_id(), OuterHolds::All, EntryMode::TryFirst);
-            let Ok(nested_read) = NestedRead::new(&write.grant, &request, outer) else {
-                let loss = match write.grant.status() {
-                    HoldState::Lost(loss) => loss,
-                    // Any caller may enter, so nothing else was in the way.
-                    _ => Loss::Released,
-                };
-                return Err(self.lost(loss));
-            };
-            if let Some(guard) = wait.read_nested(nested_read, &mut evidence).await? {
-                return Ok(guard);
-            }
-        }
-    }
-
-    fn request<'a>(&self, id: u64, around: OuterHolds<'a>, mode: EntryMode) -> EntryRequest<'a> {
-        EntryRequest {
-            id,
-            by: self.by,
-            around,
-            mode,
-        }
+        let hold = wait.reenter_by(Way::Instead(write, scope)).await?;
+        hold.ok_or_else(|| self.lost(Loss::Released))
     }
 
     /// Whether the frames of the caller hold the lock, or keep it out.
     pub(crate) fn is_enclosed(&self, scope: &Scope) -> bool {
-        !matches!(self.reentry(scope), Ok(Reentry::None))
+        !matches!(self.reentry(scope), Reentry::None)
     }
 
     /// Enters the hold that encloses the caller, where no other caller is inside: a branch that has waited does so before
@@ -141,35 +110,96 @@ impl AcquireCall {
             target: &call,
             started,
             until: Some(started),
+            waiting: Waiting::default(),
         };
-        wait.reenter_as(scope, EntryMode::TryFirst).await.ok()?
+        let way = Way::Frames(scope, EntryMode::TryFirst);
+        wait.reenter_by(way).await.ok()?
     }
 
-    /// Enters now, if no other caller is in the way.
+    fn request<'a>(&self, id: u64, around: OuterHolds<'a>, mode: EntryMode) -> EntryRequest<'a> {
+        EntryRequest {
+            id,
+            by: self.by,
+            around,
+            mode,
+        }
+    }
+
+    /// Looks for a hold to enter, and enters it if no other caller is in the way.
+    fn look(&self, way: Way<'_>, found: &mut Found) -> Event {
+        match way {
+            Way::Frames(scope, mode) => match self.reentry(scope) {
+                Reentry::None => Event::Outside,
+                Reentry::Lost(loss) => Event::Lost(loss),
+                Reentry::WouldDeadlock => Event::WouldDeadlock,
+                Reentry::Enter(hold) => self.enter_now(hold, scope, mode, found, |request, found| {
+                    hold.grant.enter(&request)?;
+                    let grant = hold.grant.clone();
+                    let hold = HoldRef {
+                        id: request.id,
+                        grant,
+                    };
+                    Ok(found.got(Hold::new(hold, self.handle.clone()), Event::Entered))
+                }),
+                Reentry::NestedRead(hold) => self.enter_now(hold, scope, mode, found, |request, found| {
+                    let outer = holds_around(scope, &hold.grant);
+                    Ok(found.admitted(NestedRead::new(&hold.grant, &request, outer)?))
+                }),
+            },
+            Way::Instead(write, scope) => {
+                let mut outer = holds_around(scope, &write.grant);
+                outer.push(write.id);
+                let request = self.request(next_id(), OuterHolds::All, EntryMode::TryFirst);
+                match NestedRead::new(&write.grant, &request, outer) {
+                    Ok(nested_read) => found.admitted(nested_read),
+                    Err(_) => Event::Ended(match write.grant.status() {
+                        HoldState::Lost(loss) => loss,
+                        // Any caller may enter, so nothing else was in the way.
+                        HoldState::Held | HoldState::Suspect => Loss::Released,
+                    }),
+                }
+            }
+        }
+    }
+
+    /// Enters a hold of the frames, under the id of the line in which the caller stands.
     fn enter_now(
         &self,
-        reentry: &Reentry<'_>,
+        hold: &HoldRef,
         scope: &Scope,
-        id: u64,
         mode: EntryMode,
-    ) -> Result<Option<Reentered>, Refused> {
+        found: &mut Found,
+        enter: impl FnOnce(EntryRequest<'_>, &mut Found) -> Result<Event, Refused>,
+    ) -> Event {
+        let arbiter = hold.grant.arbiter();
+        found.entry.take_if(|entry| !Arc::ptr_eq(&entry.grant, arbiter));
+        let id = found.entry.as_ref().map_or_else(next_id, |entry| entry.hold);
+        // Another thread may release the hold between the two looks at it.
+        #[cfg(dlock_sim)]
+        crate::base::sim::preempt();
         let request = self.request(id, OuterHolds::Frames(scope, &[]), mode);
-        match reentry {
-            Reentry::None => Ok(None),
-            Reentry::Enter(hold) => {
-                hold.grant.enter(&request)?;
-                let grant = hold.grant.clone();
-                let guard = Hold::new(HoldRef { id, grant }, self.handle.clone());
-                Ok(Some(Reentered::Held(guard)))
+        match enter(request, found) {
+            Ok(event) => event,
+            Err(Refused::Lost(loss)) => Event::Ended(loss),
+            Err(Refused::Sibling(Blocker { line, until })) => {
+                found.inside = Some(line);
+                if mode == EntryMode::Wait {
+                    let grant = arbiter.clone();
+                    // Lazily: one that is dropped leaves the line.
+                    found.entry.get_or_insert_with(|| FrameEntry { grant, hold: id });
+                }
+                Event::KeptOut {
+                    passed_over: until.map(Moment::of),
+                    remaining: arbiter.remaining(),
+                }
             }
-            Reentry::NestedRead(hold) => {
-                let outer = holds_around(scope, &hold.grant);
-                Ok(Some(Reentered::NestedRead(NestedRead::new(
-                    &hold.grant,
-                    &request,
-                    outer,
-                )?)))
-            }
+        }
+    }
+
+    fn lost(&self, loss: Loss) -> Error {
+        Error::Lost {
+            key: self.key.clone(),
+            loss,
         }
     }
 }
@@ -178,118 +208,133 @@ impl<G: AcquireTarget> Wait<'_, G> {
     /// Enters the hold that encloses the caller, if there is one. While another caller is inside that the frames do not
     /// contain (another branch of a `join!`), it waits among the branches; it never waits for the lock behind them.
     pub(crate) async fn reenter(&self, scope: &Scope) -> Result<Option<Hold>, Error> {
+        // Nearly all calls.
+        if !self.call.is_enclosed(scope) {
+            return Ok(None);
+        }
         let mode = match self.call.once {
             true => EntryMode::Try,
             false => EntryMode::Wait,
         };
-        self.reenter_as(scope, mode).await
+        self.reenter_by(Way::Frames(scope, mode)).await
     }
 
-    async fn reenter_as(&self, scope: &Scope, mode: EntryMode) -> Result<Option<Hold>, Error> {
+    async fn reenter_by(&self, way: Way<'_>) -> Result<Option<Hold>, Error> {
         let AcquireCall { handle, key, by, .. } = self.call;
-        let mut entry: Option<FrameEntry> = None;
-        let mut warned = false;
-        let mut evidence = Evidence::default();
+        let mut found = Found::default();
+        let mut reenter = Reenter::new(Rules {
+            once: self.call.once,
+            instead: matches!(way, Way::Instead(..)),
+            patience: self.patience(),
+            started: Moment::of(self.started),
+        });
+        let mut next = Next::Look;
         loop {
-            let reentry = self.call.reentry(scope)?;
-            let Some(grant) = reentry.arbiter() else {
-                return Ok(None);
-            };
-            entry = entry.filter(|entry| Arc::ptr_eq(&entry.grant, grant));
-            let hold = entry.as_ref().map_or_else(next_id, |entry| entry.hold);
-            // Another thread may release the hold between the two looks at it.
-            #[cfg(dlock_sim)]
-            crate::base::sim::preempt();
-            let Blocker { line, until } = match self.call.enter_now(&reentry, scope, hold, mode) {
-                Ok(None) => return Ok(None),
-                Ok(Some(Reentered::Held(guard))) => return Ok(Some(guard)),
-                Ok(Some(Reentered::NestedRead(nested_read))) => {
-                    entry = None;
-                    match self.read_nested(nested_read, &mut evidence).await? {
-                        Some(guard) => return Ok(Some(guard)),
-                        None => continue,
+            let event = match next {
+                Next::Look => self.call.look(way, &mut found),
+                Next::WarnAndLook => {
+                    if let Some(inside) = &found.inside {
+                        emit::Event::WaitsInOwnFrame {
+                            key,
+                            waiting: by,
+                            inside,
+                        }
+                        .emit();
+                    }
+                    self.call.look(way, &mut found)
+                }
+                Next::Wait { until } => self.waits_in_line(&found, until).await,
+                Next::Ask {
+                    is_limited,
+                    patience_ends,
+                } => self.asks_for_read(&mut found, is_limited, patience_ends).await,
+                Next::Confirm => {
+                    if let Some(write) = &found.write {
+                        let _ = handle.shared().renew_one(write).await;
+                    }
+                    Event::Confirmed {
+                        write: found.write_state(),
+                        fraction: chance::fraction,
                     }
                 }
-                // Released just now, it is not around any code: the frames have another way.
-                Err(Refused::Lost(Loss::Released)) if !broken!(ReleasedFrameIsLost) => continue,
-                Err(Refused::Lost(loss)) => return Err(self.call.lost(loss)),
-                Err(Refused::Sibling(blocker)) => blocker,
+                Next::Pause(pause) => tokio::select! {
+                    biased;
+                    () = handle.shared().closing.cancelled() => Event::Closed,
+                    () = tokio::time::sleep(pause) => Event::Due,
+                    () = self.over() => Event::WaitOver { remaining: None },
+                },
+                Next::Report(report) => return self.reports(report, found),
             };
-            if mode != EntryMode::Wait {
-                return Err(self.not_acquired(Some(grant.remaining())));
-            }
-            let entry = entry.get_or_insert_with(|| FrameEntry {
-                grant: grant.clone(),
-                hold,
-            });
-            let looks_at = clock::now() + LOOK_AT_FRAME_EVERY;
-            tokio::select! {
-                biased;
-                () = entry.grant.called(hold) => {}
-                () = self.over() => return Err(self.not_acquired(Some(grant.remaining()))),
-                () = handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
-                () = clock::sleep_until(until.map_or(looks_at, |until| until.min(looks_at))) => {
-                    if until.is_none() && !std::mem::replace(&mut warned, true) {
-                        let inside = &line;
-                        Event::WaitsInOwnFrame { key, waiting: by, inside }.emit();
-                    }
-                }
-            }
+            next = reenter.handle(event, Moment::now());
         }
     }
 
-    /// Asks the store for a read nested in the write lock of the caller, which is available at once. `None` where the frames
-    /// have to be looked at again, after a pause if need be.
-    async fn read_nested(
-        &self,
-        nested_read: Arc<NestedRead>,
-        evidence: &mut Evidence,
-    ) -> Result<Option<Hold>, Error> {
-        let call = self.call;
-        let shared = call.handle.shared();
-        if shared.closing.is_cancelled() {
-            return Err(Error::ClientClosed);
-        }
-        let write = nested_read.write.clone();
-        let asked = clock::now();
-        evidence.asks(Moment::of(asked));
-        let outcome = AcquireCall::ask(AcquireAttempt::new(call, 0, None).nested_in(nested_read));
-        let outcome = if call.once {
-            outcome.await
-        } else {
-            tokio::select! {
-                biased;
-                outcome = outcome => outcome,
-                () = self.over() => return Err(self.gave_up(evidence, true)),
-                () = self.patience_ends(evidence) => return Err(self.gave_up(evidence, true)),
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-            }
-        };
-        let pause = match outcome {
-            Ok(AttemptOutcome::Got(guard)) => return Ok(Some(guard)),
-            // Permits have no frames.
-            Ok(AttemptOutcome::TooFew) => return Err(self.gave_up(evidence, false)),
-            Ok(AttemptOutcome::Busy { left, .. }) => {
-                self.is_busy(left, evidence);
-                // The store does not know the write lock: its holder is told, unless it released the lock.
-                if !matches!(write.status(), HoldState::Lost(_)) {
-                    let _ = shared.renew_one(&write).await;
-                }
-                match write.status() {
-                    HoldState::Lost(Loss::Released) => return Ok(None),
-                    HoldState::Lost(loss) => return Err(call.lost(loss)),
-                    _ if call.once => return Err(self.not_acquired(left)),
-                    _ => jittered(FIRST_PAUSE),
-                }
-            }
-            Err(error) if call.once => return Err(call.failed(error)),
-            Err(error) => self.failed(asked, error, evidence)?,
+    /// Waits until the branch that is in the way has left.
+    async fn waits_in_line(&self, found: &Found, until: Moment) -> Event {
+        let Some(FrameEntry { grant, hold }) = &found.entry else {
+            return Event::Called;
         };
         tokio::select! {
             biased;
-            () = shared.closing.cancelled() => Err(Error::ClientClosed),
-            () = tokio::time::sleep(pause) => Ok(None),
-            () = self.over() => Err(self.gave_up(evidence, false)),
+            () = grant.called(*hold) => Event::Called,
+            () = self.over() => Event::WaitOver { remaining: Some(grant.remaining()) },
+            () = self.call.handle.shared().closing.cancelled() => Event::Closed,
+            () = clock::sleep_until(until.instant()) => Event::Due,
+        }
+    }
+
+    /// Asks the store for a read nested in the write lock of the caller.
+    async fn asks_for_read(
+        &self,
+        found: &mut Found,
+        is_limited: bool,
+        patience_ends: Option<Moment>,
+    ) -> Event {
+        let call = self.call;
+        let closing = &call.handle.shared().closing;
+        let Some(nested_read) = found.nested_read.take().filter(|_| !closing.is_cancelled()) else {
+            return Event::Closed;
+        };
+        let outcome = AcquireCall::ask(AcquireAttempt::new(call, 0, None).nested_in(nested_read));
+        let outcome = match is_limited {
+            false => outcome.await,
+            true => tokio::select! {
+                biased;
+                outcome = outcome => outcome,
+                () = self.over() => return Event::WaitOver { remaining: None },
+                () = sleep_until(patience_ends.map(Moment::instant)) => return Event::PatienceOver,
+                () = closing.cancelled() => return Event::Closed,
+            },
+        };
+        match outcome {
+            Ok(AttemptOutcome::Got(hold)) => found.got(hold, Event::Granted),
+            Ok(AttemptOutcome::TooFew) => Event::TooFewPermits,
+            Ok(AttemptOutcome::Busy { left, .. }) => Event::Busy {
+                left,
+                write: found.write_state(),
+            },
+            Err(error) => Event::Failed {
+                error,
+                fraction: chance::fraction,
+            },
+        }
+    }
+
+    /// What a re-entry has come to; `None` where the caller asks for the lock like any other.
+    fn reports(&self, report: Report, found: Found) -> Result<Option<Hold>, Error> {
+        match report {
+            Report::Outside => Ok(None),
+            Report::Entered => Ok(found.hold),
+            Report::Lost(loss) => Err(self.call.lost(loss)),
+            Report::WouldDeadlock => Err(Error::WouldDeadlock {
+                key: self.call.key.clone(),
+                reason:
+                    "the caller is inside a read lock of it, which keeps writers out (acquire the write lock \
+                         first: a writer may read)"
+                        .to_owned(),
+            }),
+            Report::GaveUp(verdict) => Err(self.verdict(verdict)),
+            Report::Closed => Err(Error::ClientClosed),
         }
     }
 }

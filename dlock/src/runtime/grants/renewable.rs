@@ -7,6 +7,7 @@ use super::Grant;
 use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
 use crate::engine::renewal::Renewable;
+use crate::runtime::emit::Event;
 use crate::store::{Kind, Lane};
 use crate::{HoldState, Loss};
 
@@ -42,11 +43,35 @@ impl Renewable for Arc<Grant> {
     ) -> Result<Moment, Loss> {
         let mut state = self.state.lock();
         let terms = Grant::terms(self);
-        state.grant.confirmed(&terms, now, sent, lease, ends_doubt)
+        let (was_suspect, deadline) = (state.grant.is_suspect(), state.grant.deadline());
+        let confirmed = state.grant.confirmed(&terms, now, sent, lease, ends_doubt);
+        let (is_held, is_suspect) = (state.grant.ended().is_none(), state.grant.is_suspect());
+        drop(state);
+        let (series, of) = (&self.series, self.of());
+        if confirmed.is_ok() && is_held {
+            if was_suspect && !is_suspect {
+                Event::Confirmed { series, of }.emit();
+            }
+            if self.renewed {
+                Event::Renewed {
+                    series,
+                    of,
+                    left: deadline.since(now),
+                    lease: terms.lease,
+                }
+                .emit();
+            }
+        }
+        confirmed
     }
 
     fn doubt(&self) -> bool {
-        self.state.lock().grant.doubt()
+        let is_new = self.state.lock().grant.doubt();
+        if is_new {
+            let (series, of) = (&self.series, self.of());
+            Event::BecameSuspect { series, of }.emit();
+        }
+        is_new
     }
 
     fn is_suspect(&self) -> bool {

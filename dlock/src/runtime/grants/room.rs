@@ -109,6 +109,7 @@ pub(super) struct Room {
 #[derive(Default)]
 struct More {
     signals: Option<Arc<Signals>>,
+    note: Option<Arc<str>>,
     /// The other holds.
     holds: Numbered<&'static Location<'static>>,
     /// The reads under this write grant.
@@ -185,6 +186,21 @@ impl Room {
                 .more
                 .as_ref()
                 .is_some_and(|more| more.holds.contains_key(&hold))
+    }
+
+    pub(super) fn note(&self) -> Option<Arc<str>> {
+        self.more.as_ref()?.note.clone()
+    }
+
+    pub(super) fn set_note(&mut self, note: Option<Arc<str>>) {
+        self.more().note = note;
+    }
+
+    /// Where its holds entered, in that order.
+    pub(super) fn lines(&self) -> Vec<&'static Location<'static>> {
+        let mut holds: Vec<_> = self.holds().collect();
+        holds.sort_unstable_by_key(|(id, _)| *id);
+        holds.into_iter().map(|(_, line)| line).collect()
     }
 
     fn is_reader(&self, id: u64) -> bool {

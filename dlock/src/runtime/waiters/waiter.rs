@@ -7,6 +7,7 @@ use std::task::Wake;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use tokio::task;
 
 use super::entry::Abandon;
 use super::head::QueueHead;
@@ -31,6 +32,8 @@ pub(crate) struct Waiter {
     /// The grants that it takes over from other holders in this process, and where it was called from.
     pub(crate) handoff_terms: Option<HandoffTerms>,
     pub(crate) by: &'static Location<'static>,
+    /// The task that waits.
+    pub(crate) task: Option<task::Id>,
     /// The number of its position in the store's queue, if it has one.
     position: AtomicU64,
     /// When it is polled next at the latest; `None` where that is not limited.
@@ -75,6 +78,7 @@ impl Waiter {
             limit,
             handoff_terms,
             by,
+            task: task::try_id(),
             position: AtomicU64::new(NOWHERE),
             polled_by: Mutex::default(),
             in_line: AtomicBool::new(false),

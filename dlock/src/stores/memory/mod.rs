@@ -6,6 +6,7 @@
 mod counters;
 mod deadlines;
 mod fair;
+mod operations;
 mod permits;
 mod read_write;
 pub(crate) mod records;
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 
 use self::counters::CounterTable;
 use self::fair::Queues;
+use self::operations::Bulletin;
 use self::read_write::{Left, ReadWriteLocks};
 use self::records::{MemoryRecords, Shelf};
 use crate::LockKey;
@@ -33,6 +35,7 @@ use crate::base::kind::Family;
 use crate::store::Hub;
 use crate::store::counter::{CounterReply, CounterRequest, Counters};
 use crate::store::member::{QuorumMember, Vote};
+use crate::store::operations::Operations;
 use crate::store::records::Records;
 use crate::store::{
     self, AcquireAllReply, AcquireReply, AcquireRequest, Announce, Capabilities, GrantId, Granted, Holder,
@@ -68,6 +71,7 @@ struct Shared {
     held: Mutex<Held>,
     hub: Arc<Hub>,
     shelf: Shelf,
+    bulletin: Bulletin,
     #[cfg(dlock_sim)]
     said: sim::Said,
 }
@@ -442,6 +446,7 @@ impl Store for MemoryStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new(Kind::ALL)
             .token_blocks(true)
+            .limits(true)
             .min_hold(true)
             .prefer_writers(true)
             .notifications(Notifications::Certain)
@@ -553,6 +558,10 @@ impl Store for MemoryStore {
 
     fn records(self: Arc<Self>) -> Option<Records> {
         Some(Records::new(MemoryRecords(MemoryStore::clone(&self))))
+    }
+
+    fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+        Some(self)
     }
 }
 

@@ -215,7 +215,8 @@ impl Semaphore {
                 too_few,
             }))
         };
-        let Some(free) = self.free else {
+        let left = request.limit.map(|limit| i64::from(limit) - held);
+        let Some(free) = self.free.into_iter().chain(left).min() else {
             return busy(None, None);
         };
         let amount = i64::from(request.amount.max(1));
@@ -239,7 +240,7 @@ impl Semaphore {
                 let first_gone = before.map(|other| other.alive_until).min();
                 let look_in = first_gone.map(|until| until - now);
                 let again = self.stand_in_line(now, request, mine, amount <= total, look_in);
-                if amount > total {
+                if amount > total && request.limit.is_none() {
                     let too_few = true;
                     return Step::quiet(Err(Busy {
                         remaining: None,
@@ -247,7 +248,10 @@ impl Semaphore {
                         too_few,
                     }));
                 }
-                return busy(self.held.first_end(now), again);
+                // A limit may be one that admits nothing: there is no total that could be raised.
+                let ends = self.held.first_end(now);
+                let again = again.or(request.limit.filter(|_| ends.is_none()).map(|_| HEARD_WITHIN));
+                return busy(ends, again);
             }
             if let Some(mine) = mine {
                 self.queue.remove(mine);

@@ -12,8 +12,10 @@ use crate::base::broken;
 use crate::base::clock;
 use crate::store::Hub;
 use crate::store::records::{
-    ClaimReply, ClaimRequest, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey, RecordStore,
+    ClaimReply, ClaimRequest, ClaimToken, Fingerprint, ForgetReply, OnOrphan, OwnerReply, RecordKey,
+    RecordLook, RecordState, RecordStore, RecordView, SlotOutcome, SlotReply, SlotRequest,
 };
+use crate::store::slots::{micros_of_print, slot_print, time_of};
 use crate::store::{StoreError, Watch};
 use crate::stores::memory::MemoryStore;
 
@@ -76,13 +78,17 @@ impl Shelf {
         self.hub.listen(key, |_| true, |_| ())
     }
 
+    fn tell(&self, key: &RecordKey) {
+        #[cfg(dlock_sim)]
+        self.told.lock().push(record_topic(key));
+        self.hub.tell(key.as_str());
+    }
+
     /// A step after which the waiters look again, if it changed the record.
     fn end(&self, key: &RecordKey, step: impl FnOnce(&mut Table, Instant) -> Change) -> OwnerReply {
         match self.with(step) {
             Change::Made => {
-                #[cfg(dlock_sim)]
-                self.told.lock().push(record_topic(key));
-                self.hub.tell(key.as_str());
+                self.tell(key);
                 OwnerReply::Done
             }
             Change::MadeBefore => OwnerReply::Done,
@@ -118,6 +124,8 @@ enum State {
     },
     /// A claim was given up, or one that was taken over was released: what was done is unknown.
     Orphaned,
+    /// Nothing was done in the slot: the record stays, so that no earlier one is done again.
+    Released,
     Completed {
         response: Box<[u8]>,
     },
@@ -238,6 +246,7 @@ impl Table {
                     OnOrphan::TakeOver => attempt = attempt.saturating_add(1),
                     OnOrphan::Leave => return ClaimReply::Orphan { attempt },
                 },
+                State::Released => attempt = 1,
             }
         }
         let fence = fence();
@@ -251,6 +260,104 @@ impl Table {
         };
         self.put(key, record);
         ClaimReply::Claimed { attempt, fence }
+    }
+
+    fn claim_slot(
+        &mut self,
+        mut request: ClaimRequest,
+        asked: SlotRequest,
+        now: Instant,
+        fence: impl FnOnce() -> u64,
+    ) -> SlotReply {
+        let wall = micros(clock::wall_at(now));
+        let (slot, latest) = asked.judged(wall);
+        let found = self.get(&request.key, now);
+        let last = found.and_then(|record| micros_of_print(&record.fingerprint));
+        let reply = |slot, outcome| SlotReply::of_micros(wall, slot, last, outcome);
+        let mut is_new = false;
+        if let Some(record) = found {
+            let Some(last) = last else {
+                return reply(slot, SlotOutcome::Claim(ClaimReply::Mismatch));
+            };
+            if record.token == request.token {
+                // As for any claim that is made again; its slot is the one that it has.
+                if !matches!(record.state, State::Claimed { .. }) {
+                    return reply(last, SlotOutcome::Missed);
+                }
+                request.fingerprint = record.fingerprint;
+                return reply(last, SlotOutcome::Claim(self.claim(request, now, fence)));
+            }
+            is_new = last < slot;
+            if slot <= latest && last > latest {
+                return reply(slot, SlotOutcome::ClockWentBack);
+            }
+            if slot <= latest && last > slot {
+                return reply(slot, SlotOutcome::Missed);
+            }
+        }
+        if slot > latest {
+            return reply(slot, SlotOutcome::TooFarAhead);
+        }
+        if wall.saturating_sub(slot) > micros(request.retention) {
+            return reply(slot, SlotOutcome::Missed);
+        }
+        if is_new && let Some(record) = self.records.get_mut(&request.key) {
+            match &mut record.state {
+                State::Claimed { lease_until } if *lease_until > now => {
+                    let (remaining, attempt) = (*lease_until - now, record.attempt);
+                    let running = ClaimReply::InProgress { remaining, attempt };
+                    return reply(slot, SlotOutcome::Claim(running));
+                }
+                // What the earlier slot has left is of no account any more.
+                state => *state = State::Released,
+            }
+            record.fingerprint = slot_print(slot);
+        }
+        request.fingerprint = slot_print(slot);
+        reply(slot, SlotOutcome::Claim(self.claim(request, now, fence)))
+    }
+
+    fn look(&self, key: &RecordKey, response: bool, now: Instant) -> RecordLook {
+        let record = self.get(key, now).map(|record| {
+            let state = match &record.state {
+                State::Claimed { lease_until } => {
+                    RecordState::claimed(lease_until.saturating_duration_since(now))
+                }
+                State::Orphaned => RecordState::Orphaned,
+                State::Released => RecordState::Released,
+                State::Completed { response: bytes } => {
+                    RecordState::completed(bytes.len() as u64, response.then(|| bytes.to_vec()))
+                }
+            };
+            let expires_in = record.until - now;
+            RecordView::new(
+                state,
+                record.attempt,
+                record.fence,
+                expires_in,
+                record.fingerprint,
+            )
+        });
+        RecordLook::new(time_of(micros(clock::wall_at(now))), record)
+    }
+
+    fn forget(&mut self, key: &RecordKey, now: Instant) -> ForgetReply {
+        let Some(record) = self.get(key, now) else {
+            return ForgetReply::Missing;
+        };
+        if let State::Claimed { lease_until } = record.state
+            && lease_until > now
+        {
+            return ForgetReply::Claimed {
+                remaining: lease_until - now,
+                attempt: record.attempt,
+                fence: record.fence,
+            };
+        }
+        let until = record.until;
+        self.records.remove(key);
+        self.forget_end(key.clone(), until);
+        ForgetReply::Forgotten
     }
 
     fn set_lease(&mut self, key: &RecordKey, lease_until: Instant) {
@@ -272,7 +379,7 @@ impl Table {
         match &mut record.state {
             State::Claimed { lease_until } => *lease_until = end(now, lease),
             State::Completed { .. } => return Change::MadeBefore,
-            State::Orphaned => return Change::Refused,
+            State::Orphaned | State::Released => return Change::Refused,
         }
         let until = record.until.max(end(now, retention.max(lease)));
         self.keep(key, until);
@@ -298,7 +405,7 @@ impl Table {
         match record.state {
             State::Claimed { .. } => {}
             State::Completed { .. } => return Change::MadeBefore,
-            State::Orphaned => return Change::Refused,
+            State::Orphaned | State::Released => return Change::Refused,
         }
         record.state = State::Completed {
             response: response.into(),
@@ -316,6 +423,12 @@ impl Table {
             return Change::Refused;
         };
         match record.state {
+            State::Claimed { .. }
+                if forget && record.attempt == 1 && micros_of_print(&record.fingerprint).is_some() =>
+            {
+                record.state = State::Released;
+                Change::Made
+            }
             State::Claimed { .. } if forget && record.attempt == 1 => {
                 let until = record.until;
                 self.records.remove(key);
@@ -326,10 +439,14 @@ impl Table {
                 record.state = State::Orphaned;
                 Change::Made
             }
-            State::Orphaned => Change::MadeBefore,
+            State::Orphaned | State::Released => Change::MadeBefore,
             State::Completed { .. } => Change::Refused,
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// An unreachable moment is as good as any other.
@@ -401,6 +518,40 @@ impl RecordStore for MemoryRecords {
             .0
             .shelf()
             .end(&key, |table, now| table.give_back(&key, &token, false, now))))
+    }
+
+    fn claim_slot(
+        self: Arc<Self>,
+        request: ClaimRequest,
+        slot: SlotRequest,
+    ) -> impl Future<Output = Result<SlotReply, StoreError>> + Send + 'static {
+        let store = &self.0;
+        ready(Ok(store.shelf().with(|table, now| {
+            table.claim_slot(request, slot, now, || store.token())
+        })))
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: RecordKey,
+        response: bool,
+    ) -> impl Future<Output = Result<RecordLook, StoreError>> + Send + 'static {
+        ready(Ok(self
+            .0
+            .shelf()
+            .with(|table, now| table.look(&key, response, now))))
+    }
+
+    fn forget(
+        self: Arc<Self>,
+        key: RecordKey,
+    ) -> impl Future<Output = Result<ForgetReply, StoreError>> + Send + 'static {
+        let shelf = self.0.shelf();
+        let reply = shelf.with(|table, now| table.forget(&key, now));
+        if reply == ForgetReply::Forgotten {
+            shelf.tell(&key);
+        }
+        ready(Ok(reply))
     }
 
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {

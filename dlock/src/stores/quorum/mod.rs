@@ -17,7 +17,9 @@
 //! members at a time would do harm. Locks are not handed off inside the process, tokens are not reserved, and
 //! there are no fair locks, no permits, and no records.
 
+mod doctor;
 mod notifications;
+mod operations;
 mod sayings;
 mod votes;
 
@@ -39,7 +41,9 @@ use crate::LockKey;
 use crate::base::broken;
 use crate::base::chance::{self, HashMap, HashSet};
 use crate::base::clock;
+use crate::store::doctor::Diagnose;
 use crate::store::member::{self, QuorumMember};
+use crate::store::operations::Operations;
 use crate::store::{
     AcquireReply, AcquireRequest, GrantId, Holder, Kind, Lane, Outcome, Reason, ReleaseReply, ReleaseRequest,
     RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
@@ -656,12 +660,20 @@ impl Store for Quorum {
         self.notifications.watch(kind, key, grant)
     }
 
+    fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+        (!self.boards().is_empty()).then_some(self as Arc<dyn Operations>)
+    }
+
     fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
         self.said.lock().get(kind, key)
     }
 
     fn doubts(&self) -> Doubts {
         self.doubts.subscribe()
+    }
+
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        Some(self)
     }
 }
 

@@ -13,6 +13,7 @@ use super::Member;
 use crate::LockKey;
 use crate::base::chance::{self, HashMap};
 use crate::store::Hub;
+use crate::store::operations::EntryName;
 use crate::store::{GrantId, Kind, Watch};
 
 /// A release is told by every member, and the lock is free when a majority has carried it out. So after the first
@@ -40,17 +41,34 @@ impl MemberNotifications {
     }
 
     pub(super) fn watch(&self, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        let name: Arc<str> = format!("{kind}:{key}").into();
+        let watches = || {
+            let members = self.members.iter();
+            members
+                .map(|member| member.store.clone().watch(kind, key, grant))
+                .collect()
+        };
+        self.gathered(format!("{kind}:{key}").into(), watches)
+    }
+
+    /// Of an entry, which some of the members may not keep.
+    pub(super) fn watch_entry(&self, entry: &EntryName) -> Watch {
+        let watches = || {
+            let boards = self.members.iter();
+            boards
+                .filter_map(|member| Some(member.store.clone().operations()?.watch(entry)))
+                .collect()
+        };
+        // No kind is called so.
+        self.gathered(format!("entry:{}", entry.with_prefix("")).into(), watches)
+    }
+
+    fn gathered(&self, name: Arc<str>, watches: impl FnOnce() -> Vec<Watch>) -> Watch {
         let first = |name: &Arc<str>| {
             let over = CancellationToken::new();
             self.forwarded
                 .lock()
                 .insert(name.clone(), over.clone().drop_guard());
-            let watches: Vec<_> = self
-                .members
-                .iter()
-                .map(|member| member.store.clone().watch(kind, key, grant))
-                .collect();
+            let watches = watches();
             let (hub, name) = (self.hub.clone(), name.clone());
             self.runtime
                 .spawn(async move { over.run_until_cancelled(forward(watches, &hub, &name)).await });

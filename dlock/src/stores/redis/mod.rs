@@ -4,6 +4,7 @@
 mod cluster;
 mod connect;
 mod dial;
+mod doctor;
 mod endpoint;
 mod fence;
 mod hint;
@@ -12,6 +13,7 @@ mod lent;
 mod login;
 mod node;
 mod open;
+mod operations;
 mod permits;
 mod pubsub;
 mod records;
@@ -41,8 +43,11 @@ use crate::LockKey;
 use crate::base::clock;
 use crate::store::counter::Counters;
 use crate::store::counter::{CounterReply, CounterRequest};
+use crate::store::doctor::Diagnose;
 use crate::store::member::{QuorumMember, Vote};
+use crate::store::operations::Operations;
 use crate::store::records::{RecordKey, Records};
+use crate::store::url::Address;
 use crate::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Announce, GrantId, Holder, Kind, Lane, Outcome, Reason,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
@@ -56,6 +61,8 @@ pub(crate) struct RedisStore {
     servers: Servers,
     doubts: DoubtSender,
     prefix: String,
+    /// One of the servers that the URL names.
+    peer: Option<Address>,
 }
 
 impl RedisStore {
@@ -179,6 +186,7 @@ impl Store for RedisStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new(Kind::ALL)
             .token_blocks(true)
+            .limits(true)
             .min_hold(true)
             .prefer_writers(true)
             .notifications(Notifications::Certain)
@@ -287,7 +295,7 @@ impl Store for RedisStore {
     }
 
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
-        let step = self.step(&key, Verb::Force);
+        let step = self.step(&key, Verb::Force(None));
         Box::pin(async move {
             match step.await?.answer {
                 Answer::Released { .. } => Ok(true),
@@ -314,6 +322,10 @@ impl Store for RedisStore {
         Some(Records::new(RedisRecords(self)))
     }
 
+    fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+        Some(self)
+    }
+
     fn quorum_member(self: Arc<Self>) -> Option<Arc<dyn QuorumMember>> {
         // The servers of a Cluster lose their data one by one.
         (!self.servers.has_slots()).then_some(self as Arc<dyn QuorumMember>)
@@ -321,6 +333,10 @@ impl Store for RedisStore {
 
     fn doubts(&self) -> Doubts {
         self.doubts.subscribe()
+    }
+
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        Some(self)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::store::DoubtSender;
 use crate::store::member::QuorumMember;
 use crate::store::options::Common;
-use crate::store::url::{ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
+use crate::store::url::{Address, ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
 use crate::store::{Lane, Reason, StoreError};
 use crate::stores::quorum::{Member, Quorum};
 
@@ -31,12 +31,13 @@ impl RedisStore {
         runtime: &Handle,
     ) -> Result<RedisStore, Error> {
         let access = server_access(url.login, &common);
+        let peer = Some(url.address.clone());
         let opening = |part, runtime: Handle| async move {
             let endpoint = Endpoint::fixed(url.address);
             let connector = Connector::new(Arc::new(access?), endpoint);
             Servers::one(connector, part, &runtime).await
         };
-        RedisStore::open(opening, common, runtime).await
+        RedisStore::open(opening, common, peer, runtime).await
     }
 
     /// The master that sentinels name; an error when none is named, or cannot be reached now.
@@ -47,12 +48,13 @@ impl RedisStore {
     ) -> Result<RedisStore, Error> {
         let of_sentinels = access(url.sentinel_login, &common);
         let access = server_access(url.login, &common);
+        let peer = url.sentinels.first().cloned();
         let opening = |part, runtime: Handle| async move {
             let master = Master::of(of_sentinels?, url.sentinels, url.service, &runtime);
             let connector = Connector::new(Arc::new(access?), Endpoint::Master(master));
             Servers::one(connector, part, &runtime).await
         };
-        RedisStore::open(opening, common, runtime).await
+        RedisStore::open(opening, common, peer, runtime).await
     }
 
     /// A Cluster; an error when none of the servers that are named can be reached now.
@@ -62,11 +64,12 @@ impl RedisStore {
         runtime: &Handle,
     ) -> Result<RedisStore, Error> {
         let access = server_access(url.login, &common);
+        let peer = url.seeds.first().cloned();
         let opening = |part, runtime: Handle| async move {
             let cluster = Cluster::connect(access?, url.seeds, part, &runtime).await?;
             Ok(Servers::Cluster(cluster))
         };
-        RedisStore::open(opening, common, runtime).await
+        RedisStore::open(opening, common, peer, runtime).await
     }
 
     /// A member of a quorum, which need not be there now; then also what is wrong with it.
@@ -76,6 +79,7 @@ impl RedisStore {
         runtime: &Handle,
     ) -> Result<(RedisStore, Option<StoreError>), Error> {
         let part = part(&common);
+        let peer = Some(url.address.clone());
         let access = server_access(url.login, &common).map_err(StoreError::into_connect_error)?;
         let spawner = runtime.clone();
         let doubts = part.doubts.clone();
@@ -90,6 +94,7 @@ impl RedisStore {
             servers,
             doubts,
             prefix,
+            peer,
         };
         Ok((member, trouble))
     }
@@ -97,6 +102,7 @@ impl RedisStore {
     async fn open<F>(
         opening: impl FnOnce(Part, Handle) -> F,
         common: Common,
+        peer: Option<Address>,
         runtime: &Handle,
     ) -> Result<RedisStore, Error>
     where
@@ -110,6 +116,7 @@ impl RedisStore {
                 servers: servers.map_err(StoreError::into_connect_error)?,
                 doubts,
                 prefix: common.prefix,
+                peer,
             }),
             Err(_) => Err(Error::ClientClosed),
         }

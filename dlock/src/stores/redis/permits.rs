@@ -21,7 +21,8 @@ pub(super) fn acquire(request: &AcquireRequest, cmd: &mut Cmd) {
     let mut buffer = [0; 57];
     match request.kind {
         Kind::Permit => {
-            cmd.arg(5).arg(ids(request.grant, request.amount));
+            let arguments = 5 + usize::from(request.limit.is_some());
+            cmd.arg(arguments).arg(ids(request.grant, request.amount));
             cmd.arg(millis(request.lease)).arg(request.tokens.max(1));
         }
         _ => {
@@ -38,6 +39,9 @@ pub(super) fn acquire(request: &AcquireRequest, cmd: &mut Cmd) {
             Some(waiter) => cmd.arg(id(waiter, &mut buffer)),
             None => cmd.arg(""),
         };
+        if let Some(limit) = request.limit {
+            cmd.arg(limit);
+        }
     }
 }
 

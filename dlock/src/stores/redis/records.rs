@@ -8,7 +8,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore};
+use crate::store::records::{
+    ClaimReply, ClaimRequest, ClaimToken, ForgetReply, OwnerReply, RecordKey, RecordLook, RecordStore,
+    SlotOutcome, SlotReply, SlotRequest,
+};
 use crate::store::{StoreError, Watch};
 use crate::stores::redis::{Answer, Done, RedisStore, Response, Verb, strange};
 
@@ -33,6 +36,17 @@ impl RedisRecords {
     }
 }
 
+fn claimed(answer: Answer) -> Result<ClaimReply, StoreError> {
+    Ok(match answer {
+        Answer::Claimed { attempt, fence } => ClaimReply::Claimed { attempt, fence },
+        Answer::Completed(Response(response)) => ClaimReply::Completed { response },
+        Answer::Running { remaining, attempt } => ClaimReply::InProgress { remaining, attempt },
+        Answer::Mismatch => ClaimReply::Mismatch,
+        Answer::Orphan { attempt } => ClaimReply::Orphan { attempt },
+        other => return Err(strange(&other)),
+    })
+}
+
 impl RecordStore for RedisRecords {
     fn claim(
         self: Arc<Self>,
@@ -42,14 +56,62 @@ impl RecordStore for RedisRecords {
         let step = self.0.record_step(&key, Verb::Claim(Box::new(request)));
         async move {
             let Done { answer, .. } = step.await?;
-            Ok(match answer {
-                Answer::Claimed { attempt, fence } => ClaimReply::Claimed { attempt, fence },
-                Answer::Completed(Response(response)) => ClaimReply::Completed { response },
-                Answer::Running { remaining, attempt } => ClaimReply::InProgress { remaining, attempt },
-                Answer::Mismatch => ClaimReply::Mismatch,
-                Answer::Orphan { attempt } => ClaimReply::Orphan { attempt },
-                other => return Err(strange(&other)),
-            })
+            claimed(answer)
+        }
+    }
+
+    fn claim_slot(
+        self: Arc<Self>,
+        request: ClaimRequest,
+        slot: SlotRequest,
+    ) -> impl Future<Output = Result<SlotReply, StoreError>> + Send + 'static {
+        let key = request.key.clone();
+        let step = self.0.record_step(&key, Verb::ClaimSlot(Box::new(request), slot));
+        async move {
+            match step.await?.answer {
+                Answer::Slot {
+                    now,
+                    slot,
+                    last,
+                    answer,
+                } => {
+                    let outcome = match *answer {
+                        Answer::Missed => SlotOutcome::Missed,
+                        Answer::ClockWentBack => SlotOutcome::ClockWentBack,
+                        Answer::TooFarAhead => SlotOutcome::TooFarAhead,
+                        other => SlotOutcome::Claim(claimed(other)?),
+                    };
+                    Ok(SlotReply::of_micros(now, slot, last, outcome))
+                }
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: RecordKey,
+        response: bool,
+    ) -> impl Future<Output = Result<RecordLook, StoreError>> + Send + 'static {
+        let step = self.0.record_step(&key, Verb::LookAtRecord { response });
+        async move {
+            match step.await?.answer {
+                Answer::Look(look) => Ok(look),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn forget(
+        self: Arc<Self>,
+        key: RecordKey,
+    ) -> impl Future<Output = Result<ForgetReply, StoreError>> + Send + 'static {
+        let step = self.0.record_step(&key, Verb::ForgetRecord);
+        async move {
+            match step.await?.answer {
+                Answer::Forget(reply) => Ok(reply),
+                other => Err(strange(&other)),
+            }
         }
     }
 

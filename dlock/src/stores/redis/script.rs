@@ -12,10 +12,15 @@ use super::cluster::slot::Slot;
 use super::fence::Fence;
 use super::kinds::KindStep;
 use super::node::refused;
+use super::operations::OperationStep;
 use super::permits;
 use crate::base::clock;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
-use crate::store::records::{ClaimRequest, ClaimToken, OnOrphan};
+use crate::store::records::{
+    ClaimRequest, ClaimToken, Fingerprint, ForgetReply, OnOrphan, RecordLook, RecordState, RecordView,
+    SlotRequest,
+};
+use crate::store::slots::{micros_of, time_of};
 use crate::store::{AcquireRequest, GrantId, Holder, Kind, Reason, Renewal, StoreError};
 
 /// The script that all steps are in. What most calls do not need is made only where it is needed: as one function.
@@ -32,6 +37,7 @@ const TEXT: &str = concat!(
     include_str!("lua/fenced.lua"),
     include_str!("lua/permits.lua"),
     include_str!("lua/counters.lua"),
+    include_str!("lua/operations.lua"),
     include_str!("lua/rare.lua"),
     "end\n",
     include_str!("lua/run.lua")
@@ -113,9 +119,18 @@ pub(crate) enum Verb {
         at_least: u64,
     },
     Count(CounterRequest),
+    /// On an entry of a client.
+    Entry(Box<OperationStep>),
     Inspect,
-    Force,
+    /// Ends whatever hold there is; only that of this holder, if one is named.
+    Force(Option<String>),
     Claim(Box<ClaimRequest>),
+    ClaimSlot(Box<ClaimRequest>, SlotRequest),
+    /// Looks at a record, with its response or without.
+    LookAtRecord {
+        response: bool,
+    },
+    ForgetRecord,
     Extend {
         token: ClaimToken,
         lease: Duration,
@@ -183,6 +198,10 @@ pub(crate) enum Answer {
     Renewals(Vec<Result<Renewal, StoreError>>),
     Holders(Vec<Holder>),
     Counted(CounterReply),
+    /// An entry of a client, and when it goes.
+    Entry(Vec<u8>, Duration),
+    /// The messages of a mailbox.
+    Mail(Vec<Vec<u8>>),
     Free,
     Abstains {
         votes_in: Duration,
@@ -202,6 +221,18 @@ pub(crate) enum Answer {
     Orphan {
         attempt: u32,
     },
+    /// To a claim for a slot, in µs since the epoch.
+    Slot {
+        now: u64,
+        slot: u64,
+        last: Option<u64>,
+        answer: Box<Answer>,
+    },
+    Missed,
+    ClockWentBack,
+    TooFarAhead,
+    Look(RecordLook),
+    Forget(ForgetReply),
     /// The call had answers enough: the same request again, please.
     Again,
     Done {
@@ -216,6 +247,7 @@ impl Answer {
         match self {
             Answer::Busy { .. } | Answer::TooFew | Answer::Running { .. } => true,
             Answer::None { answer, .. } => answer.as_ref().as_ref().is_ok_and(Answer::is_busy),
+            Answer::Slot { answer, .. } => answer.is_busy(),
             _ => false,
         }
     }
@@ -224,7 +256,7 @@ impl Answer {
 impl Call {
     /// Whether sending it twice does no more than sending it once.
     pub(super) fn is_repeatable(&self) -> bool {
-        !self.is_acquire() && !matches!(self.verb, Verb::Force)
+        !self.is_acquire() && !matches!(self.verb, Verb::Force(_) | Verb::ForgetRecord)
     }
 
     /// Whether it extends leases.
@@ -265,7 +297,7 @@ impl Call {
     /// The id of a claim: it may be sent again, and none of its copies takes effect after its time.
     pub(super) fn claims(&self) -> Option<&str> {
         match &self.verb {
-            Verb::Claim(request) => Some(request.token.as_str()),
+            Verb::Claim(request) | Verb::ClaimSlot(request, _) => Some(request.token.as_str()),
             _ => None,
         }
     }
@@ -283,6 +315,7 @@ impl Call {
         matches!(
             self.verb,
             Verb::Claim(_)
+                | Verb::ClaimSlot(..)
                 | Verb::Extend { .. }
                 | Verb::Complete { .. }
                 | Verb::GiveBack { .. }
@@ -292,13 +325,18 @@ impl Call {
 
     /// Whether it needs the last fencing token.
     pub(super) fn takes_token(&self) -> bool {
-        self.is_acquire() || matches!(self.verb, Verb::Claim(_) | Verb::RaiseFence { .. })
+        self.is_acquire()
+            || matches!(
+                self.verb,
+                Verb::Claim(_) | Verb::ClaimSlot(..) | Verb::RaiseFence { .. }
+            )
     }
 
     /// Whether it begins something: then it can be refused where too many wait already.
     pub(super) fn may_be_turned_away(&self) -> bool {
         match &self.verb {
-            Verb::Claim(_) | Verb::Inspect | Verb::Force => true,
+            Verb::Claim(_) | Verb::ClaimSlot(..) | Verb::Inspect | Verb::Force(_) | Verb::Entry(_) => true,
+            Verb::LookAtRecord { .. } | Verb::ForgetRecord => true,
             Verb::Count(request) => !matches!(request.step, CounterStep::Give { .. }),
             _ => self.is_acquire(),
         }
@@ -332,13 +370,15 @@ impl Call {
         match &self.verb {
             Verb::As(step) => step.has_companions(),
             Verb::All(all) => all.iter().any(|one| one.step.has_companions()),
-            Verb::Count(_) | Verb::Force => true,
+            Verb::Count(_) | Verb::Force(_) => true,
             Verb::Acquire { .. } | Verb::Release { .. } | Verb::Renew { .. } | Verb::RaiseFence { .. } => {
                 false
             }
             Verb::Claim(_) | Verb::Extend { .. } | Verb::Complete { .. } | Verb::GiveBack { .. } => false,
-            // It changes nothing.
-            Verb::Inspect => false,
+            Verb::ClaimSlot(..) | Verb::ForgetRecord => false,
+            // They change nothing.
+            Verb::Inspect | Verb::LookAtRecord { .. } => false,
+            Verb::Entry(_) => false,
         }
     }
 
@@ -367,6 +407,7 @@ impl Call {
         match &self.verb {
             Verb::Complete { response, .. } => response.0.len(),
             Verb::As(step) => step.weight(),
+            Verb::Entry(step) => step.weight(),
             _ => 0,
         }
     }
@@ -404,20 +445,34 @@ impl Call {
                 cmd.arg("raise_fence").arg(2).arg(field).arg(at_least);
             }
             Verb::Count(request) => permits::count(request, refuse_after, cmd),
+            Verb::Entry(step) => step.write(cmd),
             Verb::Inspect => {
                 cmd.arg("inspect").arg(0);
             }
-            Verb::Force => {
-                cmd.arg("force").arg(2).arg(channel(&self.key)).arg(refuse_after);
+            Verb::Force(only) => {
+                cmd.arg("force").arg(2 + only.iter().len());
+                cmd.arg(channel(&self.key)).arg(refuse_after).arg(only);
             }
             Verb::Claim(request) => {
                 cmd.arg("claim").arg(6).arg(request.token.as_str());
                 cmd.arg(&request.fingerprint[..]).arg(micros(request.lease));
                 cmd.arg(millis(capped(request.retention.max(request.lease))));
-                cmd.arg(refuse_after).arg(match request.on_orphan {
-                    OnOrphan::TakeOver => "over",
-                    OnOrphan::Leave => "leave",
-                });
+                cmd.arg(refuse_after).arg(for_orphans(request.on_orphan));
+            }
+            Verb::ClaimSlot(request, slot) => {
+                cmd.arg("claim_slot").arg(8).arg(request.token.as_str());
+                cmd.arg(micros(request.lease));
+                cmd.arg(millis(capped(request.retention.max(request.lease))));
+                cmd.arg(refuse_after).arg(for_orphans(request.on_orphan));
+                cmd.arg(slot.period().map_or(0, micros));
+                cmd.arg(slot.time().map_or(0, micros_of))
+                    .arg(micros(slot.ahead()));
+            }
+            Verb::LookAtRecord { response } => {
+                cmd.arg("look_at_record").arg(1).arg(u8::from(*response));
+            }
+            Verb::ForgetRecord => {
+                cmd.arg("forget_record").arg(1).arg(refuse_after);
             }
             Verb::Extend {
                 token,
@@ -440,6 +495,13 @@ impl Call {
                 cmd.arg(step).arg(1).arg(token.as_str());
             }
         }
+    }
+}
+
+fn for_orphans(on_orphan: OnOrphan) -> &'static str {
+    match on_orphan {
+        OnOrphan::TakeOver => "over",
+        OnOrphan::Leave => "leave",
     }
 }
 
@@ -731,6 +793,12 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
             all.map(Answer::Holders)
         }
         "free" => Ok(Answer::Free),
+        "entry" => Ok(Answer::Entry(bytes(word(1)?)?, ttl(2)?.unwrap_or_default())),
+        "mail" => words[1..]
+            .iter()
+            .map(bytes)
+            .collect::<Result<_, _>>()
+            .map(Answer::Mail),
         "claimed" => Ok(Answer::Claimed {
             attempt: attempt(1)?,
             fence: num(2)?,
@@ -744,6 +812,41 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
             attempt: attempt(2)?,
         }),
         "mismatch" => Ok(Answer::Mismatch),
+        "slot" => Ok(Answer::Slot {
+            now: num(1)?,
+            slot: num(2)?,
+            last: Some(num(3)?).filter(|last| *last > 0),
+            answer: Box::new(read_answer(word(4)?)?),
+        }),
+        "missed" => Ok(Answer::Missed),
+        "clock-back" => Ok(Answer::ClockWentBack),
+        "ahead" => Ok(Answer::TooFarAhead),
+        "no-record" => Ok(Answer::Look(RecordLook::new(time_of(num(1)?), None))),
+        "record" => {
+            let bytes = |at: usize| match word(at)? {
+                Value::BulkString(bytes) => Ok(bytes.clone()),
+                _ => Err(strange()),
+            };
+            let state = match string(2)?.as_str() {
+                "c" => RecordState::claimed(Duration::from_micros(num(3)?)),
+                "o" => RecordState::Orphaned,
+                "f" => RecordState::Released,
+                "d" if words.len() > 9 => RecordState::completed(num(8)?, Some(bytes(9)?)),
+                "d" => RecordState::completed(num(8)?, None),
+                _ => return Err(strange()),
+            };
+            let print = Fingerprint::try_from(bytes(6)?).map_err(|_| strange())?;
+            let expires_in = Duration::from_millis(num(7)?);
+            let record = RecordView::new(state, attempt(4)?, num(5)?, expires_in, print);
+            Ok(Answer::Look(RecordLook::new(time_of(num(1)?), Some(record))))
+        }
+        "forgotten" => Ok(Answer::Forget(ForgetReply::Forgotten)),
+        "missing" => Ok(Answer::Forget(ForgetReply::Missing)),
+        "live" => Ok(Answer::Forget(ForgetReply::Claimed {
+            remaining: Duration::from_micros(num(1)?),
+            attempt: attempt(2)?,
+            fence: num(3)?,
+        })),
         "orphan" => Ok(Answer::Orphan { attempt: attempt(1)? }),
         "again" => Ok(Answer::Again),
         "done" => Ok(Answer::Done {
@@ -765,6 +868,13 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
         }
         "failed" => Err(refused(&string(1)?)),
         name => permits::read(name, |at| signed(words.get(at)?)).ok_or_else(strange),
+    }
+}
+
+fn bytes(value: &Value) -> Result<Vec<u8>, StoreError> {
+    match value {
+        Value::BulkString(bytes) => Ok(bytes.clone()),
+        _ => Err(strange()),
     }
 }
 

@@ -94,6 +94,11 @@ impl Master {
         }
     }
 
+    /// After which silence the slowest of the sentinels takes the master for dead.
+    pub(super) fn down_after(&self) -> Option<Duration> {
+        self.council.minutes.lock().down_after.values().max().copied()
+    }
+
     /// Has the sentinels asked at once.
     pub(super) fn look(&self) {
         self.council.look.notify_waiters();
@@ -152,6 +157,8 @@ struct Minutes {
     known: BTreeSet<Address>,
     /// What each says that can be reached: the epoch, and the master.
     views: HashMap<Address, (u64, Address)>,
+    /// After which silence each takes the master for dead.
+    down_after: HashMap<Address, Duration>,
     /// What is wrong with the others.
     troubles: BTreeMap<Address, StoreError>,
     /// Others that they know, for when none of the known ones can be reached.
@@ -246,7 +253,7 @@ impl Table {
         loop {
             // Before the request, so that what happens after it is not missed.
             let look = self.council.look.notified();
-            let request = self.request(connection);
+            let request = self.request(sentinel, connection);
             match self.in_time(sentinel, request).await {
                 Ok((epoch, master)) => {
                     *pause = PAUSES.0;
@@ -270,10 +277,20 @@ impl Table {
     }
 
     /// The master and the epoch of that.
-    async fn request(&self, connection: &mut MultiplexedConnection) -> Result<(u64, Address), RedisError> {
+    async fn request(
+        &self,
+        sentinel: &Address,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(u64, Address), RedisError> {
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("MASTER").arg(&self.council.service);
         let fields: HashMap<String, String> = cmd.query_async(connection).await?;
+        let down_after = fields
+            .get("down-after-milliseconds")
+            .and_then(|ms| ms.parse().ok());
+        if let Some(down_after) = down_after.map(Duration::from_millis) {
+            (self.council.minutes.lock().down_after).insert(sentinel.clone(), down_after);
+        }
         let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let master = address(&fields).ok_or((
             redis::ErrorKind::UnexpectedReturnType,

@@ -111,6 +111,14 @@ impl Servers {
         }
     }
 
+    /// The same with the key as the server knows it.
+    pub(super) fn lane_of(&self, key: &str) -> Lane {
+        match self {
+            Servers::One { .. } => Lane::default(),
+            Servers::Cluster(cluster) => cluster.lane(Slot::of(key)),
+        }
+    }
+
     /// The number that is the same for keys which a call may carry together.
     pub(super) fn together(&self, key: &LockKey, name: impl FnOnce(&LockKey) -> Arc<str>) -> u32 {
         match self {

@@ -21,14 +21,15 @@ Try it:
   curl         localhost:3000/items/sneaker
   curl -X POST localhost:3000/accounts/ada/charge -H 'content-type: application/json' -d '{\"amount\": 5}'
   curl         localhost:3000/lock?hold_ms=1000
+  curl         localhost:3000/live                # and /ready, for an orchestrator
   curl -X POST localhost:3000/items/sneaker/buy   -H 'content-type: application/json' -d '{\"quantity\": 1}' \\
        -H 'Idempotency-Key: \"cart-42\"'   # as often as you like: it is one order
 
 Or let 200 buyers at it: cargo run -p dlock-examples --bin buyers
-Or open http://localhost:3000 in a browser: the page has the buttons, and shows live the waiters and the holders.
+Or open http://localhost:3000 in a browser: the page has the buttons and shows the sales live; /console has the locks.
 
-Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it: requests under way have 5 s
-to finish, and all locks are released.";
+Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it: no lock is acquired any more but by
+requests that hold one, requests under way have 5 s to finish, and all locks are released.";
 
 /// A shop that must not sell more than it has: a service on dlock.
 ///
@@ -57,6 +58,14 @@ pub(crate) struct Args {
     /// The time between reading the stock and writing it, at most 1min
     #[arg(long, value_name = "DURATION", default_value = "5ms", value_parser = think)]
     pub(crate) think: Duration,
+
+    /// For how long to serve on after SIGTERM while GET /ready answers 503, until nobody sends requests here any more
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    pub(crate) leave_after: Duration,
+
+    /// Serve GET /metrics, in Prometheus' text format
+    #[arg(long)]
+    pub(crate) metrics: bool,
 
     /// Take no locks and check no tokens, to see what happens; every `fencing_token` is null then, and
     /// idempotency keys are known to this process only

@@ -6,8 +6,10 @@
 //! | `routes.rs` | the HTTP side, with the lock and the idempotency keys as layers on routes |
 //! | `page.rs`, `page.html` | the page at `/`, and what is shown on it live |
 //! | `demo.rs` | what goes wrong otherwise, with `--demo` |
-//! | `board/` | waiters, holders, sales: the notes from which the page is made |
+//! | `board/` | sales and replays: the notes from which the page is made |
 //! | `store/` | stock and accounts, in memory or on Redis, with the check of the fencing token |
+//! | `health.rs` | whether this copy is alive, and takes requests |
+//! | `metrics.rs` | what is counted, for Prometheus |
 //! | `error.rs` | what is answered when something goes wrong |
 //! | `server.rs` | the port, the signals, the end |
 
@@ -15,6 +17,8 @@ mod args;
 mod board;
 mod demo;
 mod error;
+mod health;
+mod metrics;
 mod page;
 mod routes;
 mod server;
@@ -29,14 +33,16 @@ use std::time::Duration;
 use clap::Parser;
 use dlock::LockClient;
 use dlock_tower::IdempotencyLayer;
+use dlock_tower::console::Console;
 use dlock_tower::idempotency::{IdempotencyHandle, caller};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Args;
 use crate::board::Board;
+use crate::health::Health;
 use crate::routes::Keys;
-use crate::server::Signals;
+use crate::server::{Ends, Signals};
 use crate::service::Shop;
 use crate::store::Store;
 
@@ -69,6 +75,7 @@ async fn main() -> ExitCode {
 
 async fn run(args: Args) -> Result<(), String> {
     let signals = Signals::new().map_err(|error| format!("cannot wait for signals: {error}"))?;
+    let metrics = args.metrics.then(metrics::install).transpose()?;
     let listener = server::listen(&args.listen).await?;
     let store = Store::open(&args.store)
         .await
@@ -91,8 +98,23 @@ async fn run(args: Args) -> Result<(), String> {
 
     tracing::info!("listening on http://{address}");
     tracing::info!("open that in a browser to see what is going on");
-    let router = routes::router(shop, &keys, args.demo);
-    let served = server::serve(listener, router, signals, || board.close()).await;
+    let health = Health::new(locks.clone());
+    let mut router = routes::router(shop, &keys, args.demo)
+        .merge(health.router())
+        // It only reads. A service that strangers reach puts its authentication around it.
+        .nest_service("/console", Console::new(locks.clone()).router());
+    if let Some(metrics) = metrics {
+        router = router.merge(metrics::router(metrics));
+    }
+    let ends = Ends {
+        leaves: || health.leaves(),
+        leave_after: args.leave_after,
+        ending: || {
+            locks.drain();
+            board.close();
+        },
+    };
+    let served = server::serve(listener, router, signals, ends).await;
     if let Some(look) = look {
         look.abort();
     }
@@ -111,6 +133,7 @@ async fn open_locks(args: &Args) -> Result<LockClient, String> {
         .url(url)
         .lease(args.lease)
         .service_name("checkout")
+        .presence(true)
         .build()
         .await;
     client.map_err(|error| match error {

@@ -1,21 +1,20 @@
 //! The routes: what comes in as HTTP, and what goes out.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
-use axum::{Extension, Router};
 use dlock_tower::idempotency::{REPLAYED, caller::Public};
 use dlock_tower::{HeldLock, IdempotencyLayer, LockLayer, OnLost, key};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::board::Turn;
 use crate::error::Error;
 use crate::service::{Name, QUEUE, Sale, Shop};
 use crate::{demo, page};
@@ -84,29 +83,15 @@ fn key_of(request: &Request) -> Option<String> {
 /// after, and the handler knows nothing of it.
 fn charge_route(shop: &Arc<Shop>) -> MethodRouter<Arc<Shop>> {
     let route = post(charge);
-    let turn = from_fn_with_state(shop.clone(), account_turn);
     if !shop.is_locked() {
-        return route.layer(turn);
+        return route;
     }
     let layer = LockLayer::new(shop.locks().clone(), key::path_param("id").prefix("account:"))
         .wait(shop.wait())
         .max_waiters(QUEUE)
         // As for a sale: the write is checked, and its outcome is the answer.
         .on_lost(OnLost::RunOn);
-    route.layer(layer).layer(turn)
-}
-
-/// Says on the board that a request waits for an account, since the layer that waits does not. The handler
-/// says when the wait is over; the turn ends with its last clone.
-async fn account_turn(
-    State(shop): Shared,
-    Path(id): Path<String>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, Error> {
-    let turn = shop.account_turn(&Name::parse(id)?);
-    request.extensions_mut().insert(Arc::new(turn));
-    Ok(next.run(request).await)
+    route.layer(layer)
 }
 
 // `axum::Json` and its kin, with their rejections as problem documents.
@@ -187,14 +172,10 @@ async fn charge(
     State(shop): Shared,
     Path(id): Path<String>,
     held: Option<HeldLock>,
-    turn: Option<Extension<Arc<Turn>>>,
     Json(charge): Json<Charge>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
     let id = Name::parse(id)?;
     let token = held.map(|HeldLock(held)| held.fencing_token());
-    if let Some(Extension(turn)) = &turn {
-        turn.enter(token);
-    }
     let charged = shop.charge(&id, charge.amount, token).await?;
     let answer = json!({ "account": id.to_string(), "charged": charged, "fencing_token": token });
     Ok((StatusCode::CREATED, axum::Json(answer)))
@@ -209,9 +190,9 @@ async fn lock(State(shop): Shared, Query(Hold { hold_ms }): Query<Hold>) -> Resu
             "hold_ms is {hold_ms}, it must be from 0 to {most}"
         )));
     }
-    let turn = shop.board().turn("lock", shop.is_locked());
+    let asked = Instant::now();
     let work = async move |token| {
-        let waited = turn.enter(token);
+        let waited = asked.elapsed();
         tokio::time::sleep(hold).await;
         (waited, token)
     };

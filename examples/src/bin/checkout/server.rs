@@ -63,13 +63,23 @@ impl Signals {
     }
 }
 
-/// Serves until a signal comes. Then no new connection is taken, `ending` is called, and requests that are
-/// under way have [`GRACE`] to finish; a second signal takes that from them.
+/// The end of the service, in its order.
+pub(crate) struct Ends<L, E> {
+    /// The service is not ready any more, and serves on.
+    pub(crate) leaves: L,
+    /// For how long it serves on, so that whoever routes requests has seen that.
+    pub(crate) leave_after: Duration,
+    /// It takes no new connection any more.
+    pub(crate) ending: E,
+}
+
+/// Serves until a signal comes, and ends as [`Ends`] says. Requests that are under way then have [`GRACE`] to finish; a
+/// second signal takes that from them.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     mut signals: Signals,
-    ending: impl FnOnce(),
+    ends: Ends<impl FnOnce(), impl FnOnce()>,
 ) -> io::Result<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async {
@@ -81,9 +91,21 @@ pub(crate) async fn serve(
         ended = &mut server => return ended,
         signal = signals.next() => signal,
     };
+    (ends.leaves)();
+    if !ends.leave_after.is_zero() {
+        tracing::info!(
+            "{signal}: not ready any more, and serving on for {:?}",
+            ends.leave_after
+        );
+        tokio::select! {
+            ended = &mut server => return ended,
+            () = tokio::time::sleep(ends.leave_after) => {}
+            _ = signals.next() => {}
+        }
+    }
     tracing::info!("{signal}: no new requests are taken, those under way have {GRACE:?}");
     drop(stop);
-    ending();
+    (ends.ending)();
     tokio::select! {
         ended = &mut server => ended,
         () = tokio::time::sleep(GRACE) => {

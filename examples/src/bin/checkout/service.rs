@@ -3,12 +3,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::{LockClient, distributed_lock};
 use uuid::Uuid;
 
-use crate::board::{Board, Sold, Turn};
+use crate::board::{Board, Sold};
 use crate::error::Error;
 use crate::store::{Account, Item, Store};
 
@@ -89,10 +89,9 @@ impl Shop {
     pub(crate) async fn put(&self, sku: &Name, stock: i64) -> Result<Item, Error> {
         let stock = within(stock, 0, "stock")?;
         if self.locked {
-            self.put_locked(sku, stock, self.turn("item", sku)).await
+            self.put_locked(sku, stock).await
         } else {
-            self.put_now(sku, stock, self.turn_without_lock("item", sku))
-                .await
+            self.put_now(sku, stock).await
         }
     }
 
@@ -102,32 +101,13 @@ impl Shop {
             return self.buy_without_lock(sku, quantity).await;
         }
         let quantity = within(quantity, 1, "quantity")?;
-        self.buy_locked(sku, quantity, self.turn("item", sku)).await
+        self.buy_locked(sku, quantity, Instant::now()).await
     }
 
     /// The same without the lock and the check of its token: what must not be done, to be shown.
     pub(crate) async fn buy_without_lock(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
         let quantity = within(quantity, 1, "quantity")?;
-        self.buy_now(sku, quantity, self.turn_without_lock("item", sku))
-            .await
-    }
-
-    /// Notes on the board that a request begins to wait for the lock of this article or account.
-    fn turn(&self, kind: &str, name: &Name) -> Turn {
-        self.board.turn(format!("{kind}:{name}"), true)
-    }
-
-    fn turn_without_lock(&self, kind: &str, name: &Name) -> Turn {
-        self.board.turn(format!("{kind}:{name} (no lock)"), false)
-    }
-
-    /// The same for an account, whose lock is taken before the handler is called.
-    pub(crate) fn account_turn(&self, id: &Name) -> Turn {
-        if self.locked {
-            self.turn("account", id)
-        } else {
-            self.turn_without_lock("account", id)
-        }
+        self.buy_now(sku, quantity, Instant::now()).await
     }
 
     // A sale is not dropped half way when its lock is lost (`on_lost = ignore`): its last step is a write
@@ -140,8 +120,8 @@ impl Shop {
         max_waiters = QUEUE,
         on_lost = ignore
     )]
-    async fn buy_locked(&self, sku: &Name, quantity: u64, turn: Turn) -> Result<Sale, Error> {
-        self.buy_now(sku, quantity, turn).await
+    async fn buy_locked(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
+        self.buy_now(sku, quantity, asked).await
     }
 
     #[distributed_lock(
@@ -151,15 +131,15 @@ impl Shop {
         max_waiters = QUEUE,
         on_lost = ignore
     )]
-    async fn put_locked(&self, sku: &Name, stock: u64, turn: Turn) -> Result<Item, Error> {
-        self.put_now(sku, stock, turn).await
+    async fn put_locked(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
+        self.put_now(sku, stock).await
     }
 
     /// Read, think, write. Correct only while no other task does the same.
-    async fn buy_now(&self, sku: &Name, quantity: u64, turn: Turn) -> Result<Sale, Error> {
+    async fn buy_now(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
         let record = item_key(sku);
         let token = fencing_token();
-        let waited = turn.enter(token);
+        let waited = asked.elapsed();
         if let Some(token) = token {
             self.store.fence(&record, token, None::<&Item>).await?;
         }
@@ -198,10 +178,9 @@ impl Shop {
         Ok(Sale { order, token })
     }
 
-    async fn put_now(&self, sku: &Name, stock: u64, turn: Turn) -> Result<Item, Error> {
+    async fn put_now(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
         let key = item_key(sku);
         let token = fencing_token();
-        turn.enter(token);
         let token_written = match token {
             Some(token) => token,
             // Without locks the last token stays, so that copies with locks still find it.

@@ -4,18 +4,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock::store::{DoubtSender, Reason, StoreError};
+use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
-use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::time::timeout;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
 use tokio_util::sync::CancellationToken;
 
-use super::link::{Link, Setup};
+use super::job::Queue;
+use super::link::Setup;
 use super::pins::Pins;
-use super::queue::Queue;
 use super::table::{self, Table};
 use super::waiters::Waiters;
 use super::{Inner, PostgresLocks, pooler};
@@ -158,19 +157,18 @@ where
         } else {
             connector.set_up(&first).await?;
         }
+        let queue = Arc::new(Queue::new(&*connector.address, connector.timeout));
         let setup = Arc::new(Setup {
             connector,
             table: Arc::new(table),
-            queue: Queue::default(),
-            doubts: DoubtSender::new(),
+            queue: queue.clone(),
             tell: self.listen,
             pooled: Arc::new(AtomicBool::new(pooled)),
             pins: Pins::default(),
-            trouble: Mutex::default(),
         });
         let mut first = Some(first);
         for _ in 0..self.connections {
-            runtime.spawn(Link::new(setup.clone()).run(first.take()));
+            runtime.spawn(queue.serve(setup.clone(), first.take()));
         }
         let ended = CancellationToken::new();
         let listens = self.listen && !pooled;

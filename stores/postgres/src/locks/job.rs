@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use dlock::LockKey;
+use dlock::store::queue;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, StoreError,
 };
-use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use crate::micros::micros;
-use crate::send_state::SendState;
+
+/// The queue of all connections.
+pub(crate) type Queue = queue::StepQueue<Step>;
+/// A step on its way.
+pub(crate) type Job = queue::Job<Step>;
 
 /// A request for one lock.
 #[derive(Debug, Clone)]
@@ -21,6 +24,8 @@ pub(crate) struct Ask {
     pub(crate) kind: Kind,
     pub(crate) lease: i64,
     pub(crate) tokens: i32,
+    /// A read: the write grant that it is nested in.
+    pub(crate) nested_in: Option<GrantId>,
 }
 
 /// What is asked of the server.
@@ -33,6 +38,10 @@ pub(crate) enum Step {
     Release(Arc<str>, GrantId, i64),
     /// The grant, and its lease from now on.
     Renew(Arc<str>, GrantId, i64),
+    /// The release of a reader.
+    Leave(Arc<str>, GrantId, i64),
+    /// The renewal of a reader.
+    Extend(Arc<str>, GrantId, i64),
     Inspect(Arc<str>),
     List(String),
     Force(Arc<str>),
@@ -52,22 +61,6 @@ pub(crate) enum Answer {
     Made,
 }
 
-/// A step on its way.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) step: Step,
-    /// Its caller has its answer by then, whatever happens.
-    pub(crate) deadline: Instant,
-    /// It is sent no earlier.
-    pub(crate) not_before: Option<Instant>,
-    /// How often it looked at a row that was just changing.
-    pub(crate) looks: u32,
-    /// It is sent in a statement of its own: it may be why the one of many failed.
-    pub(crate) alone: bool,
-    pub(crate) send_state: Arc<SendState>,
-    pub(crate) reply: oneshot::Sender<Result<Answer, StoreError>>,
-}
-
 impl Ask {
     /// The request as it is sent.
     ///
@@ -84,40 +77,34 @@ impl Ask {
             kind: request.kind,
             lease: micros(request.lease).max(1),
             tokens: i32::try_from(request.tokens.clamp(1, super::MOST_TOKENS)).unwrap_or(1),
+            nested_in: request.nested_in.filter(|_| request.kind == Kind::Read),
         })
     }
 }
 
 impl Step {
     pub(crate) fn release(key: Arc<str>, request: &ReleaseRequest) -> Result<Step, StoreError> {
-        Ok(Step::Release(
-            sendable(key)?,
-            request.grant,
-            micros(request.keep_for),
-        ))
+        let step = match request.kind {
+            Kind::Read => Step::Leave,
+            _ => Step::Release,
+        };
+        Ok(step(sendable(key)?, request.grant, micros(request.keep_for)))
     }
 
     pub(crate) fn renew(key: Arc<str>, request: &RenewRequest) -> Result<Step, StoreError> {
-        Ok(Step::Renew(
-            sendable(key)?,
-            request.grant,
-            micros(request.lease).max(1),
-        ))
+        let step = match request.kind {
+            Kind::Read => Step::Extend,
+            _ => Step::Renew,
+        };
+        Ok(step(sendable(key)?, request.grant, micros(request.lease).max(1)))
     }
 
-    /// The keys whose other steps must be done before, or come after.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &Arc<str>> {
-        let (one, all) = match self {
-            Step::Acquire(ask) => (Some(&ask.key), &[][..]),
-            Step::AcquireAll(asks) => (None, &asks[..]),
-            Step::Release(key, ..)
-            | Step::Renew(key, ..)
-            | Step::Inspect(key)
-            | Step::Force(key)
-            | Step::Make(key) => (Some(key), &[][..]),
-            Step::List(_) => (None, &[][..]),
-        };
-        one.into_iter().chain(all.iter().map(|ask| &ask.key))
+    /// Whether it is a step of a reader: others of its kind may keep it from the row of the lock, for a moment each.
+    pub(crate) fn is_shared(&self) -> bool {
+        match self {
+            Step::Leave(..) | Step::Extend(..) => true,
+            _ => self.grants().iter().any(|ask| ask.kind == Kind::Read),
+        }
     }
 
     /// The grants that it may make.
@@ -130,17 +117,27 @@ impl Step {
     }
 }
 
-impl Job {
-    /// Answers the caller, if it is still there.
-    pub(crate) fn answer(self, answer: Result<Answer, StoreError>) {
-        let _ = self.reply.send(answer);
+impl queue::Step for Step {
+    type Answer = Answer;
+
+    fn keys(&self) -> impl Iterator<Item = &Arc<str>> {
+        let (one, all) = match self {
+            Step::Acquire(ask) => (Some(&ask.key), &[][..]),
+            Step::AcquireAll(asks) => (None, &asks[..]),
+            Step::Release(key, ..)
+            | Step::Renew(key, ..)
+            | Step::Leave(key, ..)
+            | Step::Extend(key, ..)
+            | Step::Inspect(key)
+            | Step::Force(key)
+            | Step::Make(key) => (Some(key), &[][..]),
+            Step::List(_) => (None, &[][..]),
+        };
+        one.into_iter().chain(all.iter().map(|ask| &ask.key))
     }
 
-    /// Whether it is to be sent yet. A request for a lock that nobody waits for any more is not: its caller releases
-    /// what it may have been granted, and that finds nothing. Everything else is carried out without its caller.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        let abandoned = !self.step.grants().is_empty() && self.reply.is_closed();
-        self.deadline > now && !abandoned
+    fn acquires(&self) -> bool {
+        !self.grants().is_empty()
     }
 }
 
@@ -157,6 +154,17 @@ pub(crate) fn sendable(key: Arc<str>) -> Result<Arc<str>, StoreError> {
 pub(crate) fn no_kind(kind: Kind) -> StoreError {
     let message = format!("dlock-postgres has no locks of kind {kind}");
     StoreError::not_done(Reason::Unsupported, message)
+}
+
+/// What the key holds where a lock of the kind that is asked for cannot be beside it; `None` where both are one lock.
+pub(crate) fn other_lock(asked: Kind, held: &str) -> Option<&'static str> {
+    let is_read_write = |kind: Kind| matches!(kind, Kind::Read | Kind::Write);
+    let held = is_read_write(kind_of(held)?);
+    match (held, is_read_write(asked)) {
+        (true, false) => Some("a read-write lock"),
+        (false, true) => Some("a plain lock"),
+        _ => None,
+    }
 }
 
 /// The kind of a row.

@@ -1,18 +1,17 @@
 //! Locks as rows with leases.
 
 mod builder;
-mod clock;
 mod job;
 mod link;
 mod perform;
 mod pins;
 mod pooler;
-mod queue;
 mod scheme;
 mod statements;
 mod table;
 mod transaction;
 mod waiters;
+mod wave;
 
 use std::fmt;
 use std::future::ready;
@@ -21,18 +20,17 @@ use std::sync::atomic::AtomicBool;
 
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
-    Notifications, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError,
-    StoreFuture, Watch,
+    Notifications, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
+    Watch,
 };
 use dlock::{Error, LockKey};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
 use tokio_util::sync::DropGuard;
 
 pub use self::builder::PostgresLocksBuilder;
-use self::job::{Answer, Ask, Job, Step, lock_key, sendable};
+use self::job::{Answer, Ask, Step, lock_key, sendable};
 use self::link::Setup;
 pub use self::scheme::{scheme, scheme_with};
 use self::statements::{Statements, column, one};
@@ -41,7 +39,7 @@ pub use self::transaction::{HoldError, LockInError};
 use self::waiters::Waiters;
 
 /// The kinds that this version has.
-const KINDS: [Kind; 2] = [Kind::Mutex, Kind::Fenced];
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
 /// The most fencing tokens of one grant.
 const MOST_TOKENS: u32 = 1 << 16;
 
@@ -117,8 +115,8 @@ impl PostgresLocks {
         self.0.setup.connector.create(self.schema()).await
     }
 
-    /// Removes the rows of locks that have been free for a minute, in small steps, and returns how many. This also
-    /// happens in the background, every few minutes. A row of a free lock does no harm but takes its place.
+    /// Removes the rows of locks that have been free for a minute, in small steps, and returns how many; also those of
+    /// readers whose leases have been over for a minute, which are not counted. This also happens in the background, every few minutes. A row of a free lock does no harm but takes its place.
     ///
     /// # Errors
     ///
@@ -139,8 +137,9 @@ impl PostgresLocks {
             let sweep = timeout(30 * connector.timeout, on.ask(Sql::Sweep, &[&AT_ONCE])).await;
             let rows = sweep.map_err(|_| StoreError::unknown("free rows were not removed in time"))??;
             let gone: i64 = column(one(&rows)?, "gone")?;
+            let readers: i64 = column(one(&rows)?, "readers")?;
             removed += gone.unsigned_abs();
-            if gone < AT_ONCE {
+            if gone.max(readers) < AT_ONCE {
                 return Ok(removed);
             }
         }
@@ -156,40 +155,10 @@ impl PostgresLocks {
 
     /// Queues a step, now. The future only brings the answer.
     fn step(&self, step: Result<Step, StoreError>) -> StoreFuture<Answer> {
-        let step = match step {
-            Ok(step) => step,
-            Err(error) => return Box::pin(ready(Err(error))),
-        };
-        let setup = self.0.setup.clone();
-        let (reply, answer) = oneshot::channel();
-        let deadline = Instant::now() + setup.connector.timeout;
-        let job = Job {
-            step,
-            deadline,
-            not_before: None,
-            looks: 0,
-            alone: false,
-            send_state: Arc::default(),
-            reply,
-        };
-        let send_state = job.send_state.clone();
-        setup.queue.push(job);
-        Box::pin(async move {
-            let why = match timeout_at(deadline, answer).await {
-                Ok(Ok(answer)) => return answer,
-                // No task works on it any more, although its time is not over.
-                Ok(Err(_)) if Instant::now() < deadline => {
-                    return Err(StoreError::unknown(
-                        "the runtime that served the connections has ended",
-                    ));
-                }
-                _ => setup.silence(),
-            };
-            match send_state.give_up() {
-                true => Err(StoreError::not_done(Reason::Unreachable, why)),
-                false => Err(StoreError::unknown(why)),
-            }
-        })
+        match step {
+            Ok(step) => self.0.setup.queue.ask(step),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
     }
 }
 
@@ -294,7 +263,7 @@ impl Store for PostgresLocks {
     }
 
     fn doubts(&self) -> Doubts {
-        self.0.setup.doubts.subscribe()
+        self.0.setup.queue.doubts()
     }
 }
 

@@ -4,23 +4,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireAllReply, AcquireReply, Busy, Granted, Holder, Outcome, Reason, ReleaseReply, Renewal, StoreError,
+    AcquireAllReply, AcquireReply, Busy, Granted, Holder, Kind, Outcome, Reason, ReleaseReply, Renewal,
+    StoreError,
 };
 use futures_util::future::join_all;
 use futures_util::join;
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
-use super::job::{Answer, Ask, Job, Step, kind_of};
+use dlock::store::queue::Step as _;
+
+use super::job::{Answer, Ask, Job, Queue, Step, kind_of, other_lock};
 use super::pins::Pins;
-use super::queue::{Queue, Wave};
 use super::statements::{Statements, column, one};
 use super::table::{Sql, bucket};
 use super::transaction::{holder, pinned};
+use super::wave::Wave;
 use crate::failure::{self, Failure};
 
 /// How often a request looks at a row that is locked, before it takes the lock for taken.
 const LOOKS: u32 = 4;
+/// The same for a reader, unless a transaction is known to hold the lock: others that come and go lock the row as well.
+const LOOKS_OF_READER: u32 = 14;
 /// The pause before a step looks again at a row that is locked, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
@@ -49,15 +54,20 @@ impl Performing<'_> {
             acquires,
             others,
         } = wave;
+        let (leaves, releases) = split(releases);
+        let (extensions, renewals) = split(renewals);
         // In this order: acquires wait for the disk.
         let ended = join!(
-            self.release(releases),
-            self.renew(renewals),
+            self.release(Sql::Release, releases),
+            self.release(Sql::Leave, leaves),
+            self.renew(Sql::Renew, renewals),
+            self.renew(Sql::Extend, extensions),
             join_all(others.into_iter().map(|job| self.other(job))),
             self.acquire(acquires),
         );
-        let others = ended.2.into_iter().collect::<Broken>();
-        ended.0.and(ended.1).and(others).and(ended.3)
+        let others = ended.4.into_iter().collect::<Broken>();
+        let renewed = ended.2.and(ended.3);
+        ended.0.and(ended.1).and(renewed).and(others).and(ended.5)
     }
 
     async fn ask(
@@ -106,7 +116,10 @@ impl Performing<'_> {
     /// Sends a step again whose statement failed for what another transaction did, or perhaps for another step of the
     /// statement; returns it where that is not so.
     fn repeated(&self, mut job: Job, several: bool, error: &StoreError) -> Option<Job> {
-        if error.outcome == Outcome::NotDone && failure::is_conflict(error) && job.looks < LOOKS {
+        if error.outcome == Outcome::NotDone
+            && failure::is_conflict(error)
+            && job.looks < most_looks(&job.step)
+        {
             let after = pause(job.looks);
             self.again(job, after, &error.message);
             return None;
@@ -130,7 +143,11 @@ impl Performing<'_> {
 
     /// The same where the row of its key is locked.
     fn look_again(&self, job: Job) {
-        let after = pause(job.looks);
+        let after = match job.step.is_shared() {
+            // Not all of those that come and go at once.
+            true => pause(job.looks).mul_f64(0.25 + fastrand::f64()),
+            false => pause(job.looks),
+        };
         self.again(
             job,
             after,
@@ -185,14 +202,14 @@ impl Performing<'_> {
             .flat_map(|job| job.step.grants().iter().map(|ask| (ask, job.deadline)))
             .collect();
         let (rows, refuse_after, sent) = self.send_acquire(&asks, false).await;
-        let (mut missing, mut locked, mut ended) = (Vec::new(), Vec::new(), Ok(()));
+        let (mut missing, mut locked, mut unsure, mut ended) = (Vec::new(), Vec::new(), Vec::new(), Ok(()));
         let rows = match rows {
             Ok(rows) if rows.len() == jobs.len() => rows,
             Ok(_) => return self.failed(jobs, wrong_number(), &refuse_after).map(|()| missing),
             Err(failure) => return self.failed(jobs, failure, &refuse_after).map(|()| missing),
         };
         for (job, row) in jobs.into_iter().zip(&rows) {
-            match Look::of(row) {
+            match Look::of(row, job.step.grants()[0].kind) {
                 Ok(look) => {
                     self.on.saw(look.now, sent);
                     match look.found {
@@ -204,13 +221,30 @@ impl Performing<'_> {
                             self.not_pinned(&job);
                             self.answer(job, Answer::Acquired(AcquireReply::busy(Some(remaining))));
                         }
+                        Found::Other(held) => {
+                            self.not_pinned(&job);
+                            self.fail(job, &taken(held));
+                        }
                         Found::Missing => missing.push(job),
                         Found::Late => self.again(job, Duration::ZERO, TOO_LATE),
+                        Found::Open | Found::Locked if job.looks == LOOKS && self.looks_again(&job) => {
+                            unsure.push(job);
+                        }
                         Found::Open | Found::Locked if self.looks_again(&job) => self.look_again(job),
                         Found::Open | Found::Locked => locked.push(job),
                     }
                 }
                 Err(failure) => ended = ended.and(self.failed(vec![job], failure, &refuse_after)),
+            }
+        }
+        for job in unsure {
+            let is_held = match job.step.keys().next() {
+                Some(key) => self.pids(key).await.is_some(),
+                None => false,
+            };
+            match is_held {
+                true => locked.push(job),
+                false => self.look_again(job),
             }
         }
         for job in locked {
@@ -232,20 +266,23 @@ impl Performing<'_> {
     /// Whether a row that is locked is looked at again before that is told: it may be locked for a moment only.
     fn looks_again(&self, job: &Job) -> bool {
         let now = Instant::now();
-        job.looks < LOOKS && !job.step.keys().any(|key| self.pins.is_known(key, now))
+        job.looks < most_looks(&job.step) && !job.step.keys().any(|key| self.pins.is_known(key, now))
     }
 
     /// An open transaction has the row locked: within which time a waiter looks again. Learns which one it is.
     async fn pinned(&self, key: &Arc<str>) -> Duration {
         let (again, ask) = self.pins.found(key, Instant::now());
         if ask {
-            let rows = self.ask(Sql::Pins, &[&&**key]).await;
-            let pids: Option<Option<String>> =
-                rows.ok().and_then(|rows| column(one(&rows).ok()?, "pids").ok());
-            let by = holder(pids.flatten().as_deref());
+            let by = holder(self.pids(key).await.as_deref());
             self.pins.named(key, format!("{by} it"));
         }
         again
+    }
+
+    /// The processes of the server whose transactions hold it.
+    async fn pids(&self, key: &Arc<str>) -> Option<String> {
+        let rows = self.ask(Sql::Pins, &[&&**key]).await.ok()?;
+        column::<Option<String>>(one(&rows).ok()?, "pids").ok()?
     }
 
     fn not_pinned(&self, job: &Job) {
@@ -262,6 +299,10 @@ impl Performing<'_> {
         let kinds: Vec<String> = asks.iter().map(|(ask, _)| ask.kind.to_string()).collect();
         let leases: Vec<i64> = asks.iter().map(|(ask, _)| ask.lease).collect();
         let tokens: Vec<i32> = asks.iter().map(|(ask, _)| ask.tokens).collect();
+        let nested: Vec<String> = asks
+            .iter()
+            .map(|(ask, _)| ask.nested_in.map(|grant| grant.to_string()).unwrap_or_default())
+            .collect();
         let after: Vec<i64> = asks
             .iter()
             .map(|(_, deadline)| self.on.refuse_after(*deadline))
@@ -271,19 +312,19 @@ impl Performing<'_> {
         let rows = self
             .ask(
                 Sql::Acquire,
-                &[&keys, &holders, &kinds, &leases, &tokens, &after, &all],
+                &[&keys, &holders, &kinds, &leases, &tokens, &after, &all, &nested],
             )
             .await;
         (rows, after, sent)
     }
 
-    async fn release(&self, jobs: Vec<Job>) -> Broken {
+    async fn release(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
         if jobs.is_empty() {
             return Ok(());
         }
         let (mut keys, mut holders, mut keeps, mut buckets) = (vec![], vec![], vec![], vec![]);
         for job in &jobs {
-            if let Step::Release(key, grant, keep) = &job.step {
+            if let Step::Release(key, grant, keep) | Step::Leave(key, grant, keep) = &job.step {
                 keys.push(&**key);
                 holders.push(grant.to_string());
                 keeps.push(*keep);
@@ -292,7 +333,7 @@ impl Performing<'_> {
         }
         let sent = Instant::now();
         let rows = self
-            .ask(Sql::Release, &[&keys, &holders, &keeps, &buckets, &self.tell])
+            .ask(sql, &[&keys, &holders, &keeps, &buckets, &self.tell])
             .await;
         let rows = match rows {
             Ok(rows) if rows.len() == jobs.len() => rows,
@@ -313,7 +354,7 @@ impl Performing<'_> {
     }
 
     fn released(&self, job: Job, ending: &Ending) {
-        let Step::Release(_, grant, _) = job.step else {
+        let (Step::Release(_, grant, _) | Step::Leave(_, grant, _)) = job.step else {
             return;
         };
         if ending.ended {
@@ -338,19 +379,19 @@ impl Performing<'_> {
         }
     }
 
-    async fn renew(&self, jobs: Vec<Job>) -> Broken {
+    async fn renew(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
         if jobs.is_empty() {
             return Ok(());
         }
         let (mut keys, mut holders, mut leases) = (vec![], vec![], vec![]);
         for job in &jobs {
-            if let Step::Renew(key, grant, lease) = &job.step {
+            if let Step::Renew(key, grant, lease) | Step::Extend(key, grant, lease) = &job.step {
                 keys.push(&**key);
                 holders.push(grant.to_string());
                 leases.push(*lease);
             }
         }
-        let rows = match self.ask(Sql::Renew, &[&keys, &holders, &leases]).await {
+        let rows = match self.ask(sql, &[&keys, &holders, &leases]).await {
             Ok(rows) if rows.len() == jobs.len() => rows,
             Ok(_) => return self.failed(jobs, wrong_number(), &[]),
             Err(failure) => return self.failed(jobs, failure, &[]),
@@ -359,7 +400,9 @@ impl Performing<'_> {
         for (job, row) in jobs.into_iter().zip(&rows) {
             match renewal(row) {
                 // Another statement may just be changing the row.
-                Ok(Renewal::Held) if job.looks < LOOKS && Instant::now() + 2 * PAUSE.1 < job.deadline => {
+                Ok(Renewal::Held)
+                    if job.looks < most_looks(&job.step) && Instant::now() + 2 * PAUSE.1 < job.deadline =>
+                {
                     self.look_again(job);
                 }
                 Ok(renewal) => self.answer(job, Answer::Renewed(renewal)),
@@ -388,7 +431,9 @@ impl Performing<'_> {
                 .ask(Sql::Insert, &[&vec![&**key]])
                 .await
                 .map(|_| Answer::Made),
-            Step::Acquire(_) | Step::Release(..) | Step::Renew(..) => return Ok(()),
+            Step::Acquire(_) | Step::Release(..) | Step::Renew(..) | Step::Leave(..) | Step::Extend(..) => {
+                return Ok(());
+            }
         };
         match answer {
             Ok(answer) => self.answer(job, answer),
@@ -402,8 +447,11 @@ impl Performing<'_> {
             let asks: Vec<(&Ask, Instant)> =
                 job.step.grants().iter().map(|ask| (ask, job.deadline)).collect();
             let (rows, refuse_after, sent) = self.send_acquire(&asks, true).await;
-            let looks =
-                rows.and_then(|rows| rows.iter().map(Look::of).collect::<Result<Vec<Look>, Failure>>());
+            let looks = rows.and_then(|rows| {
+                let each = rows.iter().zip(&asks);
+                each.map(|(row, (ask, _))| Look::of(row, ask.kind))
+                    .collect::<Result<Vec<Look>, Failure>>()
+            });
             let looks = match looks {
                 Ok(looks) => looks,
                 Err(failure) => return self.failed(vec![job], failure, &refuse_after),
@@ -426,13 +474,19 @@ impl Performing<'_> {
     }
 
     async fn acquired_all(&self, job: Job, looks: Vec<Look>) {
-        let busy = looks.iter().position(|look| matches!(look.found, Found::Held(_)));
-        if let Some(at) = busy {
-            let remaining = match looks[at].found {
-                Found::Held(remaining) => Some(remaining),
-                _ => None,
+        for (at, look) in looks.iter().enumerate() {
+            let reply = match look.found {
+                Found::Held(remaining) => AcquireAllReply::Busy {
+                    at,
+                    remaining: Some(remaining),
+                },
+                Found::Other(held) => AcquireAllReply::Failed {
+                    at,
+                    error: taken(held),
+                },
+                _ => continue,
             };
-            return self.answer(job, Answer::AcquiredAll(AcquireAllReply::Busy { at, remaining }));
+            return self.answer(job, Answer::AcquiredAll(reply));
         }
         if looks.iter().any(|look| matches!(look.found, Found::Late)) {
             return self.again(job, Duration::ZERO, TOO_LATE);
@@ -510,6 +564,8 @@ struct Look {
 enum Found {
     Granted(Granted),
     Held(Duration),
+    /// Its key holds this, which is no lock of the same sort.
+    Other(&'static str),
     /// There is no row.
     Missing,
     /// The request was refused.
@@ -521,7 +577,7 @@ enum Found {
 }
 
 impl Look {
-    fn of(row: &Row) -> Result<Look, Failure> {
+    fn of(row: &Row, asked: Kind) -> Result<Look, Failure> {
         let now = column(row, "now")?;
         let found = if let Some(fence) = column::<Option<i64>>(row, "fence")? {
             let tokens = column::<i32>(row, "tokens")?.unsigned_abs().max(1);
@@ -530,6 +586,11 @@ impl Look {
         } else if !column::<bool>(row, "there")? {
             Found::Missing
         } else if column(row, "held")? {
+            match other_lock(asked, column(row, "held_as")?) {
+                Some(held) => Found::Other(held),
+                None => Found::Held(duration(column(row, "remaining")?)),
+            }
+        } else if column(row, "astray")? {
             Found::Held(duration(column(row, "remaining")?))
         } else if column(row, "late")? {
             Found::Late
@@ -569,6 +630,23 @@ fn renewal(row: &Row) -> Result<Renewal, Failure> {
         (false, true) => Renewal::Held,
         (false, false) => Renewal::Gone,
     })
+}
+
+/// Steps of readers, and all others.
+fn split(jobs: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
+    jobs.into_iter().partition(|job| job.step.is_shared())
+}
+
+/// How often a step looks at a row that is locked.
+fn most_looks(step: &Step) -> u32 {
+    match step.is_shared() {
+        true => LOOKS_OF_READER,
+        false => LOOKS,
+    }
+}
+
+fn taken(held: &str) -> StoreError {
+    StoreError::not_done(Reason::KeyTaken(held.to_owned()), format!("the key holds {held}"))
 }
 
 /// Before a step is sent again that was so often.

@@ -10,9 +10,9 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{Client, Row, Statement};
 
+use dlock::store::queue::ServerClock;
 use dlock::store::{Reason, StoreError};
 
-use super::clock::ServerClock;
 use super::table::{Sql, Table};
 use crate::failure::{self, Failure};
 

@@ -30,6 +30,10 @@ pub(crate) enum Sql {
     Insert,
     Release,
     Renew,
+    /// The release of a reader.
+    Leave,
+    /// The renewal of a reader.
+    Extend,
     Inspect,
     Force,
     Pins,
@@ -38,11 +42,13 @@ pub(crate) enum Sql {
 }
 
 impl Sql {
-    pub(crate) const ALL: [Sql; 9] = [
+    pub(crate) const ALL: [Sql; 11] = [
         Sql::Acquire,
         Sql::Insert,
         Sql::Release,
         Sql::Renew,
+        Sql::Leave,
+        Sql::Extend,
         Sql::Inspect,
         Sql::Force,
         Sql::Pins,
@@ -56,6 +62,8 @@ impl Sql {
             Sql::Insert => include_str!("sql/insert.sql"),
             Sql::Release => include_str!("sql/release.sql"),
             Sql::Renew => include_str!("sql/renew.sql"),
+            Sql::Leave => include_str!("sql/leave.sql"),
+            Sql::Extend => include_str!("sql/extend.sql"),
             Sql::Inspect => include_str!("sql/inspect.sql"),
             Sql::Force => include_str!("sql/force.sql"),
             Sql::Pins => include_str!("sql/pins.sql"),
@@ -69,12 +77,15 @@ impl Sql {
         let (texts, longs, ints) = (Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT4_ARRAY);
         match self {
             Sql::Acquire => {
-                let rows = [texts.clone(), texts.clone(), texts, longs.clone(), ints, longs];
-                rows.into_iter().chain([Type::INT8]).collect()
+                let first = [texts.clone(), texts.clone(), texts.clone(), longs.clone()];
+                first
+                    .into_iter()
+                    .chain([ints, longs, Type::INT8, texts])
+                    .collect()
             }
             Sql::Insert => vec![texts],
-            Sql::Release => vec![texts.clone(), texts, longs, ints, Type::BOOL],
-            Sql::Renew => vec![texts.clone(), texts, longs],
+            Sql::Release | Sql::Leave => vec![texts.clone(), texts, longs, ints, Type::BOOL],
+            Sql::Renew | Sql::Extend => vec![texts.clone(), texts, longs],
             Sql::Inspect => vec![Type::TEXT, Type::TEXT],
             Sql::Force | Sql::Pins | Sql::Tell => vec![Type::TEXT],
             Sql::Sweep => vec![Type::INT8],
@@ -96,6 +107,9 @@ impl Table {
         let write = |template: &str| {
             template
                 .replace("{table}", &name.quoted())
+                .replace("{readers}", &name.with("_readers"))
+                .replace("{leave}", &name.with("_leave"))
+                .replace("{extend}", &name.with("_extend"))
                 .replace("{floor}", &name.with("_floor"))
                 .replace("{channel}", &format!("'{}'", name.plain))
                 .replace("{class}", &class.to_string())

@@ -108,7 +108,8 @@ impl PostgresLocks {
     /// clocks jump. A lock that was taken over before fails here. So a transaction that calls this, as its first or its last
     /// statement, and commits, was alone from that call to its commit, whatever the time did. Renewals and the release go
     /// on beside it; the next holder comes after the end of the transaction. One round trip. For a
-    /// [`MultiGuard`](dlock::MultiGuard) it holds all of its locks.
+    /// [`MultiGuard`](dlock::MultiGuard) it holds all of its locks. With the guard of a read lock it keeps writers out;
+    /// other readers come and go.
     ///
     /// The table has to be in the database of the transaction. From this call on the lock is not handed off inside the
     /// process. A transaction that never ends keeps the lock for ever: set `idle_in_transaction_session_timeout`; the view

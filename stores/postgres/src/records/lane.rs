@@ -21,7 +21,7 @@ use super::step::{Answer, Prepared, Step};
 use super::table::Table;
 use crate::connect::{Connector, Session};
 use crate::failure::{self, Failure};
-use crate::send_state::SendState;
+use dlock::store::queue::SendState;
 use dlock::store::{Outcome, Reason, StoreError};
 
 /// Between two attempts to connect, at first and at most.

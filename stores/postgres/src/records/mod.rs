@@ -72,7 +72,10 @@ use self::sweep::SweepBatch;
 pub use self::transaction::{CompleteError, PostgresClaim};
 use crate::failure;
 use dlock::Error;
-use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordStore};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimState, ClaimToken, ForgetReply, OwnerReply, RecordKey, RecordLook,
+    RecordStore, SlotReply, SlotRequest,
+};
 use dlock::store::{StoreError, Watch};
 
 /// Records in a table. Cheap to clone; the connections close when the last clone, and every
@@ -284,6 +287,52 @@ impl RecordStore for PostgresRecords {
                         self.0.notifications.tell(&key);
                     }
                     Ok(state)
+                }
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn claim_slot(
+        self: Arc<Self>,
+        request: ClaimRequest,
+        slot: SlotRequest,
+    ) -> impl Future<Output = Result<SlotReply, StoreError>> + Send + 'static {
+        let answer = self.step(&request.key.clone(), Step::ClaimSlot(request, slot));
+        async move {
+            match answer.await? {
+                Answer::Slot(reply) => Ok(reply),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: RecordKey,
+        response: bool,
+    ) -> impl Future<Output = Result<RecordLook, StoreError>> + Send + 'static {
+        let answer = self.step(&key, Step::Inspect(key.clone(), response));
+        async move {
+            match answer.await? {
+                Answer::Look(look) => Ok(look),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn forget(
+        self: Arc<Self>,
+        key: RecordKey,
+    ) -> impl Future<Output = Result<ForgetReply, StoreError>> + Send + 'static {
+        let answer = self.step(&key, Step::Forget(key.clone()));
+        async move {
+            match answer.await? {
+                Answer::Forget(reply) => {
+                    if reply == ForgetReply::Forgotten {
+                        self.0.notifications.tell(&key);
+                    }
+                    Ok(reply)
                 }
                 other => Err(strange(&other)),
             }

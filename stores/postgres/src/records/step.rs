@@ -1,7 +1,7 @@
 //! Each step as its statement, and what its answer means.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
@@ -10,7 +10,10 @@ use tokio_postgres::{Client, Row, Statement};
 use super::table::{Sql, Table};
 use crate::failure::{self, Failure};
 use crate::micros::micros;
-use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OnOrphan, OwnerReply, RecordKey};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimState, ClaimToken, Fingerprint, ForgetReply, OnOrphan, OwnerReply,
+    RecordKey, RecordLook, RecordState, RecordView, SlotOutcome, SlotReply, SlotRequest,
+};
 use dlock::store::{Reason, StoreError};
 
 /// The format of the records that this version writes and reads.
@@ -26,6 +29,10 @@ const LOOKS_TO_EXTEND: u32 = 3;
 #[derive(Debug)]
 pub(super) enum Step {
     Claim(ClaimRequest),
+    ClaimSlot(ClaimRequest, SlotRequest),
+    /// Whether with the result.
+    Inspect(RecordKey, bool),
+    Forget(RecordKey),
     Extend(RecordKey, ClaimToken, Duration, Duration),
     Complete(RecordKey, ClaimToken, Vec<u8>, Duration),
     /// Whether to forget it: nothing was done under this claim.
@@ -40,6 +47,9 @@ pub(super) enum Answer {
     Claim(ClaimReply),
     Owner(OwnerReply),
     State(ClaimState),
+    Slot(SlotReply),
+    Look(RecordLook),
+    Forget(ForgetReply),
     Swept(u64),
 }
 
@@ -108,6 +118,22 @@ impl Step {
                 let row = on.ask(Sql::Claim, &values).await?;
                 claimed(&row, over, looks)
             }
+            Step::ClaimSlot(request, slot) => {
+                let over = request.on_orphan == OnOrphan::TakeOver;
+                let (lease, retention) = (micros(request.lease), micros(request.retention));
+                let (key, token) = (request.key.as_str(), request.token.as_str());
+                let period = slot.period().map_or(0, micros);
+                let at = slot.time().map_or(0, since_epoch);
+                let ahead = micros(slot.ahead());
+                let values: [&(dyn ToSql + Sync); 8] =
+                    [&key, &token, &lease, &retention, &over, &period, &at, &ahead];
+                claimed_slot(&on.ask(Sql::ClaimSlot, &values).await?, over, looks)
+            }
+            Step::Inspect(key, response) => seen(
+                &on.ask(Sql::Inspect, &[&key.as_str(), response]).await?,
+                *response,
+            ),
+            Step::Forget(key) => forgotten(&on.ask(Sql::Forget, &[&key.as_str()]).await?),
             Step::Extend(key, token, lease, retention) => {
                 let (lease, retention) = (micros(*lease), micros(*retention));
                 let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), &lease, &retention];
@@ -146,7 +172,8 @@ impl Step {
     pub(super) fn notifications(&self, answer: &Answer) -> Option<&RecordKey> {
         match (self, answer) {
             (Step::Complete(key, ..) | Step::GiveBack(key, ..), Answer::Owner(OwnerReply::Done))
-            | (Step::Read(key, _), Answer::State(ClaimState::Completed { .. })) => Some(key),
+            | (Step::Read(key, _), Answer::State(ClaimState::Completed { .. }))
+            | (Step::Forget(key), Answer::Forget(ForgetReply::Forgotten)) => Some(key),
             _ => None,
         }
     }
@@ -201,6 +228,140 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
         // Its owner's transaction is about to complete it, or another claim was quicker to take it over.
         _ => held(),
     }
+}
+
+fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
+    let (now, asked, latest): (i64, i64, i64) =
+        (column(row, "us")?, column(row, "slot")?, column(row, "latest")?);
+    let last: Option<i64> = column(row, "last")?;
+    let reply = |slot: i64, outcome| {
+        let last = last.map(i64::unsigned_abs);
+        let reply = SlotReply::of_micros(now.unsigned_abs(), slot.unsigned_abs(), last, outcome);
+        Ok(Look::Answer(Answer::Slot(reply)))
+    };
+    let claim = |claim| reply(asked, SlotOutcome::Claim(claim));
+    if let (Some(attempt), Some(fence)) = (column(row, "attempt")?, column(row, "fence")?) {
+        return claim(ClaimReply::Claimed {
+            attempt: number(attempt),
+            fence: fence_of(fence),
+        });
+    }
+    let state: Option<String> = column(row, "state")?;
+    let kept = column::<Option<bool>>(row, "kept")?.unwrap_or(false);
+    let mine = column::<Option<bool>>(row, "mine")?.unwrap_or(false);
+    if let Some(state) = state.as_deref().filter(|_| kept || mine) {
+        readable(row, state)?;
+    }
+    if mine && state.as_deref() != Some("claimed") {
+        return match last {
+            Some(last) => reply(last, SlotOutcome::Missed),
+            None => late(),
+        };
+    }
+    if asked > latest {
+        return reply(asked, SlotOutcome::TooFarAhead);
+    }
+    let is_old: bool = column(row, "old")?;
+    let (Some(state), true) = (state, kept) else {
+        // There was none, or it is forgotten, and another claim was quicker.
+        return match is_old {
+            true => reply(asked, SlotOutcome::Missed),
+            false => Ok(Look::Held),
+        };
+    };
+    let Some(last) = last else {
+        return claim(ClaimReply::Mismatch);
+    };
+    let attempt = number(column(row, "seen_attempt")?);
+    let remaining: i64 = column(row, "remaining")?;
+    match &*state {
+        // Asked again, by the owner whose transaction holds the row.
+        "claimed" if mine => reply(
+            last,
+            SlotOutcome::Claim(ClaimReply::Claimed {
+                attempt,
+                fence: fence_of(column(row, "seen_fence")?),
+            }),
+        ),
+        _ if last > latest => reply(asked, SlotOutcome::ClockWentBack),
+        _ if last > asked || is_old => reply(asked, SlotOutcome::Missed),
+        "completed" if last == asked => claim(ClaimReply::Completed {
+            response: column(row, "response")?,
+        }),
+        "claimed" if remaining > 0 => claim(ClaimReply::InProgress {
+            remaining: Duration::from_micros(remaining.unsigned_abs()),
+            attempt,
+        }),
+        "claimed" | "orphaned" if last == asked && column(row, "free")? && !over => {
+            claim(ClaimReply::Orphan { attempt })
+        }
+        // Its owner's transaction is about to complete it, or another claim was quicker.
+        _ if looks < LOOKS => Ok(Look::Held),
+        _ => claim(ClaimReply::InProgress {
+            remaining: SOON,
+            attempt: attempt.max(1),
+        }),
+    }
+}
+
+fn seen(row: &Row, response: bool) -> Result<Look, Failure> {
+    let now: i64 = column(row, "us")?;
+    let now = UNIX_EPOCH + Duration::from_micros(now.unsigned_abs());
+    let look = |record| Ok(Look::Answer(Answer::Look(RecordLook::new(now, record))));
+    let Some(state) = column::<Option<String>>(row, "state")? else {
+        return look(None);
+    };
+    readable(row, &state)?;
+    let print: Vec<u8> = column(row, "fingerprint")?;
+    let time = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+    let of_slot = |print: &Fingerprint| dlock::record::slot_of_fingerprint(print).is_some();
+    let print = Fingerprint::try_from(print).unwrap_or([0; 32]);
+    let state = match &*state {
+        "claimed" => RecordState::claimed(time(column(row, "remaining")?)),
+        "orphaned" => RecordState::Orphaned,
+        "completed" => {
+            let size: Option<i64> = column(row, "size")?;
+            let bytes = if response { column(row, "response")? } else { None };
+            RecordState::completed(size.unwrap_or(0).unsigned_abs(), bytes)
+        }
+        _ if of_slot(&print) => RecordState::Released,
+        // The trace of a claim that was released.
+        _ => return look(None),
+    };
+    look(Some(RecordView::new(
+        state,
+        number(column(row, "attempt")?),
+        fence_of(column(row, "fence")?),
+        time(column(row, "expires_in")?),
+        print,
+    )))
+}
+
+fn forgotten(row: &Row) -> Result<Look, Failure> {
+    let reply = |reply| Ok(Look::Answer(Answer::Forget(reply)));
+    let state: Option<String> = column(row, "state")?;
+    let Some(state) = state else {
+        return reply(ForgetReply::Missing);
+    };
+    readable(row, &state)?;
+    if column(row, "gone")? {
+        return reply(ForgetReply::Forgotten);
+    }
+    let remaining: i64 = column(row, "remaining")?;
+    match &*state {
+        "claimed" if remaining > 0 => reply(ForgetReply::Claimed {
+            remaining: Duration::from_micros(remaining.unsigned_abs()),
+            attempt: number(column(row, "attempt")?),
+            fence: fence_of(column(row, "fence")?),
+        }),
+        "released" => reply(ForgetReply::Missing),
+        _ => Ok(Look::Held),
+    }
+}
+
+/// In µs.
+fn since_epoch(time: SystemTime) -> i64 {
+    micros(time.duration_since(UNIX_EPOCH).unwrap_or_default()).max(1)
 }
 
 /// The claim's own release overtook it.

@@ -4,6 +4,10 @@ use crate::names::TableName;
 
 /// The table's name where the user gives none.
 pub(super) const DEFAULT: &str = "dlock_records";
+/// The last slot of time of a record, in µs since the epoch: of work with slots, the fingerprint says it.
+const SLOT: &str = "CASE WHEN t.fingerprint LIKE 'slot ________________           ' \
+                    THEN encode(substring(t.fingerprint FROM 6 FOR 16), 'escape')::int8 END";
+
 /// Where the records are: the names of the table and of what belongs to it, and every statement on them.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -26,10 +30,13 @@ pub(super) enum Sql {
     Read,
     Sweep,
     Tell,
+    ClaimSlot,
+    Inspect,
+    Forget,
 }
 
 impl Sql {
-    pub(super) const ALL: [Sql; 7] = [
+    pub(super) const ALL: [Sql; 10] = [
         Sql::Claim,
         Sql::Extend,
         Sql::Complete,
@@ -37,6 +44,9 @@ impl Sql {
         Sql::Read,
         Sql::Sweep,
         Sql::Tell,
+        Sql::ClaimSlot,
+        Sql::Inspect,
+        Sql::Forget,
     ];
 
     fn template(self) -> &'static str {
@@ -48,6 +58,9 @@ impl Sql {
             Sql::Read => include_str!("sql/read.sql"),
             Sql::Sweep => include_str!("sql/sweep.sql"),
             Sql::Tell => include_str!("sql/tell.sql"),
+            Sql::ClaimSlot => include_str!("sql/claim_slot.sql"),
+            Sql::Inspect => include_str!("sql/inspect.sql"),
+            Sql::Forget => include_str!("sql/forget.sql"),
         }
     }
 }
@@ -63,6 +76,7 @@ impl Table {
         let fence = name.with("_fence");
         let write = |template: &str| {
             template
+                .replace("{slot}", SLOT)
                 .replace("{table}", &name.quoted())
                 .replace("{index}", &name.alone("_expires_at"))
                 .replace("{fence}", &fence)

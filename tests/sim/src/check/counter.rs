@@ -34,6 +34,8 @@ struct Unowned {
 #[derive(Default)]
 struct Latch {
     count: u64,
+    /// Since when it is open, if it is.
+    open_since: Millis,
     /// When the store last had it at zero, if it is not now.
     open_until: Millis,
 }
@@ -153,6 +155,7 @@ impl World {
         }
         latch.count = count;
         if !was_open && count == 0 {
+            latch.open_since = now;
             latch.open_until = now;
             self.counts.sometimes("a latch that was opened");
             let due = Due::Opened {
@@ -185,7 +188,9 @@ impl World {
             return;
         }
         let closed = self.checks.counters.latches.get(&key);
-        if let Some(Latch { count, open_until }) = closed.filter(|latch| latch.count > 0)
+        if let Some(Latch {
+            count, open_until, ..
+        }) = closed.filter(|latch| latch.count > 0)
             && *open_until < since
         {
             let story = format!(
@@ -203,14 +208,9 @@ impl World {
         if calm_since.is_none_or(|since| since + settling > at) {
             return;
         }
-        // Closed again at once, it may not have been seen open.
-        if self
-            .checks
-            .counters
-            .latches
-            .get(key)
-            .is_some_and(|latch| latch.count > 0)
-        {
+        // Closed again meanwhile, it may not have been seen open. A later opening has its own check.
+        let latch = self.checks.counters.latches.get(key);
+        if latch.is_some_and(|latch| latch.count > 0 || latch.open_since > at) {
             return;
         }
         let mut waiters = self.checks.counters.waiters.values();

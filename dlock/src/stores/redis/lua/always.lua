@@ -4,6 +4,7 @@
 --   common.lua   what steps are made of, but for those in run.lua
 --   steps.lua    the rarer steps on locks; those on records are in records.lua, those of each further kind of lock in a
 --                file of that name, those on several locks at once in several.lua
+--   operations.lua  the entries by which clients say who they are
 --   rare.lua     the end of what is made only in a call that needs it: all from common.lua on is one function
 --   run.lua      takes the steps in turn, and has the three that are most of the work
 --

@@ -31,7 +31,9 @@ local function add_permit_steps()
 
   -- What is told when the number of free permits grew, or others may go on; how many heard of it.
   local function tell_free(semaphore)
-    if not semaphore.free or semaphore.free <= 0 then return 0 end
+    -- Where there is no number, those who wait have limits of their own.
+    if not semaphore.free then return tell(semaphore.channel, '1') end
+    if semaphore.free <= 0 then return 0 end
     return tell(semaphore.channel, semaphore.free)
   end
 
@@ -60,7 +62,7 @@ local function add_permit_steps()
 
   -- More permits are free, or fewer.
   local function change(semaphore, by)
-    if by ~= 0 then semaphore.free = run('INCRBY', semaphore.free_key, by) end
+    if by ~= 0 and semaphore.free then semaphore.free = run('INCRBY', semaphore.free_key, by) end
     return semaphore.free
   end
 
@@ -137,8 +139,8 @@ local function add_permit_steps()
   -- Whether those who came before leave enough; its own place, if it has one; and in how many ms it is worth a
   -- look whether one of those before has lost its place, -1 where there are none. Nobody is kept waiting for one
   -- who wants more than there are.
-  local function has_room(semaphore, queue, amount, waiter, total)
-    local left, mine, look_in = semaphore.free, nil, -1
+  local function has_room(free, queue, amount, waiter, total)
+    local left, mine, look_in = free, nil, -1
     for _, other in ipairs(queue) do
       if other.id == waiter then
         mine = other
@@ -183,25 +185,36 @@ local function add_permit_steps()
   -- Undoes what was done of an acquire, which has failed.
   local function put_back(semaphore, ids, amount, failure)
     for at = 1, #ids, 16 do ask('ZREM', semaphore.held_key, string.sub(ids, at, at + 15)) end
-    ask('INCRBY', semaphore.free_key, amount)
+    if semaphore.free then ask('INCRBY', semaphore.free_key, amount) end
     error({ failed = failure.err })
   end
 
-  -- ids, lease in ms, fencing tokens wanted, how many there are in all or '', waiter or ''
-  function acquire_as.permit(key, ids, lease, wanted, total, waiter)
+  -- ids, lease in ms, fencing tokens wanted, how many there are in all or '', waiter or '', how many may be
+  -- held at the most or nil
+  function acquire_as.permit(key, ids, lease, wanted, total, waiter, limit)
     local semaphore = found(key)
     if not semaphore.free then
-      if total == '' then return { 'busy', -1, -1 } end
-      begin(semaphore, total)
+      if total == '' and not limit then return { 'busy', -1, -1 } end
+      if total ~= '' then begin(semaphore, total) end
     end
     local amount = #ids / 16
     local queue = queue_of(semaphore)
-    local all = semaphore.free + ((#queue > 0 or semaphore.free < amount) and held(semaphore) or 0)
-    local has, mine, look_in = has_room(semaphore, queue, amount, waiter, all)
+    local free, all = semaphore.free, nil
+    if limit then
+      local out = held(semaphore)
+      free = math.min(free or math.huge, tonumber(limit) - out)
+      all = free + out
+    else
+      all = free + ((#queue > 0 or free < amount) and held(semaphore) or 0)
+    end
+    local has, mine, look_in = has_room(free, queue, amount, waiter, all)
     if not has then
       local again = stand_in_line(semaphore, queue, amount, waiter, mine, all, look_in)
-      if amount > all then return { 'beyond' } end
-      return { 'busy', first_end(semaphore), again }
+      -- A limit may be one that admits nothing: there is no number that could be raised.
+      local ends = first_end(semaphore)
+      if limit and ends < 0 and again < 0 then again = heard_within end
+      if amount > all and not limit then return { 'beyond' } end
+      return { 'busy', ends, again }
     end
     local first, count = take(wanted)
     change(semaphore, -amount)
@@ -306,9 +319,13 @@ local function add_permit_steps()
 
   -- The permits of a key that are held, and their number of free ones; nil where it holds something else.
   local function seen_at(key)
-    -- Nothing else is asked for where there is no number: who has locks alone may not.
     local ok, free = pcall(number_at, key)
-    if ok then return free and found(key) end
+    if ok then
+      if free then return found(key) end
+      -- Below limits there is no number. Who has locks alone may not ask, and has none of them.
+      local out = ask('ZCARD', suffixed(key, 'timeout'))
+      return not is_error(out) and out > 0 and found(key) or nil
+    end
     if type(free) == 'table' and free.taken then return nil end
     error(free)
   end

@@ -46,6 +46,7 @@ local function others()
     add_fenced_steps()
     add_crowded_steps()
     add_counter_steps(add_permit_steps())
+    add_entry_steps()
   end
   return steps, acquire_as
 end

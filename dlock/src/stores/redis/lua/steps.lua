@@ -120,9 +120,14 @@ local function add_lock_steps()
     return { 'holders', 'lock', holder[1], holder[2], run('PTTL', key) }
   end
 
-  -- channel, refuse after this server time in µs
-  function steps.force(key, channel, refuse_after)
+  -- channel, refuse after this server time in µs, the only holder that it may have, if that matters
+  function steps.force(key, channel, refuse_after, only)
     if now > tonumber(refuse_after) then return { 'late' } end
+    if only then
+      local found = steps.inspect(key)
+      if found[3] ~= only then return { 'gone' } end
+      if #found > 5 then return { 'failed', 'it has other holders' } end
+    end
     local answer = first_of(force_as, key)
     if answer then return answer end
     if not holder_of(key) then return { 'gone' } end

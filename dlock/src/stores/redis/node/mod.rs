@@ -39,6 +39,7 @@ use self::slot_migration::Move;
 pub(super) use self::wire::Aside;
 use super::cluster::Cluster;
 use super::connect::{Connected, Connector};
+use super::endpoint::Endpoint;
 use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::base::clock;
@@ -197,6 +198,11 @@ pub(super) struct Node {
     room: Room,
     /// Within which a step is answered or has failed.
     pub(super) timeout: Duration,
+    pub(super) endpoint: Endpoint,
+    /// By which its grants are known.
+    pub(super) lane: Lane,
+    /// How many replicas have to acknowledge what was acquired or renewed.
+    pub(super) min_replicas: Option<u32>,
 }
 
 /// What a node is among others.
@@ -230,9 +236,18 @@ impl Node {
             taken: Arc::default(),
             limit: part.limit,
         };
+        let (endpoint, lane) = (connector.endpoint.clone(), part.lane);
+        let min_replicas = connector.access.replicas.map(|replicas| replicas.count);
         let actor = Actor::new(connector, requests, part);
         runtime.spawn(actor.run(connected));
-        Node { queue, room, timeout }
+        Node {
+            queue,
+            room,
+            timeout,
+            endpoint,
+            lane,
+            min_replicas,
+        }
     }
 
     /// Queues a step now.

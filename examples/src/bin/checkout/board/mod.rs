@@ -1,15 +1,13 @@
-//! The activity of this process, for the page: waiters, holders, sales and replays.
+//! The activity of this process, for the page: sales and replays.
 //!
-//! These are the notes of this process about its own calls, not a look into the lock store: the functions of
-//! the shop say when they begin to wait, when they are let in, and when they are done. Nothing depends on
-//! them. All of it is bounded, however many articles, keys and sales there are.
+//! These are the notes of this process about its own calls, and nothing depends on them. All of it is bounded, however
+//! many articles and sales there are. The locks are what the console shows.
 
 mod state;
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::response::sse::Event;
 use futures_util::Stream;
@@ -23,8 +21,6 @@ use crate::store::Item;
 const BACKLOG: usize = 512;
 /// How many pages may watch at the same time.
 const MOST_WATCHERS: usize = 64;
-/// After how much quiet the highest numbers of a key begin anew.
-const QUIET: Duration = Duration::from_secs(2);
 /// How long a page that fell behind is left alone, so that it does not get snapshots only.
 const BEHIND: Duration = Duration::from_millis(100);
 
@@ -45,25 +41,6 @@ impl Board {
     fn state(&self) -> MutexGuard<'_, State> {
         // These are notes for people: a wrong number is better than no page.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A request begins to wait for a key.
-    pub(crate) fn turn(self: &Arc<Self>, key: impl Into<String>, locked: bool) -> Turn {
-        let (key, now) = (key.into(), Instant::now());
-        self.state().change_key(&key, |row| {
-            if row.is_idle() && row.since.elapsed() > QUIET {
-                (row.most_waiting, row.most_inside) = (0, 0);
-            }
-            row.locked = locked;
-            row.waiting += 1;
-            row.most_waiting = row.most_waiting.max(row.waiting);
-        });
-        Turn {
-            board: self.clone(),
-            key,
-            asked: now,
-            inside: AtomicBool::new(false),
-        }
     }
 
     /// The stock of an article was set, and counting begins anew.
@@ -158,10 +135,7 @@ impl Board {
 
     /// Both in one step, so that no change falls in between.
     fn snapshot(&self) -> Option<(Event, broadcast::Receiver<Event>)> {
-        let mut state = self.state();
-        for row in state.keys.values_mut() {
-            row.look();
-        }
+        let state = self.state();
         let events = state.events.as_ref()?;
         if events.receiver_count() >= MOST_WATCHERS {
             return None;
@@ -170,7 +144,6 @@ impl Board {
             "copy": self.copy,
             "locked": self.locked,
             "items": state.items.values().collect::<Vec<_>>(),
-            "keys": state.keys.values().collect::<Vec<_>>(),
             "sales": state.sales,
             "replays": state.replays,
             "replayed": state.replayed,
@@ -194,42 +167,4 @@ pub(crate) struct Sold<'a> {
     pub(crate) quantity: u64,
     pub(crate) order: &'a str,
     pub(crate) token: Option<u64>,
-}
-
-/// A request that waits for a key, then is let in, and is done when this is dropped.
-pub(crate) struct Turn {
-    board: Arc<Board>,
-    key: String,
-    asked: Instant,
-    inside: AtomicBool,
-}
-
-impl Turn {
-    /// The wait is over. Gives how long it was.
-    pub(crate) fn enter(&self, token: Option<u64>) -> Duration {
-        let waited = self.asked.elapsed();
-        if !self.inside.swap(true, Ordering::Relaxed) {
-            self.board.state().change_key(&self.key, |row| {
-                row.waiting = row.waiting.saturating_sub(1);
-                row.inside += 1;
-                row.most_inside = row.most_inside.max(row.inside);
-                (row.token, row.since) = (token, Instant::now());
-            });
-        }
-        waited
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let inside = *self.inside.get_mut();
-        self.board.state().change_key(&self.key, |row| {
-            if inside {
-                row.look();
-                row.inside = row.inside.saturating_sub(1);
-            } else {
-                row.waiting = row.waiting.saturating_sub(1);
-            }
-        });
-    }
 }

@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 
 use crate::store::Item;
 
-/// How many articles and how many keys are remembered; those that were idle for longest go first.
+/// How many articles are remembered; those that were idle for longest go first.
 const MOST_ROWS: usize = 12;
 /// How many of the last sales and replays are.
 const LAST: usize = 12;
@@ -18,7 +18,6 @@ pub(super) struct State {
     /// Nothing when the service is about to end, and the pages with it.
     pub(super) events: Option<broadcast::Sender<Event>>,
     pub(super) items: BTreeMap<String, ItemRow>,
-    pub(super) keys: BTreeMap<String, KeyRow>,
     pub(super) sales: VecDeque<SaleRow>,
     pub(super) replays: VecDeque<ReplayRow>,
     pub(super) replayed: u64,
@@ -37,24 +36,6 @@ pub(super) struct ItemRow {
     pub(super) token: u64,
     #[serde(skip)]
     pub(super) touched: Instant,
-}
-
-/// The requests at a key.
-#[derive(Serialize)]
-pub(super) struct KeyRow {
-    pub(super) key: String,
-    /// Whether there is a lock at all.
-    pub(super) locked: bool,
-    pub(super) waiting: usize,
-    pub(super) most_waiting: usize,
-    pub(super) inside: usize,
-    pub(super) most_inside: usize,
-    /// Of the last holder.
-    pub(super) token: Option<u64>,
-    /// How long that one has been in.
-    pub(super) held_ms: u64,
-    #[serde(skip)]
-    pub(super) since: Instant,
 }
 
 #[derive(Serialize, Clone)]
@@ -80,7 +61,6 @@ impl State {
         State {
             events: Some(events),
             items: BTreeMap::new(),
-            keys: BTreeMap::new(),
             sales: VecDeque::new(),
             replays: VecDeque::new(),
             replayed: 0,
@@ -110,31 +90,6 @@ impl State {
         }
     }
 
-    pub(super) fn change_key(&mut self, key: &str, change: impl FnOnce(&mut KeyRow)) {
-        if !self.keys.contains_key(key) && self.keys.len() >= MOST_ROWS {
-            let idle = self.keys.values().filter(|row| row.is_idle());
-            let oldest = idle.min_by_key(|row| row.since).map(|row| row.key.clone());
-            match oldest {
-                Some(key) => drop(self.keys.remove(&key)),
-                None => return, // all of them are busy: this one is not shown
-            }
-        }
-        let row = self.keys.entry(key.to_owned()).or_insert_with(|| KeyRow {
-            key: key.to_owned(),
-            locked: true,
-            waiting: 0,
-            most_waiting: 0,
-            inside: 0,
-            most_inside: 0,
-            token: None,
-            held_ms: 0,
-            since: Instant::now(),
-        });
-        change(row);
-        row.look();
-        send(self.events.as_ref(), "key", row);
-    }
-
     pub(super) fn send(&self, name: &str, row: &impl Serialize) {
         send(self.events.as_ref(), name, row);
     }
@@ -143,18 +98,6 @@ impl State {
 impl ItemRow {
     pub(super) fn put(&mut self, item: &Item) {
         (self.stock, self.sold, self.token) = (item.stock, item.sold, item.token);
-    }
-}
-
-impl KeyRow {
-    pub(super) fn is_idle(&self) -> bool {
-        self.waiting == 0 && self.inside == 0
-    }
-
-    pub(super) fn look(&mut self) {
-        if self.inside > 0 {
-            self.held_ms = ms(self.since.elapsed());
-        }
     }
 }
 

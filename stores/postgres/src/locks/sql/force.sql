@@ -1,12 +1,15 @@
--- Ends whatever grant a key has. FOR UPDATE: not while a transaction holds it by dlock_hold_in.
+-- Ends whatever grants a key has: its readers' by a new era. FOR UPDATE: not while a transaction holds it by dlock_hold_in.
 --   $1 key
 -- One row, always: whether there was a grant, and whether a transaction has its row locked.
 WITH open AS MATERIALIZED (
-  SELECT l.key, l.holder <> '' AND l.until > clock_timestamp() AS held FROM {table} l
+  SELECT l.key, l.holder <> '' AND l.until > clock_timestamp() OR l.read_until > clock_timestamp() AS held FROM {table} l
    WHERE l.key = $1::text
      FOR UPDATE OF l SKIP LOCKED
 ), ended AS (
-  UPDATE {table} l SET holder = '', kept = false, until = clock_timestamp() FROM open WHERE l.key = open.key
+  UPDATE {table} l SET
+         holder = '', kind = '', kept = false, until = clock_timestamp(),
+         read_until = least(l.read_until, clock_timestamp()), era = greatest(l.fence + l.tokens, l.read_next)
+    FROM open WHERE l.key = open.key
 )
 SELECT coalesce(open.held, false) AS ended, open.key IS NULL AND l.key IS NOT NULL AS locked,
        (SELECT string_agg(p.pid::text, ', ') FROM {pins} p WHERE open.key IS NULL AND p.key = $1::text) AS pids

@@ -1,7 +1,11 @@
--- The locks that are held: of one key, or of all that begin with a prefix.
+-- The locks that are held, the writer of each before its readers: of one key, or of all that begin with a prefix.
 --   $1 key, or NULL  $2 prefix
-SELECT l.key, l.holder, l.kind, l.kept,
-       (extract(epoch FROM l.until - clock.now) * 1000000)::int8 AS remaining
-  FROM (SELECT clock_timestamp() AS now) AS clock, {table} l
- WHERE l.holder <> '' AND l.until > clock.now
-   AND ($1::text IS NULL OR l.key = $1::text) AND left(l.key, length($2::text)) = $2::text
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now), held AS (
+  SELECT l.key, l.holder, l.kind, l.kept, l.until FROM {table} l WHERE l.holder <> ''
+   UNION ALL
+  SELECT r.key, r.holder, 'read', r.kept, r.until FROM {readers} r JOIN {table} l ON l.key = r.key AND l.era = r.era
+)
+SELECT h.key, h.holder, h.kind, h.kept, (extract(epoch FROM h.until - clock.now) * 1000000)::int8 AS remaining
+  FROM clock, held h
+ WHERE h.until > clock.now AND ($1::text IS NULL OR h.key = $1::text) AND left(h.key, length($2::text)) = $2::text
+ ORDER BY h.kind = 'read'

@@ -6,8 +6,32 @@ CREATE TABLE IF NOT EXISTS {table} (
   kept   bool NOT NULL DEFAULT false,       -- released, and taken until the end of its min_hold
   fence  int8 NOT NULL DEFAULT 0,           -- first fencing token of the grant
   tokens int4 NOT NULL DEFAULT 0,           -- how many tokens it has; the next grant begins behind them
-  until  timestamptz NOT NULL DEFAULT 'epoch' -- end of the lease, by the clock of this server
+  until  timestamptz NOT NULL DEFAULT 'epoch', -- end of the lease, by the clock of this server
+  era        int8 NOT NULL DEFAULT 0,       -- readers of another era count for nothing: others had the lock since
+  read_next  int8 NOT NULL DEFAULT 0,       -- greater than every token of a reader
+  read_until timestamptz NOT NULL DEFAULT 'epoch' -- end of the last lease of its readers
 ) WITH (fillfactor = 50);                   -- no index but the key: every update stays in its page (HOT)
+-- Tables that were made before there were readers. Asked first: ALTER TABLE alone would wait for open transactions.
+DO $dlock$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = '{table}'::regclass AND a.attname = 'read_until') THEN
+    ALTER TABLE {table}
+      ADD COLUMN IF NOT EXISTS era int8 NOT NULL DEFAULT 0,
+      ADD COLUMN IF NOT EXISTS read_next int8 NOT NULL DEFAULT 0,
+      ADD COLUMN IF NOT EXISTS read_until timestamptz NOT NULL DEFAULT 'epoch';
+  END IF;
+END $dlock$;
+-- The readers of read-write locks. A transaction that changes one has locked the row of its lock.
+CREATE TABLE IF NOT EXISTS {readers} (
+  key    text COLLATE "C" NOT NULL,
+  holder text NOT NULL,                     -- id of the grant
+  era    int8 NOT NULL,
+  kept   bool NOT NULL DEFAULT false,
+  fence  int8 NOT NULL,
+  tokens int4 NOT NULL,
+  until  timestamptz NOT NULL,
+  PRIMARY KEY (key, holder)
+) WITH (fillfactor = 50);
 -- The greatest token of all rows that were removed.
 CREATE TABLE IF NOT EXISTS {floor} (
   one   bool PRIMARY KEY DEFAULT true CHECK (one),
@@ -21,7 +45,11 @@ CREATE OR REPLACE FUNCTION {hold_in}(lock_key text, token int8) RETURNS void LAN
 BEGIN
   FOR look IN 1..8 LOOP
     PERFORM FROM {table} l
-      WHERE l.key = lock_key AND token BETWEEN l.fence AND l.fence + l.tokens - 1 AND l.holder <> '' AND NOT l.kept
+      WHERE l.key = lock_key
+        AND (token BETWEEN l.fence AND l.fence + l.tokens - 1 AND l.holder <> '' AND NOT l.kept
+             OR EXISTS (SELECT FROM {readers} r
+                         WHERE r.key = lock_key AND token BETWEEN r.fence AND r.fence + r.tokens - 1
+                           AND r.era = l.era AND NOT r.kept))
       FOR KEY SHARE OF l SKIP LOCKED;
     IF FOUND THEN
       PERFORM pg_try_advisory_xact_lock_shared({pinned}, hashtext(lock_key));
@@ -29,7 +57,11 @@ BEGIN
     END IF;
     -- A row that another statement is just looking at.
     PERFORM FROM {table} l
-      WHERE l.key = lock_key AND token BETWEEN l.fence AND l.fence + l.tokens - 1 AND l.holder <> '' AND NOT l.kept;
+      WHERE l.key = lock_key
+        AND (token BETWEEN l.fence AND l.fence + l.tokens - 1 AND l.holder <> '' AND NOT l.kept
+             OR EXISTS (SELECT FROM {readers} r
+                         WHERE r.key = lock_key AND token BETWEEN r.fence AND r.fence + r.tokens - 1
+                           AND r.era = l.era AND NOT r.kept));
     EXIT WHEN NOT FOUND;
     PERFORM pg_sleep(0.001 * (1 << look));
   END LOOP;
@@ -42,7 +74,7 @@ DECLARE drawn int8;
 BEGIN
   BEGIN
     PERFORM FROM {table} l
-      WHERE l.key = lock_key AND (l.holder = '' OR l.until <= clock_timestamp())
+      WHERE l.key = lock_key AND (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
       FOR UPDATE OF l SKIP LOCKED;
     IF NOT FOUND THEN
       -- Undoes what it locked without having the lock.
@@ -50,8 +82,9 @@ BEGIN
     END IF;
     UPDATE {table} l SET
            holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(),
-           fence = greatest(l.fence + l.tokens, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
-                            (SELECT max(f.fence) + 1 FROM {floor} f))
+           fence = greatest(l.fence + l.tokens, l.read_next, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+                            (SELECT max(f.fence) + 1 FROM {floor} f)),
+           era = greatest(l.fence + l.tokens, l.read_next)
       WHERE l.key = lock_key RETURNING l.fence INTO drawn;
     PERFORM pg_try_advisory_xact_lock_shared({pinned}, hashtext(lock_key));
     RETURN drawn;
@@ -67,6 +100,78 @@ END $dlock$;
 CREATE OR REPLACE FUNCTION {make}(lock_key text) RETURNS void LANGUAGE sql AS $dlock$
   INSERT INTO {table} (key) VALUES (lock_key) ON CONFLICT (key) DO NOTHING
 $dlock$;
+-- Ends the grant of a reader, for leave.sql. Its statements see all that was committed before the lock's row was locked:
+-- what is volatile has a new snapshot for each. It waits for no lock.
+CREATE OR REPLACE FUNCTION {leave}(
+  lock_key text, grant_id text, keep int8, OUT ended bool, OUT locked bool, OUT held bool, OUT loud bool, OUT seen timestamptz
+) LANGUAGE plpgsql VOLATILE AS $dlock$
+DECLARE
+  lock_era int8;
+  written timestamptz;
+  known timestamptz;
+  rest timestamptz;
+BEGIN
+  ended := false; locked := false; held := false; loud := false;
+  seen := clock_timestamp();
+  SELECT l.era, l.read_until, CASE WHEN l.holder <> '' THEN l.until END INTO lock_era, known, written
+    FROM {table} l WHERE l.key = lock_key
+     FOR NO KEY UPDATE OF l SKIP LOCKED;
+  IF NOT FOUND THEN
+    locked := EXISTS (SELECT FROM {table} l WHERE l.key = lock_key);
+    held := EXISTS (SELECT FROM {table} l JOIN {readers} r ON r.key = l.key AND r.era = l.era
+                     WHERE l.key = lock_key AND r.holder = grant_id AND r.until > seen);
+    RETURN;
+  END IF;
+  seen := clock_timestamp();
+  IF keep > 0 THEN
+    UPDATE {readers} r SET until = least(r.until, seen + keep * interval '1 microsecond'), kept = true
+     WHERE r.key = lock_key AND r.holder = grant_id AND r.era = lock_era AND r.until > seen;
+  ELSE
+    DELETE FROM {readers} r
+     WHERE r.key = lock_key AND r.holder = grant_id AND r.era = lock_era AND r.until > seen;
+  END IF;
+  ended := FOUND;
+  IF NOT ended THEN
+    RETURN;
+  END IF;
+  SELECT max(r.until) INTO rest FROM {readers} r WHERE r.key = lock_key AND r.era = lock_era AND r.until > seen;
+  UPDATE {table} l SET read_until = coalesce(rest, seen) WHERE l.key = lock_key;
+  -- Waiters believe that it takes until `known`, and a lease that ends notifies nobody.
+  known := greatest(known, written);
+  rest := greatest(rest, CASE WHEN written > seen THEN written END);
+  loud := keep > 0 OR rest IS NULL OR rest - seen < (known - seen) / 2;
+END $dlock$;
+-- Lets the grant of a reader last from now on, for extend.sql; in the same way.
+CREATE OR REPLACE FUNCTION {extend}(lock_key text, grant_id text, lease int8, OUT renewed bool, OUT held bool)
+LANGUAGE plpgsql VOLATILE AS $dlock$
+DECLARE
+  lock_era int8;
+  known timestamptz;
+  seen timestamptz;
+  ends timestamptz;
+BEGIN
+  renewed := false; held := false;
+  SELECT l.era, l.read_until INTO lock_era, known
+    FROM {table} l WHERE l.key = lock_key
+     FOR NO KEY UPDATE OF l SKIP LOCKED;
+  IF NOT FOUND THEN
+    held := EXISTS (SELECT FROM {table} l JOIN {readers} r ON r.key = l.key AND r.era = l.era
+                     WHERE l.key = lock_key AND r.holder = grant_id AND r.until > clock_timestamp() AND NOT r.kept);
+    RETURN;
+  END IF;
+  seen := clock_timestamp();
+  ends := seen + lease * interval '1 microsecond';
+  UPDATE {readers} r SET until = ends
+   WHERE r.key = lock_key AND r.holder = grant_id AND r.era = lock_era AND r.until > seen AND NOT r.kept;
+  renewed := FOUND;
+  IF renewed AND ends < known THEN
+    -- It may have been the last.
+    SELECT max(r.until) INTO ends FROM {readers} r WHERE r.key = lock_key AND r.era = lock_era AND r.until > seen;
+  END IF;
+  IF renewed AND ends <> known THEN
+    UPDATE {table} l SET read_until = ends WHERE l.key = lock_key;
+  END IF;
+END $dlock$;
 -- The transactions that hold a lock, by hold_in or lock_in: with pg_stat_activity, what to wait for or to end.
 CREATE OR REPLACE VIEW {pins} AS
   SELECT l.key, p.pid FROM {table} l

@@ -1,16 +1,24 @@
 -- Removes rows of locks that were free for a minute, at most $1, and none that a transaction has locked. The greatest of
--- their tokens stays, so that those of the next rows are greater.
+-- their tokens stays, so that those of the next rows are greater. Also rows of readers that were over for a minute, as many.
 WITH alone AS MATERIALIZED (
   SELECT pg_try_advisory_xact_lock({class}, -1) AS here, set_config('synchronous_commit', 'off', true) AS async
 ), old AS MATERIALIZED (
-  SELECT l.key, l.fence + l.tokens AS next FROM {table} l
+  SELECT l.key, greatest(l.fence + l.tokens, l.read_next) AS next FROM {table} l
    WHERE (SELECT alone.here AND alone.async IS NOT NULL FROM alone)
-     AND l.until < (SELECT clock_timestamp() - interval '1 minute')
+     AND greatest(l.until, l.read_until) < (SELECT clock_timestamp() - interval '1 minute')
    LIMIT $1::int8
      FOR UPDATE OF l SKIP LOCKED
 ), kept AS (
   UPDATE {floor} f SET fence = greatest(f.fence, (SELECT max(old.next) FROM old)) WHERE EXISTS (SELECT FROM old)
 ), gone AS (
   DELETE FROM {table} l USING old WHERE l.key = old.key RETURNING l.key
+), past AS MATERIALIZED (
+  SELECT r.key, r.holder FROM {readers} r
+   WHERE (SELECT alone.here AND alone.async IS NOT NULL FROM alone)
+     AND r.until < (SELECT clock_timestamp() - interval '1 minute')
+   LIMIT $1::int8
+     FOR UPDATE OF r SKIP LOCKED
+), forgotten AS (
+  DELETE FROM {readers} r USING past WHERE r.key = past.key AND r.holder = past.holder RETURNING r.key
 )
-SELECT count(*) AS gone FROM gone
+SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM forgotten) AS readers

@@ -16,7 +16,9 @@ WITH clock AS MATERIALIZED (
   UPDATE {table} t SET
          state = CASE WHEN $3::bool AND t.attempt = 1 THEN 'released' ELSE 'orphaned' END,
          lease_until = clock.now,
-         expires_at = CASE WHEN $3::bool AND t.attempt = 1 THEN clock.now + interval '10 minutes' ELSE t.expires_at END
+         -- The last slot of time stays known.
+         expires_at = CASE WHEN $3::bool AND t.attempt = 1 AND {slot} IS NULL THEN clock.now + interval '10 minutes'
+                           ELSE t.expires_at END
     FROM open, clock WHERE t.key = open.key
   RETURNING t.key
 ), trace AS (

@@ -1,0 +1,87 @@
+//! `dlock doctor`: what endangers the locks of a store.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use dlock::store::doctor::Verdict;
+use dlock::{Diagnosis, Error, LockClient};
+use serde_json::json;
+
+use crate::stores;
+
+/// Exit code where something is to be done.
+const ILL: u8 = 1;
+
+/// Examine the store: what endangers locks there, what it costs, and what to do.
+///
+/// It tries what locks rely on with scratch keys, for some seconds, at most a hundred steps a second on each server; it
+/// changes nothing else, and leaves no key behind. The lease is that of the URL (?lease=10s). Exit status 0: nothing is
+/// bad; 1: something is; 2: the store could not be examined.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// How long callers of the service wait before they give up, as in 15s
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    callers_wait: Option<Duration>,
+
+    /// Only read: try nothing on scratch keys
+    #[arg(long)]
+    read_only: bool,
+
+    /// What cannot be seen counts as bad for the exit status
+    #[arg(long)]
+    strict: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examines the store of this URL.
+#[tokio::main(flavor = "current_thread")]
+pub(crate) async fn run(url: String, args: &DoctorArgs) -> Result<ExitCode, Error> {
+    let client = stores::client(url)
+        .service_name("dlock-cli")
+        .presence(false)
+        .build()
+        .await?;
+    let code = doctor(&client, args).await;
+    client.shutdown(Duration::ZERO).await;
+    code
+}
+
+async fn doctor(client: &LockClient, args: &DoctorArgs) -> Result<ExitCode, Error> {
+    let mut doctor = client.doctor().probe(!args.read_only);
+    if let Some(wait) = args.callers_wait {
+        doctor = doctor.callers_wait(wait);
+    }
+    let diagnosis = doctor.await?;
+    match args.json {
+        true => println!("{:#}", as_json(&diagnosis)),
+        false => print!("{diagnosis}"),
+    }
+    let is_ill = |verdict| verdict == Verdict::Bad || args.strict && verdict == Verdict::Unknown;
+    Ok(
+        match diagnosis.findings.iter().any(|finding| is_ill(finding.verdict)) {
+            true => ExitCode::from(ILL),
+            false => ExitCode::SUCCESS,
+        },
+    )
+}
+
+fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
+    let findings: Vec<_> = (diagnosis.findings.iter())
+        .map(|finding| {
+            json!({
+                "check": finding.check,
+                "verdict": finding.verdict.as_str(),
+                "why": finding.why,
+                "remedy": finding.remedy,
+            })
+        })
+        .collect();
+    let what_if: Vec<_> = (diagnosis.what_if.iter())
+        .map(|row| json!({ "event": row.event, "locks": row.lost, "callers": row.waits }))
+        .collect();
+    json!({ "findings": findings, "what_if": what_if })
+}

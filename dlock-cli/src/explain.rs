@@ -1,0 +1,199 @@
+//! `dlock explain`: what causes an error, and what helps.
+
+use std::process::ExitCode;
+
+/// An error of the library: code, what it says, cause, remedy.
+type Explained = (&'static str, &'static str, &'static str, &'static str);
+
+const ERRORS: [Explained; 22] = [
+    (
+        "E0001",
+        "The lock is held by another client, or not enough permits are free (NotAcquired).",
+        "Somebody else had it for the whole wait time. A live holder renews its lease, so the remaining lease is no promise.",
+        "`dlock show KEY` says who holds it and whether it is alive, `dlock why KEY` what that one waits for. Wait longer, \
+         or try again later.",
+    ),
+    (
+        "E0002",
+        "A lock that was held is lost (Lost).",
+        "Its lease could not be renewed in time (server unreachable, process stopped, runtime blocked), the store lost its \
+         data, or somebody broke it: the audit log (XRANGE dlock:audit - +) has who and why.",
+        "Stop the work. Have what it writes check the fencing token. Keep the runtime free of blocking calls, and the \
+         lease longer than a fail-over.",
+    ),
+    (
+        "E0003",
+        "Waiting would never end (WouldDeadlock).",
+        "The call waits for something that waits for this call: a reader that wants to write, a branch of the same frame.",
+        "Take the stronger lock first, or all locks together with LockClient::multi.",
+    ),
+    (
+        "E0004",
+        "Too many callers wait for the lock in this process (TooManyWaiters).",
+        "max_waiters is reached: more work arrives than the lock lets through.",
+        "Answer \"try later\" (429 or 503), shorten the work under the lock, or use narrower keys.",
+    ),
+    (
+        "E0005",
+        "The store could not be reached, and nothing was changed (Unreachable).",
+        "The server is down or slow, the network is cut, a name does not resolve, or the timeout is too short.",
+        "Check that the URL is right and the server answers. `retry_for` bridges a fail-over.",
+    ),
+    (
+        "E0006",
+        "It is unknown whether the request took effect (OutcomeUnknown).",
+        "It was sent and no reply came. After an acquire the lock is not held by the caller: whatever the server did is \
+         undone. After a release the lease ends the lock.",
+        "Try again later. Do not assume either outcome.",
+    ),
+    (
+        "E0007",
+        "The store refused the request (Refused).",
+        "A wrong password, a missing permission, a read-only replica, or memory that is used up.",
+        "docs/permissions.md has the lines for each feature. For \"OOM\" see the server's maxmemory.",
+    ),
+    (
+        "E0008",
+        "Too few replicas have it (NotReplicated).",
+        "Fewer replicas than min_replicas acknowledged the lock in time: a fail-over might lose it.",
+        "Check that the replicas are linked and not far behind.",
+    ),
+    (
+        "E0009",
+        "The lock is not held by this caller (NotHeld).",
+        "It was released before, or another caller has it.",
+        "Release a guard once, and keep it for as long as the work takes.",
+    ),
+    (
+        "E0010",
+        "Several locks were not released properly (NotReleased).",
+        "Each of the listed errors has its own cause.",
+        "See the code of each. Those that are not listed were released.",
+    ),
+    (
+        "E0011",
+        "The lock client is shut down (ClientClosed).",
+        "shutdown was called, or the runtime of the client's background work has ended.",
+        "Shut the client down last. In tests, build a client for each runtime.",
+    ),
+    (
+        "E0012",
+        "More permits were to be removed than there are (TooFewPermits).",
+        "The total of the semaphore is smaller.",
+        "Look at SemaphoreStatus first, or set the total.",
+    ),
+    (
+        "E0013",
+        "The semaphore has no permits yet (NoPermitsSet).",
+        "Nobody has set their number.",
+        "Set it (set_permits, or permits on the semaphore) before the first use.",
+    ),
+    (
+        "E0014",
+        "The latch is open already (LatchOpen).",
+        "Its count is zero, or it was never set.",
+        "Set the count before others count down.",
+    ),
+    (
+        "E0015",
+        "The name of the lock breaks a rule (InvalidKey).",
+        "It is empty, too long, has control characters, or braces where they do not belong.",
+        "See the documentation of LockKey.",
+    ),
+    (
+        "E0016",
+        "An option is invalid (InvalidOption).",
+        "The message names the option and the rule.",
+        "Change that option.",
+    ),
+    (
+        "E0017",
+        "The URL of the store cannot be used (InvalidUrl).",
+        "The message says which part. The URL is not repeated, since it may have a password.",
+        "docs/urls.md has all forms and options.",
+    ),
+    (
+        "E0018",
+        "The key holds data of another kind (KeyTaken).",
+        "Something else uses the same name: another kind of lock, or another program.",
+        "Choose another name or prefix, or remove that data. Nothing was changed.",
+    ),
+    (
+        "E0019",
+        "This store or this version cannot do it (Unsupported).",
+        "Not every store has every kind of lock and every ability.",
+        "LockClient::capabilities says what it can do.",
+    ),
+    (
+        "E0020",
+        "No default client was set (NoDefaultClient).",
+        "An attribute without `lock = ...` ran before dlock::set_default.",
+        "Call dlock::set_default at start-up, in a test dlock::set_runtime_default.",
+    ),
+    (
+        "E0021",
+        "The default client is set already (DefaultClientSet).",
+        "dlock::set_default was called twice.",
+        "Call it once for each process; in tests use dlock::set_runtime_default.",
+    ),
+    (
+        "E0022",
+        "The process drains (Draining).",
+        "LockClient::drain was called before a shutdown: only nested acquires pass.",
+        "Send the request to another process.",
+    ),
+];
+
+/// Prints what there is to say of a code, or all codes without one.
+pub(crate) fn explain(code: Option<&str>, json: bool) -> Result<ExitCode, String> {
+    let found: Vec<_> = match code {
+        None => ERRORS.iter().collect(),
+        Some(code) => {
+            let code = code.trim_start_matches("dlock::").to_uppercase();
+            ERRORS.iter().filter(|error| error.0 == code).collect()
+        }
+    };
+    if let (Some(code), true) = (code, found.is_empty()) {
+        let code = crate::look::clean(code);
+        return Err(format!(
+            "no error has the code {code}: `dlock explain` lists all of them"
+        ));
+    }
+    for (code, says, cause, remedy) in found {
+        if json {
+            let object = serde_json::json!({ "code": code, "says": says, "cause": cause, "remedy": remedy });
+            println!("{object}");
+        } else {
+            println!("{code}: {says}\n  cause: {cause}\n  remedy: {remedy}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock::Error;
+
+    use super::*;
+
+    #[test]
+    fn each_code_is_explained_once_in_their_order() {
+        for (at, error) in ERRORS.iter().enumerate() {
+            assert_eq!(error.0, format!("E{:04}", at + 1));
+        }
+        // The last of the library's codes.
+        for error in [
+            Error::ClientClosed,
+            Error::NoDefaultClient,
+            Error::DefaultClientSet,
+            Error::Draining,
+        ] {
+            let explained = ERRORS.iter().find(|explained| explained.0 == error.code());
+            let name = format!("({error:?})");
+            assert!(
+                explained.is_some_and(|explained| explained.1.contains(&name)),
+                "{error}"
+            );
+        }
+    }
+}

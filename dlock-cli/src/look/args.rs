@@ -1,0 +1,114 @@
+//! What these commands are told.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Look {
+    Show(ShowArgs),
+    List(ListArgs),
+    Why(WhyArgs),
+    Watch(WatchArgs),
+    Break(HoldArgs),
+    Revoke(HoldArgs),
+    /// End the hold of a lock, whichever client has it. Prefer `break`, which ends one hold and no other.
+    ///
+    /// Exit status: 0 released, 1 it was free, 2 failed.
+    ForceUnlock {
+        /// The name of the lock.
+        key: String,
+    },
+}
+
+/// Show who holds a lock: service, machine, since when, where in the code, and whether the holder is alive.
+///
+/// Exit status: 0 it is held, 1 it is free, 2 failed.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// The name of the lock.
+    pub(crate) key: String,
+    /// One JSON object for each holder, a line each.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the locks that are held now, with their holders.
+///
+/// The server is scanned bit by bit, which keeps no other client waiting.
+///
+/// Exit status: 0 (also where none is held), 2 failed.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only names like this: what they begin with, or a pattern in which * stands for anything.
+    #[arg(default_value = "")]
+    pub(crate) pattern: String,
+    /// Only those that have been held for longer than this, as in 10m.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) older_than: Option<Duration>,
+    /// Only those whose lease ends soon unless it is renewed: with less than half of the time that renewals leave.
+    #[arg(long)]
+    pub(crate) expiring: bool,
+    /// One JSON object for each holder, a line each.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Say why a lock does not come free: its holder, what that waits for, who holds that, and so on; names a deadlock.
+///
+/// Exit status: 0 it is held, 1 it is free, 2 failed, 3 the holders wait for each other.
+#[derive(Debug, Args)]
+pub(crate) struct WhyArgs {
+    /// The name of the lock.
+    pub(crate) key: String,
+    /// One JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Watch the locks that are held and waited for, full-screen: waits first, then what nearly expired, then the rest.
+///
+/// Ends with q or Ctrl-C. Exit status: 0, or 2 where the store cannot be read.
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// Only names like this: what they begin with, or a pattern in which * stands for anything.
+    #[arg(default_value = "")]
+    pub(crate) pattern: String,
+    /// How often to look.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    pub(crate) every: Duration,
+    /// Look once, and print it.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// One JSON object for each look, a line each: {"locks": [...], "waits": [...]}. Without the full screen.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Act on one hold, by the id of its holder as `show` and `list` print it.
+///
+/// `break` ends the hold, if it is still that one, and wakes the waiters. The holder is told to look; its work goes on until
+/// it asks its guard, and only the fencing token protects what it writes until then. `revoke` asks the holder to stop, and
+/// leaves the lock with it. Both are written to the audit log of the store first (XADD on `dlock:audit`).
+///
+/// Exit status: 0 done, 1 that hold is over, 2 failed: nothing was changed.
+#[derive(Debug, Args)]
+pub(crate) struct HoldArgs {
+    /// The name of the lock.
+    pub(crate) key: String,
+    /// The id of the holder.
+    #[arg(long, value_name = "ID")]
+    pub(crate) holder: String,
+    /// Why, for the holder and the audit log.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// Who does it; the user of this shell by default.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) by: Option<String>,
+    /// Do not write it to the audit log.
+    #[arg(long)]
+    pub(crate) no_audit: bool,
+    /// One JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

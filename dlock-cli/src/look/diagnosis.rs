@@ -1,0 +1,250 @@
+//! Whether the client of a holder is alive, and if not, what happened to it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dlock::operations::{ClientReport, Connection, ProcessState};
+use dlock::store::Holder;
+use dlock::{Error, LockClient};
+use serde_json::{Value, json};
+
+use super::text::{clean, millis, time};
+
+/// For how long the threads of a process are watched.
+const WATCHED: Duration = Duration::from_millis(1500);
+
+/// What is known about the client of a holder.
+pub(super) struct Diagnosis {
+    pub(super) state: State,
+    /// Why that is thought.
+    pub(super) because: String,
+    /// What the client answered, or wrote down last.
+    pub(super) report: Option<ClientReport>,
+    address: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// It answers, or wrote down what it does a moment ago.
+    Alive,
+    /// Its process is gone.
+    Killed,
+    /// Its process is stopped: by a signal, a debugger or a freezer.
+    Stopped,
+    /// Its process runs and is connected, and does nothing.
+    Hung,
+    /// Its process runs and does not reach the store.
+    CutOff,
+    /// It is not connected, and its machine is another one.
+    Gone,
+    /// It is connected, does nothing, and its machine is another one.
+    Stalled,
+    Unknown,
+}
+
+impl State {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            State::Alive => "alive",
+            State::Killed => "killed",
+            State::Stopped => "stopped",
+            State::Hung => "hung",
+            State::CutOff => "cut off",
+            State::Gone => "killed or cut off",
+            State::Stalled => "stopped or hung",
+            State::Unknown => "unknown",
+        }
+    }
+}
+
+impl Diagnosis {
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "state": self.state.name(),
+            "because": self.because,
+            "answers": self.report.as_ref().map(|report| report.answers),
+            "last_heard_ms": self.report.as_ref().map(|report| millis(report.age)),
+            "seen_at": self.address,
+        })
+    }
+
+    pub(super) fn line(&self) -> String {
+        format!("{}: {}", self.state.name(), self.because)
+    }
+
+    fn new(state: State, because: impl Into<String>, report: Option<ClientReport>) -> Diagnosis {
+        Diagnosis {
+            state,
+            because: because.into(),
+            report,
+            address: None,
+        }
+    }
+
+    /// Finds out about the client of this holder, within two to three seconds.
+    pub(super) async fn of(client: &LockClient, holder: &Holder) -> Result<Diagnosis, Error> {
+        let Some((id, _)) = holder.id.split_once(':') else {
+            return Ok(Diagnosis::new(
+                State::Unknown,
+                "the id of a permit does not name its client",
+                None,
+            ));
+        };
+        let written = holder.client.as_deref().cloned();
+        if let Some(report) = &written {
+            match report.process_state() {
+                ProcessState::Gone => {
+                    let because = format!("process {} is not there any more on this machine", report.process);
+                    return Ok(Diagnosis::new(State::Killed, because, written));
+                }
+                ProcessState::Stopped => {
+                    let because = format!(
+                        "process {} is stopped on this machine (SIGCONT lets it go on)",
+                        report.process
+                    );
+                    return Ok(Diagnosis::new(State::Stopped, because, written));
+                }
+                _ => {}
+            }
+        }
+        let answers = written.as_ref().is_some_and(|report| report.answers);
+        if answers && let Some(answer) = client.ask(id).await? {
+            return Ok(Diagnosis::new(State::Alive, "it answers", Some(answer)));
+        }
+        if let Some(report) = &written
+            && !report.is_overdue()
+            && !answers
+        {
+            let because = format!("it wrote down what it does {} ago", time(report.age));
+            return Ok(Diagnosis::new(State::Alive, because, written));
+        }
+        // Only now: each server lists all of its clients for this.
+        let connections = match client.connections(id).await {
+            Err(Error::Refused { .. } | Error::Unsupported { .. }) => None,
+            connections => connections?,
+        };
+        let address = connections
+            .iter()
+            .flatten()
+            .map(|seen| seen.address.clone())
+            .next();
+        let mut diagnosis = silent(written, connections).await;
+        diagnosis.address = address;
+        Ok(diagnosis)
+    }
+}
+
+/// Of a client that neither answers nor writes.
+async fn silent(report: Option<ClientReport>, connections: Option<Vec<Connection>>) -> Diagnosis {
+    let heard = match &report {
+        Some(report) if report.answers => format!(
+            "it does not answer, and was last heard of {} ago",
+            time(report.age)
+        ),
+        Some(report) => format!("it was last heard of {} ago", time(report.age)),
+        None => "it wrote nothing down".to_owned(),
+    };
+    let here = report
+        .as_ref()
+        .filter(|report| report.process_state() == ProcessState::Runs);
+    if let Some(here) = here {
+        let process = here.process;
+        let is_connected = connections.as_ref().map(|connections| !connections.is_empty());
+        let stands = connections
+            .iter()
+            .flatten()
+            .any(|seen| stands(process, &seen.address));
+        let (state, why) = match (is_connected, are_threads_awake(process).await) {
+            (Some(false), _) => (State::CutOff, "is not connected to the store"),
+            (Some(true), _) if stands => (
+                State::Hung,
+                "has an open connection to the store and does not use it",
+            ),
+            // What does not reach the store tries again and again.
+            (_, Some(true)) => (State::CutOff, "is at work and does not reach the store"),
+            (Some(true), _) => (State::Hung, "is connected and none of its threads does anything"),
+            (None, Some(false)) => (State::Hung, "does nothing: none of its threads was woken"),
+            (None, None) => (
+                State::Unknown,
+                "runs; its threads and connections are not visible here",
+            ),
+        };
+        let because = format!("process {process} runs on this machine and {why}; {heard}");
+        return Diagnosis::new(state, because, report);
+    }
+    let place = report.as_ref().map(|report| {
+        let (process, host) = (report.process, clean(&report.host));
+        format!("; look at process {process} on {host}")
+    });
+    let place = place.unwrap_or_default();
+    match connections {
+        Some(all) if all.is_empty() && report.is_none() => Diagnosis::new(
+            State::Gone,
+            format!("it is not connected here: crashed, cut off, reconnecting, or behind a proxy; {heard}"),
+            None,
+        ),
+        Some(all) if all.is_empty() => {
+            let because = format!("it is not connected; {heard}{place}");
+            Diagnosis::new(State::Gone, because, report)
+        }
+        Some(all) if report.is_none() => {
+            let service = all.first().map(|seen| clean(&seen.service)).unwrap_or_default();
+            let idle = all.iter().map(|seen| seen.idle).min().unwrap_or_default();
+            let because = format!(
+                "a client of {service} is connected, and sent something {} ago; {heard}: it began a moment ago, may not \
+                 write, or is of an older version",
+                time(idle)
+            );
+            Diagnosis::new(State::Unknown, because, None)
+        }
+        Some(_) => {
+            let because = format!("it is connected; {heard}{place}");
+            Diagnosis::new(State::Stalled, because, report)
+        }
+        None => {
+            let because =
+                format!("{heard}; connections are not visible (the user needs +client|list){place}");
+            Diagnosis::new(State::Unknown, because, report)
+        }
+    }
+}
+
+/// Whether a connection that the server sees stands at this end, in the network of this process. It does not where the
+/// client has given it up, and behind a proxy.
+fn stands(process: u32, address: &str) -> bool {
+    /// The state of a socket in the tables of Linux.
+    const ESTABLISHED: &str = "01";
+    let Ok(address) = address.parse::<SocketAddr>() else {
+        return false;
+    };
+    let port = format!(":{:04X}", address.port());
+    let is_it = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, _, state) = (fields.next(), fields.next(), fields.next());
+        local.is_some_and(|local| local.ends_with(&port)) && state == Some(ESTABLISHED)
+    };
+    ["tcp", "tcp6"].iter().any(|table| {
+        let table = std::fs::read_to_string(format!("/proc/{process}/net/{table}"));
+        table.is_ok_and(|table| table.lines().any(is_it))
+    })
+}
+
+/// Whether a thread of this process was woken within a while; `None` where that is not visible.
+async fn are_threads_awake(process: u32) -> Option<bool> {
+    let before = wakeups(process)?;
+    tokio::time::sleep(WATCHED).await;
+    Some(wakeups(process)? != before)
+}
+
+/// How often threads of this process went to sleep by themselves.
+fn wakeups(process: u32) -> Option<u64> {
+    let mut sum = 0;
+    for thread in std::fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten() {
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        sum += line.trim().parse::<u64>().ok()?;
+    }
+    Some(sum)
+}

@@ -1,0 +1,47 @@
+//! `dlock list`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dlock::{Error, LockClient};
+
+use super::args::ListArgs;
+use super::survey::{Row, Survey};
+use super::text::{clean, json_line};
+
+/// All that are held, and fit.
+pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCode, Error> {
+    let survey = Survey::of(client, &args.pattern).await?;
+    let rows: Vec<_> = survey.rows.iter().filter(|row| is_meant(row, args)).collect();
+    for row in &rows {
+        match args.json {
+            true => println!("{}", json_line(&row.json())),
+            false => println!("{}", row.line()),
+        }
+    }
+    if rows.is_empty() && !args.json {
+        // Not on standard output, which has a line for each lock.
+        match args.pattern.as_str() {
+            "" => eprintln!("no lock is held"),
+            pattern if pattern.contains('*') => {
+                eprintln!("no lock is held whose name fits \"{}\"", clean(pattern))
+            }
+            pattern => eprintln!("no lock is held whose name begins with \"{}\"", clean(pattern)),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_meant(row: &Row, args: &ListArgs) -> bool {
+    // What is not known is not older than anything.
+    let is_old = (args.older_than).is_none_or(|least| row.held().is_some_and(|held| held >= least));
+    is_old && (!args.expiring || is_expiring(row))
+}
+
+/// Whether it has been renewed too late, or was not meant to be: a renewed lease always has two thirds left.
+pub(super) fn is_expiring(row: &Row) -> bool {
+    /// Of a lease whose length is not known.
+    const SOON: Duration = Duration::from_secs(10);
+    let suspect = row.holder.hold.as_ref().is_some_and(|hold| hold.suspect);
+    suspect || row.holder.remaining.is_some_and(|left| left < SOON)
+}

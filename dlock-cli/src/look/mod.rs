@@ -1,0 +1,44 @@
+//! Who holds what, and what to do about it: `list`, `show`, `why`, `watch`, `break`, `revoke` and `force-unlock`.
+
+mod args;
+mod break_hold;
+mod chain;
+mod diagnosis;
+mod list;
+mod show;
+mod survey;
+mod text;
+mod watch;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dlock::Error;
+
+pub(crate) use self::args::Look;
+pub(crate) use self::text::clean;
+use crate::stores;
+
+/// Exit code where no such lock, or no such hold, is there.
+const NOT_HELD: u8 = 1;
+
+/// Does what the command says, on the store of this URL.
+#[tokio::main(flavor = "current_thread")]
+pub(crate) async fn run(url: String, look: Look) -> Result<ExitCode, Error> {
+    let client = stores::client(url)
+        .service_name("dlock-cli")
+        .presence(false)
+        .build()
+        .await?;
+    let code = match look {
+        Look::Show(args) => show::show(&client, &args).await,
+        Look::List(args) => list::list(&client, &args).await,
+        Look::Why(args) => chain::why(&client, &args).await,
+        Look::Watch(args) => watch::watch(&client, &args).await,
+        Look::Break(args) => break_hold::break_hold(&client, &args).await,
+        Look::Revoke(args) => break_hold::revoke(&client, &args).await,
+        Look::ForceUnlock { key } => break_hold::force_unlock(&client, &key).await,
+    };
+    client.shutdown(Duration::ZERO).await;
+    code
+}

@@ -1,0 +1,92 @@
+//! `dlock show`.
+
+use std::process::ExitCode;
+
+use dlock::store::Holder;
+use dlock::{Error, LockClient, LockKey};
+use serde_json::json;
+
+use super::NOT_HELD;
+use super::args::ShowArgs;
+use super::diagnosis::Diagnosis;
+use super::survey::{Row, Survey, hold_in, place, wait_line};
+use super::text::{clean, json_line, time};
+
+/// All holders of this lock.
+pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCode, Error> {
+    // A command line means what it says, braces included.
+    let key = LockKey::raw(args.key.as_str());
+    let holders = client.holders(key.clone()).await?;
+    if holders.is_empty() {
+        match args.json {
+            true => println!(
+                "{}",
+                json_line(&json!({ "key": args.key, "holder": null, "waiters": 0 }))
+            ),
+            false => println!("{}  free", clean(&args.key)),
+        }
+        return Ok(ExitCode::from(NOT_HELD));
+    }
+    let waits = match Survey::of(client, &args.key).await {
+        Ok(survey) => survey.waits,
+        // The holders are known without a scan.
+        Err(Error::Refused { .. }) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let waits: Vec<_> = waits.into_iter().filter(|(_, wait)| wait.key == key).collect();
+    for mut holder in holders {
+        let diagnosis = Diagnosis::of(client, &holder).await?;
+        know(&mut holder, &diagnosis);
+        let row = Row {
+            key: key.clone(),
+            holder,
+            waiters: waits.len(),
+        };
+        if args.json {
+            let mut object = row.json();
+            object["diagnosis"] = diagnosis.json();
+            println!("{}", json_line(&object));
+        } else {
+            print(&row, &diagnosis);
+        }
+    }
+    if !args.json {
+        for (client, wait) in &waits {
+            println!("  {}", wait_line(client, wait));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the client answered is newer than what it wrote down.
+pub(super) fn know(holder: &mut Holder, diagnosis: &Diagnosis) {
+    if let Some(report) = &diagnosis.report {
+        holder.hold = hold_in(report, &holder.id).cloned();
+        holder.client = Some(std::sync::Arc::new(report.clone()));
+    }
+}
+
+fn print(row: &Row, diagnosis: &Diagnosis) {
+    println!("{}", row.line());
+    println!("  {}", diagnosis.line());
+    if let Some(client) = &row.holder.client {
+        println!("  client: {}, dlock {}", place(client), clean(&client.version));
+    }
+    if let Some(hold) = &row.holder.hold {
+        println!(
+            "  acquired at {}, {} ago, token {}",
+            clean(&hold.location),
+            time(hold.held),
+            hold.token
+        );
+        for line in &hold.reentered {
+            println!("  entered again at {}", clean(line));
+        }
+        if hold.suspect {
+            println!("  suspect: the store has not confirmed the lease when that was due");
+        }
+        if let Some(note) = &hold.note {
+            println!("  note: {}", clean(note));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! `dlock watch`: the locks that are held and waited for, full-screen.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use dlock::{Error, LockClient};
+use serde_json::{Value, json};
+
+use super::args::WatchArgs;
+use super::list::is_expiring;
+use super::survey::{Survey, wait_json, wait_line};
+use super::text::{clean, json_line};
+
+/// Looks again and again, until the user has seen enough.
+pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitCode, Error> {
+    if args.once || args.json || !std::io::stdout().is_terminal() {
+        loop {
+            let survey = Survey::of(client, &args.pattern).await?;
+            match args.json {
+                true => println!("{}", json_line(&all_json(&survey))),
+                false => lines(&survey).iter().for_each(|line| println!("{line}")),
+            }
+            if args.once {
+                return Ok(ExitCode::SUCCESS);
+            }
+            tokio::time::sleep(args.every).await;
+        }
+    }
+    let screen = Screen::enter();
+    loop {
+        // A store that is away for a while is what one watches for.
+        let lines = match Survey::of(client, &args.pattern).await {
+            Ok(survey) => lines(&survey),
+            Err(error) => vec![format!("{} [{}]", clean(&error.to_string()), error.code())],
+        };
+        screen.show(&lines);
+        tokio::select! {
+            () = tokio::time::sleep(args.every) => {}
+            () = screen.is_left() => return Ok(ExitCode::SUCCESS),
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// Waits first, then what nearly expired, then the rest.
+fn lines(survey: &Survey) -> Vec<String> {
+    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| is_expiring(row));
+    let mut lines = vec![format!(
+        "{} held, {} known to wait, {} near their end",
+        survey.rows.len(),
+        survey.waits.len(),
+        near.len()
+    )];
+    let mut part = |title: &str, rows: Vec<String>| {
+        if !rows.is_empty() {
+            lines.push(String::new());
+            lines.push(title.to_owned());
+            lines.extend(rows.into_iter().map(|row| format!("  {row}")));
+        }
+    };
+    let waits = survey.waits.iter().map(|(client, wait)| wait_line(client, wait));
+    part("waited for", waits.collect());
+    part("near their end", near.iter().map(|row| row.line()).collect());
+    part("held", rest.iter().map(|row| row.line()).collect());
+    lines
+}
+
+fn all_json(survey: &Survey) -> Value {
+    let locks: Vec<_> = survey.rows.iter().map(super::survey::Row::json).collect();
+    let waits: Vec<_> = survey
+        .waits
+        .iter()
+        .map(|(client, wait)| wait_json(client, wait))
+        .collect();
+    json!({ "locks": locks, "waits": waits })
+}
+
+/// The other screen of the terminal, which is left as it was found.
+struct Screen {
+    #[cfg(unix)]
+    before: Option<nix::sys::termios::Termios>,
+}
+
+impl Screen {
+    fn enter() -> Screen {
+        print!("\x1b[?1049h\x1b[?25l");
+        Screen {
+            #[cfg(unix)]
+            before: keys_at_once(),
+        }
+    }
+
+    /// As much as the screen has room for.
+    fn show(&self, lines: &[String]) {
+        let (width, height) = size();
+        let mut out = String::from("\x1b[H");
+        for line in lines.iter().take(height.saturating_sub(1)) {
+            out.extend(line.chars().take(width));
+            out.push_str("\x1b[K\r\n");
+        }
+        out.push_str("\x1b[J");
+        out.extend("q: quit".chars().take(width));
+        let mut stdout = std::io::stdout().lock();
+        let _ = stdout.write_all(out.as_bytes());
+        let _ = stdout.flush();
+    }
+
+    /// Until q is typed.
+    async fn is_left(&self) {
+        use tokio::io::AsyncReadExt;
+
+        let mut stdin = tokio::io::stdin();
+        let mut key = [0];
+        loop {
+            match stdin.read(&mut key).await {
+                Ok(1) if matches!(key[0], b'q' | b'Q') => return,
+                Ok(1) => {}
+                // There is nobody to type.
+                _ => std::future::pending().await,
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        if let Some(before) = &self.before {
+            use nix::sys::termios::{SetArg, tcsetattr};
+
+            let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, before);
+        }
+        print!("\x1b[?25h\x1b[?1049l");
+        let _ = std::io::stdout().flush();
+    }
+}
+
+/// Has keys come at once and unseen; the settings of before.
+#[cfg(unix)]
+fn keys_at_once() -> Option<nix::sys::termios::Termios> {
+    use nix::sys::termios::{LocalFlags, SetArg, tcgetattr, tcsetattr};
+
+    let before = tcgetattr(std::io::stdin()).ok()?;
+    let mut raw = before.clone();
+    raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
+    tcsetattr(std::io::stdin(), SetArg::TCSANOW, &raw).ok()?;
+    Some(before)
+}
+
+/// Columns and rows of the terminal.
+fn size() -> (usize, usize) {
+    #[cfg(unix)]
+    if let Ok(size) = rustix::termios::tcgetwinsize(std::io::stdout())
+        && size.ws_col > 0
+    {
+        return (usize::from(size.ws_col), usize::from(size.ws_row));
+    }
+    (80, 24)
+}

@@ -1,0 +1,30 @@
+//! `dlock completions` and `dlock man`: made from what the command knows of itself.
+
+use std::process::ExitCode;
+
+use clap::Command;
+use clap_complete::Shell;
+
+/// For this shell.
+pub(crate) fn completions(mut all: Command, shell: Shell) -> Result<ExitCode, String> {
+    clap_complete::generate(shell, &mut all, "dlock", &mut std::io::stdout());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of the whole, or of one of its commands.
+pub(crate) fn man(mut all: Command, command: Option<&str>) -> Result<ExitCode, String> {
+    all.build();
+    let page = match command {
+        None => all,
+        Some(name) => {
+            let found = all.find_subcommand(name);
+            let name = crate::look::clean(name);
+            found
+                .cloned()
+                .ok_or_else(|| format!("there is no command {name}"))?
+        }
+    };
+    let rendered = clap_mangen::Man::new(page).render(&mut std::io::stdout());
+    rendered.map_err(|error| error.to_string())?;
+    Ok(ExitCode::SUCCESS)
+}

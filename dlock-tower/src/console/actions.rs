@@ -1,0 +1,210 @@
+//! What the console does for an operator: end a hold, ask a holder to stop, forget a record.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::body::{Body, to_bytes};
+use axum::response::Response;
+use dlock::operations::Intervention;
+use dlock::record::{ForgetReply, RecordKey};
+use dlock::{LockClient, LockKey};
+use http::request::Parts;
+use http::{HeaderMap, Request, StatusCode, header};
+use serde_json::{Value, json};
+
+use super::answer::{data, failed, problem};
+use super::view::millis;
+
+/// The header that has the token: no form can send it, and no page of another site without being let by CORS.
+pub(super) const TOKEN: &str = "x-dlock-console";
+/// More than any action has to say.
+const MOST_BYTES: usize = 16 * 1024;
+
+/// Names who acts, from the head of the request.
+pub(super) type Operator = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+
+/// Actions that are allowed.
+#[derive(Clone)]
+pub(super) struct Actions {
+    /// Only who can read the console's own answers knows it.
+    pub(super) token: String,
+    pub(super) operator: Option<Operator>,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Action {
+    Break,
+    Revoke,
+    Forget,
+}
+
+impl fmt::Debug for Actions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Actions").finish_non_exhaustive()
+    }
+}
+
+impl Actions {
+    pub(super) fn new(operator: Option<Operator>) -> Actions {
+        let token = uuid::Uuid::new_v4().simple().to_string();
+        Actions { token, operator }
+    }
+
+    /// Carries it out, if the request comes from the console's own page, or from a program that knows the token.
+    pub(super) async fn act(&self, client: &LockClient, action: Action, request: Request<Body>) -> Response {
+        let (head, body) = request.into_parts();
+        if let Err(refusal) = self.admit(&head.headers) {
+            return *refusal;
+        }
+        let body = to_bytes(body, MOST_BYTES).await.ok();
+        let asked = body.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
+        let Some(asked) = asked.filter(Value::is_object) else {
+            return bad("the body is no JSON object of at most 16 KiB");
+        };
+        let operator = self.operator.as_ref().and_then(|operator| operator(&head));
+        match action {
+            Action::Forget => forget(client, &asked, operator).await,
+            Action::Break | Action::Revoke => intervene(client, action, &asked, operator).await,
+        }
+    }
+
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
+        let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let is_own_page = match (value("sec-fetch-site"), value("origin")) {
+            (Some(site), _) => site == "same-origin",
+            // What a browser says that does not say the other.
+            (None, Some(origin)) => origin.split_once("://").map(|(_, host)| host) == value("host"),
+            (None, None) => true,
+        };
+        let token = value(TOKEN).unwrap_or_default();
+        let refusal = if !is_own_page {
+            problem(
+                StatusCode::FORBIDDEN,
+                "urn:dlock:problem:foreign",
+                "The request comes from another site",
+                "only the console's own page and programs may act",
+            )
+        } else if !is_same(token, &self.token) {
+            problem(
+                StatusCode::FORBIDDEN,
+                "urn:dlock:problem:console-token",
+                "The token is not that of this process",
+                "send `actions.token` of api/state in the header x-dlock-console",
+            )
+        } else if value(header::CONTENT_TYPE.as_str()) != Some("application/json") {
+            problem(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "about:blank",
+                "The body is not announced as JSON",
+                "send it as application/json",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Box::new(refusal))
+    }
+}
+
+/// In a time that does not tell how much of it is right.
+fn is_same(a: &str, b: &str) -> bool {
+    let differs = a.bytes().zip(b.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
+    a.len() == b.len() && differs == 0
+}
+
+async fn intervene(client: &LockClient, action: Action, asked: &Value, operator: Option<String>) -> Response {
+    let [Some(key), Some(holder), Some(reason)] =
+        ["key", "holder", "reason"].map(|name| asked[name].as_str().map(str::to_owned))
+    else {
+        return bad("it takes `key`, `holder` (the id of the hold) and `reason`, as texts");
+    };
+    let mut intervention = Intervention::new(reason);
+    if let Some(operator) = operator {
+        intervention = intervention.by(operator);
+    }
+    let (by, reason) = (intervention.by.clone(), intervention.reason.clone());
+    let lock = LockKey::raw(key.clone());
+    let done = match action {
+        Action::Break => client.break_hold(lock, &holder, intervention).await,
+        _ => client.revoke(lock, &holder, intervention).await,
+    };
+    match done {
+        Ok(done) => {
+            tracing::warn!(
+                ?action,
+                key,
+                holder,
+                by,
+                reason,
+                done,
+                "the console was told to act"
+            );
+            data(json!({ "done": done }).to_string())
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+async fn forget(client: &LockClient, asked: &Value, operator: Option<String>) -> Response {
+    let Some(record) = asked["record"].as_str() else {
+        return bad("it takes `record`, the name of the record as the store has it");
+    };
+    let (key, records) = match (RecordKey::new(record), client.records()) {
+        (Ok(key), Ok(records)) => (key, records),
+        (Err(error), _) | (_, Err(error)) => return failed(&error),
+    };
+    match records.forget(&key).await {
+        Ok(ForgetReply::Claimed {
+            remaining,
+            attempt,
+            fence,
+        }) => {
+            let detail = format!(
+                "attempt {attempt} with fencing token {fence} is at it, its claim lasts another {} ms: forgotten, the work \
+                 would run twice at a time",
+                millis(remaining)
+            );
+            problem(
+                StatusCode::CONFLICT,
+                "urn:dlock:problem:record-claimed",
+                "The work is in progress",
+                &detail,
+            )
+        }
+        Ok(reply) => {
+            let done = matches!(reply, ForgetReply::Forgotten);
+            tracing::warn!(
+                record,
+                by = operator,
+                done,
+                "the console was told to forget a record"
+            );
+            data(json!({ "done": done }).to_string())
+        }
+        Err(error) => problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "urn:dlock:problem:unavailable",
+            "The record may or may not have been forgotten",
+            &error.to_string(),
+        ),
+    }
+}
+
+fn bad(detail: &str) -> Response {
+    problem(
+        StatusCode::BAD_REQUEST,
+        "about:blank",
+        "The request makes no sense",
+        detail,
+    )
+}
+
+/// Of a console that only reads.
+pub(super) fn not_allowed() -> Response {
+    problem(
+        StatusCode::FORBIDDEN,
+        "urn:dlock:problem:read-only",
+        "This console only reads",
+        "its service turns actions on by Console::allow_actions(true)",
+    )
+}

@@ -1,0 +1,307 @@
+//! A page for the person on call, to mount in any axum app: which locks are held and waited for, in all processes.
+//!
+//! [`Console`] makes the router. The page asks again every second while it is looked at; all that it shows comes from
+//! JSON endpoints:
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET` of where it is mounted | the page: one file, which loads nothing else |
+//! | `GET api/state` | locks with holders and waiters, clients, deadlocks, this process, what is unknown and why |
+//! | `GET api/lock?key=KEY` | one lock, looked up at this moment: its holders are asked |
+//! | `POST api/break`, `api/revoke`, `api/forget` | with [`allow_actions`](Console::allow_actions): what an operator has done |
+//!
+//! The locks are those of the store and the prefix of its client. What is known about holders and waiters of other
+//! processes they wrote down themselves: set [`presence`](dlock::LockClientBuilder::presence) in all of them. What is not
+//! known is said, with the reason. `docs/console.md` explains each part.
+//!
+//! # Who may see it
+//!
+//! Lock names, hosts, source lines and notes are nothing for strangers, and the console knows no users: **put your own
+//! authentication around it**, as a layer.
+//!
+//! ```
+//! use axum::extract::Request;
+//! use axum::middleware::{Next, from_fn};
+//! use axum::response::{IntoResponse, Response};
+//! use axum::Router;
+//! use dlock_tower::console::Console;
+//! use http::StatusCode;
+//!
+//! /// Yours, in place of this one: a session, a token, the headers of a proxy.
+//! async fn operators_only(request: Request, next: Next) -> Response {
+//!     match request.headers().get("x-operator") {
+//!         Some(_) => next.run(request).await,
+//!         None => StatusCode::UNAUTHORIZED.into_response(),
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+//! let client = dlock::LockClient::builder().url("memory://").presence(true).build().await?;
+//! let console = Console::new(client).router().layer(from_fn(operators_only));
+//! let app: Router = Router::new().nest_service("/locks", console);
+//! # use tower::ServiceExt;
+//! # let request = || http::Request::get("/locks");
+//! # let answer = app.clone().oneshot(request().body(axum::body::Body::empty()).unwrap()).await.unwrap();
+//! # assert_eq!(answer.status(), 401);
+//! # let request = request().header("x-operator", "ada").body(axum::body::Body::empty()).unwrap();
+//! # assert_eq!(app.oneshot(request).await.unwrap().status(), 200);
+//! # Ok(()) }
+//! ```
+
+mod actions;
+mod answer;
+mod look;
+mod page;
+mod survey;
+mod timeline;
+mod view;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::middleware::{Next, from_fn, map_response};
+use axum::response::Response;
+use axum::routing::{get, post};
+use dlock::{LockClient, LockKey};
+use futures_util::future::join_all;
+use http::StatusCode;
+use http::request::Parts;
+
+use self::actions::{Action, Actions, Operator};
+use self::look::Look;
+use self::survey::{Lock, hold_in};
+use self::timeline::Timeline;
+
+/// How often the store is looked at, by default.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The page for the person on call, see the [module](self).
+///
+/// ```
+/// use std::time::Duration;
+/// use dlock_tower::console::Console;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let client = dlock::LockClient::memory();
+/// let console = Console::new(client).refresh(Duration::from_secs(2));
+/// let app: axum::Router = axum::Router::new().nest_service("/admin/locks", console.router());
+/// # let _ = app; }
+/// ```
+#[derive(Clone)]
+pub struct Console {
+    client: LockClient,
+    every: Duration,
+    allowed: bool,
+    operator: Option<Operator>,
+}
+
+/// What all requests share.
+struct Shared {
+    client: LockClient,
+    look: Look,
+    timeline: Timeline,
+    actions: Option<Actions>,
+}
+
+impl Console {
+    /// The console of the locks of this client's store and prefix. It only reads.
+    #[must_use]
+    pub fn new(client: LockClient) -> Console {
+        Console {
+            client,
+            every: EVERY,
+            allowed: false,
+            operator: None,
+        }
+    }
+
+    /// Sets how often the store is looked at, at most, however many pages are open; once a second by default, and never
+    /// more often than ten times a second. Each look scans all keys of the store: with a million of them, look less often.
+    #[must_use]
+    pub fn refresh(mut self, every: Duration) -> Console {
+        self.every = every.max(Duration::from_millis(100));
+        self
+    }
+
+    /// Lets operators act: [end a hold](LockClient::break_hold), [ask its holder to stop](LockClient::revoke), and
+    /// [forget a record](dlock::record::Records::forget); `false` by default. Both of a hold need a reason and are written
+    /// to the store's audit log. Requests that come from another site, or do not know the token of this process, are
+    /// refused; who may do it is up to your authentication.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock_tower::console::Console;
+    ///
+    /// let client = dlock::LockClient::memory();
+    /// let console = Console::new(client).allow_actions(true).operator(|head| {
+    ///     let user = head.headers.get("x-operator")?; // what your authentication has checked
+    ///     user.to_str().ok().map(str::to_owned)
+    /// });
+    /// # let _ = console.router(); }
+    /// ```
+    #[must_use]
+    pub fn allow_actions(mut self, allowed: bool) -> Console {
+        self.allowed = allowed;
+        self
+    }
+
+    /// Sets how the audit log and the holder are told who acts, from the head of the request; by default the service and
+    /// the machine of this process.
+    #[must_use]
+    pub fn operator(
+        mut self,
+        operator: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Console {
+        self.operator = Some(Arc::new(operator));
+        self
+    }
+
+    /// The router, for any path, behind any proxy: its page names no path of its own. Mount it with
+    /// [`nest_service`](Router::nest_service), which takes the path with and without a slash at its end, and put your
+    /// authentication around it. Made inside of a runtime, it watches this process once a second for the timeline.
+    pub fn router(self) -> Router {
+        let shared = Arc::new(Shared {
+            client: self.client,
+            look: Look::new(self.every),
+            timeline: Timeline::new(),
+            actions: self.allowed.then(|| Actions::new(self.operator)),
+        });
+        timeline::watch(Arc::downgrade(&shared), |shared: &Shared| {
+            shared.timeline.look(&shared.client);
+        });
+        let api = Router::new()
+            .route("/api/state", get(state))
+            .route("/api/lock", get(lock))
+            .route("/api/break", post(act(Action::Break)))
+            .route("/api/revoke", post(act(Action::Revoke)))
+            .route("/api/forget", post(act(Action::Forget)))
+            .layer(from_fn(only_from_here));
+        Router::new()
+            .route("/", get(async || page::page()))
+            .merge(api)
+            .fallback(elsewhere)
+            .method_not_allowed_fallback(not_allowed)
+            .layer(map_response(answer::with_headers))
+            .with_state(shared)
+    }
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console")
+            .field("client", &self.client)
+            .field("every", &self.every)
+            .field("allowed", &self.allowed)
+            .finish_non_exhaustive()
+    }
+}
+
+type Asked = State<Arc<Shared>>;
+
+/// Another site's page gets nothing, whatever CORS layer stands around.
+async fn only_from_here(request: Request, next: Next) -> Response {
+    if answer::is_foreign(request.headers()) {
+        return answer::problem(
+            StatusCode::FORBIDDEN,
+            "urn:dlock:problem:foreign",
+            "The request comes from another site",
+            "only the console's own page and programs may ask",
+        );
+    }
+    next.run(request).await
+}
+
+async fn state(State(shared): Asked) -> Response {
+    let token = shared.actions.as_ref().map(|actions| actions.token.as_str());
+    answer::data(shared.look.at(&shared.client, &shared.timeline, token).await)
+}
+
+fn act(
+    action: Action,
+) -> impl Fn(Asked, Request) -> Pin<Box<dyn Future<Output = Response> + Send>> + Clone + Send + Sync + 'static
+{
+    move |State(shared), request| {
+        Box::pin(async move {
+            let Some(actions) = &shared.actions else {
+                return actions::not_allowed();
+            };
+            let answer = actions.act(&shared.client, action, request).await;
+            // What was changed is to be seen at once.
+            shared.look.again().await;
+            answer
+        })
+    }
+}
+
+/// One lock, now: a holder that answers is asked what it does.
+async fn lock(State(shared): Asked, Query(mut query): Query<HashMap<String, String>>) -> Response {
+    let Some(key) = query.remove("key") else {
+        return answer::problem(
+            StatusCode::BAD_REQUEST,
+            "about:blank",
+            "No lock is named",
+            "name it: api/lock?key=order:42",
+        );
+    };
+    // The name stands in a list of names that exist, braces included.
+    match now(&shared.client, LockKey::raw(key)).await {
+        Ok(lock) => answer::data(view::of_lock(&lock, &shared.client.id()).to_string()),
+        Err(error) => answer::failed(&error),
+    }
+}
+
+async fn now(client: &LockClient, key: LockKey) -> Result<Lock, dlock::Error> {
+    let mut lock = Lock::new(&key);
+    let own = Arc::new(client.active());
+    let asked = client.holders(key.clone()).await?.into_iter().map(|mut holder| {
+        let own = own.clone();
+        async move {
+            if let Some(written) = &holder.client {
+                let answer = match written.answers && written.client != own.client {
+                    // Who does not answer is shown as it was.
+                    true => client.ask(&written.client).await.ok().flatten(),
+                    false => None,
+                };
+                if let Some(answer) = answer {
+                    holder.hold = hold_in(&answer, &holder.id).cloned();
+                    holder.client = Some(Arc::new(answer));
+                }
+            }
+            holder
+        }
+    });
+    lock.holders = join_all(asked).await;
+    let written = client.clients().await.unwrap_or_default().into_iter();
+    let others = written.filter(|report| report.client != own.client).map(Arc::new);
+    for report in others.chain([own.clone()]) {
+        let waits = report.waits.iter().filter(|wait| wait.key == key);
+        lock.waiters
+            .extend(waits.map(|wait| (report.clone(), wait.clone())));
+    }
+    lock.waiters
+        .sort_by_key(|(_, wait)| std::cmp::Reverse(wait.waited));
+    Ok(lock)
+}
+
+async fn elsewhere() -> Response {
+    answer::problem(
+        StatusCode::NOT_FOUND,
+        "about:blank",
+        "There is nothing here",
+        "the console is where it is mounted, and api/state and api/lock?key=KEY below it",
+    )
+}
+
+async fn not_allowed() -> Response {
+    answer::problem(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "about:blank",
+        "This path does not take that method",
+        "data are read by GET, actions are taken by POST",
+    )
+}

@@ -1,0 +1,218 @@
+//! What was found, as JSON. The names of the fields are those of `dlock list --json`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dlock::Health;
+use dlock::operations::{ClientReport, ProcessState, WaitReport};
+use dlock::store::Holder;
+use serde_json::{Value, json};
+
+use super::survey::{Gap, Lock, Survey, is_near_its_end, is_of_a_client, wait_of};
+
+/// How many waiters of a lock are shown.
+const MOST_WAITERS: usize = 100;
+/// The longest text that is shown, in characters. Names of locks have 512 bytes at most; what else there is under the
+/// store's prefix can be of any length.
+const MOST_CHARS: usize = 600;
+
+/// All of it.
+pub(super) fn of_survey(survey: &Survey) -> Value {
+    let own = survey.own.client.as_str();
+    let locks: Vec<_> = survey.locks.iter().map(|lock| of_lock(lock, own)).collect();
+    let clients = survey.clients.iter().map(|client| of_client(client, own));
+    let deadlocks = survey
+        .deadlocks
+        .iter()
+        .map(|circle| circle.iter().map(|key| short(key.as_str())).collect::<Vec<_>>());
+    json!({
+        "at_ms": since_epoch(survey.at),
+        "locks": locks,
+        "locks_left_out": survey.locks_left_out,
+        "clients": clients.collect::<Vec<_>>(),
+        "clients_left_out": survey.clients_left_out,
+        "deadlocks": deadlocks.collect::<Vec<_>>(),
+        "unknown": survey.gaps.iter().map(of_gap).collect::<Vec<_>>(),
+        "process": of_process(&survey.own, &survey.health),
+    })
+}
+
+/// A lock with its holders and waiters; `own` is the id of the client of this process.
+pub(super) fn of_lock(lock: &Lock, own: &str) -> Value {
+    let holders: Vec<_> = lock
+        .holders
+        .iter()
+        .map(|holder| of_holder(holder, own, lock))
+        .collect();
+    let kind = lock.holders.first().map(kind_of);
+    let kind = kind.or_else(|| lock.waiters.first().map(|(_, wait)| wait.kind.to_string()));
+    let waiters = lock.waiters.iter().take(MOST_WAITERS);
+    let waiters: Vec<_> = waiters.map(|(client, wait)| of_wait(client, wait, own)).collect();
+    let name = lock.key.as_str();
+    json!({
+        "key": short(name),
+        "key_bytes": name.len(),
+        // What is no name of a lock can be seen, and neither looked up nor broken.
+        "is_lock": lock.key.check().is_ok(),
+        "kind": kind,
+        "holders": holders,
+        "waiters": waiters,
+        "waiters_in_all": lock.waiters.len(),
+    })
+}
+
+fn kind_of(holder: &Holder) -> String {
+    // That a lock is fair only its holder knows.
+    let kind = holder.hold.as_ref().map_or(holder.kind, |hold| hold.kind);
+    kind.to_string()
+}
+
+fn of_holder(holder: &Holder, own: &str, lock: &Lock) -> Value {
+    let (client, hold) = (holder.client.as_deref(), holder.hold.as_ref());
+    let (state, because) = state_of(client, own);
+    let waits_for = wait_of(holder).map(|wait| {
+        json!({
+            "key": short(wait.key.as_str()),
+            "waited_ms": millis(wait.waited),
+            "location": short(&wait.location),
+        })
+    });
+    let mut of = json!({
+        "id": short(&holder.id),
+        "kind": kind_of(holder),
+        "unknown": unknown(holder),
+        "state": state,
+        "because": because,
+        "released": holder.holds == 0,
+        "near_miss": is_near_its_end(holder) && holder.holds > 0,
+        "suspect": hold.map(|hold| hold.suspect),
+        "token": hold.map(|hold| hold.token.to_string()),
+        "held_ms": hold.map(|hold| millis(hold.held)),
+        "lease_left_ms": holder.remaining.map(millis),
+        "location": hold.map(|hold| short(&hold.location)),
+        "reentered": hold.map(|hold| hold.reentered.iter().map(|at| short(at)).collect::<Vec<_>>()),
+        "note": hold.and_then(|hold| hold.note.as_deref()).map(short),
+        "waits_for": waits_for,
+        "can_be_broken": lock.key.check().is_ok() && is_of_a_client(holder) && holder.holds > 0,
+    });
+    place(&mut of, client, own);
+    of
+}
+
+fn of_wait(client: &ClientReport, wait: &WaitReport, own: &str) -> Value {
+    let mut of = json!({
+        "kind": wait.kind.to_string(),
+        "waited_ms": millis(wait.waited),
+        "location": short(&wait.location),
+        "note": wait.note.as_deref().map(short),
+    });
+    place(&mut of, Some(client), own);
+    of
+}
+
+fn of_client(client: &ClientReport, own: &str) -> Value {
+    let (state, because) = state_of(Some(client), own);
+    let mut of = json!({
+        "started_ms": since_epoch(client.started),
+        "answers": client.answers,
+        "held": client.held,
+        "waiting": client.waiting,
+        "state": state,
+        "because": because,
+    });
+    place(&mut of, Some(client), own);
+    of
+}
+
+/// Adds which client it is.
+fn place(of: &mut Value, client: Option<&ClientReport>, own: &str) {
+    of["client"] = json!(client.map(|client| short(&client.client)));
+    of["is_own"] = json!(client.is_some_and(|client| client.client == own));
+    of["service"] = json!(client.map(|client| short(&client.service)));
+    of["host"] = json!(client.map(|client| short(&client.host)));
+    of["address"] = json!(client.and_then(|client| client.address.as_deref()).map(short));
+    of["process"] = json!(client.map(|client| client.process));
+    of["version"] = json!(client.map(|client| short(&client.version)));
+    of["last_heard_ms"] = json!(client.map(|client| millis(client.age)));
+}
+
+/// Whether a client is alive, as far as what it wrote down tells, and why that is thought.
+fn state_of(client: Option<&ClientReport>, own: &str) -> (&'static str, String) {
+    let Some(client) = client else {
+        return ("unknown", "its client has written nothing down".to_owned());
+    };
+    if client.client == own {
+        return ("alive", "this process".to_owned());
+    }
+    let heard = client.age.as_secs();
+    if !client.is_overdue() {
+        return ("alive", format!("it wrote down what it does {heard} s ago"));
+    }
+    let process = client.process;
+    match client.process_state() {
+        ProcessState::Gone => (
+            "killed",
+            format!("process {process} is not there any more on this machine"),
+        ),
+        ProcessState::Stopped => (
+            "stopped",
+            format!("process {process} is stopped on this machine; SIGCONT lets it go on"),
+        ),
+        _ => (
+            "silent",
+            format!(
+                "last heard of {heard} s ago: killed, stopped, hung or cut off; `dlock show KEY` on its machine tells"
+            ),
+        ),
+    }
+}
+
+/// Why something about a holder is not known.
+fn unknown(holder: &Holder) -> Option<&'static str> {
+    match (&holder.client, &holder.hold) {
+        (Some(_), Some(_)) => None,
+        (Some(client), None) if client.held > client.holds.len() => {
+            Some("its client holds more than it writes down, or holds this for less than a second or two")
+        }
+        (Some(_), None) => Some("it is held for less than a second or two"),
+        (None, _) if !is_of_a_client(holder) => Some("a permit, whose id does not name its client"),
+        (None, _) => Some(
+            "its client wrote nothing down: presence is off there, or it has gone, is cut off, began a moment ago, may \
+             not write, is of an older version, or is Redisson",
+        ),
+    }
+}
+
+fn of_gap(gap: &Gap) -> Value {
+    json!({ "what": gap.unknown, "why": short(&gap.why), "remedy": gap.remedy })
+}
+
+fn of_process(own: &ClientReport, health: &Health) -> Value {
+    json!({
+        "client": own.client,
+        "service": short(&own.service),
+        "host": short(&own.host),
+        "process": own.process,
+        "draining": health.is_draining,
+        "last_reply_ms": health.last_reply.map(millis),
+        "held": health.held,
+        "suspect": health.suspect,
+        "least_lease_left_ms": health.least_lease_left.map(millis),
+        "reconnects": health.reconnects,
+    })
+}
+
+/// A text of somebody else, no longer than what is shown.
+pub(super) fn short(text: &str) -> String {
+    match text.char_indices().nth(MOST_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn since_epoch(at: SystemTime) -> u64 {
+    millis(at.duration_since(UNIX_EPOCH).unwrap_or_default())
+}

@@ -1,0 +1,230 @@
+//! One call: the claim is asked for, the work done, and the claim settled.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::runtime;
+
+use super::claim::{self, Asking, Claim, OnceClaim, Settled, Settlement, Target};
+use super::{OnFailure, Once, OnceError, Source, record_of, stored};
+use crate::api::builder::DEFAULT_RETRY_FOR;
+use crate::base::clock;
+use crate::runtime::emit::Event;
+use crate::runtime::scope;
+use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, SlotReply, SlotRequest};
+use crate::store::{StoreError, Watch};
+use crate::{Error, LockClient};
+
+/// A waiter asks again no sooner than this, for what has no notification.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+
+/// What a call may do.
+pub(super) enum Admitted {
+    Claimed(Claim),
+    /// It was done, and this was stored.
+    Done(Vec<u8>),
+    Elsewhere {
+        attempt: u32,
+        remaining: Duration,
+    },
+    Orphaned {
+        attempt: u32,
+    },
+    /// By its slot: the answer to the claim says why.
+    NotNow,
+}
+
+/// What came of the work.
+pub(super) enum Carried<T> {
+    Ran(T),
+    /// Its result did not reach the store in time.
+    Unrecorded(T, Error),
+}
+
+/// The error for an answer that is none to what was asked.
+pub(super) fn strange() -> StoreError {
+    StoreError::unknown("the store gave the answer of another step")
+}
+
+impl Once {
+    pub(super) fn target(&self) -> Result<Target, Error> {
+        let mut nested = false;
+        let (records, retry_for, runtime, client) = match &self.source {
+            Source::Records(records) => (
+                records.clone(),
+                DEFAULT_RETRY_FOR,
+                runtime::Handle::current(),
+                None,
+            ),
+            Source::Client(handle) => {
+                let shared = handle.shared();
+                nested = scope::current().is_inside(shared);
+                if claim::ending(shared, nested).is_cancelled() {
+                    return Err(shared.refusal());
+                }
+                let records = LockClient::from(handle.clone()).records()?;
+                let (retry_for, runtime) = (shared.settings.retry_for, shared.runtime.clone());
+                (records, retry_for, runtime, Some(shared.clone()))
+            }
+        };
+        Ok(Target {
+            name: self.key.clone(),
+            records,
+            record: record_of(&self.key)?,
+            lease: self.lease_or_default(),
+            keep: self.keep_or_default(),
+            retry_for,
+            runtime,
+            client,
+            nested,
+        })
+    }
+
+    /// Asks until the work may begin, or there is an answer without it; of work with slots, with the answer to the last claim.
+    pub(super) async fn admitted(
+        &self,
+        target: &Arc<Target>,
+        slot: Option<SlotRequest>,
+    ) -> Result<(Admitted, Option<SlotReply>), Error> {
+        let until = self.wait.map(|wait| clock::now() + wait);
+        let mut request = ClaimRequest::new(
+            target.record.clone(),
+            ClaimToken::new(),
+            [0; 32],
+            target.lease,
+            target.keep,
+        );
+        request.on_orphan = self.on_orphan;
+        let mut asking = Asking::new(target.clone(), request, slot);
+        let mut watch: Option<Watch> = None;
+        loop {
+            let (reply, of_slot) = tokio::select! {
+                biased;
+                refusal = target.refused() => return Err(refusal),
+                reply = asking.ask() => reply.map_err(|error| self.told(error))?,
+            };
+            let admitted = match reply {
+                None => Admitted::NotNow,
+                Some(ClaimReply::Claimed { attempt, fence }) => {
+                    Admitted::Claimed(asking.granted(attempt, fence, of_slot.as_ref()))
+                }
+                Some(ClaimReply::Completed { response }) => Admitted::Done(response),
+                Some(ClaimReply::Orphan { attempt }) => Admitted::Orphaned { attempt },
+                Some(ClaimReply::InProgress { attempt, remaining }) => {
+                    let left = until.map_or(Duration::ZERO, |until| {
+                        until.saturating_duration_since(clock::now())
+                    });
+                    if left.is_zero() {
+                        return Ok((Admitted::Elsewhere { attempt, remaining }, of_slot));
+                    }
+                    if let Some(reply) = &of_slot {
+                        // It waits for this one, however long that takes.
+                        asking.stay_with(reply.slot);
+                    }
+                    // A notification may be lost, and a process that crashed sends none.
+                    let look = remaining.min(target.lease / 3).max(SHORTEST_LOOK).min(left);
+                    let watch = watch.get_or_insert_with(|| target.records.watch(&target.record));
+                    tokio::select! {
+                        biased;
+                        refusal = target.refused() => return Err(refusal),
+                        () = watch.changed() => {}
+                        () = claim::sleep(look) => {}
+                    }
+                    continue;
+                }
+                Some(ClaimReply::Mismatch) => {
+                    return Err(Error::KeyTaken {
+                        key: self.key.clone(),
+                        found: match slot {
+                            Some(_) => "a record of work without slots of time".to_owned(),
+                            None => "a record of something else".to_owned(),
+                        },
+                    });
+                }
+            };
+            return Ok((admitted, of_slot));
+        }
+    }
+
+    /// Does the work under its claim, and settles that.
+    pub(super) async fn carried_out<T, E, W, Fut>(
+        &self,
+        target: &Arc<Target>,
+        claim: Claim,
+        work: W,
+    ) -> Result<Carried<T>, OnceError<E>>
+    where
+        T: Serialize,
+        W: FnOnce(OnceClaim) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let attempt = claim.attempt();
+        if let OnFailure::AtMost(most) = self.on_failure
+            && attempt > most
+        {
+            // Those before have crashed, or their failure did not reach the store.
+            self.settled(target, claim, Settlement::Keep(stored::failed(most)))
+                .await;
+            return Err(OnceError::Failed { attempts: most });
+        }
+        let view = claim.view();
+        let output = tokio::select! {
+            biased;
+            () = claim.lost() => return Err(self.lost(attempt)),
+            output = async { work(view).await } => output,
+        };
+        let value = match output {
+            Ok(value) => value,
+            Err(error) => {
+                let settlement = self.after_failure(attempt);
+                self.settled(target, claim, settlement).await;
+                return Err(OnceError::Work(error));
+            }
+        };
+        let result = stored::result(&value).unwrap_or_else(|why| {
+            let (name, why) = (&self.key, why.as_str());
+            Event::ResultNotKept { name, why }.emit();
+            stored::unavailable()
+        });
+        match self.settled(target, claim, Settlement::Keep(result)).await {
+            Settled::Done => Ok(Carried::Ran(value)),
+            Settled::NotOwner => Err(self.lost(attempt)),
+            Settled::Failed(error) => Ok(Carried::Unrecorded(value, self.told(error))),
+        }
+    }
+
+    fn after_failure(&self, attempt: u32) -> Settlement {
+        match (self.on_failure, self.on_orphan) {
+            (OnFailure::Keep, _) => Settlement::Keep(stored::failed(attempt)),
+            (OnFailure::AtMost(most), _) if attempt >= most => Settlement::Keep(stored::failed(attempt)),
+            // An attempt that said that it failed is no orphan.
+            (OnFailure::RunAgain, OnOrphan::Leave) => Settlement::Release,
+            (OnFailure::RunAgain | OnFailure::AtMost(_), _) => Settlement::Abandon,
+        }
+    }
+
+    /// Settles the claim, and waits for that as long as the lease would have lasted; then it goes on in the background.
+    async fn settled(&self, target: &Target, claim: Claim, settlement: Settlement) -> Settled {
+        let mut settling = claim.settle(settlement);
+        let waited_too_long = || StoreError::unknown("the store did not confirm it in time");
+        tokio::select! {
+            biased;
+            settled = &mut settling => {
+                settled.unwrap_or_else(|_| Settled::Failed(StoreError::unknown("the runtime has ended")))
+            }
+            () = claim::sleep(target.lease) => Settled::Failed(waited_too_long()),
+        }
+    }
+
+    fn lost<E>(&self, attempt: u32) -> OnceError<E> {
+        let name = &self.key;
+        Event::ClaimLost { name, attempt }.emit();
+        OnceError::Lost { attempt }
+    }
+
+    pub(super) fn told(&self, error: StoreError) -> Error {
+        error.into_error("the work", &self.key)
+    }
+}

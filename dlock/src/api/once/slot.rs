@@ -1,0 +1,343 @@
+//! Work that is done once in each slot of time.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::run::{self, Admitted, Carried};
+use super::slots::Slots;
+use super::{DEFAULT_KEEP, Once, OnceClaim, OnceError, stored};
+use crate::store::records::{RecordKey, SlotOutcome, SlotRequest};
+use crate::{Error, LockKey};
+
+/// The shortest period.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+/// Work that is done once in each slot of time, however many processes ask for it and whatever their clocks show; made by
+/// [`Once::every`].
+///
+/// The slots begin at the multiples of the period since the Unix epoch, **by the store's clock**. The work has one record,
+/// which knows its last slot. So no slot is done twice, and no two slots are done at a time: a slot that begins while the
+/// work of an earlier one goes on is skipped ([`SlotReply::Elsewhere`]), as is one that nobody asks for.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::{LockClient, SlotReply};
+/// use std::time::Duration;
+///
+/// let client = LockClient::memory();
+/// let poll = client.once("poll").every(Duration::from_secs(300));
+/// // In the tick of a scheduler, of each process:
+/// match poll.run(async |_claim| Ok::<_, String>("polled".to_owned())).await? {
+///     SlotReply::Ran(what) => println!("{what}"),
+///     SlotReply::Earlier(_) | SlotReply::Elsewhere { .. } | SlotReply::Missed { .. } => {} // another process does it
+///     _ => {}
+/// }
+/// # assert!(matches!(poll.run(async |_| Ok::<_, String>(String::new())).await?, SlotReply::Earlier(what) if what == "polled"));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "nothing is done until it runs"]
+pub struct OnceEvery {
+    once: Once,
+    period: Duration,
+}
+
+/// Work of a slot that has a name: the nominal time of a scheduler; made by [`Once::slot`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::{LockClient, SlotReply};
+/// use std::time::{Duration, SystemTime};
+///
+/// let client = LockClient::memory();
+/// let fired_at = SystemTime::now() - Duration::from_secs(1); // as the scheduler says
+/// let report = client.once("report").slot(fired_at);
+/// assert!(matches!(report.run(async |_| Ok::<_, String>(42)).await?, SlotReply::Ran(42)));
+///
+/// let before = client.once("report").slot(fired_at - Duration::from_secs(60));
+/// assert!(matches!(before.run(async |_| Ok::<_, String>(42)).await?, SlotReply::Missed { .. }));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "nothing is done until it runs"]
+pub struct OnceSlot {
+    pub(super) once: Once,
+    pub(super) slot: SlotRequest,
+}
+
+/// What came of a call for a slot.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::{LockClient, SlotReply};
+/// use std::time::Duration;
+///
+/// let poll = LockClient::memory().once("poll").every(Duration::from_secs(300));
+/// let reply = poll.run(async |_| Ok::<_, String>(3)).await?;
+/// assert!(matches!(reply, SlotReply::Ran(3)));
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SlotReply<T> {
+    /// The work of the slot ran here, and its result is kept until a later slot is claimed.
+    Ran(T),
+    /// The work of the slot was done before: this is its result.
+    Earlier(T),
+    /// The work runs elsewhere: that of this slot, or of an earlier one, which takes longer than the period. In the latter
+    /// case this slot is skipped, unless a process asks for it again before the next one.
+    #[non_exhaustive]
+    Elsewhere {
+        /// The slot that was asked for.
+        slot: SystemTime,
+        /// The slot whose work runs.
+        running: SystemTime,
+        /// The number of that attempt.
+        attempt: u32,
+        /// What its lease has left unless it is renewed.
+        remaining: Duration,
+    },
+    /// A later slot was claimed before, or this one is older than what [`Once::keep`] keeps: it is not done any more.
+    #[non_exhaustive]
+    Missed {
+        /// The slot that was asked for.
+        slot: SystemTime,
+        /// The last slot that was claimed, where one is known.
+        last: Option<SystemTime>,
+    },
+    /// The work of the slot ran here, and the store did not confirm its result in time; as
+    /// [`OnceReply::Unrecorded`](super::OnceReply::Unrecorded).
+    Unrecorded(T, Error),
+}
+
+impl<T> SlotReply<T> {
+    /// The result, if there is one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let poll = dlock::LockClient::memory().once("poll").every(std::time::Duration::from_secs(300));
+    /// assert_eq!(poll.run(async |_| Ok::<_, String>(3)).await?.into_result(), Some(3));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn into_result(self) -> Option<T> {
+        match self {
+            SlotReply::Ran(value) | SlotReply::Earlier(value) | SlotReply::Unrecorded(value, _) => {
+                Some(value)
+            }
+            SlotReply::Elsewhere { .. } | SlotReply::Missed { .. } => None,
+        }
+    }
+
+    /// Whether the work ran here.
+    #[must_use]
+    pub fn ran_here(&self) -> bool {
+        matches!(self, SlotReply::Ran(_) | SlotReply::Unrecorded(..))
+    }
+}
+
+impl Once {
+    /// The same, once in each slot of time: they begin at the multiples of the period since the Unix epoch, by the store's
+    /// clock. A name has slots or not, and one period.
+    ///
+    /// `keep` is at least two periods; by default a day, or three periods where that is longer. The period has whole
+    /// microseconds and at least 10 ms.
+    pub fn every(self, period: Duration) -> OnceEvery {
+        let keep = self.keep.unwrap_or_else(|| DEFAULT_KEEP.max(3 * period));
+        OnceEvery {
+            once: self.keep(keep),
+            period,
+        }
+    }
+
+    /// The same, once in the slot that begins then: the nominal time of a scheduler, at which it meant to fire, the same in
+    /// every process. **Not the present**, by which no two processes mean the same slot: for that there is
+    /// [`every`](Self::every).
+    ///
+    /// `keep` has to be longer than the time between two slots, and than a firing may be late: a slot that is older is
+    /// [missed](SlotReply::Missed).
+    pub fn slot(self, time: SystemTime) -> OnceSlot {
+        OnceSlot {
+            once: self,
+            slot: SlotRequest::at(time),
+        }
+    }
+}
+
+impl OnceEvery {
+    /// The name of the work.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.once.key()
+    }
+
+    /// The time between two slots.
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        self.period
+    }
+
+    /// The name of its record, see [`Once::record_key`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`].
+    pub fn record_key(&self) -> Result<RecordKey, Error> {
+        self.once.record_key()
+    }
+
+    /// Whether name and options make sense, as each call checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    pub fn check(&self) -> Result<(), Error> {
+        let (period, keep) = (self.period, self.once.keep_or_default());
+        if period < SHORTEST || period.subsec_nanos() % 1000 != 0 {
+            let reason = format!("{period:?} is not at least {SHORTEST:?}, in whole microseconds");
+            return Err(Error::invalid_option("every", &reason));
+        }
+        if keep < 2 * period {
+            let reason = format!("{keep:?} is less than two periods of {period:?}");
+            return Err(Error::invalid_option("keep", &reason));
+        }
+        self.once.check()
+    }
+
+    /// Does the work of the slot whose beginning is **nearest** to the present of the store, unless it was done: for a
+    /// scheduler of another make, whose ticks come a little before or after the beginning of a slot.
+    ///
+    /// # Errors
+    ///
+    /// See [`OnceError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Once::run`].
+    pub fn run<T, E, W, Fut>(
+        &self,
+        work: W,
+    ) -> impl Future<Output = Result<SlotReply<T>, OnceError<E>>> + use<T, E, W, Fut>
+    where
+        T: Serialize + DeserializeOwned,
+        W: FnOnce(OnceClaim) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let (checked, run) = (self.check(), self.nearest().run(work));
+        async move {
+            checked?;
+            run.await
+        }
+    }
+
+    /// The slots to come, one after the other: dlock's own loop, which sleeps until the store's next slot begins.
+    pub fn slots(&self) -> Slots {
+        Slots::new(self.clone())
+    }
+
+    fn nearest(&self) -> OnceSlot {
+        OnceSlot {
+            once: self.once.clone(),
+            slot: SlotRequest::nearest(self.period),
+        }
+    }
+
+    pub(super) fn at(&self, time: SystemTime) -> OnceSlot {
+        OnceSlot {
+            once: self.once.clone(),
+            slot: SlotRequest::at(time).with_period(self.period),
+        }
+    }
+
+    pub(super) fn once(&self) -> &Once {
+        &self.once
+    }
+}
+
+impl OnceSlot {
+    /// The name of the work.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.once.key()
+    }
+
+    /// Does the work of the slot, unless it was done or a later one was begun.
+    ///
+    /// # Errors
+    ///
+    /// See [`OnceError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Once::run`].
+    pub fn run<T, E, W, Fut>(
+        &self,
+        work: W,
+    ) -> impl Future<Output = Result<SlotReply<T>, OnceError<E>>> + use<T, E, W, Fut>
+    where
+        T: Serialize + DeserializeOwned,
+        W: FnOnce(OnceClaim) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let run = self.clone().run_with_time(work);
+        async move { run.await.map(|(reply, _)| reply).map_err(|(error, _)| error) }
+    }
+
+    /// The same, with the store's present where that was learnt.
+    pub(super) async fn run_with_time<T, E, W, Fut>(self, work: W) -> Timed<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        W: FnOnce(OnceClaim) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let once = &self.once;
+        let admitted = async {
+            once.check()?;
+            let target = Arc::new(once.target()?);
+            let admitted = Box::pin(once.admitted(&target, Some(self.slot))).await?;
+            Ok::<_, Error>((target, admitted))
+        };
+        let (target, (admitted, reply)) = admitted.await.map_err(|error| (error.into(), None))?;
+        let Some(seen) = reply else {
+            return Err((once.told(run::strange()).into(), None));
+        };
+        let (slot, last, now) = (seen.slot, seen.last, seen.now);
+        let reply = match admitted {
+            Admitted::Claimed(claim) => match once.carried_out(&target, claim, work).await {
+                Ok(Carried::Ran(value)) => Ok(SlotReply::Ran(value)),
+                Ok(Carried::Unrecorded(value, error)) => Ok(SlotReply::Unrecorded(value, error)),
+                // The work took its time, so the present is not known any more.
+                Err(error) => return Err((error, None)),
+            },
+            Admitted::Done(bytes) => stored::earlier(&bytes).map(SlotReply::Earlier),
+            Admitted::Elsewhere { attempt, remaining } => Ok(SlotReply::Elsewhere {
+                slot,
+                running: last.unwrap_or(slot),
+                attempt,
+                remaining,
+            }),
+            Admitted::Orphaned { attempt } => Err(OnceError::Orphaned { attempt }),
+            Admitted::NotNow => match seen.outcome {
+                SlotOutcome::Missed => Ok(SlotReply::Missed { slot, last }),
+                SlotOutcome::ClockWentBack => Err(OnceError::ClockWentBack {
+                    stored: last.unwrap_or(slot),
+                    now,
+                }),
+                SlotOutcome::TooFarAhead => Err(OnceError::SlotTooFarAhead { slot, now }),
+                SlotOutcome::Claim(_) => Err(once.told(run::strange()).into()),
+            },
+        };
+        match reply {
+            Ok(reply) if reply.ran_here() => Ok((reply, None)),
+            Ok(reply) => Ok((reply, Some(now))),
+            Err(error) => Err((error, Some(now))),
+        }
+    }
+}
+
+/// A reply, and the store's present where it is known.
+type Timed<T, E> = Result<(SlotReply<T>, Option<SystemTime>), (OnceError<E>, Option<SystemTime>)>;

@@ -1,0 +1,197 @@
+//! The slots of a process, one after the other.
+
+use std::future::Future;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::claim::{self, retried};
+use super::slot::{OnceEvery, SlotReply};
+use super::{OnceClaim, OnceError};
+use crate::Error;
+use crate::base::clock;
+
+/// What was read of the store's clock is believed for so long: by then the clocks of two machines are a millisecond apart.
+const BELIEVED: Duration = Duration::from_secs(60);
+/// So long before a slot begins the store's clock is read once more, after a longer sleep.
+const BEFORE: Duration = Duration::from_secs(20);
+/// The longest pause after the store's clock could not be read.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The slots to come; made by [`OnceEvery::slots`].
+///
+/// It begins with the first slot that begins after it was made, and leaves out those that have passed while the last one was
+/// worked on.
+///
+/// ```no_run
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::{LockClient, OnceError, SlotReply};
+/// use std::time::Duration;
+///
+/// # async fn poll() -> Result<u64, std::io::Error> { Ok(0) }
+/// let client = LockClient::connect("redis://localhost").await?;
+/// let mut slots = client.once("poll").every(Duration::from_secs(300)).slots();
+/// loop {
+///     match slots.next(async |_claim| poll().await).await {
+///         Ok(SlotReply::Ran(rows)) => println!("{rows} rows"),
+///         Ok(_) => {} // another process did it
+///         Err(OnceError::Store(error @ (dlock::Error::Draining | dlock::Error::ClientClosed))) => return Err(error),
+///         Err(error) => eprintln!("{error}"), // the next call waits for the next slot
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is done until the next slot is waited for"]
+pub struct Slots {
+    every: OnceEvery,
+    clock: Option<Reading>,
+    /// The last slot that was asked for, since the epoch.
+    last: Option<Duration>,
+    failed: bool,
+}
+
+/// A look at the store's clock.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    /// When it was here: the store's clock has shown this time before.
+    at: Instant,
+    store: Duration,
+}
+
+impl Reading {
+    fn new(store: SystemTime) -> Reading {
+        Reading {
+            at: clock::now(),
+            store: store.duration_since(UNIX_EPOCH).unwrap_or_default(),
+        }
+    }
+
+    /// What the store's clock shows now, or has shown a moment ago: a slot is not begun before its time.
+    fn now(&self) -> Duration {
+        self.store + clock::now().saturating_duration_since(self.at)
+    }
+
+    fn is_fresh(&self) -> bool {
+        clock::now().saturating_duration_since(self.at) < BELIEVED
+    }
+}
+
+impl Slots {
+    pub(super) fn new(every: OnceEvery) -> Slots {
+        Slots {
+            every,
+            clock: None,
+            last: None,
+            failed: false,
+        }
+    }
+
+    /// Sleeps until the next slot begins by the store's clock, and does its work unless another process has done or begun it.
+    /// Where that process crashes, the slot has no result, unless a [`wait`](super::Once::wait) makes this one look after it.
+    ///
+    /// # Errors
+    ///
+    /// See [`OnceError`]. After any of them the next call waits for the next slot; without a store to tell the time, for a
+    /// second or a period.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it sleeps, nothing has happened, and the next call waits for the same slot. After that as
+    /// [`Once::run`](super::Once::run).
+    pub async fn next<T, E, W, Fut>(&mut self, work: W) -> Result<SlotReply<T>, OnceError<E>>
+    where
+        T: Serialize + DeserializeOwned,
+        W: FnOnce(OnceClaim) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        self.every.check()?;
+        let slot = self.begin().await?;
+        self.last = Some(slot);
+        let result = self.every.at(UNIX_EPOCH + slot).run_with_time(work).await;
+        let now = match &result {
+            Ok((_, now)) | Err((_, now)) => *now,
+        };
+        if let Some(now) = now {
+            self.clock = Some(Reading::new(now));
+        }
+        result.map(|(reply, _)| reply).map_err(|(error, _)| error)
+    }
+
+    /// Sleeps until the next slot begins, and returns when that is.
+    async fn begin(&mut self) -> Result<Duration, Error> {
+        let period = self.every.period();
+        if std::mem::take(&mut self.failed) {
+            claim::sleep(PAUSE.min(period)).await;
+        }
+        let mut reading = match self.clock {
+            Some(reading) if reading.is_fresh() => reading,
+            // Without an answer the old reading is as good as any.
+            old => match self.read().await {
+                Ok(reading) => reading,
+                Err(error) => {
+                    self.failed = old.is_none();
+                    old.ok_or(error)?
+                }
+            },
+        };
+        let begun = floor(reading.now(), period);
+        let mut slot = begun + period;
+        if let Some(last) = self.last {
+            // Not the same one twice, and not for ever behind a clock that was set back.
+            slot = slot.max((last + period).min(begun + 2 * period));
+        }
+        let far = slot.saturating_sub(reading.now());
+        if far > BELIEVED {
+            self.sleep(far - BEFORE).await?;
+            reading = self.read().await.unwrap_or(reading);
+        }
+        loop {
+            let left = slot.saturating_sub(reading.now());
+            if left.is_zero() {
+                // Where this was asleep for longer, those in between are skipped.
+                return Ok(slot.max(floor(reading.now(), period)));
+            }
+            self.sleep(left).await?;
+        }
+    }
+
+    async fn sleep(&self, time: Duration) -> Result<(), Error> {
+        let target = self.every.once().target()?;
+        tokio::select! {
+            biased;
+            refusal = target.refused() => Err(refusal),
+            () = claim::sleep(time) => Ok(()),
+        }
+    }
+
+    async fn read(&mut self) -> Result<Reading, Error> {
+        let once = self.every.once();
+        let target = once.target()?;
+        let look = tokio::select! {
+            biased;
+            refusal = target.refused() => return Err(refusal),
+            look = retried(&target, || target.records.inspect(&target.record, false)) => look,
+        };
+        match look {
+            Ok(look) => {
+                let reading = Reading::new(look.now);
+                self.clock = Some(reading);
+                Ok(reading)
+            }
+            Err(error) => Err(once.told(error)),
+        }
+    }
+}
+
+/// The slot in which this moment is.
+fn floor(time: Duration, period: Duration) -> Duration {
+    let (time, period) = (micros(time), micros(period).max(1));
+    Duration::from_micros(time - time % period)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,309 @@
+//! For the person on call: who holds a lock, what a client does, and how to end it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::base::chance;
+use crate::base::holder::Holder;
+use crate::base::report::{ClientReport, Intervention};
+use crate::runtime::emit::events::LockEvents;
+use crate::runtime::presence;
+use crate::runtime::presence::mailbox::Message;
+use crate::store::operations::{Connection, EntryName, Operations};
+use crate::store::{GrantId, Kind, ReleaseReply, ReleaseRequest, StoreError};
+use crate::{Error, LockClient, LockKey};
+
+/// How long an answer is waited for.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// For how long a message is kept.
+const KEPT: Duration = Duration::from_secs(30);
+/// For how long it is known who broke a hold, or asked its holder to stop.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+impl LockClient {
+    /// What this client holds and waits for now: since when, where in the code, with which note, for how long it is
+    /// certain. Without a request to the store.
+    #[must_use]
+    pub fn active(&self) -> ClientReport {
+        self.shared().report(false)
+    }
+
+    /// What the locks of this client go through from now on: acquired, waited for, renewed late, suspect, lost and why,
+    /// released. Nothing waits for the listener: one that is more than 1,024 events behind misses the oldest, and
+    /// [`dropped`](LockEvents::dropped) counts them. Events are made only while somebody listens.
+    #[must_use]
+    pub fn events(&self) -> LockEvents {
+        self.shared().issuer.listeners.listen()
+    }
+
+    /// The clients that hold or wait for something, as they wrote it down: those of the same store and prefix. A client
+    /// that has gone, or cannot reach the store, is among them for a minute, and is
+    /// [overdue](ClientReport::is_overdue). One that holds and waits for nothing, or does not
+    /// [say](crate::LockClientBuilder::presence) what it does, is not. The store scans all of its keys for this: meant for
+    /// people and tools.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the store keeps no such entries, or a failure of the store. Cancel safe.
+    pub async fn clients(&self) -> Result<Vec<ClientReport>, Error> {
+        const WHAT: &str = "the list of clients";
+        let operations = self.operations(WHAT)?;
+        let names = operations.clone().clients().await;
+        let names = names.map_err(|error| failed(error, WHAT))?;
+        // They travel in few calls.
+        let entries: Vec<_> = names
+            .into_iter()
+            .map(|client| operations.clone().get(EntryName::of_client("client", client)))
+            .collect();
+        let mut reports = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let entry = entry.await.map_err(|error| failed(error, WHAT))?;
+            reports.extend(entry.as_ref().and_then(presence::read));
+        }
+        Ok(reports)
+    }
+
+    /// What a client wrote down of itself, by its [id](Self::id); `None` where it wrote nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] for what is no id of a client, or a failure of the store. Cancel safe.
+    pub async fn client(&self, client: &str) -> Result<Option<ClientReport>, Error> {
+        let report = self.shared().presence_of(client_id(client)?).await;
+        report.map_err(|error| failed(error, "the look at a client"))
+    }
+
+    /// Asks a client what it holds and waits for at this moment, by its [id](Self::id); `None` where it did not answer
+    /// within a second: it hangs, is stopped, cannot reach the store, or does not
+    /// [answer](crate::LockClientBuilder::control). A client answers ten questions a second.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] for what is no id of a client, or a failure of the store. Cancel safe.
+    pub async fn ask(&self, client: &str) -> Result<Option<ClientReport>, Error> {
+        const WHAT: &str = "the question to a client";
+        let client = client_id(client)?;
+        let operations = self.operations(WHAT)?;
+        let reply = chance::uuid();
+        let name = EntryName::of_client("reply", reply);
+        let answer = async {
+            let mut watch = operations.clone().watch(&name);
+            let message = Message::Ask { reply }.write();
+            let mailbox = EntryName::of_client("ask", client);
+            let posted = operations
+                .clone()
+                .post(mailbox, reply.to_string(), message.into_bytes(), KEPT);
+            posted.await?;
+            loop {
+                // The notification may be forbidden or lost.
+                let _ = tokio::time::timeout(ANSWERS_WITHIN / 5, watch.changed()).await;
+                if let Some(entry) = operations.clone().get(name.clone()).await? {
+                    return Ok(ClientReport::read(&entry.value, Duration::ZERO));
+                }
+            }
+        };
+        match tokio::time::timeout(ANSWERS_WITHIN, answer).await {
+            Ok(answer) => answer.map_err(|error| failed(error, WHAT)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The connections of a client as the servers see them, by its [id](Self::id); `None` where the store cannot tell, or
+    /// this user may not know. Each server lists all of its clients for this: for people, where
+    /// [`client`](Self::client) knows nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] for what is no id of a client, or a failure of the store. Cancel safe.
+    pub async fn connections(&self, client: &str) -> Result<Option<Vec<Connection>>, Error> {
+        const WHAT: &str = "the list of connections";
+        let client = client_id(client)?;
+        let connections = self.operations(WHAT)?.connections(client).await;
+        connections.map_err(|error| failed(error, WHAT))
+    }
+
+    /// Ends a hold by the id of its [holder](Holder::id), if it still holds the lock, and wakes the waiters; returns
+    /// whether it did. The holder is told to look, and its guard reports the loss. Its work goes on until it asks the guard:
+    /// until then only the fencing token protects what it writes.
+    ///
+    /// It breaks the hold of that id, whichever caller of its process has it by now: a lock that is handed off inside a
+    /// process keeps its id.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for permits and for ids that are not dlock's on locks with several holders,
+    /// [`Error::InvalidOption`] without a reason, or a failure of the store: then nothing was changed. Also where the
+    /// audit log cannot be written.
+    pub async fn break_hold(
+        &self,
+        key: impl Into<LockKey>,
+        holder: &str,
+        intervention: Intervention,
+    ) -> Result<bool, Error> {
+        const WHAT: &str = "breaking a lock";
+        let key = LockKey::new(key)?;
+        let Some(found) = self.holder(&key, holder).await? else {
+            return Ok(false);
+        };
+        let operations = self.operations(WHAT)?;
+        let intervention = self.signed(intervention)?;
+        let grant = GrantId::parse(holder);
+        let by_grant = match (found.kind, grant) {
+            (Kind::Read, Some(grant)) => Some(grant),
+            (kind, _) if kind.is_exclusive() => None,
+            (kind, _) => {
+                return Err(Error::Unsupported {
+                    what: format!("breaking a {kind} by the id of its holder"),
+                    reason: "its store does not find it by that".to_owned(),
+                });
+            }
+        };
+        self.audits(&operations, "break", (&key, holder), &intervention)
+            .await?;
+        let told = match grant {
+            Some(grant) => {
+                let name = EntryName::of_grant("broken", key.clone(), grant);
+                let text = intervention.write().into_bytes();
+                let put = operations
+                    .clone()
+                    .put(name.clone(), text, REMEMBERED, false)
+                    .await;
+                put.map_err(|error| error.into_error(WHAT, &key))?;
+                Some(name)
+            }
+            None => None,
+        };
+        let ended = match by_grant {
+            Some(grant) => {
+                let request = ReleaseRequest {
+                    kind: found.kind,
+                    key: key.clone(),
+                    grant,
+                    keep_for: Duration::ZERO,
+                    amount: 1,
+                };
+                let reply = self.shared().store.clone().release(request).await;
+                reply.map(|reply| matches!(reply, ReleaseReply::Released { .. }))
+            }
+            None => operations.clone().end(key.clone(), holder.to_owned()).await,
+        };
+        if let (Some(name), Ok(false) | Err(_)) = (told, &ended) {
+            let _ = operations.clone().remove(name).await;
+        }
+        let ended = ended.map_err(|error| error.into_error(WHAT, &key))?;
+        if let (Some(grant), true) = (grant, ended) {
+            hint(&operations, grant).await;
+        }
+        Ok(ended)
+    }
+
+    /// Asks the holder of a lock to stop, by the id of the [holder](Holder::id); returns whether it holds the lock. Its
+    /// [`revoked`](crate::LockGuard::revoked) resolves within a few seconds, and at once if it
+    /// [answers](crate::LockClientBuilder::control); the lock is not handed off in its process any more. A holder that
+    /// does not look at it goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for holders that are not dlock's and for permits, [`Error::InvalidOption`] without a
+    /// reason, or a failure of the store. Also where the audit log cannot be written.
+    pub async fn revoke(
+        &self,
+        key: impl Into<LockKey>,
+        holder: &str,
+        intervention: Intervention,
+    ) -> Result<bool, Error> {
+        const WHAT: &str = "asking a holder to stop";
+        let key = LockKey::new(key)?;
+        if self.holder(&key, holder).await?.is_none() {
+            return Ok(false);
+        }
+        let operations = self.operations(WHAT)?;
+        let intervention = self.signed(intervention)?;
+        let Some(grant) = GrantId::parse(holder) else {
+            return Err(Error::Unsupported {
+                what: WHAT.to_owned(),
+                reason: "only the holder of a lock is found by its id".to_owned(),
+            });
+        };
+        self.audits(&operations, "revoke", (&key, holder), &intervention)
+            .await?;
+        let name = EntryName::of_grant("revoked", key.clone(), grant);
+        let text = intervention.write().into_bytes();
+        let put = operations.clone().put(name, text, REMEMBERED, false).await;
+        put.map_err(|error| error.into_error(WHAT, &key))?;
+        hint(&operations, grant).await;
+        Ok(true)
+    }
+
+    async fn holder(&self, key: &LockKey, id: &str) -> Result<Option<Holder>, Error> {
+        let holders = self.holders(key.clone()).await?;
+        Ok(holders.into_iter().find(|holder| holder.id == id))
+    }
+
+    /// With a reason, and with the name of who does it.
+    fn signed(&self, mut intervention: Intervention) -> Result<Intervention, Error> {
+        if intervention.reason.trim().is_empty() {
+            return Err(Error::InvalidOption {
+                option: "reason",
+                reason: "it is empty: say why, for the holder and for the audit log".to_owned(),
+            });
+        }
+        if intervention.by.is_empty() {
+            let report = self.shared().report(true);
+            intervention.by = format!("{} on {}", report.service, report.host);
+        }
+        Ok(intervention)
+    }
+
+    /// Before it is done: what is not written down is not done.
+    async fn audits(
+        &self,
+        operations: &Arc<dyn Operations>,
+        what: &str,
+        (key, holder): (&LockKey, &str),
+        intervention: &Intervention,
+    ) -> Result<(), Error> {
+        if !intervention.audited {
+            return Ok(());
+        }
+        let fields = [
+            ("what", what),
+            ("key", key.as_str()),
+            ("holder", holder),
+            ("by", &intervention.by),
+            ("reason", &intervention.reason),
+        ];
+        let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let audited = operations.clone().audit(fields.to_vec()).await;
+        audited.map_err(|error| error.into_error("the entry in the audit log about lock", key))
+    }
+
+    fn operations(&self, what: &str) -> Result<Arc<dyn Operations>, Error> {
+        let operations = self.shared().store.clone().operations();
+        operations.ok_or_else(|| Error::Unsupported {
+            what: what.to_owned(),
+            reason: "this store keeps no entries of its clients".to_owned(),
+        })
+    }
+}
+
+/// Has the holder look at once, if it listens; it does so by itself soon.
+async fn hint(operations: &Arc<dyn Operations>, grant: GrantId) {
+    let mailbox = EntryName::of_client("ask", grant.client());
+    let message = Message::Look { grant }.write().into_bytes();
+    let posted = operations.clone().post(mailbox, grant.to_string(), message, KEPT);
+    let _ = tokio::time::timeout(ANSWERS_WITHIN, posted).await;
+}
+
+fn client_id(client: &str) -> Result<Uuid, Error> {
+    Uuid::try_parse(client).map_err(|_| Error::InvalidOption {
+        option: "client",
+        reason: "it is no id of a client, as LockClient::id gives it".to_owned(),
+    })
+}
+
+fn failed(error: StoreError, what: &str) -> Error {
+    error.into_error(what, &LockKey::raw("*"))
+}

@@ -1,0 +1,327 @@
+//! One yield: what the queue head waits for before it asks the store, so that other processes go first.
+
+use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
+
+use super::{FirstOther, PendingYield, REPLY_DEADLINE, ReleaseInLine, YieldHistory, YieldRound};
+use crate::base::broken;
+use crate::base::moment::Moment;
+use crate::engine::evidence::Evidence;
+
+/// What happened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum YieldEvent {
+    /// The store has replied to the release that this process has sent, and so many clients received the notification;
+    /// `None` where it does not know.
+    Released { receivers: Option<u64> },
+    /// It has not replied in time.
+    NoReply,
+    /// This process listens, and has received so many notifications.
+    Listens { notifications: u64 },
+    /// One more notification, which makes so many.
+    Notified { notifications: u64 },
+    /// The time is over in which the first of the others could have come.
+    NoneCame,
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum YieldStep {
+    /// The reply to the release, for at most so long.
+    AwaitReply { at_most: Duration },
+    /// Listen, if this process does not.
+    Listen,
+    /// The next notification, which comes before that or not at all.
+    AwaitNotification { until: Moment },
+    /// Nothing more; `None` where no other process goes first.
+    End(Option<Yielded>),
+}
+
+/// How it went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Yielded {
+    /// The first of the others came.
+    pub(crate) came: bool,
+    /// The processes that are to go first after that.
+    pub(crate) round: Option<YieldRound>,
+}
+
+/// A yield, from the release or a pending yield until the process may ask the store.
+#[derive(Debug)]
+pub(crate) struct Yielding<'e> {
+    state: State,
+    end: Option<Moment>,
+    /// What the store has replied; the call has it before and after.
+    evidence: &'e mut Evidence,
+}
+
+#[derive(Debug)]
+enum State {
+    AwaitsReply(ReleaseInLine),
+    /// Another process goes first.
+    LetsGo {
+        pending: PendingYield,
+        first: FirstOther,
+    },
+    Ended,
+}
+
+impl<'e> Yielding<'e> {
+    /// For a call whose wait ends then.
+    pub(crate) fn new(end: Option<Moment>, evidence: &'e mut Evidence) -> Yielding<'e> {
+        Yielding {
+            state: State::Ended,
+            end,
+            evidence,
+        }
+    }
+
+    /// The first step: after a release of this process whose reply may not be there yet, or with a yield that is pending
+    /// anyway.
+    pub(crate) fn begin<K: Clone + Eq + Hash, S: BuildHasher>(
+        &mut self,
+        (release, pending): (Option<ReleaseInLine>, Option<PendingYield>),
+        history: &mut YieldHistory<K, S>,
+        key: &K,
+        now: Moment,
+    ) -> YieldStep {
+        match release {
+            Some(release) => {
+                self.state = State::AwaitsReply(release);
+                YieldStep::AwaitReply {
+                    at_most: REPLY_DEADLINE,
+                }
+            }
+            None => self.decides(pending, history, key, now),
+        }
+    }
+
+    pub(crate) fn handle<K: Clone + Eq + Hash, S: BuildHasher>(
+        &mut self,
+        event: YieldEvent,
+        history: &mut YieldHistory<K, S>,
+        key: &K,
+        now: Moment,
+    ) -> YieldStep {
+        match (std::mem::replace(&mut self.state, State::Ended), event) {
+            (State::AwaitsReply(release), YieldEvent::Released { receivers }) => {
+                self.evidence.replied();
+                let pending = PendingYield::after(release, receivers, now);
+                self.decides(pending, history, key, now)
+            }
+            (
+                State::LetsGo { pending, mut first },
+                YieldEvent::Listens { notifications } | YieldEvent::Notified { notifications },
+            ) => {
+                if let YieldEvent::Notified { .. } = event {
+                    first.notified(notifications);
+                }
+                if first.has_come(notifications) {
+                    return ends(&pending, first, true, history, key, now);
+                }
+                self.state = State::LetsGo { pending, first };
+                YieldStep::AwaitNotification { until: pending.until }
+            }
+            (State::LetsGo { pending, first }, YieldEvent::NoneCame) => {
+                ends(&pending, first, false, history, key, now)
+            }
+            _ => YieldStep::End(None),
+        }
+    }
+
+    fn decides<K: Clone + Eq + Hash, S: BuildHasher>(
+        &mut self,
+        pending: Option<PendingYield>,
+        history: &mut YieldHistory<K, S>,
+        key: &K,
+        now: Moment,
+    ) -> YieldStep {
+        match pending.filter(|pending| history.yields(key, pending, self.end, now)) {
+            Some(pending) if !broken!(YieldNeverMade) => {
+                self.state = State::LetsGo {
+                    pending,
+                    first: pending.first(),
+                };
+                YieldStep::Listen
+            }
+            _ => YieldStep::End(None),
+        }
+    }
+}
+
+fn ends<K: Clone + Eq + Hash, S: BuildHasher>(
+    pending: &PendingYield,
+    first: FirstOther,
+    came: bool,
+    history: &mut YieldHistory<K, S>,
+    key: &K,
+    now: Moment,
+) -> YieldStep {
+    let round = history.yielded(key, pending, came, first.notifications(), now);
+    YieldStep::End(Some(Yielded { came, round }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasherDefault, DefaultHasher};
+
+    use super::*;
+    use crate::engine::evidence::Verdict;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    type History = YieldHistory<u32, BuildHasherDefault<DefaultHasher>>;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn released(receivers: u64) -> YieldEvent {
+        YieldEvent::Released {
+            receivers: Some(receivers),
+        }
+    }
+
+    fn listens(notifications: u64) -> YieldEvent {
+        YieldEvent::Listens { notifications }
+    }
+
+    fn notified(notifications: u64) -> YieldEvent {
+        YieldEvent::Notified { notifications }
+    }
+
+    fn release(notifications: Option<u64>) -> Option<ReleaseInLine> {
+        Some(ReleaseInLine {
+            sent: START,
+            notifications,
+            others_here: false,
+        })
+    }
+
+    fn said(step: YieldStep) -> String {
+        match step {
+            YieldStep::AwaitReply { at_most } => format!("reply within {}", at_most.as_millis()),
+            YieldStep::Listen => "listen".into(),
+            YieldStep::AwaitNotification { until } => {
+                format!("notification before {}", until.since(START).as_millis())
+            }
+            YieldStep::End(None) => "ask".into(),
+            YieldStep::End(Some(yielded)) => {
+                let others = yielded.round.map_or("", |_| ", others are next");
+                format!("came: {}{others}", yielded.came)
+            }
+        }
+    }
+
+    /// Runs rows of (milliseconds from the start, event, step) after the first step. Returns whether the reply to the
+    /// release is still missing.
+    #[track_caller]
+    fn run(
+        history: &mut History,
+        (begin, end): ((Option<ReleaseInLine>, Option<PendingYield>), Option<u64>),
+        first: &str,
+        rows: &[(u64, YieldEvent, &str)],
+    ) -> bool {
+        let mut evidence = Evidence::default();
+        evidence.is_busy(None, START);
+        evidence.asks(START);
+        let mut yielding = Yielding::new(end.map(|end| START + ms(end)), &mut evidence);
+        let step = yielding.begin(begin, history, &1, START);
+        assert_eq!(said(step), first);
+        for (row, (now, event, follows)) in rows.iter().enumerate() {
+            let step = yielding.handle(*event, history, &1, START + ms(*now));
+            assert_eq!(said(step), *follows, "row {row}: {event:?}");
+        }
+        let later = START + ms(10_000);
+        matches!(evidence.verdict(START, later, false), Verdict::Failed(_))
+    }
+
+    #[test]
+    fn process_asks_at_once_where_nothing_is_pending() {
+        let history = &mut History::default();
+        run(history, ((None, None), None), "ask", &[]);
+    }
+
+    #[test]
+    fn head_asks_where_the_release_before_it_reached_no_other_process() {
+        let history = &mut History::default();
+        let begin = ((release(Some(7)), None), None);
+        let is_missing = run(history, begin, "reply within 1000", &[(4, released(1), "ask")]);
+        assert!(!is_missing);
+        let begin = ((release(Some(7)), None), None);
+        let rows = [(1000, YieldEvent::NoReply, "ask")];
+        assert!(run(history, begin, "reply within 1000", &rows));
+    }
+
+    #[test]
+    fn head_lets_a_process_come_and_go_that_was_notified_of_the_release() {
+        let history = &mut History::default();
+        let begin = ((release(Some(7)), None), None);
+        run(
+            history,
+            begin,
+            "reply within 1000",
+            &[
+                // Four round trips of 4 ms.
+                (4, released(2), "listen"),
+                (4, listens(8), "notification before 20"),
+                (9, notified(9), "came: true"),
+            ],
+        );
+    }
+
+    #[test]
+    fn process_that_came_and_went_before_the_reply_is_not_waited_for() {
+        let history = &mut History::default();
+        let begin = ((release(Some(7)), None), None);
+        run(
+            history,
+            begin,
+            "reply within 1000",
+            &[(4, released(2), "listen"), (4, listens(9), "came: true")],
+        );
+    }
+
+    #[test]
+    fn several_processes_are_let_go_one_after_the_other() {
+        let history = &mut History::default();
+        let begin = ((release(None), None), None);
+        run(
+            history,
+            begin,
+            "reply within 1000",
+            &[
+                (4, released(3), "listen"),
+                (4, listens(0), "notification before 20"),
+                // "Subscribed", and the first of the others.
+                (5, notified(1), "notification before 20"),
+                (9, notified(2), "came: true, others are next"),
+            ],
+        );
+    }
+
+    #[test]
+    fn process_that_does_not_come_is_waited_for_ever_more_rarely() {
+        let history = &mut History::default();
+        for _ in 0..3 {
+            let begin = ((release(Some(7)), None), None);
+            let rows = [
+                (0, released(2), "listen"),
+                (0, listens(8), "notification before 10"),
+                (10, YieldEvent::NoneCame, "came: false"),
+            ];
+            run(history, begin, "reply within 1000", &rows);
+        }
+        let begin = ((release(Some(7)), None), None);
+        run(history, begin, "reply within 1000", &[(0, released(2), "ask")]);
+    }
+
+    #[test]
+    fn pending_yield_is_made_where_the_wait_leaves_time_for_it() {
+        for (end, first) in [(None, "listen"), (Some(11), "listen"), (Some(10), "ask")] {
+            let history = &mut History::default();
+            let pending = PendingYield::after(release(None).unwrap(), Some(1), START);
+            run(history, ((None, pending), end), first, &[]);
+        }
+    }
+}

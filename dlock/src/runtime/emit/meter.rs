@@ -1,0 +1,322 @@
+//! The series of metrics, registered when a group of locks is first used, and kept: to look one up costs more than to
+//! write to it.
+//!
+//! They belong to a client and to the recorder that was installed when they were made. A program may install its recorder
+//! after its first lock: then they are made anew.
+
+use std::time::Duration;
+#[cfg(feature = "metrics")]
+use std::{collections::HashMap, sync::Arc};
+
+#[cfg(feature = "metrics")]
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+#[cfg(feature = "metrics")]
+use parking_lot::RwLock;
+
+use tokio::time::Instant;
+
+use crate::base::clock;
+use crate::base::report::LossReason;
+use crate::runtime::emit::Event;
+use crate::runtime::group::Group;
+use crate::store::{Kind, Reason, StoreError};
+
+/// How an acquire ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Outcome {
+    Acquired,
+    Busy,
+    Timeout,
+    Refused,
+    Error,
+    Cancelled,
+}
+
+impl Outcome {
+    #[cfg(feature = "metrics")]
+    const NAMES: [&str; 6] = ["acquired", "busy", "timeout", "refused", "error", "cancelled"];
+}
+
+/// How a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Ended {
+    Released,
+    Dropped,
+    Lost,
+    Handoff,
+}
+
+impl Ended {
+    #[cfg(feature = "metrics")]
+    const NAMES: [&str; 4] = ["released", "dropped", "lost", "handoff"];
+}
+
+/// What the store is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Operation {
+    Acquire,
+    Renew,
+    Release,
+}
+
+impl Operation {
+    #[cfg(feature = "metrics")]
+    const NAMES: [&str; 3] = ["acquire", "renew", "release"];
+}
+
+/// How a request to the store ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Answer {
+    Ok,
+    Refused,
+    Failed,
+}
+
+impl Answer {
+    #[cfg(feature = "metrics")]
+    const NAMES: [&str; 3] = ["ok", "refused", "failed"];
+}
+
+/// The label `reason` of `dlock_lost_total`, in the order of [`reason_at`].
+#[cfg(feature = "metrics")]
+const REASONS: [&str; 8] = [
+    "expired",
+    "stalled",
+    "unanswered",
+    "refused",
+    "gone",
+    "max_hold",
+    "shutdown",
+    "runtime_ended",
+];
+
+#[cfg(feature = "metrics")]
+fn reason_at(reason: &LossReason) -> usize {
+    match reason {
+        // That it was released is no loss.
+        LossReason::Expired | LossReason::Released => 0,
+        LossReason::Stalled => 1,
+        LossReason::Unanswered(_) => 2,
+        LossReason::Refused(_) => 3,
+        // Who has it now is asked for later, if at all.
+        LossReason::Gone | LossReason::Broken(_) | LossReason::Taken { .. } => 4,
+        LossReason::MaxHold => 5,
+        LossReason::Shutdown => 6,
+        LossReason::RuntimeEnded => 7,
+    }
+}
+
+/// The series of one kind of locks of a group.
+#[derive(Clone)]
+pub(crate) struct Series {
+    #[cfg(feature = "metrics")]
+    of: Arc<OfGroup>,
+}
+
+#[cfg(feature = "metrics")]
+struct OfGroup {
+    wait: [Histogram; 6],
+    hold: [Histogram; 4],
+    waiting: Gauge,
+    held: Gauge,
+    suspect: Gauge,
+    lost: [Counter; 8],
+    common: Arc<Common>,
+}
+
+/// The series of a client that have no group.
+#[cfg(feature = "metrics")]
+struct Common {
+    request: [[Histogram; 3]; 3],
+    remaining: Histogram,
+    handoffs: Counter,
+    reconnects: Counter,
+}
+
+/// All series of a client.
+#[derive(Default)]
+pub(crate) struct Meter {
+    #[cfg(feature = "metrics")]
+    table: RwLock<Table>,
+}
+
+#[cfg(feature = "metrics")]
+#[derive(Default)]
+struct Table {
+    /// The address of the recorder.
+    recorder: usize,
+    common: Option<Arc<Common>>,
+    groups: HashMap<(Group, Kind), Arc<OfGroup>>,
+}
+
+impl std::fmt::Debug for Meter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meter").finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Common {
+    fn new() -> Common {
+        Common {
+            request: Operation::NAMES.map(|operation| {
+                Answer::NAMES.map(
+                    |outcome| histogram!("dlock_store_request_seconds", "operation" => operation, "outcome" => outcome),
+                )
+            }),
+            remaining: histogram!("dlock_lease_remaining_ratio"),
+            handoffs: counter!("dlock_handoffs_total"),
+            reconnects: counter!("dlock_store_reconnects_total"),
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl OfGroup {
+    fn new(group: Group, kind: Kind, common: Arc<Common>) -> OfGroup {
+        let (group, kind) = (group.name(), kind.name());
+        OfGroup {
+            wait: Outcome::NAMES.map(
+                |outcome| histogram!("dlock_wait_seconds", "group" => group, "kind" => kind, "outcome" => outcome),
+            ),
+            hold: Ended::NAMES.map(
+                |ended| histogram!("dlock_hold_seconds", "group" => group, "kind" => kind, "ended" => ended),
+            ),
+            waiting: gauge!("dlock_waiting", "group" => group, "kind" => kind),
+            held: gauge!("dlock_held", "group" => group, "kind" => kind),
+            suspect: gauge!("dlock_suspect", "group" => group, "kind" => kind),
+            lost: REASONS.map(|reason| counter!("dlock_lost_total", "group" => group, "reason" => reason)),
+            common,
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Table {
+    /// Forgets the series of another recorder.
+    fn of_recorder(&mut self, recorder: usize) -> Arc<Common> {
+        if self.recorder != recorder || self.common.is_none() {
+            self.groups.clear();
+            self.recorder = recorder;
+            super::buckets::describe();
+            self.common = Some(Arc::new(Common::new()));
+        }
+        self.common.get_or_insert_with(|| Arc::new(Common::new())).clone()
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn recorder() -> usize {
+    metrics::with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr())
+}
+
+impl Meter {
+    /// The series of a group.
+    #[cfg_attr(
+        not(feature = "metrics"),
+        allow(clippy::unused_self, reason = "nothing is counted")
+    )]
+    pub(crate) fn series(&self, group: Group, kind: Kind) -> Series {
+        #[cfg(feature = "metrics")]
+        {
+            let recorder = recorder();
+            let table = self.table.read();
+            if table.recorder == recorder
+                && let Some(of) = table.groups.get(&(group, kind))
+            {
+                return Series { of: of.clone() };
+            }
+            drop(table);
+            let mut table = self.table.write();
+            let common = table.of_recorder(recorder);
+            let of = table.groups.entry((group, kind));
+            let of = of.or_insert_with(|| Arc::new(OfGroup::new(group, kind, common)));
+            Series { of: of.clone() }
+        }
+        #[cfg(not(feature = "metrics"))]
+        {
+            let _ = (group, kind);
+            Series {}
+        }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn common(&self) -> Arc<Common> {
+        let recorder = recorder();
+        let table = self.table.read();
+        if table.recorder == recorder
+            && let Some(common) = &table.common
+        {
+            return common.clone();
+        }
+        drop(table);
+        self.table.write().of_recorder(recorder)
+    }
+
+    /// A request to the store ended so, after this time.
+    pub(super) fn requested(&self, operation: Operation, answer: Answer, took: Duration) {
+        #[cfg(feature = "metrics")]
+        self.common().request[operation as usize][answer as usize].record(took.as_secs_f64());
+        #[cfg(not(feature = "metrics"))]
+        let _ = (self, operation, answer, took);
+    }
+
+    /// A request that was sent then has ended so.
+    pub(crate) fn request_ended<T>(
+        &self,
+        operation: Operation,
+        outcome: &Result<T, StoreError>,
+        sent: Instant,
+    ) {
+        let answer = match outcome {
+            Ok(_) => Answer::Ok,
+            Err(error) => match error.reason {
+                Reason::Unreachable | Reason::Closed => Answer::Failed,
+                _ => Answer::Refused,
+            },
+        };
+        let event = Event::Requested {
+            meter: self,
+            operation,
+            answer,
+            took: clock::now().saturating_duration_since(sent),
+        };
+        event.emit();
+    }
+
+    /// A connection to the store came back.
+    pub(super) fn reconnected(&self) {
+        #[cfg(feature = "metrics")]
+        self.common().reconnects.increment(1);
+    }
+}
+
+macro_rules! written {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $of:ty),*) => |$series:ident| $write:expr) => {
+        $(#[$doc])*
+        pub(super) fn $name(&self $(, $arg: $of)*) {
+            #[cfg(feature = "metrics")]
+            {
+                let $series = &self.of;
+                $write;
+            }
+            #[cfg(not(feature = "metrics"))]
+            let _ = (self, $($arg),*);
+        }
+    };
+}
+
+impl Series {
+    written!(waited(outcome: Outcome, waited: Duration) => |of| of.wait[outcome as usize].record(waited.as_secs_f64()));
+    written!(was_held(ended: Ended, held: Duration) => |of| of.hold[ended as usize].record(held.as_secs_f64()));
+    written!(waits(by: f64) => |of| of.waiting.increment(by));
+    written!(holds(by: f64) => |of| of.held.increment(by));
+    written!(is_suspect(by: f64) => |of| of.suspect.increment(by));
+    written!(lost(reason: &LossReason) => |of| of.lost[reason_at(reason)].increment(1));
+    written!(renewed(remaining: f64) => |of| of.common.remaining.record(remaining));
+    written!(handed_off() => |of| of.common.handoffs.increment(1));
+}

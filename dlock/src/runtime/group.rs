@@ -1,0 +1,95 @@
+//! Groups of locks, by which metrics are told apart: as many locks of a service as it has kinds of work, and never a name.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::LazyLock;
+
+use parking_lot::RwLock;
+
+/// How many groups there are at most; those that come later are all called `other`.
+pub(crate) const MOST: usize = 200;
+
+/// A group of locks. The names of a process are kept once and never forgotten, so there is a limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Group(u8);
+
+#[derive(Default)]
+struct Names {
+    numbers: HashMap<&'static str, u8>,
+    names: Vec<&'static str>,
+}
+
+static NAMES: LazyLock<RwLock<Names>> = LazyLock::new(RwLock::default);
+
+impl Group {
+    /// Those that were given none.
+    pub(crate) const NONE: Group = Group(0);
+    const OTHER: Group = Group(1);
+    const FIRST: u8 = 2;
+
+    /// The group of this name.
+    pub(crate) fn of(name: &str) -> Group {
+        if let Some(number) = NAMES.read().numbers.get(name) {
+            return Group(*number);
+        }
+        let mut names = NAMES.write();
+        if let Some(number) = names.numbers.get(name) {
+            return Group(*number);
+        }
+        let at = names.names.len();
+        if at >= MOST {
+            return Group::OTHER;
+        }
+        let Ok(number) = u8::try_from(at + usize::from(Group::FIRST)) else {
+            return Group::OTHER;
+        };
+        let name: &'static str = Box::leak(name.into());
+        names.names.push(name);
+        names.numbers.insert(name, number);
+        Group(number)
+    }
+
+    /// The label of the group.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Group::NONE => "none",
+            Group::OTHER => "other",
+            Group(number) => {
+                let names = NAMES.read();
+                names
+                    .names
+                    .get(usize::from(number - Group::FIRST))
+                    .copied()
+                    .unwrap_or("other")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_keep_their_names_and_the_201st_is_another_one() {
+        assert_eq!((Group::default().name(), Group::default()), ("none", Group::NONE));
+        let names: Vec<String> = (0..MOST + 5).map(|n| format!("group-{n}")).collect();
+        let groups: Vec<Group> = names.iter().map(|name| Group::of(name)).collect();
+        // Other tests of this process may have groups too.
+        let (kept, other): (Vec<_>, Vec<_>) = names
+            .iter()
+            .zip(&groups)
+            .partition(|(_, group)| **group != Group::OTHER);
+        assert!(kept.len() <= MOST && kept.len() > MOST / 2 && other.len() >= 5);
+        for (name, group) in kept {
+            assert_eq!((group.name(), Group::of(name)), (name.as_str(), *group));
+        }
+        assert!(other.iter().all(|(_, group)| group.name() == "other"));
+    }
+}

@@ -1,0 +1,167 @@
+//! What others ask a client to do: to say what it does, or to look at a lock. A message can make it do nothing that it
+//! would not do by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::base::report::Intervention;
+use crate::runtime::client::Shared;
+use crate::runtime::emit::Event;
+use crate::runtime::grants::Grant;
+use crate::store::operations::{EntryName, Operations};
+use crate::store::{GrantId, Watch};
+
+/// The version of messages.
+const VERSION: &str = "dlock 1";
+/// At most ten readings, and so ten answers, a second.
+const PAUSE: Duration = Duration::from_millis(100);
+/// For how long an answer is kept.
+const ANSWERED: Duration = Duration::from_secs(10);
+
+/// A message to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Say what you do, under this name.
+    Ask { reply: Uuid },
+    /// Something was done to this grant: see for yourself.
+    Look { grant: GrantId },
+}
+
+impl Message {
+    pub(crate) fn write(&self) -> String {
+        match self {
+            Message::Ask { reply } => format!("{VERSION}\task\t{reply}"),
+            Message::Look { grant } => format!("{VERSION}\tlook\t{grant}"),
+        }
+    }
+
+    fn read(text: &[u8]) -> Option<Message> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut fields = text.split('\t');
+        let (version, what, about) = (fields.next()?, fields.next()?, fields.next()?);
+        match what {
+            _ if version != VERSION => None,
+            "ask" => Some(Message::Ask {
+                reply: Uuid::try_parse(about).ok()?,
+            }),
+            "look" => Some(Message::Look {
+                grant: GrantId::parse(about)?,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// The mailbox of a client.
+pub(super) struct Mailbox {
+    name: EntryName,
+    /// Where it listens: a client that answers.
+    watch: Option<Watch>,
+}
+
+impl Mailbox {
+    pub(super) fn of(shared: &Shared, operations: &Arc<dyn Operations>) -> Mailbox {
+        let name = EntryName::of_client("ask", shared.issuer.uuid);
+        let answers = shared.settings.publicity.answers;
+        let watch = answers.then(|| operations.clone().watch(&name));
+        Mailbox { name, watch }
+    }
+
+    /// Waits for a message. Cancel safe.
+    pub(super) async fn has_mail(&mut self) {
+        match &mut self.watch {
+            Some(watch) => watch.changed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Reads all messages and does what they say.
+    pub(super) async fn read(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
+        self.watch.iter_mut().for_each(Watch::seen);
+        let mail = operations.clone().mail(self.name.clone());
+        let Ok(Ok(messages)) = tokio::time::timeout(shared.settings.timeout, mail).await else {
+            return;
+        };
+        let mut asked = Vec::new();
+        for message in messages.iter().filter_map(|message| Message::read(message)) {
+            match message {
+                Message::Ask { reply } if shared.settings.publicity.answers => asked.push(reply),
+                Message::Ask { .. } => {}
+                Message::Look { grant } => look(shared, operations, grant).await,
+            }
+        }
+        asked.dedup();
+        for reply in asked {
+            answer(shared, operations, reply).await;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+async fn answer(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, reply: Uuid) {
+    let name = EntryName::of_client("reply", reply);
+    let text = shared.report(false).write();
+    let put = operations.clone().put(name, text.into_bytes(), ANSWERED, true);
+    if let Ok(Err(error)) = tokio::time::timeout(shared.settings.timeout, put).await {
+        Event::NotWritten { error: Some(&error) }.emit();
+    }
+}
+
+/// Looks at a grant of this client: whether its holder is asked to stop, and whether the store still has it.
+async fn look(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, id: GrantId) {
+    if id.client() != shared.issuer.uuid {
+        return;
+    }
+    let Some(grant) = shared.watchdog.grant(id.number()) else {
+        return;
+    };
+    look_for_revocation(shared, operations, &grant).await;
+    let confirmed = shared.renew_one(&grant);
+    let _ = tokio::time::timeout(shared.settings.timeout, confirmed).await;
+}
+
+async fn look_for_revocation(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, grant: &Arc<Grant>) {
+    let name = EntryName::of_grant("revoked", grant.key.clone(), grant.id());
+    let entry = operations.clone().get(name);
+    if let Ok(Ok(Some(entry))) = tokio::time::timeout(shared.settings.timeout, entry).await
+        && let Some(intervention) = Intervention::read(&entry.value)
+        && grant.revoke(intervention.clone())
+    {
+        Event::Revoked {
+            of: grant.of(),
+            key: &grant.key,
+            grant: grant.id(),
+            intervention: &intervention,
+        }
+        .emit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_reads_as_it_was_written_and_others_are_passed_over() {
+        let grant = GrantId::parse("0192f3a4-0000-8000-8000-000000000001:7").unwrap();
+        for message in [
+            Message::Ask {
+                reply: Uuid::from_u128(7),
+            },
+            Message::Look { grant },
+        ] {
+            assert_eq!(Message::read(message.write().as_bytes()), Some(message));
+        }
+        for other in [
+            "",
+            "dlock 2\task\t0192f3a4-0000-8000-8000-000000000001",
+            "dlock 1\tstop\tx",
+            "dlock 1\task\tx",
+        ] {
+            assert_eq!(Message::read(other.as_bytes()), None, "{other}");
+        }
+        assert_eq!(Message::read(b"\xff"), None);
+    }
+}

@@ -1,0 +1,125 @@
+//! The calls of a client that wait for a lock, for those who ask. A call that gets its lock at once is not among them.
+
+use std::panic::Location;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use tokio::task;
+
+use crate::LockKey;
+use crate::base::chance::{HashMap, next_id};
+use crate::base::int_hash::BuildIntHasher;
+use crate::base::moment::Moment;
+use crate::runtime::beat::Beat;
+use crate::runtime::scope;
+use crate::store::{GrantId, Holder, Kind};
+
+/// All that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    calls: Mutex<HashMap<u64, Arc<WaitingCall>, BuildIntHasher>>,
+    beat: Arc<Beat>,
+}
+
+/// A call that waits.
+#[derive(Debug)]
+pub(crate) struct WaitingCall {
+    pub(crate) kind: Kind,
+    pub(crate) key: LockKey,
+    pub(crate) since: Moment,
+    pub(crate) by: &'static Location<'static>,
+    pub(crate) note: Option<Arc<str>>,
+    pub(crate) task: Option<task::Id>,
+    /// The holds in whose frames it waits.
+    pub(crate) inside: Vec<GrantId>,
+    /// The holder, once it was looked up.
+    holder: Mutex<Option<Arc<Holder>>>,
+}
+
+impl WaitingCall {
+    pub(crate) fn new(
+        kind: Kind,
+        key: &LockKey,
+        since: Moment,
+        by: &'static Location<'static>,
+        note: Option<Arc<str>>,
+    ) -> WaitingCall {
+        WaitingCall {
+            kind,
+            key: key.clone(),
+            since,
+            by,
+            note,
+            task: task::try_id(),
+            inside: scope::current().grants().map(|grant| grant.id()).collect(),
+            holder: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn is_looked_up(&self) -> bool {
+        self.holder.lock().is_some()
+    }
+
+    pub(crate) fn set_holder(&self, holder: Arc<Holder>) {
+        *self.holder.lock() = Some(holder);
+    }
+}
+
+impl Waits {
+    pub(crate) fn new(beat: Arc<Beat>) -> Waits {
+        Waits {
+            beat,
+            ..Waits::default()
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.calls.lock().len()
+    }
+
+    /// Some of the calls, at most so many, with their numbers.
+    pub(crate) fn calls(&self, most: usize) -> Vec<(u64, Arc<WaitingCall>)> {
+        let calls = self.calls.lock();
+        calls
+            .iter()
+            .take(most)
+            .map(|(number, call)| (*number, call.clone()))
+            .collect()
+    }
+}
+
+/// The entry of a call that may come to wait; taken out when it is dropped.
+#[derive(Default)]
+pub(crate) struct Waiting(OnceLock<Box<Entered>>);
+
+struct Entered {
+    waits: Arc<Waits>,
+    number: u64,
+    call: Arc<WaitingCall>,
+}
+
+impl Waiting {
+    /// Enters the call, the first time.
+    pub(crate) fn begin(&self, call: impl FnOnce() -> (Arc<Waits>, WaitingCall)) {
+        self.0.get_or_init(|| {
+            let (waits, call) = call();
+            let (number, call) = (next_id(), Arc::new(call));
+            waits.calls.lock().insert(number, call.clone());
+            waits.beat.rouse();
+            Box::new(Entered { waits, number, call })
+        });
+    }
+
+    /// The holder that it waits for, if that was looked up.
+    pub(crate) fn holder(&self) -> Option<Arc<Holder>> {
+        self.0.get()?.call.holder.lock().clone()
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // The call itself is dropped without the lock.
+        let call = self.waits.calls.lock().remove(&self.number);
+        drop(call);
+    }
+}

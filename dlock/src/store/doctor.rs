@@ -1,0 +1,331 @@
+//! What a store finds out about its servers: the part of a diagnosis that only the store knows how to ask for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::StoreFuture;
+
+/// The ability to examine the servers of a store, see [`Store::diagnose`](super::Store::diagnose) and
+/// [`LockClient::doctor`](crate::LockClient::doctor).
+///
+/// It asks at most a hundred times a second, changes nothing that anybody else sees, and leaves no key behind. What it
+/// cannot see it reports as [`Verdict::Unknown`], with why; never as good.
+///
+/// ```
+/// use dlock::store::doctor::{Diagnose, Examination, Failover, Finding, StoreReport};
+/// use dlock::store::StoreFuture;
+/// use std::sync::Arc;
+///
+/// struct MyStore;
+///
+/// impl Diagnose for MyStore {
+///     fn examine(self: Arc<Self>, examination: Examination) -> StoreFuture<StoreReport> {
+///         Box::pin(async move {
+///             let mut report = StoreReport::new();
+///             report.failover = Failover::None;
+///             report.findings.push(Finding::good("writes", "the table can be written to"));
+///             if !examination.probes {
+///                 report.findings.push(Finding::unknown("request-times", "nothing was measured", None));
+///             }
+///             Ok(report)
+///         })
+///     }
+/// }
+/// ```
+pub trait Diagnose: Send + Sync {
+    /// Examines the servers. An error where none of them could be asked anything.
+    fn examine(self: Arc<Self>, examination: Examination) -> StoreFuture<StoreReport>;
+}
+
+/// What is to be examined.
+///
+/// ```
+/// use dlock::store::doctor::Examination;
+/// use std::time::Duration;
+///
+/// let examination = Examination::new(Duration::from_secs(30), Duration::from_secs(1));
+/// assert!(!examination.probes);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Examination {
+    /// The lease of the client's locks.
+    pub lease: Duration,
+    /// Within which the client expects the reply to a step.
+    pub timeout: Duration,
+    /// Whether promises are tried on scratch keys, for some seconds. Otherwise it only reads.
+    pub probes: bool,
+}
+
+impl Examination {
+    /// One that only reads.
+    #[must_use]
+    pub fn new(lease: Duration, timeout: Duration) -> Examination {
+        Examination {
+            lease,
+            timeout,
+            probes: false,
+        }
+    }
+}
+
+/// How a check came out.
+///
+/// ```
+/// use dlock::store::doctor::Verdict;
+///
+/// // The worst of several is the greatest.
+/// assert!(Verdict::Bad > Verdict::Unknown && Verdict::Unknown > Verdict::Good);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It is as it should be, as far as it was tried.
+    Good,
+    /// It cannot be seen from here.
+    Unknown,
+    /// It endangers the promises of the locks, or their speed.
+    Bad,
+}
+
+impl Verdict {
+    /// The verdict as a word: `good`, `unknown` or `bad`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verdict::Good => "good",
+            Verdict::Unknown => "unknown",
+            Verdict::Bad => "bad",
+        }
+    }
+}
+
+/// The outcome of one check.
+///
+/// ```
+/// use dlock::store::doctor::{Finding, Verdict};
+///
+/// let finding = Finding::bad("eviction", "the policy is volatile-lru", "set maxmemory-policy noeviction");
+/// assert_eq!(finding.verdict, Verdict::Bad);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The name of the check, as in `eviction`.
+    pub check: &'static str,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// What was seen, and what follows from it.
+    pub why: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    /// All is well.
+    #[must_use]
+    pub fn good(check: &'static str, why: impl Into<String>) -> Finding {
+        Finding {
+            check,
+            verdict: Verdict::Good,
+            why: why.into(),
+            remedy: None,
+        }
+    }
+
+    /// Something is to be done.
+    #[must_use]
+    pub fn bad(check: &'static str, why: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding {
+            check,
+            verdict: Verdict::Bad,
+            why: why.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    /// It cannot be seen, and what would make it visible.
+    #[must_use]
+    pub fn unknown(check: &'static str, why: impl Into<String>, remedy: Option<String>) -> Finding {
+        Finding {
+            check,
+            verdict: Verdict::Unknown,
+            why: why.into(),
+            remedy,
+        }
+    }
+
+    /// The findings of several servers as one for each check: the worst, and which servers it is about.
+    #[must_use]
+    pub fn combined(servers: Vec<(String, Vec<Finding>)>) -> Vec<Finding> {
+        let several = servers.len() > 1;
+        let mut all: Vec<Finding> = Vec::new();
+        for (server, findings) in servers {
+            for mut finding in findings {
+                if several {
+                    finding.why = format!("{server}: {}", finding.why);
+                }
+                match all.iter_mut().find(|other| other.check == finding.check) {
+                    None => all.push(finding),
+                    Some(other) if finding.verdict > other.verdict => *other = finding,
+                    Some(other) if finding.verdict == other.verdict => {
+                        other.why = format!("{}; {}", other.why, finding.why);
+                        other.remedy = other.remedy.take().or(finding.remedy);
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        all
+    }
+}
+
+/// How long another server takes to be the one that is asked.
+///
+/// ```
+/// use dlock::store::doctor::Failover;
+/// use std::time::Duration;
+///
+/// let sentinels_default = Failover::Takes(Duration::from_secs(32));
+/// assert_ne!(sentinels_default, Failover::None);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failover {
+    /// No server takes over from another one, or none needs to.
+    None,
+    /// About so long.
+    Takes(Duration),
+    /// It cannot be seen, for this reason.
+    Unknown(String),
+}
+
+/// What a restart of a server leaves of its data.
+///
+/// ```
+/// use dlock::store::doctor::Durability;
+///
+/// assert!(Durability::All < Durability::Nothing);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Durability {
+    /// Everything, or enough of the servers lose nothing.
+    All,
+    /// All but the last second or so.
+    LastSecond,
+    /// What the last snapshot has.
+    Snapshot,
+    /// Nothing.
+    Nothing,
+    /// It cannot be seen.
+    Unknown,
+}
+
+/// A server as others are told apart from it.
+///
+/// ```
+/// use dlock::store::doctor::ServerFacts;
+///
+/// let server = ServerFacts::new("10.0.0.7:6379");
+/// assert_eq!(server.id, None);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerFacts {
+    /// Its address.
+    pub name: String,
+    /// What no other server has, such as its run id.
+    pub id: Option<String>,
+    /// The server that it copies, where it is a replica.
+    pub replica_of: Option<String>,
+    /// By how much its clock is ahead of this process's, in milliseconds.
+    pub clock_ahead_ms: Option<i64>,
+}
+
+impl ServerFacts {
+    /// A server of which only the address is known.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> ServerFacts {
+        ServerFacts {
+            name: name.into(),
+            id: None,
+            replica_of: None,
+            clock_ahead_ms: None,
+        }
+    }
+}
+
+/// What a store found out.
+///
+/// ```
+/// use dlock::store::doctor::{Durability, StoreReport};
+///
+/// let report = StoreReport::new();
+/// assert!(report.findings.is_empty() && report.durability == Durability::Unknown);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreReport {
+    /// One for each check.
+    pub findings: Vec<Finding>,
+    /// How long a fail-over takes.
+    pub failover: Failover,
+    /// What a restart leaves.
+    pub durability: Durability,
+    /// Whether a majority of independent servers grants each lock.
+    pub by_majority: bool,
+    /// The servers.
+    pub servers: Vec<ServerFacts>,
+}
+
+impl StoreReport {
+    /// One in which nothing is known.
+    #[must_use]
+    pub fn new() -> StoreReport {
+        StoreReport {
+            findings: Vec::new(),
+            failover: Failover::Unknown("the store does not say".to_owned()),
+            durability: Durability::Unknown,
+            by_majority: false,
+            servers: Vec::new(),
+        }
+    }
+}
+
+impl Default for StoreReport {
+    fn default() -> StoreReport {
+        StoreReport::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_of_several_servers_are_one_for_each_check_and_the_worst_of_them() {
+        let all = Finding::combined(vec![
+            (
+                "a".to_owned(),
+                vec![Finding::good("x", "fine"), Finding::good("y", "fine")],
+            ),
+            (
+                "b".to_owned(),
+                vec![Finding::bad("x", "broken", "mend it"), Finding::good("y", "well")],
+            ),
+            ("c".to_owned(), vec![Finding::unknown("x", "hidden", None)]),
+        ]);
+        let texts: Vec<_> = all.iter().map(|f| (f.check, f.verdict, f.why.as_str())).collect();
+        assert_eq!(
+            texts,
+            [
+                ("x", Verdict::Bad, "b: broken"),
+                ("y", Verdict::Good, "a: fine; b: well")
+            ]
+        );
+        assert_eq!(all[0].remedy.as_deref(), Some("mend it"));
+        let one = Finding::combined(vec![("a".to_owned(), vec![Finding::good("x", "fine")])]);
+        assert_eq!(one[0].why, "fine");
+    }
+}

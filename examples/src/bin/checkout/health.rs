@@ -1,0 +1,61 @@
+//! What an orchestrator asks: is this copy alive, and does it take requests?
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use dlock::LockClient;
+use serde_json::{Value, json};
+
+/// Whether this copy is about to end.
+#[derive(Clone)]
+pub(crate) struct Health {
+    locks: LockClient,
+    leaves: Arc<AtomicBool>,
+}
+
+impl Health {
+    pub(crate) fn new(locks: LockClient) -> Health {
+        Health {
+            locks,
+            leaves: Arc::default(),
+        }
+    }
+
+    /// From now on it is not ready: whoever routes requests sends them elsewhere.
+    pub(crate) fn leaves(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn router(&self) -> Router {
+        Router::new()
+            .route("/live", get(live))
+            .route("/ready", get(ready))
+            .with_state(self.clone())
+    }
+}
+
+/// Alive is who answers. What it says about the locks is for people.
+async fn live(State(health): State<Health>) -> Json<Value> {
+    let locks = health.locks.health();
+    let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    Json(json!({
+        "draining": locks.is_draining,
+        "last_reply_ms": locks.last_reply.map(millis),
+        "held": locks.held,
+        "suspect": locks.suspect,
+        "least_lease_left_ms": locks.least_lease_left.map(millis),
+        "reconnects": locks.reconnects,
+    }))
+}
+
+/// Ready is who takes requests: nothing else counts, neither a lock that is waited for nor the store of the locks.
+async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
+    match health.leaves.load(Ordering::Relaxed) {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "leaving\n"),
+        false => (StatusCode::OK, "ready\n"),
+    }
+}

@@ -1,0 +1,75 @@
+//! The effect: a payment, which a repetition does not double.
+//!
+//! A consumer can be killed when the payment is made and the layer's record of it is not. The next attempt repeats it, and
+//! nothing outside of the effect could tell that it was made. So the effect itself goes by the message's id, in one step of its
+//! resource: a unique key in a database, an idempotency key of a payment service, or here a script.
+
+use std::time::Duration;
+
+use redis::Script;
+use redis::aio::MultiplexedConnection;
+
+use crate::stream::{Message, connect};
+
+/// KEYS: the ledger, the balance, the newest fencing token of each message. ARGV: message, amount, token.
+/// Answers 1 when it was paid now, 0 when it was paid before, -1 under an older token.
+const PAY: &str = r#"
+local newest = redis.call('HGET', KEYS[3], ARGV[1])
+local function less(a, b)
+  return #a < #b or (#a == #b and a < b)
+end
+if newest and less(ARGV[3], newest) then return -1 end
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[3])
+if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('INCRBY', KEYS[2], ARGV[2])
+return 1
+"#;
+
+#[derive(Clone)]
+pub(crate) struct Ledger {
+    connection: MultiplexedConnection,
+    pay: Script,
+    name: String,
+}
+
+impl Ledger {
+    pub(crate) async fn open(url: &str, name: &str) -> Result<Ledger, String> {
+        Ok(Ledger {
+            connection: connect(url).await?,
+            pay: Script::new(PAY),
+            name: name.to_owned(),
+        })
+    }
+
+    /// Pays, and returns a receipt: half of the work before the effect, and half after it.
+    pub(crate) async fn pay(mut self, message: Message, takes: Duration) -> Result<String, String> {
+        let Message {
+            id,
+            amount,
+            attempt,
+            token,
+        } = message;
+        let failed = |error: redis::RedisError| error.to_string();
+        let name = &self.name;
+        // What is known of the attempts, for whoever wants to see them.
+        let mut begins = redis::cmd("HINCRBY");
+        begins.arg(format!("attempts:{name}")).arg(&id).arg(1);
+        begins
+            .query_async::<()>(&mut self.connection)
+            .await
+            .map_err(failed)?;
+        tokio::time::sleep(takes / 2).await;
+        let mut call = self.pay.key(format!("ledger:{name}"));
+        call.key(format!("balance:{name}")).key(format!("tokens:{name}"));
+        call.arg(&id).arg(amount).arg(token);
+        let answer: i64 = call.invoke_async(&mut self.connection).await.map_err(failed)?;
+        tokio::time::sleep(takes / 2).await;
+        match answer {
+            -1 => Err(format!("token {token} is older than that of another attempt")),
+            0 => Ok(format!(
+                "{amount} paid by an earlier attempt, found by attempt {attempt}"
+            )),
+            _ => Ok(format!("{amount} paid by attempt {attempt}")),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The servers, and how to talk to them.
+
+use std::fmt;
+use std::time::Duration;
+
+use dlock::store::{Reason, StoreError};
+use tonic::transport::Endpoint;
+
+/// A ping on a connection with a watch that is silent. Servers end connections with more than one in 5 s.
+const PING: Duration = Duration::from_secs(10);
+
+/// Where the servers are, and how to talk to them.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// `host:port` of each.
+    pub(crate) servers: Vec<String>,
+    pub(crate) login: Option<Login>,
+    pub(crate) tls: Option<Tls>,
+    /// How long one step may take.
+    pub(crate) timeout: Duration,
+    /// Whether servers are accepted that can end leases which were renewed.
+    pub(crate) allow_old_server: bool,
+}
+
+/// A user and its password.
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+/// Certificates, in PEM.
+#[derive(Clone, Default)]
+pub(crate) struct Tls {
+    /// The authority to trust, instead of the system's.
+    pub(crate) authority: Option<Vec<u8>>,
+    /// Our own certificate and its key.
+    pub(crate) own: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A key is in it.
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// The servers as one text, for messages.
+    pub(crate) fn address(&self) -> String {
+        self.servers.join(", ")
+    }
+
+    /// How long an attempt to connect to one of the servers may take: with several, a server that hangs must leave
+    /// time for the others.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX).max(1);
+        (self.timeout / servers).max(self.timeout / 4)
+    }
+
+    /// The connection to be made to one of them.
+    pub(crate) fn endpoint(&self, server: &str) -> Result<Endpoint, StoreError> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let wrong = |error: &dyn fmt::Display| {
+            StoreError::not_done(Reason::WrongUrl, format!("\"{server}\" is no server: {error}"))
+        };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{server}"))
+            .map_err(|error| wrong(&error))?
+            .user_agent("dlock")
+            .map_err(|error| wrong(&error))?
+            .connect_timeout(self.connect_timeout())
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(self.timeout.max(Duration::from_secs(1)));
+        match &self.tls {
+            None => Ok(endpoint),
+            Some(tls) => encrypted(endpoint, tls),
+        }
+    }
+}
+
+#[cfg(feature = "tls")]
+fn encrypted(endpoint: Endpoint, tls: &Tls) -> Result<Endpoint, StoreError> {
+    use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+    let mut config = match &tls.authority {
+        Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    if let Some((certificate, key)) = &tls.own {
+        config = config.identity(Identity::from_pem(certificate, key));
+    }
+    endpoint.tls_config(config).map_err(|error| {
+        let message = format!(
+            "the certificates cannot be used: {}",
+            super::failure::describe(&error)
+        );
+        StoreError::not_done(Reason::WrongUrl, message)
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+fn encrypted(_endpoint: Endpoint, _tls: &Tls) -> Result<Endpoint, StoreError> {
+    Err(StoreError::not_done(
+        Reason::WrongUrl,
+        "encryption needs the feature \"tls\" of dlock-etcd",
+    ))
+}

@@ -1,0 +1,159 @@
+//! What a failure of the network or of the server means for a request.
+
+use std::error::Error;
+
+use dlock::store::{Outcome, Reason, StoreError};
+use tonic::{Code, Status};
+
+/// A request that failed.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    /// Another server may do it: it was certainly not done, and this connection is of no use.
+    Elsewhere(StoreError),
+    /// The server has answered.
+    Answered(Refusal, StoreError),
+    /// The connection is of no use any more, and nobody knows whether it was done.
+    Broken(StoreError),
+}
+
+/// Why a server refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is no such lease, and so nothing was done.
+    NoLease,
+    /// Its space is used up. What was asked for may have been done: it is the request that crosses the limit.
+    Full,
+    Other,
+}
+
+impl Failure {
+    pub(crate) fn error(self) -> StoreError {
+        match self {
+            Failure::Elsewhere(error) | Failure::Answered(_, error) | Failure::Broken(error) => error,
+        }
+    }
+
+    /// Whether the server answered for this reason.
+    pub(crate) fn is(&self, refusal: Refusal) -> bool {
+        matches!(self, Failure::Answered(why, _) if *why == refusal)
+    }
+
+    /// Whether a late copy of the request may be carried out yet: it was sent, and has no answer.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self, Failure::Broken(error) if error.outcome == Outcome::Unknown)
+    }
+}
+
+/// What became of a request that was sent to `address`.
+pub(crate) fn of(status: Status, address: &str) -> Failure {
+    let text = status.message().to_owned();
+    let said = |advice: &str| format!("etcd at {address} said: {text}{advice}");
+    let not_done =
+        |reason, advice: &str| StoreError::not_done(reason, said(advice)).caused_by(status.clone());
+    let other = |error| Failure::Answered(Refusal::Other, error);
+    let has = |part: &str| text.contains(part);
+    if status.source().is_some() {
+        // The network, or the library below.
+        let message = format!("{address}: {}", describe(&status));
+        return Failure::Broken(StoreError::unknown(message).caused_by(status));
+    }
+    if has("requested lease not found") {
+        return Failure::Answered(Refusal::NoLease, not_done(Reason::Unreachable, ""));
+    }
+    if has("database space exceeded") {
+        let advice = ": compact and defragment it, then disarm its alarm";
+        let mut error = not_done(Reason::RefusedForNow, advice);
+        error.outcome = Outcome::Unknown;
+        return Failure::Answered(Refusal::Full, error);
+    }
+    // The login has run out, or rights were changed since: a new login helps.
+    if has("invalid auth token")
+        || has("revision of auth store is old")
+        || has("auth: revision in header is old")
+    {
+        return Failure::Elsewhere(not_done(Reason::Unreachable, ""));
+    }
+    // Said before the request is proposed to the others.
+    if has("no leader") || has("not capable") || has("too many requests") {
+        return Failure::Elsewhere(not_done(Reason::Unreachable, ""));
+    }
+    match status.code() {
+        Code::PermissionDenied => other(not_done(
+            Reason::Refused,
+            ": the user needs readwrite on the prefix of the locks",
+        )),
+        Code::Unauthenticated => other(not_done(Reason::Refused, "")),
+        Code::InvalidArgument if has("user name is empty") => {
+            other(not_done(Reason::Refused, ": it wants a user and a password"))
+        }
+        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {
+            other(not_done(Reason::Refused, ""))
+        }
+        Code::Unimplemented => other(not_done(Reason::Refused, ": is that an etcd 3.4 or newer?")),
+        // It timed out on its way to the others, or the server was stopping: a copy may be among them.
+        _ => Failure::Broken(StoreError::unknown(said("")).caused_by(status)),
+    }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(code: Code, message: &str) -> Failure {
+        of(Status::new(code, message), "a:2379")
+    }
+
+    #[test]
+    fn only_what_was_certainly_not_done_is_told_so() {
+        let outcome = |failure: Failure| failure.error().outcome;
+        let unknown = [
+            failed(Code::Unavailable, "etcdserver: request timed out"),
+            failed(Code::Unavailable, "etcdserver: leader changed"),
+            failed(Code::Unknown, "etcdserver: server stopped"),
+            failed(
+                Code::ResourceExhausted,
+                "etcdserver: mvcc: database space exceeded",
+            ),
+            failed(Code::Internal, "what is this?"),
+        ];
+        for failure in unknown {
+            assert_eq!(outcome(failure.clone()), Outcome::Unknown, "{failure:?}");
+        }
+        let not_done = [
+            failed(Code::NotFound, "etcdserver: requested lease not found"),
+            failed(Code::Unavailable, "etcdserver: no leader"),
+            failed(Code::PermissionDenied, "etcdserver: permission denied"),
+            failed(Code::InvalidArgument, "etcdserver: user name is empty"),
+            failed(Code::Unauthenticated, "etcdserver: invalid auth token"),
+        ];
+        for failure in not_done {
+            assert_eq!(outcome(failure.clone()), Outcome::NotDone, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn answered_request_has_no_late_copy() {
+        assert!(
+            !failed(
+                Code::ResourceExhausted,
+                "etcdserver: mvcc: database space exceeded"
+            )
+            .is_open()
+        );
+        assert!(failed(Code::Unavailable, "etcdserver: request timed out").is_open());
+    }
+}

@@ -1,0 +1,314 @@
+//! The connection in use, to whichever server answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dlock::store::{Reason, StoreError};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::config::Config;
+use super::failure::{self, Failure};
+use super::proto::{AuthenticateRequest, LeaseKeepAliveResponse, StatusRequest};
+use super::rpc::{Call, Rpc, Trouble};
+use super::version;
+
+/// Between two rounds of attempts to connect, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+
+/// One connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Link {
+    pub(crate) rpc: Rpc,
+    pub(crate) address: Arc<str>,
+    /// Tells connections apart.
+    number: u64,
+    /// How many replies have come.
+    replies: Arc<AtomicU64>,
+}
+
+/// The connection in use, and what makes the next one.
+#[derive(Debug)]
+pub(crate) struct Links {
+    pub(crate) config: Config,
+    state: Mutex<State>,
+    connecting: tokio::sync::Mutex<()>,
+    /// The number of the connection in use, 0 while there is none.
+    in_use: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    link: Option<Link>,
+    /// The server to try next.
+    next: usize,
+    made: u64,
+    /// Why there is no connection, for messages.
+    trouble: Option<String>,
+    /// The trouble was logged; it is not logged again until it is over.
+    told: bool,
+}
+
+impl Links {
+    pub(crate) fn new(config: Config) -> Links {
+        // Processes spread over the servers.
+        let next = fastrand::usize(..config.servers.len().max(1));
+        let state = State {
+            link: None,
+            next,
+            made: 0,
+            trouble: None,
+            told: false,
+        };
+        Links {
+            config,
+            state: Mutex::new(state),
+            connecting: tokio::sync::Mutex::default(),
+            in_use: watch::Sender::new(0),
+        }
+    }
+
+    /// Why no reply came in time.
+    pub(crate) fn silence(&self) -> String {
+        let trouble = self.state.lock().trouble.clone();
+        trouble.unwrap_or_else(|| {
+            let Config { timeout, .. } = self.config;
+            format!(
+                "etcd at {} did not answer within {timeout:?}",
+                self.config.address()
+            )
+        })
+    }
+
+    /// A connection, made if there is none. What fails was not done.
+    pub(crate) async fn get(&self, deadline: Instant) -> Result<Link, StoreError> {
+        if let Some(link) = self.current() {
+            return Ok(link);
+        }
+        let unreachable = |_| StoreError::not_done(Reason::Unreachable, self.silence());
+        let _one = timeout_at(deadline, self.connecting.lock())
+            .await
+            .map_err(unreachable)?;
+        let mut pause = PAUSE.0;
+        loop {
+            if let Some(link) = self.current() {
+                return Ok(link);
+            }
+            timeout_at(deadline, self.connect())
+                .await
+                .map_err(unreachable)??;
+            if self.current().is_none() {
+                let until = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
+                if until >= deadline {
+                    return Err(StoreError::not_done(Reason::Unreachable, self.silence()));
+                }
+                sleep_until(until).await;
+                pause = (2 * pause).min(PAUSE.1);
+            }
+        }
+    }
+
+    fn current(&self) -> Option<Link> {
+        self.state.lock().link.clone()
+    }
+
+    /// Tries each server once. It is an error only if one of them refuses for good and none serves.
+    async fn connect(&self) -> Result<(), StoreError> {
+        let mut refused = None;
+        for _ in 0..self.config.servers.len() {
+            let server = {
+                let mut state = self.state.lock();
+                let server = state.next % self.config.servers.len();
+                state.next = (server + 1) % self.config.servers.len();
+                &self.config.servers[server]
+            };
+            let connected = timeout(self.config.connect_timeout(), self.connect_to(server)).await;
+            let error = match connected {
+                Ok(Ok(rpc)) => {
+                    self.connected(server, rpc);
+                    return Ok(());
+                }
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    let message = format!("etcd at {server} did not answer");
+                    StoreError::not_done(Reason::Unreachable, message)
+                }
+            };
+            let mut state = self.state.lock();
+            state.trouble = Some(error.message.clone());
+            if !std::mem::replace(&mut state.told, true) {
+                tracing::warn!(%server, trouble = %error.message, "no connection to the lock store, trying again");
+            }
+            drop(state);
+            if error.reason != Reason::Unreachable {
+                refused.get_or_insert(error);
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    async fn connect_to(&self, server: &str) -> Result<Rpc, StoreError> {
+        let Config {
+            login,
+            allow_old_server,
+            ..
+        } = &self.config;
+        let failed = |trouble: Trouble| {
+            let mut error = match trouble {
+                Trouble::NotSent(message) => StoreError::unknown(format!("{server}: {message}")),
+                Trouble::Status(status) => failure::of(status, server).error(),
+            };
+            // Nothing of ours was done.
+            error.outcome = dlock::store::Outcome::NotDone;
+            error
+        };
+        let channel = self.config.endpoint(server)?.connect().await.map_err(|error| {
+            let message = format!("etcd at {server}: {}", failure::describe(&error));
+            StoreError::not_done(Reason::Unreachable, message).caused_by(error)
+        })?;
+        let mut rpc = Rpc::new(channel);
+        if let Some(login) = login {
+            let message = AuthenticateRequest {
+                name: login.user.clone(),
+                password: login.password.clone(),
+            };
+            let token = match rpc.call(message).await {
+                Ok(reply) => reply.token,
+                // Asked for a login that it does not want.
+                Err(Trouble::Status(status))
+                    if status.message().contains("authentication is not enabled") =>
+                {
+                    String::new()
+                }
+                Err(trouble) => return Err(failed(trouble)),
+            };
+            if !token.is_empty() {
+                rpc = rpc
+                    .logged_in(&token)
+                    .map_err(|status| failed(Trouble::Status(status)))?;
+            }
+        }
+        let status = rpc.call(StatusRequest {}).await.map_err(failed)?;
+        match version::check(&status.version) {
+            Err(reason) if !allow_old_server => Err(StoreError::not_done(
+                Reason::Refused,
+                format!("{server}: {reason}"),
+            )),
+            _ => Ok(rpc),
+        }
+    }
+
+    fn connected(&self, server: &str, rpc: Rpc) {
+        let mut state = self.state.lock();
+        state.made += 1;
+        state.trouble = None;
+        if std::mem::take(&mut state.told) {
+            tracing::info!(%server, "connected to the lock store again");
+        }
+        state.link = Some(Link {
+            rpc,
+            address: server.into(),
+            number: state.made,
+            replies: Arc::default(),
+        });
+        self.in_use.send_replace(state.made);
+    }
+
+    /// The connection is of no use: the next request makes another one, to the next server.
+    pub(crate) fn is_broken(&self, link: &Link, why: &str) {
+        let mut state = self.state.lock();
+        if state
+            .link
+            .as_ref()
+            .is_some_and(|current| current.number == link.number)
+        {
+            state.link = None;
+            state.trouble = Some(why.to_owned());
+            self.in_use.send_replace(0);
+        }
+    }
+
+    /// Returns when this connection is not in use any more.
+    pub(crate) async fn is_left(&self, link: &Link) {
+        let mut in_use = self.in_use.subscribe();
+        let _ = in_use.wait_for(|number| *number != link.number).await;
+    }
+
+    /// The numbers of the connections in use.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.in_use.subscribe()
+    }
+
+    /// Sends a request once; again only if it was certainly not carried out.
+    pub(crate) async fn call<C: Call>(&self, message: C, deadline: Instant) -> Result<C::Reply, Failure> {
+        let send = |rpc: Rpc| {
+            let message = message.clone();
+            async move { rpc.call(message).await }
+        };
+        self.send(send, deadline).await
+    }
+
+    /// Keeps a lease alive once.
+    pub(crate) async fn keep_alive(
+        &self,
+        id: i64,
+        deadline: Instant,
+    ) -> Result<LeaseKeepAliveResponse, Failure> {
+        let send = |rpc: Rpc| async move { rpc.keep_alive(id).await };
+        self.send(send, deadline).await
+    }
+
+    async fn send<T, F>(&self, send: impl Fn(Rpc) -> F, deadline: Instant) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Trouble>>,
+    {
+        let mut failed: Option<StoreError> = None;
+        loop {
+            let link = match self.get(deadline).await {
+                Ok(link) => link,
+                Err(error) => return Err(Failure::Elsewhere(failed.unwrap_or(error))),
+            };
+            let before = link.replies.load(Ordering::Relaxed);
+            let failure = match timeout_at(deadline, send(link.rpc.clone())).await {
+                Ok(Ok(reply)) => {
+                    link.replies.fetch_add(1, Ordering::Relaxed);
+                    return Ok(reply);
+                }
+                Ok(Err(Trouble::NotSent(message))) => {
+                    let message = format!("etcd at {}: {message}", link.address);
+                    Failure::Elsewhere(StoreError::not_done(Reason::Unreachable, message))
+                }
+                Ok(Err(Trouble::Status(status))) => failure::of(status, &link.address),
+                Err(_) => {
+                    let error = StoreError::unknown(self.silence());
+                    // Slow for this request alone, where others have their replies.
+                    if link.replies.load(Ordering::Relaxed) == before {
+                        self.is_broken(&link, &error.message);
+                    }
+                    return Err(Failure::Broken(error));
+                }
+            };
+            match failure {
+                Failure::Answered(..) => {
+                    link.replies.fetch_add(1, Ordering::Relaxed);
+                    return Err(failure);
+                }
+                Failure::Broken(error) => {
+                    self.is_broken(&link, &error.message);
+                    return Err(Failure::Broken(error));
+                }
+                Failure::Elsewhere(error) => {
+                    self.is_broken(&link, &error.message);
+                    let pause = Instant::now() + PAUSE.0.mul_f64(0.5 + fastrand::f64());
+                    if pause >= deadline {
+                        return Err(Failure::Elsewhere(error));
+                    }
+                    failed = Some(error);
+                    sleep_until(pause).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! etcd's API: messages, calls, and a connection that moves from one server to the next.
+
+mod config;
+mod failure;
+mod link;
+pub(crate) mod proto;
+mod rpc;
+mod version;
+
+pub(crate) use self::config::{Config, Login};
+pub(crate) use self::failure::{Failure, Refusal};
+pub(crate) use self::link::{Link, Links};

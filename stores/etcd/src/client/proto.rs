@@ -1,0 +1,429 @@
+//! The messages of etcd's API that the store needs, by their numbers in `rpc.proto` and `kv.proto` of etcd 3.4 to 3.6.
+//!
+//! Written by hand, so that neither users nor we need the compiler `protoc`.
+
+use prost::{Enumeration, Message, Oneof};
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ResponseHeader {
+    #[prost(int64, tag = "3")]
+    pub(crate) revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct KeyValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(int64, tag = "2")]
+    pub(crate) create_revision: i64,
+    #[prost(int64, tag = "3")]
+    pub(crate) mod_revision: i64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) value: Vec<u8>,
+    #[prost(int64, tag = "6")]
+    pub(crate) lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(crate) limit: i64,
+    #[prost(bool, tag = "8")]
+    pub(crate) keys_only: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RangeResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) kvs: Vec<KeyValue>,
+    #[prost(bool, tag = "3")]
+    pub(crate) more: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct PutRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) value: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(crate) lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct PutResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) header: Option<ResponseHeader>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct DeleteRangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) range_end: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct DeleteRangeResponse {
+    #[prost(int64, tag = "2")]
+    pub(crate) deleted: i64,
+}
+
+/// A step of a transaction.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RequestOp {
+    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    pub(crate) request: Option<Request>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum Request {
+    #[prost(message, tag = "1")]
+    Range(RangeRequest),
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+    #[prost(message, tag = "3")]
+    Delete(DeleteRangeRequest),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ResponseOp {
+    #[prost(oneof = "Response", tags = "1, 2, 3")]
+    pub(crate) response: Option<Response>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum Response {
+    #[prost(message, tag = "1")]
+    Range(RangeResponse),
+    #[prost(message, tag = "2")]
+    Put(PutResponse),
+    #[prost(message, tag = "3")]
+    Delete(DeleteRangeResponse),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Target {
+    Version = 0,
+    Create = 1,
+    Mod = 2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Is {
+    Equal = 0,
+    Greater = 1,
+}
+
+/// A condition of a transaction. Over a range without keys it holds.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Compare {
+    #[prost(enumeration = "Is", tag = "1")]
+    pub(crate) result: i32,
+    #[prost(enumeration = "Target", tag = "2")]
+    pub(crate) target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) key: Vec<u8>,
+    #[prost(oneof = "Value", tags = "5, 6")]
+    pub(crate) value: Option<Value>,
+    #[prost(bytes = "vec", tag = "64")]
+    pub(crate) range_end: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum Value {
+    #[prost(int64, tag = "5")]
+    CreateRevision(i64),
+    #[prost(int64, tag = "6")]
+    ModRevision(i64),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) success: Vec<RequestOp>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) failure: Vec<RequestOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) header: Option<ResponseHeader>,
+    #[prost(bool, tag = "2")]
+    pub(crate) succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) responses: Vec<ResponseOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct WatchRequest {
+    #[prost(oneof = "WatchOrder", tags = "1, 2")]
+    pub(crate) order: Option<WatchOrder>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum WatchOrder {
+    #[prost(message, tag = "1")]
+    Create(WatchCreateRequest),
+    #[prost(message, tag = "2")]
+    Cancel(WatchCancelRequest),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Filter {
+    NoPut = 0,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct WatchCreateRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) range_end: Vec<u8>,
+    #[prost(enumeration = "Filter", repeated, tag = "5")]
+    pub(crate) filters: Vec<i32>,
+    #[prost(int64, tag = "7")]
+    pub(crate) watch_id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct WatchCancelRequest {
+    #[prost(int64, tag = "1")]
+    pub(crate) watch_id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct WatchResponse {
+    #[prost(int64, tag = "2")]
+    pub(crate) watch_id: i64,
+    #[prost(bool, tag = "3")]
+    pub(crate) created: bool,
+    #[prost(bool, tag = "4")]
+    pub(crate) canceled: bool,
+    #[prost(string, tag = "6")]
+    pub(crate) cancel_reason: String,
+    /// Only whether there are any counts.
+    #[prost(message, repeated, tag = "11")]
+    pub(crate) events: Vec<Event>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Event {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseGrantRequest {
+    #[prost(int64, tag = "1")]
+    pub(crate) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseGrantResponse {
+    #[prost(int64, tag = "2")]
+    pub(crate) id: i64,
+    #[prost(int64, tag = "3")]
+    pub(crate) ttl: i64,
+    #[prost(string, tag = "4")]
+    pub(crate) error: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseRevokeRequest {
+    #[prost(int64, tag = "1")]
+    pub(crate) id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseRevokeResponse {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseKeepAliveRequest {
+    #[prost(int64, tag = "1")]
+    pub(crate) id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseKeepAliveResponse {
+    #[prost(int64, tag = "2")]
+    pub(crate) id: i64,
+    /// Not positive where there is no such lease.
+    #[prost(int64, tag = "3")]
+    pub(crate) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseTimeToLiveRequest {
+    #[prost(int64, tag = "1")]
+    pub(crate) id: i64,
+    #[prost(bool, tag = "2")]
+    pub(crate) keys: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LeaseTimeToLiveResponse {
+    /// Negative where there is no such lease.
+    #[prost(int64, tag = "3")]
+    pub(crate) ttl: i64,
+    #[prost(bytes = "vec", repeated, tag = "5")]
+    pub(crate) keys: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StatusRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StatusResponse {
+    #[prost(string, tag = "2")]
+    pub(crate) version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) password: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    pub(crate) token: String,
+}
+
+/// The end of the range of all keys that begin with `prefix`.
+pub(crate) fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // All keys.
+    vec![0]
+}
+
+impl Compare {
+    /// The key was created by this revision; with 0: it does not exist.
+    pub(crate) fn created(key: &[u8], revision: i64) -> Compare {
+        Compare {
+            result: Is::Equal.into(),
+            target: Target::Create.into(),
+            key: key.to_vec(),
+            value: Some(Value::CreateRevision(revision)),
+            range_end: Vec::new(),
+        }
+    }
+
+    /// There is no key from `key` to `end`.
+    pub(crate) fn none(key: Vec<u8>, end: Vec<u8>) -> Compare {
+        Compare {
+            range_end: end,
+            ..Compare::created(&key, 0)
+        }
+    }
+
+    /// The key exists.
+    pub(crate) fn exists(key: &[u8]) -> Compare {
+        Compare {
+            result: Is::Greater.into(),
+            ..Compare::created(key, 0)
+        }
+    }
+
+    /// The key was changed last by this revision.
+    pub(crate) fn changed(key: &[u8], revision: i64) -> Compare {
+        Compare {
+            target: Target::Mod.into(),
+            value: Some(Value::ModRevision(revision)),
+            ..Compare::created(key, 0)
+        }
+    }
+}
+
+impl From<Request> for RequestOp {
+    fn from(request: Request) -> RequestOp {
+        RequestOp {
+            request: Some(request),
+        }
+    }
+}
+
+impl RequestOp {
+    pub(crate) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
+        Request::Put(PutRequest { key, value, lease }).into()
+    }
+
+    pub(crate) fn delete(key: Vec<u8>) -> RequestOp {
+        let range_end = Vec::new();
+        Request::Delete(DeleteRangeRequest { key, range_end }).into()
+    }
+
+    pub(crate) fn range(key: Vec<u8>, range_end: Vec<u8>, limit: i64) -> RequestOp {
+        let keys_only = false;
+        Request::Range(RangeRequest {
+            key,
+            range_end,
+            limit,
+            keys_only,
+        })
+        .into()
+    }
+}
+
+impl TxnResponse {
+    /// The revision of the store after it.
+    pub(crate) fn revision(&self) -> i64 {
+        self.header.as_ref().map_or(0, |header| header.revision)
+    }
+
+    /// What the range at this place found.
+    pub(crate) fn found(&self, at: usize) -> &[KeyValue] {
+        match self.responses.get(at).and_then(|one| one.response.as_ref()) {
+            Some(Response::Range(range)) => &range.kvs,
+            _ => &[],
+        }
+    }
+
+    /// How many keys the deletion at this place deleted.
+    pub(crate) fn deleted(&self, at: usize) -> i64 {
+        match self.responses.get(at).and_then(|one| one.response.as_ref()) {
+            Some(Response::Delete(delete)) => delete.deleted,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefix_ends_where_the_next_begins() {
+        assert_eq!(end_of(b"a/"), b"a0");
+        assert_eq!(end_of(&[1, 255]), [2]);
+        assert_eq!(end_of(&[255, 255]), [0]);
+        assert_eq!(end_of(b""), [0]);
+    }
+
+    /// The bytes of a message as etcd's own tools write them.
+    #[test]
+    fn condition_has_the_bytes_of_the_protocol() {
+        let bytes = Compare::changed(b"k", 7).encode_to_vec();
+        // target MOD, the key, mod_revision 7; EQUAL is the default
+        assert_eq!(bytes, [0x10, 2, 0x1a, 1, b'k', 0x30, 7]);
+        let bytes = Compare::none(b"k".to_vec(), b"l".to_vec()).encode_to_vec();
+        assert_eq!(bytes, [0x10, 1, 0x1a, 1, b'k', 0x28, 0, 0x82, 0x04, 1, b'l']);
+    }
+}

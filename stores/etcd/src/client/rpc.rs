@@ -1,0 +1,143 @@
+//! The calls of etcd's API on one connection.
+
+use futures_util::{Stream, stream};
+use http::uri::PathAndQuery;
+use prost::Message;
+use tonic::client::Grpc;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::proto::{
+    AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
+    LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse,
+    RangeRequest, RangeResponse, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchRequest,
+    WatchResponse,
+};
+
+/// A request with one reply.
+pub(crate) trait Call: Message + Clone + Default + 'static {
+    /// What the server replies.
+    type Reply: Message + Default + 'static;
+    /// The name of the method.
+    const PATH: &'static str;
+}
+
+macro_rules! calls {
+    ($($request:ident => $reply:ident at $path:literal,)*) => {
+        $(impl Call for $request {
+            type Reply = $reply;
+            const PATH: &'static str = $path;
+        })*
+    };
+}
+
+calls! {
+    RangeRequest => RangeResponse at "/etcdserverpb.KV/Range",
+    PutRequest => PutResponse at "/etcdserverpb.KV/Put",
+    DeleteRangeRequest => DeleteRangeResponse at "/etcdserverpb.KV/DeleteRange",
+    TxnRequest => TxnResponse at "/etcdserverpb.KV/Txn",
+    LeaseGrantRequest => LeaseGrantResponse at "/etcdserverpb.Lease/LeaseGrant",
+    LeaseRevokeRequest => LeaseRevokeResponse at "/etcdserverpb.Lease/LeaseRevoke",
+    LeaseTimeToLiveRequest => LeaseTimeToLiveResponse at "/etcdserverpb.Lease/LeaseTimeToLive",
+    StatusRequest => StatusResponse at "/etcdserverpb.Maintenance/Status",
+    AuthenticateRequest => AuthenticateResponse at "/etcdserverpb.Auth/Authenticate",
+}
+
+const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+
+/// A connection to one server.
+#[derive(Debug, Clone)]
+pub(crate) struct Rpc {
+    grpc: Grpc<Channel>,
+    token: Option<MetadataValue<Ascii>>,
+}
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// It was not sent.
+    NotSent(String),
+    /// It was sent, or may have been.
+    Status(Status),
+}
+
+impl Rpc {
+    pub(crate) fn new(channel: Channel) -> Rpc {
+        Rpc {
+            grpc: Grpc::new(channel),
+            token: None,
+        }
+    }
+
+    /// With the token of a login.
+    pub(crate) fn logged_in(mut self, token: &str) -> Result<Rpc, Status> {
+        let token = token
+            .parse()
+            .map_err(|_| Status::internal("the token of the login is no header"))?;
+        self.token = Some(token);
+        Ok(self)
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        // A server without a leader says so, and does not wait for one.
+        let yes = MetadataValue::from_static("true");
+        request.metadata_mut().insert("hasleader", yes);
+        request
+    }
+
+    /// A client whose connection can take a request.
+    async fn ready(&self) -> Result<Grpc<Channel>, Trouble> {
+        let mut grpc = self.grpc.clone();
+        match grpc.ready().await {
+            Ok(()) => Ok(grpc),
+            Err(error) => Err(Trouble::NotSent(super::failure::describe(&error))),
+        }
+    }
+
+    pub(crate) async fn call<C: Call>(&self, message: C) -> Result<C::Reply, Trouble> {
+        let codec = ProstCodec::<C, C::Reply>::default();
+        let mut grpc = self.ready().await?;
+        let reply = grpc
+            .unary(self.request(message), PathAndQuery::from_static(C::PATH), codec)
+            .await;
+        reply.map(tonic::Response::into_inner).map_err(Trouble::Status)
+    }
+
+    /// Keeps a lease alive once.
+    pub(crate) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
+        let once = stream::iter([LeaseKeepAliveRequest { id }]);
+        let codec = ProstCodec::<LeaseKeepAliveRequest, LeaseKeepAliveResponse>::default();
+        let mut grpc = self.ready().await?;
+        let replies = grpc
+            .streaming(self.request(once), PathAndQuery::from_static(KEEP_ALIVE), codec)
+            .await;
+        let mut replies = replies.map_err(Trouble::Status)?.into_inner();
+        match replies.message().await.map_err(Trouble::Status)? {
+            Some(reply) => Ok(reply),
+            None => Err(Trouble::Status(Status::unavailable(
+                "the server ended the stream",
+            ))),
+        }
+    }
+
+    /// Watches as `orders` say. The server replies for the first time when it has the first of them.
+    pub(crate) async fn watch(
+        &self,
+        orders: impl Stream<Item = WatchRequest> + Send + 'static,
+    ) -> Result<Streaming<WatchResponse>, Trouble> {
+        let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
+        let mut grpc = self.ready().await?;
+        let replies = grpc
+            .streaming(self.request(orders), PathAndQuery::from_static(WATCH), codec)
+            .await;
+        replies.map(tonic::Response::into_inner).map_err(Trouble::Status)
+    }
+}

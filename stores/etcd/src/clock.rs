@@ -1,0 +1,45 @@
+//! The clock by which leases are counted: it goes on while the machine is suspended, as the server's does.
+
+use std::ops::Add;
+use std::time::Duration;
+
+/// A moment of this process's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(Duration);
+
+impl Moment {
+    #[cfg(target_os = "linux")]
+    pub(crate) fn now() -> Moment {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+        // The nanoseconds are shorter on some machines.
+        #[allow(clippy::useless_conversion)]
+        Moment(Duration::from_secs(seconds.into()) + Duration::from_nanos(nanos.into()))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn now() -> Moment {
+        use std::sync::OnceLock;
+        use std::time::Instant;
+
+        static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        Moment(ORIGIN.get_or_init(Instant::now).elapsed())
+    }
+
+    /// How long before `later` this was; zero if it was not.
+    pub(crate) fn until(self, later: Moment) -> Duration {
+        later.0.saturating_sub(self.0)
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        self.until(Moment::now())
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+
+    fn add(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_add(time))
+    }
+}

@@ -1,0 +1,241 @@
+//! Acquiring one lock, or several in one transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Busy, GrantId, Granted, Kind, Outcome, Reason, StoreError,
+};
+use tokio::time::Instant;
+
+use super::grants::{Fate, Grant};
+use super::inner::Inner;
+use super::names::{Name, State, other_lock};
+use super::session::Session;
+use crate::client::Refusal;
+use crate::client::proto::{Compare, RequestOp, TxnRequest, TxnResponse};
+use crate::clock::Moment;
+
+/// The tokens of a grant are the revision that created it, and this many bits that count them.
+pub(crate) const TOKEN_BITS: u32 = 16;
+
+/// A request for a lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) name: Name,
+    kind: Kind,
+    grant: GrantId,
+    lease: Duration,
+    tokens: u32,
+    /// A read: the key of the write grant that it is nested in.
+    nested_in: Option<Vec<u8>>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+enum Attempt {
+    Granted(Vec<Granted>),
+    /// The request at this place.
+    Busy(usize, Option<Duration>),
+    Taken(usize, &'static str),
+    /// The epoch is another one, or the session is over, or what a read was nested in is gone: it was not carried out.
+    Again,
+}
+
+impl Ask {
+    pub(crate) fn new(inner: &Inner, request: &AcquireRequest) -> Result<Ask, StoreError> {
+        if !super::KINDS.contains(&request.kind) {
+            let message = format!("dlock-etcd has no locks of kind {}", request.kind);
+            return Err(StoreError::not_done(Reason::Unsupported, message));
+        }
+        if request.tokens > 1 << TOKEN_BITS {
+            let message = "dlock-etcd reserves up to 65536 fencing tokens at a time";
+            return Err(StoreError::not_done(Reason::Refused, message));
+        }
+        let name = inner.names.lock(&request.key)?;
+        let nested_in = request.nested_in.filter(|_| request.kind == Kind::Read);
+        let nested_in = nested_in.map(|grant| inner.names.grant(&name, Kind::Write, grant));
+        Ok(Ask {
+            kind: request.kind,
+            grant: request.grant,
+            lease: request.lease,
+            tokens: request.tokens.max(1),
+            nested_in,
+            name,
+        })
+    }
+}
+
+/// Acquires one lock.
+pub(crate) async fn one(
+    inner: Arc<Inner>,
+    ask: Ask,
+    called: Moment,
+    deadline: Instant,
+) -> Result<AcquireReply, StoreError> {
+    let mut asks = [ask];
+    match acquire(&inner, &mut asks, called, deadline).await? {
+        Attempt::Granted(mut grants) => Ok(AcquireReply::Acquired(grants.swap_remove(0))),
+        Attempt::Busy(_, remaining) => Ok(AcquireReply::Busy(Busy::new(remaining))),
+        Attempt::Taken(_, what) => Err(taken(&asks[0].name, what)),
+        Attempt::Again => Err(StoreError::not_done(Reason::Unreachable, inner.links.silence())),
+    }
+}
+
+/// Acquires all of these locks or none.
+pub(crate) async fn all(
+    inner: Arc<Inner>,
+    mut asks: Vec<Ask>,
+    called: Moment,
+    deadline: Instant,
+) -> Result<AcquireAllReply, StoreError> {
+    match acquire(&inner, &mut asks, called, deadline).await? {
+        Attempt::Granted(grants) => Ok(AcquireAllReply::Acquired { grants }),
+        Attempt::Busy(at, remaining) => Ok(AcquireAllReply::Busy { at, remaining }),
+        Attempt::Taken(at, what) => {
+            let error = taken(&asks[at].name, what);
+            Ok(AcquireAllReply::Failed { at, error })
+        }
+        Attempt::Again => Err(StoreError::not_done(Reason::Unreachable, inner.links.silence())),
+    }
+}
+
+fn taken(name: &str, what: &str) -> StoreError {
+    let message = format!("key \"{name}\" holds {what}");
+    StoreError::not_done(Reason::KeyTaken(what.to_owned()), message)
+}
+
+/// Asks until the server has judged the locks themselves.
+async fn acquire(
+    inner: &Inner,
+    asks: &mut [Ask],
+    called: Moment,
+    deadline: Instant,
+) -> Result<Attempt, StoreError> {
+    loop {
+        let lease = asks.iter().map(|ask| ask.lease).max().unwrap_or_default();
+        let session = inner.pool.get(lease, asks.len(), deadline).await?;
+        let attempt = attempt(inner, &session, asks, called, deadline).await;
+        match attempt {
+            Ok(Attempt::Again) if Instant::now() < deadline => {}
+            // The session was over before anything was asked.
+            Err(error)
+                if session.ended() && error.outcome == Outcome::NotDone && Instant::now() < deadline => {}
+            ended => return ended,
+        }
+    }
+}
+
+async fn attempt(
+    inner: &Inner,
+    session: &Arc<Session>,
+    asks: &mut [Ask],
+    called: Moment,
+    deadline: Instant,
+) -> Result<Attempt, StoreError> {
+    let epoch = match session.epoch(&inner.links, deadline).await {
+        Ok(epoch) => epoch,
+        Err(error) => {
+            session.leave(asks.len());
+            return Err(error);
+        }
+    };
+    let txn = transaction(inner, session, epoch, asks);
+    // From before it is sent: the release of an acquire without a reply has to know it.
+    for ask in &*asks {
+        let grant = Grant {
+            name: ask.name.clone(),
+            key: inner.names.grant(&ask.name, ask.kind, ask.grant),
+            fate: Fate::Open,
+            session: session.clone(),
+            ends: Moment::now() + ask.lease,
+        };
+        inner.grants.insert(ask.grant, grant);
+    }
+    let forget = || asks.iter().for_each(|ask| inner.grants.remove(ask.grant));
+    match inner.links.call(txn, deadline).await {
+        Ok(reply) if reply.succeeded => {
+            let revision = reply.revision();
+            let granted = asks.iter().map(|ask| {
+                // No sooner than the client was told: its lease counts from the call at the latest.
+                inner
+                    .grants
+                    .is(ask.grant, Fate::Held(revision), Moment::now() + ask.lease);
+                let first = revision.unsigned_abs() << TOKEN_BITS;
+                Granted::with_tokens(first, first + u64::from(ask.tokens - 1)).lease(session.lease(called))
+            });
+            Ok(Attempt::Granted(granted.collect()))
+        }
+        Ok(reply) => {
+            forget();
+            Ok(judge(inner, session, epoch, asks, &reply))
+        }
+        Err(failure) if failure.is(Refusal::NoLease) => {
+            forget();
+            session.end();
+            Ok(Attempt::Again)
+        }
+        Err(failure) => {
+            let is_open = failure.is_open();
+            let error = failure.error();
+            match error.outcome {
+                Outcome::NotDone => forget(),
+                Outcome::Unknown if !is_open => {
+                    for ask in &*asks {
+                        let ends = Moment::now() + ask.lease;
+                        inner.grants.is(ask.grant, Fate::Answered, ends);
+                    }
+                }
+                Outcome::Unknown => {}
+            }
+            Err(error)
+        }
+    }
+}
+
+fn transaction(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask]) -> TxnRequest {
+    let mut txn = TxnRequest::default();
+    for ask in asks {
+        let (start, end) = inner.names.in_the_way(&ask.name, ask.kind);
+        txn.failure.push(RequestOp::range(start.clone(), end.clone(), 1));
+        txn.compare.push(match &ask.nested_in {
+            Some(write) => Compare::exists(write),
+            None => Compare::none(start, end),
+        });
+        let key = inner.names.grant(&ask.name, ask.kind, ask.grant);
+        let value = State::Held(ask.lease).write();
+        txn.success.push(RequestOp::put(key, value, session.id));
+    }
+    let key = session.epoch_key();
+    txn.compare.push(Compare::changed(key, epoch));
+    txn.failure.push(RequestOp::range(key.to_vec(), Vec::new(), 1));
+    txn
+}
+
+/// Why the transaction did nothing.
+fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: &TxnResponse) -> Attempt {
+    let is_epoch = |found: &[crate::client::proto::KeyValue]| {
+        found.first().is_some_and(|found| found.mod_revision == epoch)
+    };
+    if !is_epoch(reply.found(asks.len())) {
+        session.epoch_is_not(epoch);
+        return Attempt::Again;
+    }
+    for (at, ask) in asks.iter_mut().enumerate() {
+        let Some(found) = reply.found(at).first() else {
+            // Nothing is in the way but that what it was nested in is gone.
+            ask.nested_in = None;
+            continue;
+        };
+        if ask.nested_in.as_ref() == Some(&found.key) {
+            continue;
+        }
+        let held = inner.names.read(&found.key).map_or(ask.kind, |(_, kind, _)| kind);
+        if let Some(what) = other_lock(ask.kind, held) {
+            return Attempt::Taken(at, what);
+        }
+        let lasts = State::read(&found.value).lasts();
+        return Attempt::Busy(at, Some(lasts).filter(|lasts| *lasts < Duration::MAX));
+    }
+    Attempt::Again
+}

@@ -1,0 +1,216 @@
+//! Options of the store, and what starts with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{DoubtSender, Lane, Reason, StoreError};
+use dlock::{DEFAULT_TIMEOUT, Error};
+use tokio::runtime;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::EtcdLocks;
+use super::grants::Grants;
+use super::inner::{Inner, sweep};
+use super::lines::Lines;
+use super::names::Names;
+use super::pool::Pool;
+use super::waiters::Waiters;
+use crate::client::{Config, Links, Login};
+
+/// Where the keys are, unless another namespace is named.
+const NAMESPACE: &str = "dlock/";
+
+/// Options of [`EtcdLocks`].
+///
+/// ```no_run
+/// use dlock_etcd::EtcdLocks;
+/// use std::time::Duration;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = EtcdLocks::builder(["a.internal:2379", "b.internal:2379"])
+///     .user("shop", std::env::var("ETCD_PASSWORD")?)
+///     .namespace("shop/locks/")
+///     .timeout(Duration::from_secs(2))
+///     .connect()
+///     .await?;
+/// # let _ = store; Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+#[derive(Debug)]
+pub struct EtcdLocksBuilder {
+    config: Config,
+    names: Names,
+    service: String,
+}
+
+impl EtcdLocksBuilder {
+    pub(super) fn new(servers: Vec<String>) -> EtcdLocksBuilder {
+        EtcdLocksBuilder {
+            config: Config {
+                servers,
+                login: None,
+                tls: None,
+                timeout: DEFAULT_TIMEOUT,
+                allow_old_server: false,
+            },
+            names: Names {
+                namespace: NAMESPACE.to_owned(),
+                prefix: String::new(),
+            },
+            service: String::new(),
+        }
+    }
+
+    /// The user and its password, where the servers ask for them; none by default.
+    pub fn user(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.config.login = Some(Login {
+            user: user.into(),
+            password: password.into(),
+        });
+        self
+    }
+
+    /// Encrypts connections and trusts the system's certificate authorities; `false` by default. It needs the feature `tls`.
+    pub fn tls(mut self, encrypt: bool) -> Self {
+        self.config.tls = encrypt.then(|| self.config.tls.unwrap_or_default());
+        self
+    }
+
+    /// Encrypts connections and trusts this certificate authority, in PEM, instead of the system's.
+    pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        let mut tls = self.config.tls.unwrap_or_default();
+        tls.authority = Some(pem.into());
+        self.config.tls = Some(tls);
+        self
+    }
+
+    /// Encrypts connections and shows the servers this certificate, in PEM, with its private key.
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        let mut tls = self.config.tls.unwrap_or_default();
+        tls.own = Some((pem.into(), key.into()));
+        self.config.tls = Some(tls);
+        self
+    }
+
+    /// What all keys begin with, `dlock/` by default: the user needs to read and to write it, and nothing else.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.names.namespace = namespace.into();
+        self
+    }
+
+    /// A prefix of the names of locks, for services that share a namespace; none by default.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.names.prefix = prefix.into();
+        self
+    }
+
+    /// The name of the service, which its sessions have as their value; none by default.
+    pub fn service_name(mut self, name: impl Into<String>) -> Self {
+        self.service = name.into();
+        self
+    }
+
+    /// How long one step may take, connecting included; 1 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = timeout;
+        self
+    }
+
+    /// Accepts servers before 3.4.31 and 3.5.13; `false` by default. A leader of these that was stuck can end leases that its
+    /// successor has renewed, and then two clients hold one lock.
+    pub fn allow_old_server(mut self, allow: bool) -> Self {
+        self.config.allow_old_server = allow;
+        self
+    }
+
+    /// Connects; see [`EtcdLocks::connect`].
+    ///
+    /// # Errors
+    ///
+    /// When no server can be reached, or one refuses, or an option is invalid.
+    pub async fn connect(self) -> Result<EtcdLocks, Error> {
+        if let Err((option, reason)) = self.check() {
+            return Err(Error::invalid_option(option, reason));
+        }
+        self.open().await.map_err(StoreError::into_connect_error)
+    }
+
+    /// The same where the options come from a URL.
+    pub(super) async fn open_by_url(self) -> Result<EtcdLocks, StoreError> {
+        if let Err((option, reason)) = self.check() {
+            let message = format!("its option {option} is invalid: {reason}");
+            return Err(StoreError::not_done(Reason::WrongUrl, message));
+        }
+        self.open().await
+    }
+
+    fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        if self.config.servers.is_empty() {
+            return Err(("servers", "it names no server, as in localhost:2379"));
+        }
+        if self.config.timeout.is_zero() {
+            return Err(("timeout", "no step can be carried out in no time"));
+        }
+        if self.names.namespace.is_empty() || self.names.namespace.contains('\0') {
+            return Err(("namespace", "it is not empty and has no zero byte, as in dlock/"));
+        }
+        if self.names.prefix.contains('\0') {
+            return Err(("prefix", "it has no zero byte"));
+        }
+        if !cfg!(feature = "tls") && self.config.tls.is_some() {
+            return Err(("tls", "encryption needs the feature \"tls\" of dlock-etcd"));
+        }
+        Ok(())
+    }
+
+    async fn open(self) -> Result<EtcdLocks, StoreError> {
+        let runtime = runtime::Handle::current();
+        let links = Arc::new(Links::new(self.config));
+        links.get(Instant::now() + links.config.timeout).await?;
+        let (doubts, ended, grants) = (
+            DoubtSender::new(),
+            CancellationToken::new(),
+            Arc::new(Grants::default()),
+        );
+        let pool = Pool::new(
+            links.clone(),
+            self.names.clone(),
+            self.service,
+            doubts.clone(),
+            ended.clone(),
+        );
+        let waiters = Waiters::start(links.clone(), self.names.clone(), ended.clone(), &runtime);
+        let inner = Arc::new(Inner {
+            links: links.clone(),
+            names: self.names,
+            pool: Arc::new(pool),
+            grants: grants.clone(),
+            lines: Lines::default(),
+            waiters,
+            doubts: doubts.clone(),
+            runtime: runtime.clone(),
+            _ended: ended.clone().drop_guard(),
+        });
+        let sweeping = sweep(Arc::downgrade(&inner), grants);
+        runtime.spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = sweeping => {}
+                () = doubt(links, doubts) => {}
+            }
+        });
+        Ok(EtcdLocks(inner))
+    }
+}
+
+/// Has holders ask anew after each new connection.
+async fn doubt(links: Arc<Links>, doubts: DoubtSender) {
+    let mut changes = links.changes();
+    changes.mark_unchanged();
+    while changes.changed().await.is_ok() {
+        if *changes.borrow_and_update() != 0 {
+            doubts.tell(Lane::default());
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What this process was granted, or may have been.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::GrantId;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::names::Name;
+use super::session::Session;
+use crate::clock::Moment;
+
+/// What is known of a grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// The request for it was sent, and has no answer: a copy of it may be carried out yet.
+    Open,
+    /// The server answered, and its answer left open whether it was carried out.
+    Answered,
+    /// It was created by this revision.
+    Held(i64),
+    /// It was released, and keeps the lock for a while.
+    Kept,
+}
+
+/// A grant.
+#[derive(Debug, Clone)]
+pub(crate) struct Grant {
+    pub(crate) name: Name,
+    pub(crate) key: Vec<u8>,
+    pub(crate) fate: Fate,
+    pub(crate) session: Arc<Session>,
+    /// When this process ends it, unless it is renewed. Its session lives on for other locks.
+    pub(crate) ends: Moment,
+}
+
+/// The grants of a store.
+#[derive(Debug, Default)]
+pub(crate) struct Grants {
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    grants: HashMap<GrantId, Grant>,
+    /// When to look at each of them: no later than it ends.
+    looks: BTreeSet<(Moment, GrantId)>,
+}
+
+impl Grants {
+    pub(crate) fn insert(&self, id: GrantId, grant: Grant) {
+        let mut state = self.state.lock();
+        let is_first = state.looks.first().is_none_or(|(first, _)| grant.ends < *first);
+        state.looks.insert((grant.ends, id));
+        state.grants.insert(id, grant);
+        drop(state);
+        if is_first {
+            self.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn get(&self, id: GrantId) -> Option<Grant> {
+        self.state.lock().grants.get(&id).cloned()
+    }
+
+    /// It is gone.
+    pub(crate) fn remove(&self, id: GrantId) {
+        let mut state = self.state.lock();
+        let Some(grant) = state.grants.remove(&id) else {
+            return;
+        };
+        state.looks.remove(&(grant.ends, id));
+        if grant.fate != Fate::Kept {
+            grant.session.leave(1);
+        }
+    }
+
+    /// Something is known of it.
+    pub(crate) fn is(&self, id: GrantId, fate: Fate, ends: Moment) {
+        self.change(id, ends, |grant| {
+            if fate == Fate::Kept && grant.fate != Fate::Kept {
+                grant.session.leave(1);
+            }
+            grant.fate = fate;
+        });
+    }
+
+    /// It was renewed.
+    pub(crate) fn is_renewed(&self, id: GrantId, ends: Moment) {
+        self.change(id, ends, |_| {});
+    }
+
+    /// It was renewed, and is on another session now, where it has room.
+    pub(crate) fn is_moved(&self, id: GrantId, session: Arc<Session>, ends: Moment) {
+        self.change(id, ends, |grant| {
+            grant.session.leave(1);
+            grant.session = session;
+        });
+    }
+
+    fn change(&self, id: GrantId, ends: Moment, change: impl FnOnce(&mut Grant)) {
+        let mut state = self.state.lock();
+        let Some(grant) = state.grants.get_mut(&id) else {
+            return;
+        };
+        change(grant);
+        let before = std::mem::replace(&mut grant.ends, ends);
+        // A later end is found at the look that there is.
+        if ends < before {
+            state.looks.insert((ends, id));
+            self.wake.notify_one();
+        }
+    }
+
+    /// Looks at it again after a while: it could not be ended.
+    pub(crate) fn look_again(&self, id: GrantId, after: Duration) {
+        let mut state = self.state.lock();
+        if state.grants.contains_key(&id) {
+            state.looks.insert((Moment::now() + after, id));
+            self.wake.notify_one();
+        }
+    }
+
+    /// The grants whose time is over, each once, and the time until the next look.
+    pub(crate) fn take_ended(&self) -> (Vec<(GrantId, Name)>, Option<Duration>) {
+        let now = Moment::now();
+        let mut state = self.state.lock();
+        let State { grants, looks } = &mut *state;
+        let mut ended = Vec::new();
+        let mut later = Vec::new();
+        while let Some((at, id)) = looks.first().copied().filter(|(at, _)| *at <= now) {
+            looks.remove(&(at, id));
+            match grants.get(&id) {
+                Some(grant) if grant.ends > now => later.push((grant.ends, id)),
+                Some(grant) => ended.push((id, grant.name.clone())),
+                None => {}
+            }
+        }
+        looks.extend(later);
+        (ended, looks.first().map(|(at, _)| now.until(*at)))
+    }
+
+    /// Returns when the time of the next look may be another one.
+    pub(crate) async fn changed(&self) {
+        self.wake.notified().await;
+    }
+}

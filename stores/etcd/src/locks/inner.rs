@@ -1,0 +1,103 @@
+//! What all steps of a store have in common, and how a step is carried out.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+
+use dlock::store::{DoubtSender, Reason, StoreError, StoreFuture};
+use tokio::runtime;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::DropGuard;
+
+use super::grants::Grants;
+use super::lines::Lines;
+use super::names::{Name, Names};
+use super::pool::Pool;
+use super::release;
+use super::waiters::Waiters;
+use crate::client::Links;
+
+/// A store.
+pub(crate) struct Inner {
+    pub(crate) links: Arc<Links>,
+    pub(crate) names: Names,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) grants: Arc<Grants>,
+    pub(crate) lines: Lines,
+    pub(crate) waiters: Waiters,
+    pub(crate) doubts: DoubtSender,
+    pub(crate) runtime: runtime::Handle,
+    /// Ends what runs in the background.
+    pub(crate) _ended: DropGuard,
+}
+
+/// Whether a step is carried out although its caller is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Abandoned {
+    /// It is: a release, say.
+    Goes,
+    /// It is not sent: its caller releases what it may have been granted, and that finds nothing.
+    Ends,
+}
+
+impl Inner {
+    /// Queues a step on these locks, now. The future only brings the answer.
+    pub(crate) fn step<T, F>(
+        self: &Arc<Self>,
+        names: impl IntoIterator<Item = Name>,
+        abandoned: Abandoned,
+        work: impl FnOnce(Arc<Inner>, Instant) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send,
+    {
+        let mut turn = self.lines.join(names);
+        let deadline = Instant::now() + self.links.config.timeout;
+        let (reply, answer) = oneshot::channel();
+        let inner = self.clone();
+        self.runtime.spawn(async move {
+            if timeout_at(deadline, turn.comes()).await.is_err() {
+                let error = StoreError::not_done(Reason::Unreachable, inner.links.silence());
+                let _ = reply.send(Err(error));
+                // The next ones wait for those before.
+                return turn.comes().await;
+            }
+            if abandoned == Abandoned::Goes || !reply.is_closed() {
+                let answer = work(inner, deadline).await;
+                let _ = reply.send(answer);
+            }
+        });
+        Box::pin(async move {
+            match answer.await {
+                Ok(answer) => answer,
+                Err(_) => Err(StoreError::unknown("the runtime that served the store has ended")),
+            }
+        })
+    }
+}
+
+/// Ends grants when their time is over, for as long as the store is there: their sessions live on for other locks.
+pub(crate) async fn sweep(store: Weak<Inner>, grants: Arc<Grants>) {
+    loop {
+        let (ended, next) = grants.take_ended();
+        if !ended.is_empty() {
+            let Some(inner) = store.upgrade() else { return };
+            for (id, name) in ended {
+                let step = inner.step([name], Abandoned::Goes, move |inner, deadline| async move {
+                    release::expire(inner, id, deadline).await
+                });
+                drop(step);
+            }
+        }
+        tokio::select! {
+            () = grants.changed() => {}
+            () = async {
+                match next {
+                    Some(next) => sleep(next).await,
+                    None => std::future::pending().await,
+                }
+            } => {}
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The order of steps: those of one lock are carried out one after the other, as they were called.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::names::Name;
+
+/// The last step of each lock that has one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lines(Arc<Mutex<Waiting>>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    last: HashMap<Name, Last>,
+    count: u64,
+}
+
+#[derive(Debug)]
+struct Last {
+    number: u64,
+    /// Closed when it is done.
+    done: oneshot::Receiver<()>,
+}
+
+/// A step in the lines of its locks. The next ones follow when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    lines: Lines,
+    number: u64,
+    names: Vec<(Name, oneshot::Sender<()>)>,
+    before: Vec<oneshot::Receiver<()>>,
+}
+
+impl Lines {
+    /// Joins the lines of these locks, all at once.
+    pub(crate) fn join(&self, names: impl IntoIterator<Item = Name>) -> Turn {
+        let mut waiting = self.0.lock();
+        waiting.count += 1;
+        let number = waiting.count;
+        let mut turn = Turn {
+            lines: self.clone(),
+            number,
+            names: Vec::new(),
+            before: Vec::new(),
+        };
+        for name in names {
+            let (sender, done) = oneshot::channel();
+            if let Some(last) = waiting.last.insert(name.clone(), Last { number, done }) {
+                // A step that names a lock twice does not wait for itself.
+                if last.number != number {
+                    turn.before.push(last.done);
+                }
+            }
+            turn.names.push((name, sender));
+        }
+        turn
+    }
+}
+
+impl Turn {
+    /// Waits until the steps before are done. A turn that is dropped before lets the next ones pass: the step that gives up
+    /// goes on waiting.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn comes(&mut self) {
+        while let Some(before) = self.before.last_mut() {
+            // Nothing is ever sent.
+            let _ = before.await;
+            self.before.pop();
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut waiting = self.lines.0.lock();
+        for (name, _) in &self.names {
+            if waiting
+                .last
+                .get(name)
+                .is_some_and(|last| last.number == self.number)
+            {
+                waiting.last.remove(name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn join(lines: &Lines, names: &[&str]) -> Turn {
+        lines.join(names.iter().map(|name| Name::from(*name)))
+    }
+
+    #[test]
+    fn steps_of_one_lock_follow_each_other_and_those_of_others_do_not() {
+        let lines = Lines::default();
+        let mut first = join(&lines, &["a"]);
+        let mut second = join(&lines, &["a", "b"]);
+        let mut third = join(&lines, &["b"]);
+        let mut other = join(&lines, &["c"]);
+        assert!(first.comes().now_or_never().is_some());
+        assert!(other.comes().now_or_never().is_some());
+        assert!(second.comes().now_or_never().is_none());
+        drop(first);
+        assert!(third.comes().now_or_never().is_none());
+        assert!(second.comes().now_or_never().is_some());
+        drop(second);
+        assert!(third.comes().now_or_never().is_some());
+        drop((third, other));
+        assert!(lines.0.lock().last.is_empty());
+    }
+
+    #[test]
+    fn lock_named_twice_does_not_wait_for_itself() {
+        let lines = Lines::default();
+        assert!(join(&lines, &["a", "a"]).comes().now_or_never().is_some());
+        assert!(lines.0.lock().last.is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! Holders as people and tools see them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::LockKey;
+use dlock::store::{Holder, StoreError};
+use futures_util::future::try_join_all;
+use tokio::time::Instant;
+
+use super::inner::Inner;
+use super::names::{Name, State};
+use crate::client::Failure;
+use crate::client::proto::{DeleteRangeRequest, KeyValue, LeaseTimeToLiveRequest, RangeRequest};
+
+/// How many grants are read at a time.
+const PAGE: i64 = 500;
+
+/// The holders of a lock.
+pub(crate) async fn inspect(
+    inner: Arc<Inner>,
+    name: Name,
+    deadline: Instant,
+) -> Result<Vec<Holder>, StoreError> {
+    let found = range(&inner, inner.names.all(&name), deadline).await;
+    Ok(found?.into_iter().map(|(_, holder)| holder).collect())
+}
+
+/// The locks whose names begin with `prefix`.
+pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockKey, Holder)>, StoreError> {
+    let (mut start, end) = inner.names.with_prefix(&prefix);
+    let mut all = Vec::new();
+    loop {
+        let deadline = Instant::now() + inner.links.config.timeout;
+        let request = RangeRequest {
+            key: start,
+            range_end: end.clone(),
+            limit: PAGE,
+            keys_only: false,
+        };
+        let page = inner
+            .links
+            .call(request, deadline)
+            .await
+            .map_err(Failure::error)?;
+        all.extend(holders(&inner, &page.kvs, deadline).await?);
+        match page.kvs.last() {
+            Some(last) if page.more => {
+                start = last.key.clone();
+                start.push(0);
+            }
+            _ => return Ok(all),
+        }
+    }
+}
+
+/// Ends whatever grants a lock has; whether there were any.
+pub(crate) async fn force(inner: Arc<Inner>, name: Name, deadline: Instant) -> Result<bool, StoreError> {
+    let (key, range_end) = inner.names.all(&name);
+    let reply = inner
+        .links
+        .call(DeleteRangeRequest { key, range_end }, deadline)
+        .await;
+    Ok(reply.map_err(Failure::error)?.deleted > 0)
+}
+
+async fn range(
+    inner: &Inner,
+    (key, range_end): (Vec<u8>, Vec<u8>),
+    deadline: Instant,
+) -> Result<Vec<(LockKey, Holder)>, StoreError> {
+    let request = RangeRequest {
+        key,
+        range_end,
+        ..RangeRequest::default()
+    };
+    let found = inner
+        .links
+        .call(request, deadline)
+        .await
+        .map_err(Failure::error)?;
+    holders(inner, &found.kvs, deadline).await
+}
+
+/// The grants of these keys, with what is left of their leases.
+async fn holders(
+    inner: &Inner,
+    found: &[KeyValue],
+    deadline: Instant,
+) -> Result<Vec<(LockKey, Holder)>, StoreError> {
+    let mut leases: Vec<i64> = found.iter().map(|found| found.lease).collect();
+    leases.sort_unstable();
+    leases.dedup();
+    let left = leases.into_iter().map(|id| async move {
+        let request = LeaseTimeToLiveRequest { id, keys: false };
+        let reply = inner
+            .links
+            .call(request, deadline)
+            .await
+            .map_err(Failure::error)?;
+        Ok::<_, StoreError>((id, Duration::from_secs(reply.ttl.max(0).unsigned_abs())))
+    });
+    let left: HashMap<i64, Duration> = try_join_all(left).await?.into_iter().collect();
+    let holder = |found: &KeyValue| {
+        let (name, kind, grant) = inner.names.read(&found.key)?;
+        let state = State::read(&found.value);
+        let holds = match state {
+            State::Held(_) => 1,
+            State::Kept(_) => 0,
+        };
+        let lasts = left.get(&found.lease).map_or(Duration::ZERO, |left| *left);
+        let remaining = Some(lasts.min(state.lasts()));
+        Some((
+            LockKey::raw(name),
+            Holder::new(kind, grant.to_owned(), holds, remaining),
+        ))
+    };
+    Ok(found.iter().filter_map(holder).collect())
+}

@@ -1,0 +1,203 @@
+//! Locks as keys on leases.
+
+mod acquire;
+mod builder;
+mod grants;
+mod inner;
+mod lines;
+mod look;
+mod names;
+mod pool;
+mod release;
+mod renew;
+mod scheme;
+mod session;
+mod transaction;
+mod waiters;
+
+use std::fmt;
+use std::future::ready;
+use std::sync::Arc;
+
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
+    Notifications, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
+    Watch,
+};
+use dlock::{Error, LockKey};
+
+use self::acquire::Ask;
+pub use self::builder::EtcdLocksBuilder;
+use self::inner::{Abandoned, Inner};
+use self::names::Name;
+pub use self::scheme::scheme;
+use self::session::{MANY, SHORTEST};
+pub use self::transaction::{Committed, FencedTransaction, Proof, TransactionError};
+use crate::clock::Moment;
+
+/// The kinds that this version has.
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
+/// The most locks of one step: a transaction has up to 128 conditions and operations.
+const LARGEST_SET: usize = 100;
+
+/// Locks in etcd. Cheap to clone; the connection closes when the last clone, and every
+/// [`LockClient`](dlock::LockClient) made of one, is gone.
+///
+/// ```no_run
+/// use dlock::LockClient;
+/// use dlock_etcd::EtcdLocks;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = EtcdLocks::connect(["a.internal:2379", "b.internal:2379", "c.internal:2379"]).await?;
+/// let client = LockClient::builder().store(store.clone()).build().await?;
+/// let guard = client.lock("order:42").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct EtcdLocks(Arc<Inner>);
+
+impl EtcdLocks {
+    /// Connects to one of these servers, each `host:port`, with all options at their defaults.
+    ///
+    /// The runtime in which this is called serves the connection from then on.
+    ///
+    /// # Errors
+    ///
+    /// When no server can be reached, or one refuses: it is older than 3.4.31 or 3.5.13, say.
+    pub async fn connect(servers: impl IntoIterator<Item = impl Into<String>>) -> Result<EtcdLocks, Error> {
+        EtcdLocks::builder(servers).connect().await
+    }
+
+    /// Options for these servers, each `host:port`: members of one cluster.
+    pub fn builder(servers: impl IntoIterator<Item = impl Into<String>>) -> EtcdLocksBuilder {
+        EtcdLocksBuilder::new(servers.into_iter().map(Into::into).collect())
+    }
+
+    fn acquires<T: Send + 'static, F>(
+        &self,
+        asks: Result<Vec<Ask>, StoreError>,
+        work: impl FnOnce(Arc<Inner>, Vec<Ask>, tokio::time::Instant) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        F: Future<Output = Result<T, StoreError>> + Send,
+    {
+        let asks = match asks {
+            Ok(asks) => asks,
+            Err(error) => return Box::pin(ready(Err(error))),
+        };
+        let names: Vec<Name> = asks.iter().map(|ask| ask.name.clone()).collect();
+        (self.0).step(names, Abandoned::Ends, move |inner, deadline| {
+            work(inner, asks, deadline)
+        })
+    }
+
+    /// A step on one lock that is carried out without its caller, too.
+    fn goes<T: Send + 'static, F>(
+        &self,
+        key: &LockKey,
+        work: impl FnOnce(Arc<Inner>, Name, tokio::time::Instant) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        F: Future<Output = Result<T, StoreError>> + Send,
+    {
+        let name = match self.0.names.lock(key) {
+            Ok(name) => name,
+            Err(error) => return Box::pin(ready(Err(error))),
+        };
+        (self.0).step([name.clone()], Abandoned::Goes, move |inner, deadline| {
+            work(inner, name, deadline)
+        })
+    }
+}
+
+impl Store for EtcdLocks {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(KINDS)
+            .name("etcd")
+            .token_blocks(true)
+            .shortest_lease(SHORTEST)
+            .min_hold(true)
+            .notifications(Notifications::Certain)
+            .largest_set(LARGEST_SET)
+            .inspection(true)
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let called = Moment::now();
+        let ask = Ask::new(&self.0, &request).map(|ask| vec![ask]);
+        self.acquires(ask, move |inner, mut asks, deadline| {
+            acquire::one(inner, asks.swap_remove(0), called, deadline)
+        })
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let key = request.key.clone();
+        self.goes(&key, move |inner, name, deadline| {
+            release::release(inner, name, request, deadline)
+        })
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        let (called, many) = (Moment::now(), requests.len() >= MANY);
+        let steps: Vec<StoreFuture<Renewal>> = requests
+            .into_iter()
+            .map(|request| {
+                let key = request.key.clone();
+                self.goes(&key, move |inner, _, deadline| {
+                    renew::renew(inner, request, called, many, deadline)
+                })
+            })
+            .collect();
+        Box::pin(async move { Ok(futures_util::future::join_all(steps).await) })
+    }
+
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        self.goes(&key, look::inspect)
+    }
+
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        let work = move |inner, _| look::list(inner, prefix);
+        self.0.step([], Abandoned::Ends, work)
+    }
+
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        self.goes(&key, look::force)
+    }
+
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+        match self.0.names.lock(key) {
+            Ok(name) => self.0.waiters.watch(name),
+            // Its acquire says what is wrong.
+            Err(_) => Watch::polling(std::time::Duration::from_secs(1)),
+        }
+    }
+
+    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
+        KINDS.contains(&kind).then_some(0)
+    }
+
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
+        let called = Moment::now();
+        let asks = requests
+            .iter()
+            .map(|request| Ask::new(&self.0, request))
+            .collect();
+        self.acquires(asks, move |inner, asks, deadline| {
+            acquire::all(inner, asks, called, deadline)
+        })
+    }
+
+    fn doubts(&self) -> Doubts {
+        self.0.doubts.subscribe()
+    }
+}
+
+impl fmt::Debug for EtcdLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdLocks")
+            .field("servers", &self.0.links.config.servers)
+            .field("namespace", &self.0.names.namespace)
+            .finish_non_exhaustive()
+    }
+}

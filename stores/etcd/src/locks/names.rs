@@ -1,0 +1,215 @@
+//! The names of keys in etcd.
+//!
+//! | key | what |
+//! |---|---|
+//! | `<namespace>q/<lock>\0<kind><grant>` | a grant; its value says since when it only keeps the lock, and for how long |
+//! | `<namespace>c/<lease>` | the epoch of a session; its value is the name of the service |
+//!
+//! Kinds that exclude others are capitals, which come before the small letter of readers: so one condition covers them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::LockKey;
+use dlock::store::{GrantId, Kind, Reason, StoreError};
+
+use crate::client::proto::end_of;
+
+/// The longest name, with its prefix.
+const LONGEST: usize = 2048;
+const PLAIN: u8 = b'L';
+const WRITE: u8 = b'W';
+const READ: u8 = b'r';
+
+/// How the store names its keys.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    pub(crate) namespace: String,
+    pub(crate) prefix: String,
+}
+
+/// The name of a lock, with the prefix of the client.
+pub(crate) type Name = Arc<str>;
+
+impl Names {
+    /// The name of a lock.
+    pub(crate) fn lock(&self, key: &LockKey) -> Result<Name, StoreError> {
+        let name = [&*self.prefix, key.as_str()].concat();
+        if name.len() > LONGEST || name.contains('\0') {
+            let message = format!("a key has up to {LONGEST} bytes with its prefix, and no zero byte");
+            return Err(StoreError::not_done(Reason::Refused, message));
+        }
+        Ok(name.into())
+    }
+
+    /// The key of a grant.
+    pub(crate) fn grant(&self, name: &str, kind: Kind, grant: GrantId) -> Vec<u8> {
+        let mut key = self.all(name).0;
+        key.push(letter(kind));
+        key.extend_from_slice(grant.to_string().as_bytes());
+        key
+    }
+
+    /// The range of all grants of a lock.
+    pub(crate) fn all(&self, name: &str) -> (Vec<u8>, Vec<u8>) {
+        let start = format!("{}q/{name}\0", self.namespace).into_bytes();
+        let end = end_of(&start);
+        (start, end)
+    }
+
+    /// The range of the grants that keep a lock of this kind out.
+    pub(crate) fn in_the_way(&self, name: &str, kind: Kind) -> (Vec<u8>, Vec<u8>) {
+        let (start, mut end) = self.all(name);
+        if kind == Kind::Read {
+            end.clone_from(&start);
+            end.push(READ);
+        }
+        (start, end)
+    }
+
+    /// The range of the grants of all locks whose names begin with `prefix`, which is the client's prefix and more.
+    pub(crate) fn with_prefix(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
+        let start = format!("{}q/{}{prefix}", self.namespace, self.prefix).into_bytes();
+        let end = end_of(&start);
+        (start, end)
+    }
+
+    /// The epoch of a session.
+    pub(crate) fn epoch(&self, lease: i64) -> Vec<u8> {
+        format!("{}c/{lease:016x}", self.namespace).into_bytes()
+    }
+
+    /// What a key of a grant says: the lock without the client's prefix, its kind, and the grant.
+    pub(crate) fn read<'a>(&self, key: &'a [u8]) -> Option<(&'a str, Kind, &'a str)> {
+        let key = std::str::from_utf8(key).ok()?;
+        let key = key.strip_prefix(&self.namespace)?.strip_prefix("q/")?;
+        let (name, grant) = key.split_once('\0')?;
+        let kind = match *grant.as_bytes().first()? {
+            PLAIN => Kind::Mutex,
+            WRITE => Kind::Write,
+            READ => Kind::Read,
+            _ => return None,
+        };
+        Some((name.strip_prefix(&self.prefix)?, kind, &grant[1..]))
+    }
+}
+
+fn letter(kind: Kind) -> u8 {
+    match kind {
+        Kind::Read => READ,
+        Kind::Write => WRITE,
+        _ => PLAIN,
+    }
+}
+
+/// What the key holds where a lock of the kind that is asked for cannot be beside it; `None` where both are one lock.
+pub(crate) fn other_lock(asked: Kind, held: Kind) -> Option<&'static str> {
+    let is_read_write = |kind: Kind| matches!(kind, Kind::Read | Kind::Write);
+    match (is_read_write(held), is_read_write(asked)) {
+        (true, false) => Some("a read-write lock"),
+        (false, true) => Some("a plain lock"),
+        _ => None,
+    }
+}
+
+/// What the value of a grant says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It is held, with this lease.
+    Held(Duration),
+    /// It was released, and keeps the lock for so long.
+    Kept(Duration),
+}
+
+impl State {
+    pub(crate) fn write(self) -> Vec<u8> {
+        let (word, time) = match self {
+            State::Held(lease) => ("held", lease),
+            State::Kept(rest) => ("kept", rest),
+        };
+        // Never less than it is.
+        format!("{word} {}", time.as_micros().div_ceil(1000)).into_bytes()
+    }
+
+    pub(crate) fn read(value: &[u8]) -> State {
+        let text = std::str::from_utf8(value).unwrap_or_default();
+        let (word, time) = text.split_once(' ').unwrap_or_default();
+        let time = time.parse().map_or(Duration::MAX, Duration::from_millis);
+        match word {
+            "kept" => State::Kept(time),
+            _ => State::Held(time),
+        }
+    }
+
+    /// The longest time for which it may last yet.
+    pub(crate) fn lasts(self) -> Duration {
+        match self {
+            State::Held(time) | State::Kept(time) => time,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Names {
+        Names {
+            namespace: "dlock/".to_owned(),
+            prefix: "shop:".to_owned(),
+        }
+    }
+
+    fn is_within(key: &[u8], range: &(Vec<u8>, Vec<u8>)) -> bool {
+        *key >= *range.0 && *key < *range.1
+    }
+
+    #[test]
+    fn grant_is_read_as_it_was_written() {
+        let (names, grant) = (names(), GrantId::from_parts(7, 9));
+        let name = names.lock(&"order:42".into()).unwrap();
+        for kind in [Kind::Mutex, Kind::Read, Kind::Write] {
+            let key = names.grant(&name, kind, grant);
+            assert_eq!(names.read(&key), Some(("order:42", kind, &*grant.to_string())));
+            assert!(is_within(&key, &names.all(&name)));
+            assert!(is_within(&key, &names.with_prefix("order")));
+            assert!(!is_within(&key, &names.all("shop:order:4")));
+            assert!(!is_within(&key, &names.all("shop:order:422")));
+        }
+    }
+
+    #[test]
+    fn readers_are_in_the_way_of_all_but_readers() {
+        let (names, grant) = (names(), GrantId::from_parts(7, 9));
+        for (held, asked, is_in_the_way) in [
+            (Kind::Mutex, Kind::Mutex, true),
+            (Kind::Mutex, Kind::Read, true),
+            (Kind::Write, Kind::Read, true),
+            (Kind::Write, Kind::Write, true),
+            (Kind::Read, Kind::Write, true),
+            (Kind::Read, Kind::Mutex, true),
+            (Kind::Read, Kind::Read, false),
+        ] {
+            let key = names.grant("k", held, grant);
+            let range = names.in_the_way("k", asked);
+            assert_eq!(is_within(&key, &range), is_in_the_way, "{held} {asked}");
+        }
+    }
+
+    #[test]
+    fn name_without_end_is_refused() {
+        for key in ["a\0b".to_owned(), "x".repeat(LONGEST)] {
+            let error = names().lock(&LockKey::raw(key)).unwrap_err();
+            assert_eq!(error.reason, Reason::Refused);
+        }
+    }
+
+    #[test]
+    fn state_is_read_as_it_was_written_and_a_foreign_value_has_no_end() {
+        let ms = Duration::from_millis;
+        for state in [State::Held(ms(30_000)), State::Kept(ms(1))] {
+            assert_eq!(State::read(&state.write()), state);
+        }
+        assert_eq!(State::read(b"what"), State::Held(Duration::MAX));
+    }
+}

@@ -1,0 +1,100 @@
+//! Renewing grants.
+
+use std::sync::Arc;
+
+use dlock::store::{RenewRequest, Renewal, StoreError};
+use tokio::time::{Instant, timeout_at};
+
+use super::grants::{Fate, Grant};
+use super::inner::Inner;
+use super::names::State;
+use super::session::{Found, Session};
+use crate::client::Failure;
+use crate::client::proto::{Compare, RangeRequest, RequestOp, TxnRequest};
+use crate::clock::Moment;
+
+/// Renews a grant by a round of its session, or by moving it to one with a longer lease.
+pub(crate) async fn renew(
+    inner: Arc<Inner>,
+    request: RenewRequest,
+    called: Moment,
+    many: bool,
+    deadline: Instant,
+) -> Result<Renewal, StoreError> {
+    let grant = match inner.grants.get(request.grant) {
+        Some(grant) if grant.fate != Fate::Kept => grant,
+        _ => return Ok(Renewal::Gone),
+    };
+    let ends = called + request.lease;
+    if request.lease > grant.session.ttl {
+        let session = inner.pool.get(request.lease, 1, deadline).await?;
+        let moved = place(&inner, &grant, &session, &request, deadline).await;
+        if !matches!(moved, Ok(true)) {
+            session.leave(1);
+        }
+        if moved.map_err(Failure::error)? {
+            let lease = session.lease(called);
+            inner.grants.is_moved(request.grant, session, ends);
+            return Ok(Renewal::RenewedFor(lease));
+        }
+        inner.grants.remove(request.grant);
+        return Ok(Renewal::Gone);
+    }
+    let round = timeout_at(deadline, grant.session.round(many))
+        .await
+        .map_err(|_| StoreError::unknown(inner.links.silence()))?;
+    let is_there = match &round.found {
+        Ok(Found::Over) => false,
+        Ok(Found::Keys(keys)) if keys.contains(&grant.key) => true,
+        // The leader that answers may not have seen yet what another server has done.
+        Ok(Found::Keys(_)) => look(&inner, &grant, &request, deadline)
+            .await
+            .map_err(Failure::error)?,
+        Err(error) => return Err(error.clone()),
+    };
+    if is_there {
+        inner.grants.is_renewed(request.grant, ends);
+        Ok(Renewal::RenewedFor(grant.session.lease(called)))
+    } else {
+        inner.grants.remove(request.grant);
+        Ok(Renewal::Gone)
+    }
+}
+
+/// Whether the key of the grant exists; on its session in the end.
+async fn look(
+    inner: &Inner,
+    grant: &Grant,
+    request: &RenewRequest,
+    deadline: Instant,
+) -> Result<bool, Failure> {
+    let range = RangeRequest {
+        key: grant.key.clone(),
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let reply = inner.links.call(range, deadline).await?;
+    match reply.kvs.first() {
+        None => Ok(false),
+        Some(found) if found.lease == grant.session.id => Ok(true),
+        // Moved by a request whose reply was lost.
+        Some(_) => place(inner, grant, &grant.session, request, deadline).await,
+    }
+}
+
+/// Puts the key of the grant on this session, if it exists. Late copies find no key: it is of this grant alone.
+async fn place(
+    inner: &Inner,
+    grant: &Grant,
+    session: &Session,
+    request: &RenewRequest,
+    deadline: Instant,
+) -> Result<bool, Failure> {
+    let value = State::Held(request.lease).write();
+    let txn = TxnRequest {
+        compare: vec![Compare::exists(&grant.key)],
+        success: vec![RequestOp::put(grant.key.clone(), value, session.id)],
+        failure: Vec::new(),
+    };
+    Ok(inner.links.call(txn, deadline).await?.succeeded)
+}

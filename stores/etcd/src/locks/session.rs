@@ -1,0 +1,353 @@
+//! A lease that many locks share, and its epoch.
+//!
+//! The lease is kept alive every third of its time while a lock is on it. A renewal of locks asks for a round: the lease is
+//! kept alive, and the keys that are on it are read, for everybody who asked before it was sent.
+//!
+//! The epoch is a key on the lease. An acquire compares the revision at which it was written: deleted, it makes every
+//! late copy of an acquire harmless, without any clock.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dlock::store::{GivenLease, Reason, StoreError};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use crate::client::proto::{
+    LeaseGrantRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, PutRequest, RequestOp, TxnRequest,
+};
+use crate::client::{Failure, Links, Refusal};
+use crate::clock::Moment;
+
+/// How long a round waits for others where many renewals come at once.
+const GATHER: Duration = Duration::from_millis(30);
+/// From so many renewals on it waits.
+pub(crate) const MANY: usize = 50;
+/// The shortest lease of a server with its usual election timeout.
+pub(crate) const SHORTEST: Duration = Duration::from_secs(2);
+
+/// A lease with its epoch.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: i64,
+    pub(crate) ttl: Duration,
+    epoch_key: Vec<u8>,
+    service: String,
+    state: Mutex<State>,
+    /// One writes the epoch at a time.
+    writing: tokio::sync::Mutex<()>,
+    /// How many keys are on it.
+    members: AtomicUsize,
+    is_over: AtomicBool,
+    asked: watch::Sender<Asked>,
+    done: watch::Sender<Arc<Round>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The revision at which the epoch was written; `None` while it has to be written.
+    epoch: Option<i64>,
+    /// Before the last successful request to keep it alive was sent.
+    kept: Moment,
+    /// When a lock was put on it or taken from it last.
+    used: Moment,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Asked {
+    rounds: u64,
+    many: bool,
+}
+
+/// What a round found.
+#[derive(Debug)]
+pub(crate) struct Round {
+    /// It answers those that asked before this.
+    upto: u64,
+    pub(crate) found: Result<Found, StoreError>,
+}
+
+/// What became of the lease.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It is over, and all of its keys are gone.
+    Over,
+    /// It was kept alive, and these keys are on it.
+    Keys(HashSet<Vec<u8>>),
+}
+
+impl Session {
+    /// Makes a lease and its epoch. What fails was not done: an unused lease ends by itself.
+    pub(crate) async fn open(
+        links: &Links,
+        epoch_key: impl FnOnce(i64) -> Vec<u8>,
+        service: &str,
+        ttl: u64,
+        deadline: Instant,
+    ) -> Result<Arc<Session>, StoreError> {
+        let kept = Moment::now();
+        let ttl = i64::try_from(ttl).unwrap_or(i64::MAX);
+        let granted = links.call(LeaseGrantRequest { ttl }, deadline).await;
+        let granted = granted.map_err(|failure| not_done(failure.error()))?;
+        if !granted.error.is_empty() {
+            return Err(StoreError::not_done(Reason::Refused, granted.error));
+        }
+        let session = Arc::new(Session {
+            id: granted.id,
+            ttl: Duration::from_secs(granted.ttl.unsigned_abs()),
+            epoch_key: epoch_key(granted.id),
+            service: service.to_owned(),
+            state: Mutex::new(State {
+                epoch: None,
+                kept,
+                used: kept,
+            }),
+            writing: tokio::sync::Mutex::default(),
+            members: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+            asked: watch::Sender::default(),
+            done: watch::Sender::new(Arc::new(Round {
+                upto: 0,
+                found: Ok(Found::Over),
+            })),
+        });
+        session.epoch(links, deadline).await?;
+        Ok(session)
+    }
+
+    /// The revision of the epoch, written if it is not there. What fails was not done.
+    pub(crate) async fn epoch(&self, links: &Links, deadline: Instant) -> Result<i64, StoreError> {
+        if let Some(epoch) = self.state.lock().epoch {
+            return Ok(epoch);
+        }
+        let late = |_| StoreError::not_done(Reason::Unreachable, links.silence());
+        let _one = timeout_at(deadline, self.writing.lock()).await.map_err(late)?;
+        if let Some(epoch) = self.state.lock().epoch {
+            return Ok(epoch);
+        }
+        let put = PutRequest {
+            key: self.epoch_key.clone(),
+            value: self.service.clone().into_bytes(),
+            lease: self.id,
+        };
+        match links.call(put, deadline).await {
+            Ok(reply) => {
+                let revision = reply.header.map_or(0, |header| header.revision);
+                self.state.lock().epoch = Some(revision);
+                Ok(revision)
+            }
+            Err(failure) => {
+                if failure.is(Refusal::NoLease) {
+                    self.end();
+                }
+                Err(not_done(failure.error()))
+            }
+        }
+    }
+
+    /// The key of the epoch.
+    pub(crate) fn epoch_key(&self) -> &[u8] {
+        &self.epoch_key
+    }
+
+    /// The epoch is not this one any more: the next acquire writes it anew.
+    pub(crate) fn epoch_is_not(&self, epoch: i64) {
+        let mut state = self.state.lock();
+        if state.epoch == Some(epoch) {
+            state.epoch = None;
+        }
+    }
+
+    /// Deletes a key and makes every copy of the request harmless that may still create it. Returns whether it existed.
+    ///
+    /// Only deletions: they pass where the server's space is used up, too.
+    pub(crate) async fn undo(&self, links: &Links, key: Vec<u8>, deadline: Instant) -> Result<bool, Failure> {
+        // Taken before: an acquire that reads the epoch now would fail for nothing, and ask again.
+        let _one = timeout_at(deadline, self.writing.lock())
+            .await
+            .map_err(|_| Failure::Elsewhere(StoreError::not_done(Reason::Unreachable, links.silence())))?;
+        self.state.lock().epoch = None;
+        let txn = TxnRequest {
+            success: vec![RequestOp::delete(key), RequestOp::delete(self.epoch_key.clone())],
+            ..TxnRequest::default()
+        };
+        let reply = links.call(txn, deadline).await?;
+        Ok(reply.deleted(0) > 0)
+    }
+
+    /// The lease as the store gave it to a step that was called then.
+    pub(crate) fn lease(&self, called: Moment) -> GivenLease {
+        let kept = self.state.lock().kept;
+        GivenLease::new(self.ttl).elapsed(kept.until(called))
+    }
+
+    fn was_kept(&self, sent: Moment) {
+        let mut state = self.state.lock();
+        state.kept = state.kept.max(sent);
+    }
+
+    /// Takes room for so many keys.
+    pub(crate) fn reserve(&self, keys: usize) {
+        self.members.fetch_add(keys, Ordering::Relaxed);
+        self.state.lock().used = Moment::now();
+    }
+
+    /// Gives back what was reserved, or removed.
+    pub(crate) fn leave(&self, keys: usize) {
+        self.members.fetch_sub(keys, Ordering::Relaxed);
+        self.state.lock().used = Moment::now();
+    }
+
+    pub(crate) fn members(&self) -> usize {
+        self.members.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing is on it, and nothing was for the time of a lease.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.members() == 0 && self.state.lock().used.elapsed() > self.ttl
+    }
+
+    /// Whether the server has ended it.
+    pub(crate) fn ended(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// The server has no such lease. Returns whether that is new.
+    pub(crate) fn end(&self) -> bool {
+        let is_new = !self.is_over.swap(true, Ordering::Relaxed);
+        if is_new {
+            self.done.send_replace(Arc::new(Round {
+                upto: u64::MAX,
+                found: Ok(Found::Over),
+            }));
+        }
+        is_new
+    }
+
+    /// Waits for a round that is sent after this call.
+    pub(crate) async fn round(&self, many: bool) -> Arc<Round> {
+        let mut done = self.done.subscribe();
+        let mut number = 0;
+        self.asked.send_modify(|asked| {
+            asked.rounds += 1;
+            asked.many |= many;
+            number = asked.rounds;
+        });
+        match done.wait_for(|round| round.upto >= number).await {
+            Ok(round) => round.clone(),
+            Err(_) => unreachable!("the session has the sender"),
+        }
+    }
+
+    /// Keeps it alive until it is over or idle. `ended` runs when the server has ended it.
+    pub(crate) async fn serve(
+        self: Arc<Session>,
+        links: Arc<Links>,
+        leave_idle: impl Fn(&Arc<Session>) -> bool,
+        ended: impl Fn(),
+    ) {
+        let mut asked = self.asked.subscribe();
+        let mut pause = self.ttl / 3;
+        loop {
+            let due = Instant::now() + pause.saturating_sub(self.state.lock().kept.elapsed());
+            let is_round = tokio::select! {
+                biased;
+                _ = asked.changed() => true,
+                () = sleep_until(due) => false,
+            };
+            if self.ended() {
+                return ended();
+            }
+            if !is_round && leave_idle(&self) {
+                let deadline = Instant::now() + links.config.timeout;
+                // It ends by itself otherwise.
+                let _ = links.call(LeaseRevokeRequest { id: self.id }, deadline).await;
+                return;
+            }
+            let upto = if is_round {
+                if asked.borrow().many {
+                    sleep(GATHER).await;
+                }
+                self.asked.send_if_modified(|asked| {
+                    asked.many = false;
+                    false
+                });
+                asked.borrow_and_update().rounds
+            } else {
+                0
+            };
+            let kept = self.keep_alive(&links).await;
+            pause = match &kept {
+                Ok(_) => self.ttl / 3,
+                // From the last success on: at once, but not without a pause.
+                Err(_) => {
+                    sleep(Duration::from_millis(20)).await;
+                    self.state.lock().kept.elapsed() + self.ttl / 12
+                }
+            };
+            if self.ended() {
+                return ended();
+            }
+            if is_round {
+                let found = match kept {
+                    Ok(()) => self.keys(&links).await,
+                    Err(error) => Err(error),
+                };
+                if self.ended() {
+                    return ended();
+                }
+                self.done.send_replace(Arc::new(Round { upto, found }));
+            }
+        }
+    }
+
+    async fn keep_alive(&self, links: &Links) -> Result<(), StoreError> {
+        let sent = Moment::now();
+        let deadline = Instant::now() + links.config.timeout;
+        let reply = links.keep_alive(self.id, deadline).await;
+        match reply {
+            Ok(reply) if reply.ttl > 0 => {
+                self.was_kept(sent);
+                Ok(())
+            }
+            Ok(_) => {
+                self.end();
+                Ok(())
+            }
+            Err(failure) if failure.is(Refusal::NoLease) => {
+                self.end();
+                Ok(())
+            }
+            Err(failure) => Err(failure.error()),
+        }
+    }
+
+    async fn keys(&self, links: &Links) -> Result<Found, StoreError> {
+        let request = LeaseTimeToLiveRequest {
+            id: self.id,
+            keys: true,
+        };
+        let deadline = Instant::now() + links.config.timeout;
+        match links.call(request, deadline).await {
+            Ok(reply) if reply.ttl < 0 => {
+                self.end();
+                Ok(Found::Over)
+            }
+            Ok(reply) => Ok(Found::Keys(reply.keys.into_iter().collect())),
+            Err(failure) if failure.is(Refusal::NoLease) => {
+                self.end();
+                Ok(Found::Over)
+            }
+            Err(failure) => Err(failure.error()),
+        }
+    }
+}
+
+/// The failure of a request on which the step itself does not depend.
+pub(crate) fn not_done(mut error: StoreError) -> StoreError {
+    error.outcome = dlock::store::Outcome::NotDone;
+    error
+}

@@ -1,0 +1,180 @@
+//! What a failure of the driver or of the server means for a step.
+
+use dlock::store::{Outcome, Reason, StoreError};
+use mysql_async::{DriverError, Error, ServerError, UrlError};
+
+/// A step that failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: StoreError,
+    /// The connection is of no use any more.
+    pub(crate) broken: bool,
+    /// What other transactions did at the same time is why it was rolled back.
+    pub(crate) conflict: bool,
+}
+
+/// What became of a statement that was sent.
+pub(crate) fn of_step(error: Error) -> Failure {
+    let Error::Server(told) = &error else {
+        return Failure {
+            error: StoreError::unknown(describe(&error)).caused_by(error),
+            broken: true,
+            conflict: false,
+        };
+    };
+    let conflict = CONFLICTS.contains(&told.code);
+    let unknown = UNKNOWN.contains(&told.code);
+    let broken = unknown || READS_ONLY.contains(&told.code);
+    let mut failed = StoreError::not_done(reason(told.code), text(told)).caused_by(error);
+    if unknown {
+        failed.outcome = Outcome::Unknown;
+    }
+    Failure {
+        error: failed,
+        broken,
+        conflict,
+    }
+}
+
+/// Why there is no connection: nothing of ours was sent on it.
+pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
+    let (reason, message) = match &error {
+        Error::Server(told) => (reason(told.code), text(told)),
+        Error::Driver(DriverError::UnknownAuthPlugin { .. } | DriverError::MysqlOldPasswordDisabled) => {
+            (Reason::Refused, describe(&error))
+        }
+        _ => (Reason::Unreachable, describe(&error)),
+    };
+    StoreError::not_done(reason, format!("{address}: {message}")).caused_by(error)
+}
+
+/// What is wrong with a URL, without repeating it.
+pub(crate) fn of_url(error: &UrlError) -> String {
+    match error {
+        UrlError::FeatureRequired { feature, param } => {
+            format!("its option {param} needs the feature tls of dlock-mysql ({feature} of the driver)")
+        }
+        UrlError::InvalidParamValue { param, .. } => format!("its option {param} has no such value"),
+        UrlError::UnknownParameter { param } => format!("the driver has no option {param}"),
+        _ => "it has to be like mysql://user@host/database".to_owned(),
+    }
+}
+
+/// Whether the table was not created yet.
+pub(crate) fn is_missing_table(error: &StoreError) -> bool {
+    matches!(code(error), Some(NO_TABLE))
+}
+
+fn code(error: &StoreError) -> Option<u16> {
+    let source = error.source.as_deref()?;
+    match source.downcast_ref::<Error>()? {
+        Error::Server(told) => Some(told.code),
+        _ => None,
+    }
+}
+
+const NO_TABLE: u16 = 1146;
+/// `ER_CHECKREAD`, `ER_LOCK_WAIT_TIMEOUT`, `ER_LOCK_DEADLOCK`, `ER_LOCK_NOWAIT`: rolled back.
+const CONFLICTS: [u16; 4] = [1020, 1205, 1213, 3572];
+/// The statement may have been committed before: the server shuts down, the connection or the statement was killed, the
+/// commit failed, or the proxy in between lost the server.
+const UNKNOWN: [u16; 9] = [1053, 1180, 1317, 1927, 1026, 1105, 2006, 2013, 4031];
+/// `--read-only`, `--super-read-only`, `innodb_read_only`, a transaction that only reads: another server is the primary.
+const READS_ONLY: [u16; 4] = [1290, 1792, 1836, 3906];
+/// Too many connections, of the server or of the user.
+const CROWDED: [u16; 4] = [1040, 1129, 1203, 1226];
+/// The disk or the tablespace is full, memory or locks are used up.
+const FULL: [u16; 7] = [1021, 1037, 1041, 1114, 1206, 3019, 1135];
+
+/// What passes by itself, and what needs an operator.
+fn reason(code: u16) -> Reason {
+    let passing = [&CONFLICTS[..], &UNKNOWN, &READS_ONLY, &CROWDED, &[1969, 3024]];
+    if passing.iter().any(|codes| codes.contains(&code)) {
+        Reason::Unreachable
+    } else if FULL.contains(&code) {
+        Reason::RefusedForNow
+    } else {
+        Reason::Refused
+    }
+}
+
+/// In one line.
+fn text(told: &ServerError) -> String {
+    let advice = match told.code {
+        NO_TABLE => ": create the table first, by create_table() or a migration with schema()",
+        code if READS_ONLY.contains(&code) => ": dlock needs the primary",
+        1665 => ": dlock needs binlog_format=ROW or MIXED",
+        _ => "",
+    };
+    format!("the server said {}, {}{advice}", told.code, told.message)
+}
+
+/// The error with its causes.
+pub(crate) fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(code: u16) -> Failure {
+        of_step(Error::Server(ServerError {
+            code,
+            message: "no".to_owned(),
+            state: "HY000".to_owned(),
+        }))
+    }
+
+    #[test]
+    fn conflicts_are_certainly_not_done_and_leave_the_connection_alone() {
+        for code in CONFLICTS {
+            let failure = told(code);
+            assert!(failure.conflict && !failure.broken, "{code}");
+            assert_eq!(failure.error.outcome, Outcome::NotDone, "{code}");
+            assert_eq!(failure.error.reason, Reason::Unreachable, "{code}");
+        }
+    }
+
+    #[test]
+    fn statement_that_was_killed_may_have_been_committed() {
+        for code in UNKNOWN {
+            let failure = told(code);
+            assert!(
+                failure.broken && failure.error.outcome == Outcome::Unknown,
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn server_that_only_reads_is_left_for_another_one() {
+        for code in READS_ONLY {
+            let failure = told(code);
+            assert!(
+                failure.broken && failure.error.outcome == Outcome::NotDone,
+                "{code}"
+            );
+            assert!(
+                failure.error.message.ends_with("dlock needs the primary"),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn full_disk_passes_and_a_missing_right_does_not() {
+        assert_eq!(told(1114).error.reason, Reason::RefusedForNow);
+        assert_eq!(told(1142).error.reason, Reason::Refused);
+        assert!(is_missing_table(&told(NO_TABLE).error));
+    }
+}

@@ -1,0 +1,110 @@
+//! URLs of locks.
+
+use std::sync::Arc;
+
+use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
+use mysql_async::{Opts, OptsBuilder};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::failure;
+use crate::store::MysqlLocks;
+
+/// What the driver knows; it says itself what is wrong with a value.
+const OF_THE_DRIVER: [&str; 5] = [
+    "socket",
+    "require_ssl",
+    "verify_ca",
+    "verify_identity",
+    "built_in_roots",
+];
+
+/// `mysql://` and `mariadb://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme).
+///
+/// Beside the parameters of every store, they have:
+///
+/// | parameter | default | |
+/// |---|---|---|
+/// | `table` | `dlock_locks` | see [`MysqlLocksBuilder::table`](crate::MysqlLocksBuilder::table) |
+/// | `connections` | 2 | see [`MysqlLocksBuilder::connections`](crate::MysqlLocksBuilder::connections) |
+/// | `create_table` | `false` | whether the table is created if it is missing |
+/// | `require_ssl` | `false` | whether connections are encrypted; needs the feature `tls` |
+/// | `verify_ca`, `verify_identity`, `built_in_roots` | `true` | what is checked then |
+/// | `socket` | | the path of a Unix socket, instead of host and port |
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::builder()
+///     .scheme(dlock_mysql::scheme())
+///     .url("mysql://shop:password@db.internal/shop?lease=30s&create_table=true")
+///     .build()
+///     .await?;
+/// # let _ = client; Ok(()) }
+/// ```
+#[must_use]
+pub fn scheme() -> Scheme {
+    Scheme::new(["mysql", "mariadb"], open)
+}
+
+async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
+    let table = request.take("table");
+    let connections = parse(request.take("connections"), "connections")?;
+    let create = parse(request.take("create_table"), "create_table")?.unwrap_or(false);
+    let server = server(&mut request)?;
+    request.finish()?;
+    let mut builder = MysqlLocks::builder(server)
+        .prefix(&request.prefix)
+        .timeout(request.timeout);
+    if let Some(table) = table {
+        builder = builder.table(table);
+    }
+    if let Some(connections) = connections {
+        builder = builder.connections(connections);
+    }
+    let locks = builder.open_by_url().await?;
+    // A missing table is told at once, and not at the first lock.
+    match Arc::new(locks.clone()).inspect("dlock".into()).await {
+        Ok(_) => {}
+        Err(error) if !failure::is_missing_table(&error) => return Err(error),
+        Err(_) if create => locks.create_table().await?,
+        Err(mut error) => {
+            error
+                .message
+                .push_str(", or once with create_table=true in the URL");
+            return Err(error);
+        }
+    }
+    Ok(Arc::new(locks))
+}
+
+/// What the driver makes of the URL.
+fn server(request: &mut OpenRequest) -> Result<OptsBuilder, StoreError> {
+    let mut url = format!("mysql://{}", request.address);
+    let mut sign = '?';
+    for name in OF_THE_DRIVER {
+        if let Some(value) = request.take(name) {
+            let value = utf8_percent_encode(&value, NON_ALPHANUMERIC);
+            url.push_str(&format!("{sign}{name}={value}"));
+            sign = '&';
+        }
+    }
+    let opts = Opts::from_url(&url).map_err(|error| wrong(&failure::of_url(&error)))?;
+    if opts.db_name().is_none_or(str::is_empty) {
+        return Err(wrong("it names no database, as in mysql://user@host/database"));
+    }
+    let mut server = OptsBuilder::from_opts(opts);
+    if !request.service_name.is_empty() {
+        server = server.connect_attribute("program_name", &request.service_name);
+    }
+    Ok(server)
+}
+
+fn parse<V: std::str::FromStr>(value: Option<String>, name: &str) -> Result<Option<V>, StoreError> {
+    let parsed = value.map(|value| value.parse());
+    parsed
+        .transpose()
+        .map_err(|_| wrong(&format!("its option {name} has no such value")))
+}
+
+fn wrong(reason: &str) -> StoreError {
+    StoreError::not_done(Reason::WrongUrl, reason)
+}

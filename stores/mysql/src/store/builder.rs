@@ -1,0 +1,157 @@
+//! Options of the store, and what starts with it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dlock::store::{Reason, StoreError};
+use dlock::{DEFAULT_TIMEOUT, Error};
+use mysql_async::OptsBuilder;
+use tokio::runtime;
+use tokio_util::sync::CancellationToken;
+
+use super::{Inner, MysqlLocks, Setup};
+use crate::connect::Connector;
+use crate::step::Queue;
+use crate::table::{self, Table};
+
+/// How often rows of free locks are removed, on average.
+const SWEEP: Duration = Duration::from_secs(300);
+
+/// Options of [`MysqlLocks`].
+///
+/// ```no_run
+/// use dlock_mysql::{MysqlLocks, OptsBuilder};
+/// use std::time::Duration;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let server = OptsBuilder::default().ip_or_hostname("db.internal").user(Some("shop")).db_name(Some("shop"));
+/// let store = MysqlLocks::builder(server)
+///     .table("shop.locks")
+///     .connections(4)
+///     .timeout(Duration::from_secs(2))
+///     .connect()
+///     .await?;
+/// # let _ = store; Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+#[derive(Debug)]
+pub struct MysqlLocksBuilder {
+    server: OptsBuilder,
+    table: String,
+    prefix: String,
+    connections: usize,
+    timeout: Duration,
+}
+
+impl MysqlLocksBuilder {
+    pub(super) fn new(server: OptsBuilder) -> MysqlLocksBuilder {
+        MysqlLocksBuilder {
+            server,
+            table: table::DEFAULT.to_owned(),
+            prefix: String::new(),
+            connections: 2,
+            timeout: DEFAULT_TIMEOUT,
+        }
+    }
+
+    /// The table, with its database if that is another one: `"app.locks"`. Letters, digits and `_`. `dlock_locks` by default.
+    pub fn table(mut self, name: impl Into<String>) -> Self {
+        self.table = name.into();
+        self
+    }
+
+    /// A prefix of all keys, for services that share a table; none by default.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How many connections steps use at most; 2 by default. What waits to be sent goes together, so a few are enough for a
+    /// whole process. A further one is opened when those before it are busy.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// How long one step may take, connecting included; 1 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Connects; see [`MysqlLocks::connect`].
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses, or an option is invalid.
+    pub async fn connect(self) -> Result<MysqlLocks, Error> {
+        let table = self
+            .check()
+            .map_err(|(option, reason)| Error::invalid_option(option, &reason))?;
+        let opened = self.open(table).await;
+        opened.map_err(StoreError::into_connect_error)
+    }
+
+    /// The same where the options come from a URL.
+    pub(crate) async fn open_by_url(self) -> Result<MysqlLocks, StoreError> {
+        let wrong = |(option, reason)| {
+            StoreError::not_done(
+                Reason::WrongUrl,
+                format!("its option {option} is invalid: {reason}"),
+            )
+        };
+        let table = self.check().map_err(wrong)?;
+        self.open(table).await
+    }
+
+    /// The statements, or the option that is invalid.
+    fn check(&self) -> Result<Table, (&'static str, String)> {
+        if self.connections == 0 {
+            return Err(("connections", "steps need one connection at least".to_owned()));
+        }
+        if self.timeout.is_zero() {
+            return Err(("timeout", "no step can be carried out in no time".to_owned()));
+        }
+        Table::new(&self.table).map_err(|reason| ("table", reason))
+    }
+
+    async fn open(self, table: Table) -> Result<MysqlLocks, StoreError> {
+        let runtime = runtime::Handle::current();
+        let connector = Connector::new(self.server, self.timeout);
+        let mut first = Some(connector.connect().await?);
+        let queue = Arc::new(Queue::new(&*connector.address, connector.timeout));
+        let setup = Arc::new(Setup {
+            connector,
+            table,
+            queue: queue.clone(),
+        });
+        for _ in 0..self.connections {
+            runtime.spawn(queue.serve(setup.clone(), first.take()));
+        }
+        let ended = CancellationToken::new();
+        let inner = Arc::new(Inner {
+            setup,
+            prefix: self.prefix,
+            _ended: ended.clone().drop_guard(),
+        });
+        let sweeping = sweep(Arc::downgrade(&inner));
+        runtime.spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = sweeping => {}
+            }
+        });
+        Ok(MysqlLocks(inner))
+    }
+}
+
+/// Removes rows of free locks, now and then, for as long as the store is there.
+async fn sweep(store: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(SWEEP.mul_f64(0.5 + fastrand::f64())).await;
+        let Some(inner) = store.upgrade() else { return };
+        if let Err(error) = MysqlLocks(inner).remove_free().await {
+            tracing::debug!(%error, "rows of free locks were not removed");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The store, and its connections.
+
+mod builder;
+
+use std::fmt;
+use std::future::ready;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::queue::{Connect, Link, Next};
+use dlock::store::{
+    AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind, Notifications, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+};
+use dlock::{Error, LockKey};
+use futures_util::future::join_all;
+use mysql_async::OptsBuilder;
+use mysql_async::prelude::Queryable;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::DropGuard;
+
+pub use self::builder::MysqlLocksBuilder;
+use crate::connect::{Connector, LOCK_WAIT, Session, close};
+use crate::failure;
+use crate::perform::{Performing, Room};
+use crate::row;
+use crate::step::{Answer, KINDS, Queue, Step, sendable};
+use crate::table::Table;
+
+/// How often a waiter asks, at least and at most: not all processes at the same time.
+const POLL: (u64, u64) = (50, 250);
+/// How often a connection without work is looked after.
+const PING: Duration = Duration::from_secs(1);
+/// A connection without work for so long is tried before steps are sent on it: the driver does not notice that it was closed,
+/// and what is sent on one that was has an unknown outcome.
+const IDLE: Duration = Duration::from_millis(100);
+/// The rest of a lock wait's answer on its way.
+const REPLY: Duration = Duration::from_millis(250);
+
+/// Locks in a table. Cheap to clone; the connections close when the last clone, and every
+/// [`LockClient`](dlock::LockClient) made of one, is gone.
+///
+/// ```no_run
+/// use dlock::LockClient;
+/// use dlock_mysql::{MysqlLocks, OptsBuilder};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let server = OptsBuilder::default().ip_or_hostname("db.internal").user(Some("shop")).db_name(Some("shop"));
+/// let store = MysqlLocks::connect(server).await?;
+/// store.create_table().await?; // or a migration with store.schema()
+/// let client = LockClient::builder().store(store.clone()).build().await?;
+/// let guard = client.lock("nightly-report").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct MysqlLocks(Arc<Inner>);
+
+struct Inner {
+    setup: Arc<Setup>,
+    prefix: String,
+    /// Ends what runs in the background.
+    _ended: DropGuard,
+}
+
+/// What all connections of a store have in common.
+#[derive(Debug)]
+struct Setup {
+    connector: Connector,
+    table: Table,
+    queue: Arc<Queue>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.setup.queue.close();
+    }
+}
+
+impl MysqlLocks {
+    /// Connects with all options at their defaults. The table need not be there yet.
+    ///
+    /// The runtime in which this is called serves the connections from then on.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses.
+    pub async fn connect(server: OptsBuilder) -> Result<MysqlLocks, Error> {
+        MysqlLocks::builder(server).connect().await
+    }
+
+    /// Options for the server.
+    pub fn builder(server: OptsBuilder) -> MysqlLocksBuilder {
+        MysqlLocksBuilder::new(server)
+    }
+
+    /// The SQL that creates the table and what belongs to it, for a migration. It may run more than once.
+    #[must_use]
+    pub fn schema(&self) -> &str {
+        &self.0.setup.table.schema
+    }
+
+    /// Creates the table and what belongs to it, unless it exists; any number of processes may do so at the same time.
+    /// It needs the right to create tables.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store. Safe to repeat.
+    pub async fn create_table(&self) -> Result<(), StoreError> {
+        self.0.setup.connector.execute(self.schema()).await
+    }
+
+    /// Removes the rows of locks that have been free for a minute, in small steps, and returns how many. This also happens
+    /// in the background, every few minutes. A row of a free lock does no harm but takes its place.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store; some rows may have been removed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; some rows may have been removed.
+    pub async fn remove_free(&self) -> Result<u64, StoreError> {
+        const AT_ONCE: usize = 500;
+        let Setup { connector, table, .. } = &*self.0.setup;
+        // A connection of its own: a look at a large table takes longer than a step.
+        let mut session = connector.connect().await?;
+        let mut removed = 0;
+        loop {
+            let step = timeout(30 * connector.timeout, sweep(&mut session, table, AT_ONCE));
+            let found = match step.await {
+                Ok(Ok(found)) => found,
+                Ok(Err(error)) => return Err(failure::of_step(error).error),
+                Err(_) => {
+                    close(session.conn);
+                    return Err(StoreError::unknown("free rows were not removed in time"));
+                }
+            };
+            removed += found.1;
+            if found.0 < AT_ONCE {
+                let _ = session.conn.disconnect().await;
+                return Ok(removed);
+            }
+        }
+    }
+
+    /// The name of a lock in the table.
+    fn name(&self, key: &LockKey) -> Arc<str> {
+        match self.0.prefix.as_str() {
+            "" => key.as_str().into(),
+            prefix => [prefix, key.as_str()].concat().into(),
+        }
+    }
+
+    /// Queues a step, now. The future only brings the answer.
+    fn step(&self, step: Result<Step, StoreError>) -> StoreFuture<Answer> {
+        match step {
+            Ok(step) => self.0.setup.queue.ask(step),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
+    }
+}
+
+/// Removes rows that have been free for a minute; how many were seen, and removed. No row is made between the remembering of
+/// their tokens and their end.
+async fn sweep(
+    session: &mut Session,
+    table: &Table,
+    most: usize,
+) -> Result<(usize, u64), mysql_async::Error> {
+    let conn = &mut session.conn;
+    let rows: Vec<mysql_async::Row> = conn.query(table.free(most)).await?;
+    let seen: Vec<Vec<u8>> = rows.iter().filter_map(row::bytes).collect();
+    if seen.is_empty() {
+        return Ok((0, 0));
+    }
+    let mut transaction = conn.start_transaction(mysql_async::TxOpts::default()).await?;
+    transaction.query_drop(table.lock_floor()).await?;
+    let free: Vec<(Vec<u8>, i64)> = transaction.query(table.lock_free(&seen)).await?;
+    let removed = free.len() as u64;
+    if let Some(next) = free.iter().map(|(_, next)| *next).max() {
+        let keys: Vec<Vec<u8>> = free.into_iter().map(|(key, _)| key).collect();
+        transaction.query_drop(table.raise_floor(next)).await?;
+        transaction.query_drop(table.remove(&keys)).await?;
+    }
+    transaction.commit().await?;
+    Ok((seen.len(), removed))
+}
+
+impl Connect<Step> for Setup {
+    type Session = Session;
+
+    async fn connect(&self) -> Result<Session, StoreError> {
+        self.connector.connect().await
+    }
+
+    async fn serve(&self, mut session: Session, link: &mut Link<Step>) -> Option<String> {
+        link.is_ready();
+        loop {
+            let mut room = Room::default();
+            let due = match self.queue.next(Instant::now(), |job| room.has(job)) {
+                Next::Send(jobs) => {
+                    if session.used.elapsed() > IDLE
+                        && let Err(trouble) = session.check(self.connector.timeout).await
+                    {
+                        jobs.into_iter().rev().for_each(|job| self.queue.put_back(job));
+                        close(session.conn);
+                        return Some(trouble);
+                    }
+                    let performing = Performing {
+                        session: &mut session,
+                        queue: &self.queue,
+                        table: &self.table,
+                        // A statement that waits for a row has its answer by then.
+                        deadline: Instant::now() + self.connector.timeout.max(LOCK_WAIT) + REPLY,
+                    };
+                    if let Err(error) = performing.perform(jobs).await {
+                        close(session.conn);
+                        return Some(error.message);
+                    }
+                    session.used = Instant::now();
+                    continue;
+                }
+                Next::End => {
+                    let _ = timeout(self.connector.timeout, session.conn.disconnect()).await;
+                    return None;
+                }
+                Next::Wait(due) => due,
+            };
+            let ping = Instant::now() + PING;
+            tokio::select! {
+                () = self.queue.woken() => continue,
+                () = sleep_until(due.unwrap_or(ping).min(ping)) => {}
+            }
+            if due.is_some_and(|due| due <= ping) {
+                continue;
+            }
+            if let Err(trouble) = session.check(self.connector.timeout).await {
+                close(session.conn);
+                return Some(trouble);
+            }
+        }
+    }
+}
+
+/// The part of an answer that the step brings.
+macro_rules! expect {
+    ($step:expr, $answer:path) => {{
+        let step = $step;
+        Box::pin(async move {
+            match step.await? {
+                $answer(reply) => Ok(reply),
+                other => Err(StoreError::unknown(format!(
+                    "the answer of another step came: {other:?}"
+                ))),
+            }
+        })
+    }};
+}
+
+impl Store for MysqlLocks {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(KINDS)
+            .name("MySQL")
+            .token_blocks(true)
+            .min_hold(true)
+            .notifications(Notifications::None)
+            .inspection(true)
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let step = Step::acquire(self.name(&request.key), &request);
+        expect!(self.step(step), Answer::Acquired)
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let step = Step::release(self.name(&request.key), &request);
+        expect!(self.step(step), Answer::Released)
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        let steps: Vec<StoreFuture<Renewal>> = requests
+            .iter()
+            .map(|request| {
+                let step = Step::renew(self.name(&request.key), request);
+                expect!(self.step(step), Answer::Renewed) as StoreFuture<Renewal>
+            })
+            .collect();
+        Box::pin(async move { Ok(join_all(steps).await) })
+    }
+
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        let step = self.step(sendable(self.name(&key)).map(Step::Inspect));
+        let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(LockKey, Holder)>>;
+        Box::pin(async move { Ok(holders.await?.into_iter().map(|(_, holder)| holder).collect()) })
+    }
+
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        let step = self.step(Ok(Step::List(format!("{}{prefix}", self.0.prefix))));
+        let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(LockKey, Holder)>>;
+        Box::pin(async move {
+            let named = |(name, holder): (LockKey, Holder)| {
+                let key = name
+                    .as_str()
+                    .strip_prefix(&self.0.prefix)
+                    .unwrap_or(name.as_str());
+                (LockKey::raw(key), holder)
+            };
+            Ok(holders.await?.into_iter().map(named).collect())
+        })
+    }
+
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        let step = self.step(sendable(self.name(&key)).map(Step::Force));
+        expect!(step, Answer::Forced)
+    }
+
+    fn watch(self: Arc<Self>, _kind: Kind, _key: &LockKey, _grant: GrantId) -> Watch {
+        Watch::polling(Duration::from_millis(fastrand::u64(POLL.0..=POLL.1)))
+    }
+
+    fn doubts(&self) -> Doubts {
+        self.0.setup.queue.doubts()
+    }
+}
+
+impl fmt::Debug for MysqlLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlLocks")
+            .field("server", &self.0.setup.connector.address)
+            .field("table", &self.0.setup.table.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,253 @@
+//! The statements, written for one table.
+//!
+//! Keys and ids are hexadecimal literals: they mean the same in every `sql_mode` and character set, and nothing in them can
+//! end a literal.
+
+use dlock::store::GrantId;
+
+use crate::step::Ask;
+
+/// The table's name where the user gives none.
+pub(crate) const DEFAULT: &str = "dlock_locks";
+/// The most that a name may have, so that what is derived from it fits into 64 characters.
+const MOST: usize = 50;
+
+/// The time of the server in µs since 1970, when a row is looked at: a statement that waited for a row reads it after that.
+/// `NOW` is the statement's start; the difference to it is the same in every time zone.
+const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) \
+                   + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)))";
+
+/// Where the locks are.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// What the table is called in messages.
+    pub(crate) name: String,
+    /// In quotes, for statements.
+    quoted: String,
+    floor: String,
+    pub(crate) schema: String,
+}
+
+impl Table {
+    /// The table of this name: letters, digits and `_`, and perhaps a database before a dot.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the name.
+    pub(crate) fn new(name: &str) -> Result<Table, String> {
+        let plain = |part: &str| {
+            part.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_')
+                && part.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        };
+        let parts: Vec<&str> = name.split('.').collect();
+        if name.len() > MOST || parts.len() > 2 || !parts.iter().all(|part| plain(part)) {
+            return Err(format!(
+                "a table's name has letters, digits and _, up to {MOST} of them, and may say its database before a dot"
+            ));
+        }
+        let quoted = format!("`{}`", parts.join("`.`"));
+        let floor = format!("`{}_floor`", parts.join("`.`"));
+        let schema = include_str!("schema.sql")
+            .replace("{table}", &quoted)
+            .replace("{floor}", &floor);
+        Ok(Table {
+            name: name.to_owned(),
+            quoted,
+            floor,
+            schema,
+        })
+    }
+
+    /// Takes a lock that is free or whose lease is over, unless the server's clock is past `refuse_after`. The reply says
+    /// whether a row was changed, and brings the first token as its `last_insert_id`. `fence` comes first: it is made of
+    /// what the row had before.
+    pub(crate) fn acquire(&self, ask: &Ask, refuse_after: i64) -> String {
+        let Ask {
+            key,
+            grant,
+            kind,
+            lease,
+            tokens,
+        } = ask;
+        format!(
+            "UPDATE {} SET fence = LAST_INSERT_ID(GREATEST(fence + tokens, {NOW})), tokens = {tokens}, holder = {}, \
+             kind = '{kind}', kept = 0, until_us = {NOW} + {lease} \
+             WHERE k = {} AND (holder = '' OR until_us <= {NOW}) AND {NOW} <= {refuse_after}",
+            self.quoted,
+            id(*grant),
+            hex(&**key),
+        )
+    }
+
+    /// Makes the row of a lock that is free, with a token that is not below those of rows that were removed. It waits while
+    /// rows are removed.
+    pub(crate) fn insert(&self, key: &str) -> String {
+        format!(
+            "INSERT INTO {} (k, fence) SELECT {}, COALESCE(MAX(f.fence), 0) FROM {} f LOCK IN SHARE MODE \
+             ON DUPLICATE KEY UPDATE tokens = tokens",
+            self.quoted,
+            hex(key),
+            self.floor
+        )
+    }
+
+    /// Ends a grant, or keeps its key taken for a while.
+    pub(crate) fn release(&self, key: &str, grant: GrantId, keep: i64) -> String {
+        let change = match keep {
+            0 => format!("holder = '', kind = '', kept = 0, until_us = {NOW}"),
+            _ => format!("kept = 1, until_us = LEAST(until_us, {NOW} + {keep})"),
+        };
+        format!(
+            "UPDATE {} SET {change} WHERE k = {} AND holder = {} AND until_us > {NOW}",
+            self.quoted,
+            hex(key),
+            id(grant),
+        )
+    }
+
+    /// Lets grants last for this lease from now on. An id is that of one key only, so that keys and ids need no pairing.
+    pub(crate) fn renew<'a>(
+        &self,
+        grants: impl Iterator<Item = (&'a str, GrantId)> + Clone,
+        lease: i64,
+    ) -> String {
+        let keys = listed(grants.clone().map(|(key, _)| hex(key)));
+        let ids = listed(grants.map(|(_, grant)| id(grant)));
+        format!(
+            "UPDATE {} FORCE INDEX (PRIMARY) SET until_us = {NOW} + {lease} \
+             WHERE k IN ({keys}) AND holder IN ({ids}) AND kept = 0 AND until_us > {NOW}",
+            self.quoted,
+        )
+    }
+
+    /// The rows of these keys: key, holder, kind, whether it is kept, the end of its lease, and the time.
+    pub(crate) fn look<'a>(&self, keys: impl Iterator<Item = &'a str>) -> String {
+        format!("{} WHERE k IN ({})", self.select(), listed(keys.map(hex)))
+    }
+
+    /// The same for all keys with this prefix that are held.
+    pub(crate) fn list(&self, prefix: &str) -> String {
+        format!(
+            "{} WHERE LEFT(k, {}) = {} AND holder <> '' AND until_us > {NOW} ORDER BY k",
+            self.select(),
+            prefix.len(),
+            hex(prefix),
+        )
+    }
+
+    fn select(&self) -> String {
+        format!(
+            "SELECT k, holder, kind, kept, until_us, {NOW} FROM {}",
+            self.quoted
+        )
+    }
+
+    /// Ends whatever grant a key has.
+    pub(crate) fn force(&self, key: &str) -> String {
+        format!(
+            "UPDATE {} SET holder = '', kind = '', kept = 0, until_us = {NOW} \
+             WHERE k = {} AND holder <> '' AND until_us > {NOW}",
+            self.quoted,
+            hex(key),
+        )
+    }
+
+    /// Keys of rows that have been free for a minute.
+    pub(crate) fn free(&self, most: usize) -> String {
+        format!(
+            "SELECT k FROM {} WHERE until_us < {NOW} - 60000000 LIMIT {most}",
+            self.quoted
+        )
+    }
+
+    /// Locks the row with the greatest removed token: it comes first, so that no row is made meanwhile.
+    pub(crate) fn lock_floor(&self) -> String {
+        format!("SELECT fence FROM {} FOR UPDATE", self.floor)
+    }
+
+    /// Locks those of these rows that still are free: their keys, and the tokens after theirs.
+    pub(crate) fn lock_free(&self, keys: &[Vec<u8>]) -> String {
+        format!(
+            "SELECT k, fence + tokens FROM {} WHERE k IN ({}) AND until_us < {NOW} - 60000000 FOR UPDATE SKIP LOCKED",
+            self.quoted,
+            listed(keys.iter().map(hex)),
+        )
+    }
+
+    /// Remembers a token of rows that are to be removed.
+    pub(crate) fn raise_floor(&self, token: i64) -> String {
+        format!(
+            "INSERT INTO {} (one, fence) VALUES (1, {token}) ON DUPLICATE KEY UPDATE fence = GREATEST(fence, {token})",
+            self.floor
+        )
+    }
+
+    pub(crate) fn remove(&self, keys: &[Vec<u8>]) -> String {
+        let keys = listed(keys.iter().map(hex));
+        format!("DELETE FROM {} WHERE k IN ({keys})", self.quoted)
+    }
+}
+
+/// What the server's clock shows.
+pub(crate) fn clock() -> String {
+    format!("SELECT {NOW}")
+}
+
+fn hex(text: impl AsRef<[u8]>) -> String {
+    let digits: String = text.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("x'{digits}'")
+}
+
+/// Ids have digits, letters, `-` and `:` only.
+fn id(grant: GrantId) -> String {
+    format!("'{grant}'")
+}
+
+fn listed(all: impl Iterator<Item = String>) -> String {
+    all.collect::<Vec<String>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_be_something_else_are_refused() {
+        for name in [
+            "",
+            "a.b.c",
+            "a.",
+            ".a",
+            "a b",
+            "a`b",
+            "a;b",
+            "1a",
+            "ä",
+            &"a".repeat(51),
+        ] {
+            assert!(Table::new(name).is_err(), "{name}");
+        }
+        for name in ["a", "_a1", "a.b", "A_b", &"a".repeat(50)] {
+            assert!(Table::new(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_quoted_part_by_part() {
+        let table = Table::new("app.locks").unwrap();
+        assert!(
+            table
+                .schema
+                .contains("CREATE TABLE IF NOT EXISTS `app`.`locks` (")
+        );
+        assert!(table.schema.contains("INSERT IGNORE INTO `app`.`locks_floor` "));
+        assert!(!table.schema.contains('{'), "{}", table.schema);
+    }
+
+    #[test]
+    fn keys_cannot_end_their_literal() {
+        let table = Table::new(DEFAULT).unwrap();
+        let look = table.look(["a'b\\", "ö"].into_iter());
+        assert!(look.ends_with("WHERE k IN (x'6127625c', x'c3b6')"), "{look}");
+    }
+}

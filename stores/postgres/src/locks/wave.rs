@@ -1,0 +1,135 @@
+//! The steps that go together on a connection, a statement for each verb.
+
+use super::job::{Job, Step};
+
+/// The most locks that one statement acquires or releases.
+const MOST: usize = 128;
+/// The most grants that one statement renews, and one wave: other steps are not to wait for thousands of them.
+const MOST_RENEWALS: usize = 200;
+
+/// Steps that go together, one statement for each verb.
+#[derive(Debug, Default)]
+pub(crate) struct Wave {
+    pub(crate) releases: Vec<Job>,
+    pub(crate) renewals: Vec<Job>,
+    pub(crate) acquires: Vec<Job>,
+    /// A statement for each.
+    pub(crate) others: Vec<Job>,
+}
+
+/// What is left of the room in a wave, for each of its lists.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    releases: Taken,
+    renewals: Taken,
+    acquires: Taken,
+    others: Taken,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    jobs: usize,
+    /// It is one that shares its statement with no other.
+    alone: bool,
+}
+
+impl Room {
+    /// Whether this step goes along, which is counted then.
+    pub(crate) fn has(&mut self, job: &Job) -> bool {
+        let (taken, most) = match &job.step {
+            Step::Release(..) | Step::Leave(..) => (&mut self.releases, MOST),
+            Step::Renew(..) | Step::Extend(..) => (&mut self.renewals, MOST_RENEWALS),
+            Step::Acquire(_) => (&mut self.acquires, MOST),
+            _ => (&mut self.others, MOST),
+        };
+        if taken.jobs == most || taken.jobs > 0 && (taken.alone || job.alone) {
+            return false;
+        }
+        taken.jobs += 1;
+        taken.alone |= job.alone;
+        true
+    }
+}
+
+impl From<Vec<Job>> for Wave {
+    fn from(jobs: Vec<Job>) -> Wave {
+        let mut wave = Wave::default();
+        for job in jobs {
+            let list = match &job.step {
+                Step::Release(..) | Step::Leave(..) => &mut wave.releases,
+                Step::Renew(..) | Step::Extend(..) => &mut wave.renewals,
+                Step::Acquire(_) => &mut wave.acquires,
+                _ => &mut wave.others,
+            };
+            list.push(job);
+        }
+        wave
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use dlock::store::GrantId;
+    use dlock::store::queue::Next;
+    use tokio::time::Instant;
+
+    use super::super::job::Queue;
+    use super::*;
+
+    fn queue() -> Arc<Queue> {
+        Arc::new(Queue::new("db", Duration::from_secs(60)))
+    }
+
+    fn renew(key: &str) -> Step {
+        Step::Renew(key.into(), GrantId::from_parts(1, 1), 1)
+    }
+
+    fn taken(queue: &Queue) -> Vec<Job> {
+        let mut room = Room::default();
+        match queue.next(Instant::now(), |job| room.has(job)) {
+            Next::Send(jobs) => jobs,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn waves_are_of_a_limited_size_and_releases_pass_renewals_of_other_keys() {
+        let queue = queue();
+        let release = |key: &str| Step::Release(key.into(), GrantId::from_parts(1, 1), 0);
+        for n in 0..500 {
+            drop(queue.ask(renew(&format!("k{n}"))));
+        }
+        drop(queue.ask(release("other")));
+        drop(queue.ask(release("k499")));
+        let first = Wave::from(taken(&queue));
+        assert_eq!((first.renewals.len(), first.releases.len()), (MOST_RENEWALS, 1));
+        let second = Wave::from(taken(&queue));
+        assert_eq!((second.renewals.len(), second.releases.len()), (MOST_RENEWALS, 0));
+    }
+
+    #[test]
+    fn step_that_goes_alone_shares_no_statement() {
+        let queue = queue();
+        for key in ["a", "b", "c", "d"] {
+            drop(queue.ask(renew(key)));
+        }
+        for mut job in taken(&queue).into_iter().rev() {
+            job.alone = ["a", "c"].contains(&name(&job).as_str());
+            queue.put_back(job);
+        }
+        let names = || taken(&queue).iter().map(name).collect::<Vec<String>>();
+        assert_eq!(names(), ["a"]);
+        assert_eq!(names(), ["b", "d"]);
+        assert_eq!(names(), ["c"]);
+    }
+
+    fn name(job: &Job) -> String {
+        match &job.step {
+            Step::Renew(key, ..) => key.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Acquires: a node that has the next number, and the list of those before it, in one round trip.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireReply, AcquireRequest, Busy, GivenLease, GrantId, Granted, Outcome, Reason, StoreError,
+};
+use tokio::time::Instant;
+
+use crate::core::{Core, role};
+use crate::grants::{Own, State};
+use crate::names::{Mark, Node, Role};
+use crate::session::{Answer, Coming, Epoch, Silence, refused};
+use crate::wire::{Code, Mode, Reply, Request};
+
+/// How often an acquire is begun anew because the node of its lock was just removed.
+const ATTEMPTS: u32 = 4;
+
+/// A node that was made for an acquire.
+struct Made {
+    node: Node,
+    czxid: u64,
+    epoch: Epoch,
+    /// All nodes of the lock, the first in front.
+    nodes: Vec<Node>,
+}
+
+/// One acquire on its way.
+struct Attempt<'a> {
+    core: &'a Core,
+    lock: &'a Arc<str>,
+    grant: GrantId,
+    role: Role,
+    mark: Mark,
+    deadline: Instant,
+    /// The write grant that a read lock is taken under.
+    writer: Option<Node>,
+}
+
+/// What a node finds before it.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Holder,
+    Other(Role),
+}
+
+impl Core {
+    pub(crate) async fn acquire(
+        &self,
+        lock: Arc<str>,
+        request: AcquireRequest,
+        called: Instant,
+    ) -> Result<AcquireReply, StoreError> {
+        let role = role(request.kind)?;
+        let writer = request.nested_in.filter(|_| role == Role::Read);
+        let writer = writer.and_then(|grant| self.grants.held(grant, self.session.epoch()));
+        let attempt = Attempt {
+            core: self,
+            lock: &lock,
+            grant: request.grant,
+            role,
+            mark: Mark::draw(),
+            deadline: called + request.lease,
+            writer: writer.filter(|(of, _)| *of == lock).map(|(_, node)| node),
+        };
+        let made = attempt.make().await?;
+        match found(&made.nodes, &made.node, attempt.writer.as_ref()) {
+            Found::Nothing => attempt.granted(made, called, request.lease),
+            Found::Holder => {
+                attempt.undo(&made).await?;
+                Ok(AcquireReply::Busy(Busy::new(None)))
+            }
+            Found::Other(other) => {
+                attempt.undo(&made).await?;
+                let family = other.family();
+                Err(StoreError::not_done(
+                    Reason::KeyTaken(family.to_owned()),
+                    format!("the key has a {family}"),
+                ))
+            }
+        }
+    }
+}
+
+impl Attempt<'_> {
+    /// Creates the node, and lists those of the lock.
+    async fn make(&self) -> Result<Made, StoreError> {
+        let session = &self.core.session;
+        for attempt in 0..ATTEMPTS {
+            let (contained, create, children) = if attempt == 0 && self.core.was_made(self.lock) {
+                let [create, children] = session.send([self.create(), self.core.children(self.lock, false)]);
+                (true, create, children)
+            } else {
+                let requests = [
+                    self.core.container(self.lock),
+                    self.create(),
+                    self.core.children(self.lock, false),
+                ];
+                let [container, create, children] = session.send(requests);
+                (self.is_contained(container).await?, create, children)
+            };
+            if let Some((node, czxid, epoch)) = self.created(create).await? {
+                let nodes = self.list(children, &node, epoch).await?;
+                return Ok(Made {
+                    node,
+                    czxid,
+                    epoch,
+                    nodes,
+                });
+            }
+            self.core.is_gone(self.lock);
+            if !contained {
+                self.core.make_root().await?;
+            }
+        }
+        Err(StoreError::not_done(
+            Reason::RefusedForNow,
+            "the node of the lock was removed again and again",
+        ))
+    }
+
+    fn create(&self) -> Request {
+        let (name, mode) = match &self.writer {
+            Some(writer) => (writer.beside(&self.mark, self.role), Mode::Ephemeral),
+            None => (self.mark.prefix(self.role), Mode::Sequential),
+        };
+        Request::Create {
+            path: self.core.path_of(self.lock, &name),
+            data: self.grant.to_string().into_bytes(),
+            mode,
+        }
+    }
+
+    /// Whether the lock has a node; it has none where the one above it is missing.
+    async fn is_contained(&self, container: Coming) -> Result<bool, StoreError> {
+        let answer = match container.answer().await {
+            Ok(answer) => answer,
+            // The acquire was sent right after it.
+            Err(Silence::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
+            Err(Silence::NotSent(error)) => return Err(error),
+        };
+        match answer.reply {
+            Ok(_) | Err(Code::NODE_EXISTS) => {
+                self.core.is_made(self.lock);
+                Ok(true)
+            }
+            Err(Code::NO_NODE) => Ok(false),
+            // Where the node is there, a client need not have the right to create it.
+            Err(Code::NO_AUTH) => Ok(true),
+            Err(code) => {
+                let error = refused(code, "to create the node of the lock");
+                Err(self.unknown(State::Unknown, answer.epoch, error))
+            }
+        }
+    }
+
+    /// The node that was created; none where the lock has no node to create it in.
+    async fn created(&self, create: Coming) -> Result<Option<(Node, u64, Epoch)>, StoreError> {
+        let Answer { reply, epoch } = match create.answer().await {
+            Ok(answer) => answer,
+            Err(Silence::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
+            Err(Silence::NotSent(error)) => return Err(error),
+        };
+        match reply {
+            Ok(Reply::Created { path, czxid }) => {
+                let name = path.rsplit_once('/').map_or("", |(_, name)| name);
+                match Node::parse(name) {
+                    Some(node) => Ok(Some((node, czxid.unsigned_abs(), epoch))),
+                    None => {
+                        let error = StoreError::unknown("a node was created that is no part of a lock");
+                        Err(self.unknown(State::Unknown, epoch, error))
+                    }
+                }
+            }
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) if !code.is_unknown() => Err(refused(code, "to create a node in that of the lock")),
+            reply => {
+                let error = StoreError::unknown(format!("the node may have been created or not: {reply:?}"));
+                Err(self.unknown(State::Unknown, epoch, error))
+            }
+        }
+    }
+
+    async fn list(&self, children: Coming, node: &Node, epoch: Epoch) -> Result<Vec<Node>, StoreError> {
+        let error = match children.answer().await {
+            Ok(Answer {
+                reply: Ok(Reply::Children(names)),
+                ..
+            }) => return Ok(Node::sorted(&names)),
+            Ok(answer) => StoreError::unknown(format!(
+                "the nodes of the lock were not listed: {:?}",
+                answer.reply
+            )),
+            Err(silence) => silence.into(),
+        };
+        Err(self.unknown(State::Leaves(node.clone()), epoch, error))
+    }
+
+    /// Keeps in mind what may be there, and says so.
+    fn unknown(&self, state: State, epoch: Epoch, mut error: StoreError) -> StoreError {
+        self.keep(state, epoch);
+        error.outcome = Outcome::Unknown;
+        error
+    }
+
+    fn keep(&self, state: State, epoch: Epoch) {
+        let own = Own {
+            lock: self.lock.clone(),
+            mark: self.mark.clone(),
+            epoch,
+            state,
+            deadline: self.deadline,
+        };
+        self.core.grants.insert(self.grant, own);
+    }
+
+    fn granted(&self, made: Made, called: Instant, asked: Duration) -> Result<AcquireReply, StoreError> {
+        let Some(kept_until) = self.core.session.kept_until(made.epoch) else {
+            // It went with its session.
+            return Err(StoreError::not_done(
+                Reason::Unreachable,
+                "the session with ZooKeeper expired",
+            ));
+        };
+        self.keep(State::Held(made.node), made.epoch);
+        let granted = Granted::new(made.czxid);
+        Ok(AcquireReply::Acquired(match given(kept_until, called, asked) {
+            Some(lease) => granted.lease(lease),
+            None => granted,
+        }))
+    }
+
+    /// Deletes the node of an acquire that found the lock busy.
+    async fn undo(&self, made: &Made) -> Result<(), StoreError> {
+        let deleted = self
+            .core
+            .session
+            .ask(self.core.delete(self.lock, &made.node))
+            .answer()
+            .await;
+        let error = match deleted {
+            Ok(Answer {
+                reply: Ok(_) | Err(Code::NO_NODE),
+                ..
+            }) => return Ok(()),
+            Ok(Answer { reply: Err(code), .. }) => refused(code, "to delete a node"),
+            Err(silence) => silence.into(),
+        };
+        Err(self.unknown(State::Leaves(made.node.clone()), made.epoch, error))
+    }
+}
+
+/// The lease that the session gives, where it is shorter than the one that was asked for.
+pub(crate) fn given(kept_until: Instant, called: Instant, asked: Duration) -> Option<GivenLease> {
+    let left = kept_until.saturating_duration_since(called);
+    (left < asked).then(|| GivenLease::new(left))
+}
+
+/// What is before a node in the queue, and in its way.
+fn found(nodes: &[Node], own: &Node, writer: Option<&Node>) -> Found {
+    if let Some(writer) = writer {
+        // Beside its writer it is before all others.
+        return match nodes.contains(writer) {
+            true => Found::Nothing,
+            false => Found::Holder,
+        };
+    }
+    let before = || nodes.iter().filter(|node| node.position < own.position);
+    if let Some(other) = before().find(|node| !node.role.is_of_family(own.role)) {
+        return Found::Other(other.role);
+    }
+    // A reader that was taken under a writer has its number.
+    let in_the_way = |node: &Node| own.role != Role::Read || node.role == Role::Write;
+    match before().any(in_the_way) {
+        true => Found::Holder,
+        false => Found::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> Node {
+        Node::parse(name).unwrap()
+    }
+
+    #[test]
+    fn a_node_has_the_lock_where_nothing_is_in_its_way() {
+        for (before, own, wanted) in [
+            (&[][..], "lock-0000000007", Found::Nothing),
+            (&["lock-0000000006"], "lock-0000000007", Found::Holder),
+            (&["lock-0000000008"], "lock-0000000007", Found::Nothing),
+            (&["__READ__0000000006"], "__READ__0000000007", Found::Nothing),
+            (&["__WRIT__0000000006"], "__READ__0000000007", Found::Holder),
+            (&["__WRIT__0000000008"], "__READ__0000000007", Found::Nothing),
+            (
+                &["__READ__0000000005", "__WRIT__0000000006"],
+                "__READ__0000000007",
+                Found::Holder,
+            ),
+            (&["__READ__0000000006"], "__WRIT__0000000007", Found::Holder),
+            (
+                &["lock-0000000006"],
+                "__READ__0000000007",
+                Found::Other(Role::Mutex),
+            ),
+            (
+                &["__READ__0000000006"],
+                "lock-0000000007",
+                Found::Other(Role::Read),
+            ),
+        ] {
+            let own = node(own);
+            let nodes: Vec<Node> = before
+                .iter()
+                .map(|name| node(name))
+                .chain([own.clone()])
+                .collect();
+            assert_eq!(found(&nodes, &own, None), wanted, "{before:?} {own:?}");
+        }
+    }
+
+    #[test]
+    fn reader_under_its_writer_needs_it_to_be_there() {
+        let (writer, reader) = (node("__WRIT__0000000001"), node("__READ__0000000001"));
+        let nodes = [writer.clone(), reader.clone()];
+        assert_eq!(found(&nodes, &reader, Some(&writer)), Found::Nothing);
+        assert_eq!(found(&nodes[1..], &reader, Some(&writer)), Found::Holder);
+    }
+
+    #[test]
+    fn lease_is_never_longer_than_the_session_is_kept() {
+        let (now, s) = (Instant::now(), Duration::from_secs);
+        assert_eq!(given(now + s(10), now, s(30)), Some(GivenLease::new(s(10))));
+        assert_eq!(given(now + s(40), now, s(30)), None);
+        assert_eq!(
+            given(now, now + s(1), s(30)),
+            Some(GivenLease::new(Duration::ZERO))
+        );
+    }
+}

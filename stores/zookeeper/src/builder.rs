@@ -1,0 +1,280 @@
+//! Options of the store.
+
+use std::time::Duration;
+
+use dlock::store::{Reason, StoreError};
+use dlock::{DEFAULT_TIMEOUT, Error};
+
+use crate::session::Config;
+use crate::store::ZookeeperLocks;
+use crate::wire::Acl;
+
+/// The port of a server where none is named.
+const PORT: u16 = 2181;
+/// Where the locks are by default.
+const ROOT: &str = "/dlock";
+/// For how long the servers keep what belongs to a client that is silent.
+const SESSION: Duration = Duration::from_secs(30);
+
+/// Options of [`ZookeeperLocks`].
+///
+/// ```no_run
+/// use dlock_zookeeper::ZookeeperLocks;
+/// use std::time::Duration;
+///
+/// # async fn example() -> Result<(), dlock::Error> {
+/// let store = ZookeeperLocks::builder("zk1:2181,zk2:2181,zk3:2181")
+///     .root("/shop/locks")
+///     .session(Duration::from_secs(15))
+///     .tick(Duration::from_secs(2))
+///     .connect()
+///     .await?;
+/// # let _ = store; Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+pub struct ZookeeperLocksBuilder {
+    servers: String,
+    root: String,
+    prefix: String,
+    session: Duration,
+    tick: Option<Duration>,
+    timeout: Duration,
+    credentials: Option<(String, String)>,
+    acl: Option<Acl>,
+}
+
+/// An option, and why it is invalid.
+type Invalid = (&'static str, String);
+
+impl ZookeeperLocks {
+    /// Connects to one of these servers (`host:port`, with commas in between), with all options at their defaults. The
+    /// locks are under the node `root`, which is created if it is missing.
+    ///
+    /// The runtime in which this is called serves the connection from then on.
+    ///
+    /// # Errors
+    ///
+    /// When no server can be reached, or refuses.
+    pub async fn connect(servers: &str, root: &str) -> Result<ZookeeperLocks, Error> {
+        ZookeeperLocks::builder(servers).root(root).connect().await
+    }
+
+    /// Options for these servers: `host:port`, with commas in between.
+    pub fn builder(servers: &str) -> ZookeeperLocksBuilder {
+        ZookeeperLocksBuilder::new(servers)
+    }
+}
+
+impl ZookeeperLocksBuilder {
+    fn new(servers: &str) -> ZookeeperLocksBuilder {
+        ZookeeperLocksBuilder {
+            servers: servers.to_owned(),
+            root: ROOT.to_owned(),
+            prefix: String::new(),
+            session: SESSION,
+            tick: None,
+            timeout: DEFAULT_TIMEOUT,
+            credentials: None,
+            acl: None,
+        }
+    }
+
+    /// The node under which the locks are: `"/shop/locks"`. It is created if it is missing, with those above it. `/dlock`
+    /// by default.
+    pub fn root(mut self, path: impl Into<String>) -> Self {
+        self.root = path.into();
+        self
+    }
+
+    /// A prefix of all keys, for services that share a root; none by default.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// For how long the servers keep the locks of a client that they do not hear of; 30 s by default. The servers have
+    /// limits of their own, from 2 to 20 of their ticks: 4 s to 40 s by default.
+    pub fn session(mut self, session: Duration) -> Self {
+        self.session = session;
+        self
+    }
+
+    /// The `tickTime` of the servers, or more: after this time a server has told its leader that it heard of a client.
+    /// Half of the session by default, which is always enough. The time that a holder has between two renewals is the
+    /// session less this.
+    pub fn tick(mut self, tick: Duration) -> Self {
+        self.tick = Some(tick);
+        self
+    }
+
+    /// How long one step may take, connecting included; 1 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// A user and a password, of the scheme `digest`. Only clients with the same have access to the nodes that are created;
+    /// [`open`](Self::open) says otherwise.
+    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.credentials = Some((user.into(), password.into()));
+        self
+    }
+
+    /// All clients have access to the nodes that are created, also to those of a client with
+    /// [`credentials`](Self::credentials). Without these it is the default.
+    pub fn open(mut self) -> Self {
+        self.acl = Some(Acl::Open);
+        self
+    }
+
+    /// Connects; see [`ZookeeperLocks::connect`].
+    ///
+    /// # Errors
+    ///
+    /// When no server can be reached, or refuses, or an option is invalid.
+    pub async fn connect(self) -> Result<ZookeeperLocks, Error> {
+        let (config, root, prefix) = self
+            .check()
+            .map_err(|(option, reason)| Error::invalid_option(option, &reason))?;
+        let opened = ZookeeperLocks::open(config, root, prefix).await;
+        opened.map_err(StoreError::into_connect_error)
+    }
+
+    /// The same where the options come from a URL.
+    pub(crate) async fn open_by_url(self) -> Result<ZookeeperLocks, StoreError> {
+        let (config, root, prefix) = self.check().map_err(|(option, reason)| {
+            StoreError::not_done(
+                Reason::WrongUrl,
+                format!("its option {option} is invalid: {reason}"),
+            )
+        })?;
+        ZookeeperLocks::open(config, root, prefix).await
+    }
+
+    fn check(self) -> Result<(Config, String, String), Invalid> {
+        if self.timeout.is_zero() {
+            return Err(("timeout", "no step can be carried out in no time".to_owned()));
+        }
+        if self.session < Duration::from_millis(100) {
+            return Err(("session", "it must be at least 100ms".to_owned()));
+        }
+        if self.tick.is_some_and(|tick| tick >= self.session) {
+            return Err(("tick", "it must be shorter than the session".to_owned()));
+        }
+        let (acl, credentials) = match self.credentials {
+            None => (Acl::Open, None),
+            Some((user, _)) if user.is_empty() || user.contains(':') => {
+                return Err(("user", "it must not be empty, and have no colon".to_owned()));
+            }
+            Some((user, password)) => (
+                self.acl.unwrap_or(Acl::Creator),
+                Some(format!("{user}:{password}")),
+            ),
+        };
+        let config = Config {
+            hosts: servers(&self.servers)?,
+            session: self.session,
+            timeout: self.timeout,
+            tick: self.tick,
+            credentials,
+            acl,
+        };
+        Ok((config, root(&self.root)?, self.prefix))
+    }
+}
+
+impl std::fmt::Debug for ZookeeperLocksBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not the password.
+        f.debug_struct("ZookeeperLocksBuilder")
+            .field("servers", &self.servers)
+            .field("root", &self.root)
+            .field("session", &self.session)
+            .field("tick", &self.tick)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The servers of a list, each with its port.
+fn servers(list: &str) -> Result<Vec<String>, Invalid> {
+    let named = list.split(',').map(str::trim);
+    named
+        .map(|server| {
+            let (host, port) = match server.rsplit_once(':') {
+                // Colons of an address in brackets are its own.
+                Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+                _ => (server, None),
+            };
+            let invalid = |why: &str| ("servers", format!("\"{server}\" {why}, as in zk1:2181,zk2:2181"));
+            if host.is_empty() || host.contains('/') {
+                return Err(invalid("names no host"));
+            }
+            let port = port.map_or(Ok(PORT), str::parse);
+            let port = port.map_err(|_| invalid("has no valid port"))?;
+            Ok(format!("{host}:{port}"))
+        })
+        .collect()
+}
+
+/// The path of the root, without a slash at its end.
+fn root(path: &str) -> Result<String, Invalid> {
+    let invalid = |why: &str| Err(("root", format!("{why}, as in /shop/locks")));
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let Some(names) = path.strip_prefix('/') else {
+        return invalid("it must be a path that begins with a slash and names a node");
+    };
+    let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.chars().any(char::is_control);
+    if !names.split('/').all(is_name) {
+        return invalid("each of its parts must be the name of a node");
+    }
+    if names == "zookeeper" || names.starts_with("zookeeper/") {
+        return invalid("/zookeeper is the servers' own");
+    }
+    Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_ports() {
+        let wanted = ["a:2181", "b:2182", "[::1]:2181", "[::1]:99"]
+            .map(str::to_owned)
+            .to_vec();
+        assert_eq!(servers("a, b:2182,[::1],[::1]:99"), Ok(wanted));
+        for list in ["", "a,,b", ":2181", "a:x", "a:70000", "a/b"] {
+            assert!(servers(list).is_err(), "{list}");
+        }
+    }
+
+    #[test]
+    fn root_is_the_path_of_a_node() {
+        assert_eq!(root("/shop/locks/"), Ok("/shop/locks".to_owned()));
+        for path in [
+            "",
+            "/",
+            "shop",
+            "/a//b",
+            "/a/../b",
+            "/./a",
+            "/zookeeper/locks",
+            "/a\n",
+        ] {
+            assert!(root(path).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn options_that_cannot_be_are_refused() {
+        let builder = || ZookeeperLocks::builder("a");
+        assert!(builder().check().is_ok());
+        let refused = |builder: ZookeeperLocksBuilder| builder.check().err().map(|(option, _)| option);
+        let s = Duration::from_secs;
+        assert_eq!(refused(builder().timeout(Duration::ZERO)), Some("timeout"));
+        assert_eq!(refused(builder().session(s(0))), Some("session"));
+        assert_eq!(refused(builder().tick(s(30))), Some("tick"));
+        assert_eq!(refused(builder().credentials("a:b", "c")), Some("user"));
+        assert!(!format!("{:?}", builder().credentials("a", "secret")).contains("secret"));
+    }
+}

@@ -1,0 +1,163 @@
+//! What the steps share: the session, the paths, and the grants of this client.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use dlock::store::{Hub, Kind, Reason, StoreError};
+use parking_lot::Mutex;
+
+use crate::grants::Grants;
+use crate::names::{Node, Role};
+use crate::seen::Watches;
+use crate::session::{Coming, Session, refused};
+use crate::wire::{Code, Mode, Reply, Request};
+
+/// How many locks are remembered to have a node.
+const REMEMBERED: usize = 65_536;
+
+pub(crate) struct Core {
+    pub(crate) session: Arc<Session>,
+    /// The node under which those of the locks are.
+    pub(crate) root: String,
+    pub(crate) grants: Grants,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) watches: Watches,
+    /// Locks whose node was there a while ago: it is not asked for with each acquire.
+    made: Mutex<HashSet<Arc<str>>>,
+}
+
+impl Core {
+    pub(crate) fn new(session: Arc<Session>, root: String) -> Core {
+        Core {
+            session,
+            root,
+            grants: Grants::default(),
+            hub: Arc::default(),
+            watches: Watches::default(),
+            made: Mutex::default(),
+        }
+    }
+
+    /// The path of a lock.
+    pub(crate) fn path(&self, lock: &str) -> String {
+        format!("{}/{lock}", self.root)
+    }
+
+    /// The path of a node of a lock.
+    pub(crate) fn path_of(&self, lock: &str, name: &str) -> String {
+        format!("{}/{lock}/{name}", self.root)
+    }
+
+    pub(crate) fn was_made(&self, lock: &str) -> bool {
+        self.made.lock().contains(lock)
+    }
+
+    pub(crate) fn is_made(&self, lock: &Arc<str>) {
+        let mut made = self.made.lock();
+        if made.len() >= REMEMBERED {
+            made.clear();
+        }
+        made.insert(lock.clone());
+    }
+
+    pub(crate) fn is_gone(&self, lock: &str) {
+        self.made.lock().remove(lock);
+    }
+
+    /// The node of a lock: the server removes it some time after the last node in it is gone.
+    pub(crate) fn container(&self, lock: &str) -> Request {
+        Request::Create {
+            path: self.path(lock),
+            data: Vec::new(),
+            mode: Mode::Container,
+        }
+    }
+
+    pub(crate) fn children(&self, lock: &str, watch: bool) -> Request {
+        Request::Children {
+            path: self.path(lock),
+            watch,
+        }
+    }
+
+    pub(crate) fn delete(&self, lock: &str, node: &Node) -> Request {
+        Request::Delete {
+            path: self.path_of(lock, &node.name),
+        }
+    }
+
+    /// Creates the node under which the locks are, and those above it.
+    pub(crate) async fn make_root(&self) -> Result<(), StoreError> {
+        let ends = self.root.match_indices('/').map(|(at, _)| at).skip(1);
+        for end in ends.chain([self.root.len()]) {
+            let path = self.root[..end].to_owned();
+            // Not created where it is: that needs a right of its own.
+            let there = self.session.ask(Request::Exists {
+                path: path.clone(),
+                watch: false,
+            });
+            match there.answer().await?.reply {
+                Ok(_) => continue,
+                Err(Code::NO_NODE) => {}
+                Err(code) => return Err(refused(code, &format!("to look for {path}"))),
+            }
+            let made = self.session.ask(Request::Create {
+                path: path.clone(),
+                data: Vec::new(),
+                mode: Mode::Persistent,
+            });
+            match made.answer().await?.reply {
+                Ok(_) | Err(Code::NODE_EXISTS) => {}
+                Err(code) => return Err(refused(code, &format!("to create {path}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes of a lock, as they are by now at the server.
+    pub(crate) async fn nodes(&self, lock: &str) -> Result<Vec<Node>, StoreError> {
+        let sync = Request::Sync {
+            path: self.path(lock),
+        };
+        let [sync, children] = self.session.send([sync, self.children(lock, false)]);
+        if let Err(code) = sync.answer().await?.reply {
+            return Err(refused(code, "to catch up"));
+        }
+        listed(children).await
+    }
+}
+
+/// The nodes of a list; none where the lock has no node.
+pub(crate) async fn listed(children: Coming) -> Result<Vec<Node>, StoreError> {
+    match children.answer().await?.reply {
+        Ok(Reply::Children(names)) => Ok(Node::sorted(&names)),
+        Err(Code::NO_NODE) => Ok(Vec::new()),
+        Ok(_) => Err(StoreError::unknown("the answer of another request came")),
+        Err(code) => Err(refused(code, "to list the nodes of a lock")),
+    }
+}
+
+/// The role of a kind; none for those that this store does not have.
+pub(crate) fn role(kind: Kind) -> Result<Role, StoreError> {
+    match kind {
+        Kind::Mutex | Kind::Fenced => Ok(Role::Mutex),
+        Kind::Read => Ok(Role::Read),
+        Kind::Write => Ok(Role::Write),
+        kind => Err(StoreError::not_done(
+            Reason::Unsupported,
+            format!("ZooKeeper has no locks of kind {kind}"),
+        )),
+    }
+}
+
+/// Those of a lock that hold it.
+pub(crate) fn holders(nodes: &[Node]) -> &[Node] {
+    match nodes.first() {
+        None => &[],
+        Some(first) if first.role != Role::Read => &nodes[..1],
+        Some(_) => {
+            let readers = nodes.iter().take_while(|node| node.role == Role::Read).count();
+            &nodes[..readers]
+        }
+    }
+}

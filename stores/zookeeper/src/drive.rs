@@ -1,0 +1,153 @@
+//! The task that carries steps out.
+
+use std::sync::Arc;
+
+use dlock::store::{DoubtSender, Lane};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, sleep_until};
+
+use crate::core::Core;
+use crate::line::{Inbox, Lines, Step};
+use crate::renew::Batch;
+use crate::session::Event;
+
+/// The locks whose step has its end.
+type Done = Vec<Arc<str>>;
+
+pub(crate) struct Driver {
+    pub(crate) core: Arc<Core>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) doubts: DoubtSender,
+    pub(crate) events: UnboundedReceiver<Event>,
+    lines: Lines,
+    running: FuturesUnordered<BoxFuture<'static, Done>>,
+    renewals: Batch,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        inbox: Arc<Inbox>,
+        doubts: DoubtSender,
+        events: UnboundedReceiver<Event>,
+    ) -> Driver {
+        Driver {
+            core,
+            inbox,
+            doubts,
+            events,
+            lines: Lines::default(),
+            running: FuturesUnordered::new(),
+            renewals: Batch::new(),
+        }
+    }
+
+    /// Runs until the store is gone and everything has its answer; then the session ends.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let (steps, closed) = self.inbox.take();
+            for (lock, step) in steps {
+                self.enter(lock, step);
+            }
+            let looks_again = self.expire();
+            while !self.renewals.is_empty() {
+                let batch = self.core.batch(&mut self.renewals);
+                let core = self.core.clone();
+                self.running
+                    .push(Box::pin(async move { core.renew(batch).await }));
+            }
+            if closed && self.lines.is_empty() {
+                return self.core.session.close();
+            }
+            let looking = async {
+                match looks_again {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(done) = self.running.next(), if !self.running.is_empty() => self.leave(done),
+                () = self.inbox.woken() => {}
+                Some(event) = self.events.recv() => self.event(event),
+                () = looking => {}
+            }
+        }
+    }
+
+    fn enter(&mut self, lock: Option<Arc<str>>, step: Step) {
+        match lock {
+            None => self.begin(None, step),
+            Some(lock) => {
+                if let Some(step) = self.lines.enter(&lock, step) {
+                    self.begin(Some(lock), step);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, lock: Option<Arc<str>>, step: Step) {
+        match (step, lock) {
+            (Step::Renew(renew), Some(lock)) => self.renewals.push((lock, renew)),
+            (Step::Renew(_), None) => {}
+            (Step::Work(work), lock) => {
+                let work = work();
+                self.running.push(Box::pin(async move {
+                    work.await;
+                    lock.into_iter().collect()
+                }));
+            }
+        }
+    }
+
+    fn leave(&mut self, done: Done) {
+        for lock in done {
+            if let Some(next) = self.lines.leave(&lock) {
+                self.begin(Some(lock), next);
+            }
+        }
+    }
+
+    /// Begins to end the leases that are over; when the next one is.
+    fn expire(&mut self) -> Option<Instant> {
+        let (over, next) = self.core.grants.over(Instant::now());
+        for (grant, lock) in over {
+            let core = self.core.clone();
+            let work = move || -> crate::line::Work { Box::pin(async move { core.expire(grant).await }) };
+            self.enter(Some(lock), Step::Work(Box::new(work)));
+        }
+        next
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Expired => {
+                self.core.grants.forget_before(self.core.session.epoch());
+                // The next renewal of each, which is asked for at once, says that it is gone.
+                self.doubts.tell(Lane::default());
+            }
+            Event::Connected => {
+                self.doubts.tell(Lane::default());
+                self.core.hub.tell_all(false);
+                for (lock, topic) in self.core.waited_for() {
+                    self.watch(lock, Some(topic));
+                }
+            }
+            Event::Changed(path) => {
+                if let Some(lock) = self.core.watched(&path) {
+                    self.watch(lock, None);
+                }
+            }
+        }
+    }
+
+    fn watch(&mut self, lock: Arc<str>, topic: Option<Arc<str>>) {
+        let core = self.core.clone();
+        self.running.push(Box::pin(async move {
+            core.watch(lock, topic.as_deref()).await;
+            Done::new()
+        }));
+    }
+}

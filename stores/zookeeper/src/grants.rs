@@ -1,0 +1,195 @@
+//! The grants of this client, and when their leases end.
+//!
+//! To the servers a lock lasts as long as the session. A lease that is shorter, or is not renewed while the session goes on,
+//! is ended by the client itself, which deletes the node; where the process is gone, the session ends it.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::GrantId;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::names::{Mark, Node};
+use crate::session::Epoch;
+
+/// A node that this client made, or may have made.
+#[derive(Debug, Clone)]
+pub(crate) struct Own {
+    /// The node of the lock.
+    pub(crate) lock: Arc<str>,
+    /// By which the node is found.
+    pub(crate) mark: Mark,
+    /// The session that it belongs to.
+    pub(crate) epoch: Epoch,
+    pub(crate) state: State,
+    /// When its lease ends.
+    pub(crate) deadline: Instant,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum State {
+    /// It is there and has the lock.
+    Held(Node),
+    /// It may be there.
+    Unknown,
+    /// It is to be deleted, which was not answered.
+    Leaves(Node),
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Grants(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    own: HashMap<GrantId, Own>,
+    /// For each grant a moment that is not after its deadline.
+    ends: BinaryHeap<Reverse<(Instant, GrantId)>>,
+}
+
+impl Grants {
+    pub(crate) fn insert(&self, grant: GrantId, own: Own) {
+        let mut inner = self.0.lock();
+        inner.ends.push(Reverse((own.deadline, grant)));
+        inner.own.insert(grant, own);
+    }
+
+    pub(crate) fn get(&self, grant: GrantId) -> Option<Own> {
+        self.0.lock().own.get(&grant).cloned()
+    }
+
+    pub(crate) fn remove(&self, grant: GrantId) {
+        let mut inner = self.0.lock();
+        inner.own.remove(&grant);
+        // Entries whose grants are gone are left in the heap until their time: most of them, at some point.
+        if inner.ends.len() > 64 && inner.ends.len() > 4 * inner.own.len() {
+            let Inner { own, ends } = &mut *inner;
+            ends.retain(|Reverse((_, grant))| own.contains_key(grant));
+        }
+    }
+
+    /// The node of a grant that is held in this session.
+    pub(crate) fn held(&self, grant: GrantId, epoch: Epoch) -> Option<(Arc<str>, Node)> {
+        let inner = self.0.lock();
+        let own = inner.own.get(&grant).filter(|own| own.epoch == epoch)?;
+        match &own.state {
+            State::Held(node) => Some((own.lock.clone(), node.clone())),
+            _ => None,
+        }
+    }
+
+    /// The lease of a grant ends then.
+    pub(crate) fn extend(&self, grant: GrantId, deadline: Instant) {
+        let mut inner = self.0.lock();
+        let Some(own) = inner.own.get_mut(&grant) else {
+            return;
+        };
+        let is_sooner = deadline < own.deadline;
+        own.deadline = deadline;
+        if is_sooner {
+            inner.ends.push(Reverse((deadline, grant)));
+        }
+    }
+
+    pub(crate) fn set(&self, grant: GrantId, state: State) {
+        if let Some(own) = self.0.lock().own.get_mut(&grant) {
+            own.state = state;
+        }
+    }
+
+    /// Tries to end the grant again after a while.
+    pub(crate) fn again(&self, grant: GrantId, after: Duration) {
+        let at = Instant::now() + after;
+        let mut inner = self.0.lock();
+        if let Some(own) = inner.own.get_mut(&grant) {
+            own.deadline = at;
+            inner.ends.push(Reverse((at, grant)));
+        }
+    }
+
+    /// Those whose leases are over, with their locks; and when to look again.
+    pub(crate) fn over(&self, now: Instant) -> (Vec<(GrantId, Arc<str>)>, Option<Instant>) {
+        let mut inner = self.0.lock();
+        let Inner { own, ends } = &mut *inner;
+        let mut over = Vec::new();
+        while let Some(Reverse((at, grant))) = ends.peek().copied() {
+            if at > now {
+                return (over, Some(at));
+            }
+            ends.pop();
+            match own.get(&grant) {
+                Some(own) if own.deadline > now => ends.push(Reverse((own.deadline, grant))),
+                Some(own) => over.push((grant, own.lock.clone())),
+                None => {}
+            }
+        }
+        (over, None)
+    }
+
+    /// A session is over, and all of it is gone.
+    pub(crate) fn forget_before(&self, epoch: Epoch) {
+        self.0.lock().own.retain(|_, own| own.epoch >= epoch);
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.0.lock().own.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    fn grant(number: u64) -> GrantId {
+        GrantId::from_parts(1, number)
+    }
+
+    fn own(epoch: Epoch, deadline: Instant) -> Own {
+        Own {
+            lock: "k".into(),
+            mark: Mark::draw(),
+            epoch,
+            state: State::Unknown,
+            deadline,
+        }
+    }
+
+    #[test]
+    fn grants_are_over_at_their_latest_deadline() {
+        let (grants, start) = (Grants::default(), Instant::now());
+        for number in 0..4 {
+            grants.insert(grant(number), own(0, start + s(10)));
+        }
+        grants.extend(grant(0), start + s(20));
+        grants.extend(grant(1), start + s(5));
+        grants.remove(grant(2));
+        let over = |at| {
+            let (over, next) = grants.over(start + s(at));
+            let over: Vec<GrantId> = over.into_iter().map(|(grant, _)| grant).collect();
+            (over, next.map(|next| next.duration_since(start)))
+        };
+        assert_eq!(over(4), (vec![], Some(s(5))));
+        assert_eq!(over(5), (vec![grant(1)], Some(s(10))));
+        grants.remove(grant(1));
+        assert_eq!(over(10), (vec![grant(3)], Some(s(20))));
+        assert_eq!(over(20), (vec![grant(0)], None));
+    }
+
+    #[test]
+    fn grants_end_with_their_session() {
+        let (grants, now) = (Grants::default(), Instant::now());
+        grants.insert(grant(0), own(0, now));
+        grants.insert(grant(1), own(1, now));
+        grants.forget_before(1);
+        assert!(grants.get(grant(0)).is_none() && grants.get(grant(1)).is_some());
+        assert_eq!(grants.len(), 1);
+    }
+}

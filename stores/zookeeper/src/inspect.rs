@@ -1,0 +1,113 @@
+//! Holders, for people and tools.
+
+use dlock::LockKey;
+use dlock::store::{Holder, Kind, StoreError};
+
+use crate::core::{Core, holders};
+use crate::names::{Node, Role, key_of_node, marked};
+use crate::session::refused;
+use crate::wire::{Code, Reply, Request};
+
+impl Core {
+    pub(crate) async fn inspect(&self, lock: &str) -> Result<Vec<Holder>, StoreError> {
+        let nodes = self.nodes(lock).await?;
+        let holders = holders(&nodes);
+        let looks = holders.iter().map(|node| Request::Data {
+            path: self.path_of(lock, &node.name),
+        });
+        let mut found = Vec::new();
+        for (coming, node) in self.session.ask_all(looks).into_iter().zip(holders) {
+            match coming.answer().await?.reply {
+                Ok(Reply::Data(data)) => found.push(holder(node, &data)),
+                // Released meanwhile.
+                Err(Code::NO_NODE) => {}
+                Ok(_) => return Err(StoreError::unknown("the answer of another request came")),
+                Err(code) => return Err(refused(code, "to read the node of a holder")),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The locks whose names, prefix of the store included, begin like this.
+    pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<(String, Holder)>, StoreError> {
+        let path = self.root.clone();
+        let sync = Request::Sync { path: path.clone() };
+        let [_, children] = self
+            .session
+            .send([sync, Request::Children { path, watch: false }]);
+        let names = match children.answer().await?.reply {
+            Ok(Reply::Children(names)) => names,
+            Err(Code::NO_NODE) => Vec::new(),
+            Ok(_) => return Err(StoreError::unknown("the answer of another request came")),
+            Err(code) => return Err(refused(code, "to list the locks")),
+        };
+        let mut found = Vec::new();
+        for name in names {
+            let Some(key) = key_of_node(&name).filter(|key| key.starts_with(prefix)) else {
+                continue;
+            };
+            let holders = self.inspect(&name).await?;
+            found.extend(holders.into_iter().map(|holder| (key.clone(), holder)));
+        }
+        Ok(found)
+    }
+
+    /// Deletes the nodes of the holders, whoever made them; whether there was one.
+    pub(crate) async fn force(&self, lock: &str) -> Result<bool, StoreError> {
+        let nodes = self.nodes(lock).await?;
+        let deletes = holders(&nodes).iter().map(|node| self.delete(lock, node));
+        let mut forced = false;
+        for coming in self.session.ask_all(deletes) {
+            match coming.answer().await?.reply {
+                Ok(_) => forced = true,
+                Err(Code::NO_NODE) => {}
+                Err(code) => return Err(refused(code, "to delete the node of a holder")),
+            }
+        }
+        Ok(forced)
+    }
+}
+
+/// A holder by its node: dlock writes the id of the grant into it, Curator the address of its machine.
+fn holder(node: &Node, data: &[u8]) -> Holder {
+    let kind = match node.role {
+        Role::Mutex => Kind::Mutex,
+        Role::Read => Kind::Read,
+        Role::Write => Kind::Write,
+    };
+    let grant = std::str::from_utf8(data).ok().filter(|text| is_grant(text));
+    let id = grant.or_else(|| marked(&node.name)).unwrap_or(&node.name);
+    Holder::new(kind, id.to_owned(), 1, None)
+}
+
+/// Whether it is the id of a grant: a UUID, a colon and a number.
+fn is_grant(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(client, number)| {
+        client.len() == 36 && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
+/// A key, also one with braces.
+pub(crate) fn lock_key(name: &str) -> LockKey {
+    LockKey::raw(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock::store::GrantId;
+
+    #[test]
+    fn holders_are_named_by_what_is_known_of_them() {
+        let name = "_c_0192f3a4-0000-4000-8000-000000000001-lock-0000000003";
+        let node = Node::parse(name).unwrap();
+        let grant = GrantId::from_parts(7, 42).to_string();
+        assert_eq!(holder(&node, grant.as_bytes()).id, grant);
+        assert_eq!(
+            holder(&node, b"10.0.0.7").id,
+            "0192f3a4-0000-4000-8000-000000000001"
+        );
+        let plain = Node::parse("lock-0000000003").unwrap();
+        assert_eq!(holder(&plain, b"").id, "lock-0000000003");
+    }
+}

@@ -1,0 +1,26 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod acquire;
+mod builder;
+mod core;
+mod drive;
+mod grants;
+mod inspect;
+mod jute;
+mod line;
+mod names;
+mod proof;
+mod release;
+mod renew;
+mod scheme;
+mod seen;
+mod session;
+mod store;
+mod watches;
+mod wire;
+
+pub use self::builder::ZookeeperLocksBuilder;
+pub use self::proof::{HolderNode, WriteError, Writes};
+pub use self::scheme::scheme;
+pub use self::store::ZookeeperLocks;

@@ -1,0 +1,246 @@
+//! The holder's node as a proof in other writes.
+
+use dlock::LockKey;
+use dlock::store::{Bind, BoundGrant, StoreError};
+
+use crate::session::refused;
+use crate::store::ZookeeperLocks;
+use crate::wire::{Change, Code, Reply, Request};
+
+/// The node of a holder. A `multi` that checks it, of whatever client, fails once the lock is lost.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::LockClient;
+/// use dlock_zookeeper::ZookeeperLocks;
+///
+/// let locks = ZookeeperLocks::connect("zk1:2181", "/shop/locks").await?;
+/// let client = LockClient::builder().store(locks.clone()).build().await?;
+/// let guard = client.lock("order:42").acquire().await?;
+/// for node in locks.nodes(&guard)? {
+///     // Curator: client.transactionOp().check().withVersion(version).forPath(path)
+///     println!("check {} {}", node.path, node.version);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderNode {
+    /// Its path, which no other node ever has.
+    pub path: String,
+    /// Its version: nobody writes to it.
+    pub version: i32,
+}
+
+/// Writes that ZooKeeper makes all together while a lock is held, or none of them: see [`ZookeeperLocks::write_as`].
+///
+/// ```
+/// use dlock_zookeeper::Writes;
+///
+/// let writes = Writes::new()
+///     .set("/shop/leader", "10.0.0.7", None)
+///     .create("/shop/terms/7", "begun")
+///     .delete("/shop/terms/6", Some(0));
+/// assert_eq!(writes.len(), 3);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Writes(Vec<Change>);
+
+impl Writes {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Writes {
+        Writes::default()
+    }
+
+    /// Sets the data of a node that is there; with a version, only if it has that.
+    #[must_use]
+    pub fn set(mut self, path: impl Into<String>, data: impl Into<Vec<u8>>, version: Option<i32>) -> Writes {
+        self.0.push(Change::Set {
+            path: path.into(),
+            data: data.into(),
+            version: version.unwrap_or(-1),
+        });
+        self
+    }
+
+    /// Creates a node that stays, which must not be there.
+    #[must_use]
+    pub fn create(mut self, path: impl Into<String>, data: impl Into<Vec<u8>>) -> Writes {
+        self.0.push(Change::Create {
+            path: path.into(),
+            data: data.into(),
+        });
+        self
+    }
+
+    /// Deletes a node without children; with a version, only if it has that.
+    #[must_use]
+    pub fn delete(mut self, path: impl Into<String>, version: Option<i32>) -> Writes {
+        self.0.push(Change::Delete {
+            path: path.into(),
+            version: version.unwrap_or(-1),
+        });
+        self
+    }
+
+    /// Checks that a node is there; with a version, that it has that.
+    #[must_use]
+    pub fn check(mut self, path: impl Into<String>, version: Option<i32>) -> Writes {
+        self.0.push(Change::Check {
+            path: path.into(),
+            version: version.unwrap_or(-1),
+        });
+        self
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Why writes were not made as a holder.
+///
+/// ```no_run
+/// use dlock::LockGuard;
+/// use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
+///
+/// /// Whether this process leads still.
+/// async fn publish(locks: &ZookeeperLocks, guard: &LockGuard) -> Result<bool, WriteError> {
+///     match locks.write_as(guard, Writes::new().set("/shop/leader", "10.0.0.7", None)).await {
+///         Ok(()) => Ok(true),
+///         Err(WriteError::Lost { .. }) => Ok(false),
+///         Err(error) => Err(error),
+///     }
+/// }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The lock is not the caller's any more; nothing was written.
+    #[error("lock \"{key}\" was lost: nothing was written")]
+    #[non_exhaustive]
+    Lost {
+        /// The lock.
+        key: LockKey,
+    },
+    /// ZooKeeper refused one of the writes, such as a version that is another one by now; nothing was written.
+    #[error("write {at} was refused ({reason}): nothing was written")]
+    #[non_exhaustive]
+    Refused {
+        /// Which one, counted from 0.
+        at: usize,
+        /// The name of ZooKeeper's error: `BadVersion`, `NodeExists`, `NoNode`.
+        reason: String,
+    },
+    /// The request failed; its `outcome` tells whether the writes may have been made.
+    #[error("the writes failed")]
+    #[non_exhaustive]
+    Failed {
+        /// What failed.
+        source: StoreError,
+    },
+}
+
+impl ZookeeperLocks {
+    /// The nodes of a holder, for the `multi` of another client: one for each lock of a
+    /// [`MultiGuard`](dlock::MultiGuard). From now on the lock is not handed off inside the process.
+    ///
+    /// A `multi` that has a `check` of each of them is carried out only while the lock is held: not after its session
+    /// expired, after it was released, or forced open.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError::Lost`] when the lock is lost.
+    pub fn nodes(&self, guard: &impl Bind) -> Result<Vec<HolderNode>, WriteError> {
+        let bound = bound(guard)?;
+        bound.iter().map(|grant| self.node(grant)).collect()
+    }
+
+    /// Makes these writes as the holder of a lock: the lock is held while ZooKeeper makes them, or none is made. No clock is
+    /// assumed; a process that was stopped for an hour writes nothing. From now on the lock is not handed off inside the
+    /// process.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError::Lost`] when the lock is lost, [`WriteError::Refused`] when one of the writes cannot be made, and
+    /// [`WriteError::Failed`] otherwise: after a lost reply the writes may have been made or not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not take the writes back.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: dlock::LockClient, locks: dlock_zookeeper::ZookeeperLocks) -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_zookeeper::Writes;
+    ///
+    /// let guard = client.lock("config").acquire().await?; // a client made of `locks`
+    /// locks.write_as(&guard, Writes::new().set("/shop/config", "rate=7", None)).await?;
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn write_as(&self, guard: &impl Bind, writes: Writes) -> Result<(), WriteError> {
+        let bound = bound(guard)?;
+        let checks = bound.iter().map(|grant| {
+            let HolderNode { path, version } = self.node(grant)?;
+            Ok(Change::Check { path, version })
+        });
+        let mut changes = checks.collect::<Result<Vec<Change>, WriteError>>()?;
+        changes.extend(writes.0);
+        let failed = |source| WriteError::Failed { source };
+        let answer = self.0.core.session.ask(Request::Multi(changes)).answer().await;
+        let codes = match answer.map_err(|silence| failed(silence.into()))?.reply {
+            Ok(Reply::Multi(codes)) => codes,
+            Ok(_) => return Err(failed(StoreError::unknown("the answer of another request came"))),
+            Err(Code::SESSION_EXPIRED) => {
+                let key = bound
+                    .first()
+                    .map_or_else(|| LockKey::from("unknown"), |grant| grant.key.clone());
+                return Err(WriteError::Lost { key });
+            }
+            Err(code) => return Err(failed(refused(code, "the writes"))),
+        };
+        let broken = |code: &Code| *code != Code::OK && *code != Code::ROLLED_BACK;
+        match codes.iter().position(broken) {
+            None => Ok(()),
+            Some(at) => Err(match bound.get(at) {
+                Some(grant) => lost(&grant.key),
+                None => WriteError::Refused {
+                    at: at - bound.len(),
+                    reason: codes[at].to_string(),
+                },
+            }),
+        }
+    }
+
+    fn node(&self, bound: &BoundGrant) -> Result<HolderNode, WriteError> {
+        let core = &self.0.core;
+        let held = core.grants.held(bound.grant, core.session.epoch());
+        let (lock, node) = held.ok_or_else(|| lost(&bound.key))?;
+        Ok(HolderNode {
+            path: core.path_of(&lock, &node.name),
+            version: 0,
+        })
+    }
+}
+
+fn bound(guard: &impl Bind) -> Result<Vec<BoundGrant>, WriteError> {
+    guard.bind().map_err(|error| match error {
+        dlock::Error::Lost { key, .. } => WriteError::Lost { key },
+        _ => lost(&LockKey::from("unknown")),
+    })
+}
+
+fn lost(key: &LockKey) -> WriteError {
+    WriteError::Lost { key: key.clone() }
+}

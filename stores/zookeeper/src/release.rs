@@ -1,0 +1,93 @@
+//! Releases, and the end of leases that were not renewed.
+
+use std::time::Duration;
+
+use dlock::store::{GrantId, ReleaseReply, StoreError};
+use tokio::time::Instant;
+
+use crate::core::{Core, role};
+use crate::grants::{Own, State};
+use crate::names::Node;
+use crate::session::refused;
+use crate::wire::Code;
+
+/// How soon the end of a lease is tried again that did not succeed.
+const AGAIN: Duration = Duration::from_millis(200);
+
+const NOT_HELD: ReleaseReply = ReleaseReply::NotHeld { repeated: false };
+const RELEASED: ReleaseReply = ReleaseReply::Released { receivers: None };
+
+impl Core {
+    /// Ends a grant of this client; of others it knows nothing.
+    pub(crate) async fn release(
+        &self,
+        grant: GrantId,
+        kind: Option<dlock::store::Kind>,
+    ) -> Result<ReleaseReply, StoreError> {
+        let Some(own) = self.grants.get(grant) else {
+            return Ok(NOT_HELD);
+        };
+        if self.session.epoch() > own.epoch {
+            // The servers removed it with its session, in which nothing can be created any more.
+            self.grants.remove(grant);
+            return Ok(NOT_HELD);
+        }
+        match &own.state {
+            State::Held(node) => {
+                if kind.is_some_and(|kind| role(kind).ok() != Some(node.role)) {
+                    return Ok(NOT_HELD);
+                }
+                self.delete_node(grant, &own, node, false).await
+            }
+            State::Leaves(node) => self.delete_node(grant, &own, node, true).await,
+            State::Unknown => self.undo(grant, &own).await,
+        }
+    }
+
+    async fn delete_node(
+        &self,
+        grant: GrantId,
+        own: &Own,
+        node: &Node,
+        repeated: bool,
+    ) -> Result<ReleaseReply, StoreError> {
+        // Until the reply it may be there or not, and is renewed no more.
+        self.grants.set(grant, State::Leaves(node.clone()));
+        let deleted = self.session.ask(self.delete(&own.lock, node)).answer().await?;
+        let reply = match deleted.reply {
+            Ok(_) => RELEASED,
+            Err(Code::NO_NODE) => ReleaseReply::NotHeld { repeated },
+            Err(code) => return Err(refused(code, "to delete the node of a lock")),
+        };
+        self.grants.remove(grant);
+        Ok(reply)
+    }
+
+    /// Deletes what an acquire without a reply may have created. The session goes on over another connection, after which
+    /// the servers take nothing more from the one before; and what they took is seen after they have caught up.
+    async fn undo(&self, grant: GrantId, own: &Own) -> Result<ReleaseReply, StoreError> {
+        let nodes = self.nodes(&own.lock).await?;
+        match nodes.into_iter().find(|node| own.mark.is_of(&node.name)) {
+            Some(node) => self.delete_node(grant, own, &node, true).await,
+            None => {
+                self.grants.remove(grant);
+                Ok(NOT_HELD)
+            }
+        }
+    }
+
+    /// Ends a grant whose lease is over, and tries until it succeeds.
+    pub(crate) async fn expire(&self, grant: GrantId) {
+        let over = self
+            .grants
+            .get(grant)
+            .is_some_and(|own| own.deadline <= Instant::now());
+        if !over {
+            return;
+        }
+        if let Err(error) = self.release(grant, None).await {
+            tracing::debug!(%grant, %error, "a lease that is over could not be ended yet");
+            self.grants.again(grant, AGAIN);
+        }
+    }
+}

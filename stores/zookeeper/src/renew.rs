@@ -1,0 +1,158 @@
+//! Renewals: many grants in one write.
+//!
+//! A `multi` that only checks that the nodes are there is agreed on by the servers like any write. So its reply shows that
+//! the leader has a quorum, by which the session is known to be kept, and that nobody has removed one of the nodes.
+
+use std::sync::Arc;
+
+use dlock::store::{Renewal, StoreError};
+
+use crate::acquire::given;
+use crate::core::Core;
+use crate::line::Renew;
+use crate::names::Node;
+use crate::session::{Epoch, refused};
+use crate::wire::{Change, Code, Reply, Request};
+
+/// The most grants and the most bytes of paths in one write: servers take a million bytes by default, and each change has
+/// some of its own.
+const MOST: (usize, usize) = (1000, 400_000);
+
+/// The renewals of one write, each with its lock.
+pub(crate) type Batch = Vec<(Arc<str>, Renew)>;
+
+/// A renewal whose grant was held when it was sent.
+struct Sent {
+    renew: Renew,
+    path: String,
+}
+
+impl Core {
+    /// Takes as many renewals out of a list as go into one write.
+    pub(crate) fn batch(&self, waiting: &mut Batch) -> Batch {
+        let mut bytes = 0;
+        let fits = waiting.iter().take(MOST.0).take_while(|(lock, _)| {
+            bytes += self.root.len() + lock.len() + 80;
+            bytes <= MOST.1
+        });
+        let count = fits.count().clamp(1, waiting.len());
+        waiting.drain(..count).collect()
+    }
+
+    /// Renews them; returns the locks.
+    pub(crate) async fn renew(&self, batch: Batch) -> Vec<Arc<str>> {
+        let epoch = self.session.epoch();
+        let (mut locks, mut sent) = (Vec::new(), Vec::new());
+        for (lock, renew) in batch {
+            match self.grants.held(renew.grant, epoch) {
+                Some((lock, node)) => sent.push(self.sent(&lock, &node, renew)),
+                None => answer(renew, Ok(Renewal::Gone)),
+            }
+            locks.push(lock);
+        }
+        self.check(sent, epoch).await;
+        locks
+    }
+
+    fn sent(&self, lock: &str, node: &Node, renew: Renew) -> Sent {
+        let path = self.path_of(lock, &node.name);
+        Sent { renew, path }
+    }
+
+    async fn check(&self, mut sent: Vec<Sent>, epoch: Epoch) {
+        while !sent.is_empty() {
+            let checks = sent.iter().map(|sent| Change::Check {
+                path: sent.path.clone(),
+                version: -1,
+            });
+            let checked = self.session.ask(Request::Multi(checks.collect())).answer().await;
+            let codes = match checked.map_err(StoreError::from) {
+                Ok(answer) if answer.epoch != epoch => vec![Code::NO_NODE; sent.len()],
+                Ok(answer) => match answer.reply {
+                    Ok(Reply::Multi(codes)) if codes.len() == sent.len() => codes,
+                    Ok(_) => return fail(sent, &StoreError::unknown("the answer of another request came")),
+                    Err(Code::SESSION_EXPIRED) => vec![Code::NO_NODE; sent.len()],
+                    Err(code) => return fail(sent, &refused(code, "to look for the nodes of locks")),
+                },
+                Err(error) => return fail(sent, &error),
+            };
+            if codes.iter().all(|code| *code == Code::OK) {
+                return self.renewed(sent, epoch);
+            }
+            let usual = [Code::OK, Code::NO_NODE, Code::ROLLED_BACK];
+            if let Some(code) = codes.iter().find(|code| !usual.contains(code)) {
+                return fail(sent, &refused(*code, "to look for the nodes of locks"));
+            }
+            // It names the first that is gone. The others are looked for all at once.
+            sent = match self.existing(sent).await {
+                Ok(sent) => sent,
+                Err((sent, error)) => return fail(sent, &error),
+            };
+        }
+    }
+
+    /// Those whose nodes are there; the others are told.
+    async fn existing(&self, sent: Vec<Sent>) -> Result<Vec<Sent>, (Vec<Sent>, StoreError)> {
+        let looks = sent.iter().map(|sent| Request::Exists {
+            path: sent.path.clone(),
+            watch: false,
+        });
+        // After a write of the same session, which the server has seen.
+        let mut looks = self.session.ask_all(looks).into_iter();
+        let (mut there, mut left) = (Vec::new(), sent.into_iter());
+        for coming in looks.by_ref() {
+            let answer = coming.answer().await;
+            let Some(one) = left.next() else { break };
+            let failed = match answer {
+                Ok(answer) => match answer.reply {
+                    Ok(_) => {
+                        there.push(one);
+                        continue;
+                    }
+                    Err(Code::NO_NODE) => {
+                        self.grants.remove(one.renew.grant);
+                        answer_gone(one);
+                        continue;
+                    }
+                    Err(code) => refused(code, "to look for the node of a lock"),
+                },
+                Err(silence) => silence.into(),
+            };
+            there.push(one);
+            there.extend(left);
+            return Err((there, failed));
+        }
+        Ok(there)
+    }
+
+    fn renewed(&self, sent: Vec<Sent>, epoch: Epoch) {
+        let kept_until = self.session.kept_until(epoch);
+        for Sent { renew, .. } in sent {
+            let Some(kept_until) = kept_until else {
+                answer(renew, Ok(Renewal::Gone));
+                continue;
+            };
+            self.grants.extend(renew.grant, renew.called + renew.lease);
+            let renewal = match given(kept_until, renew.called, renew.lease) {
+                Some(lease) => Renewal::RenewedFor(lease),
+                None => Renewal::Renewed,
+            };
+            answer(renew, Ok(renewal));
+        }
+    }
+}
+
+fn answer(renew: Renew, reply: Result<Renewal, StoreError>) {
+    // Its caller may be gone.
+    let _ = renew.reply.send(reply);
+}
+
+fn answer_gone(sent: Sent) {
+    answer(sent.renew, Ok(Renewal::Gone));
+}
+
+fn fail(sent: Vec<Sent>, error: &StoreError) {
+    for Sent { renew, .. } in sent {
+        answer(renew, Err(error.clone()));
+    }
+}

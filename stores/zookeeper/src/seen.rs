@@ -1,0 +1,96 @@
+//! What was last seen of the locks that are watched.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::names::{Node, Role};
+
+/// What the waiters of a lock wait for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    first: Option<String>,
+    writer: Option<String>,
+}
+
+impl Seen {
+    pub(crate) fn of(nodes: &[Node]) -> Seen {
+        let name = |node: &Node| node.name.clone();
+        Seen {
+            first: nodes.first().map(name),
+            writer: nodes.iter().find(|node| node.role == Role::Write).map(name),
+        }
+    }
+}
+
+/// The locks that are watched.
+#[derive(Debug, Default)]
+pub(crate) struct Watches(Mutex<HashMap<Arc<str>, Seen>>);
+
+/// What is gone since the look before.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gone {
+    pub(crate) first: bool,
+    pub(crate) writer: bool,
+}
+
+impl Watches {
+    /// Enters what is seen now.
+    pub(crate) fn see(&self, lock: &Arc<str>, seen: Seen) -> Gone {
+        let mut watched = self.0.lock();
+        let Some(before) = watched.get(lock) else {
+            watched.insert(lock.clone(), seen);
+            return Gone::default();
+        };
+        let gone = Gone {
+            first: before.first.is_some() && before.first != seen.first,
+            writer: before.writer.is_some() && before.writer != seen.writer,
+        };
+        watched.insert(lock.clone(), seen);
+        gone
+    }
+
+    pub(crate) fn forget(&self, lock: &str) {
+        self.0.lock().remove(lock);
+    }
+
+    pub(crate) fn forget_all(&self) {
+        self.0.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_gone_is_told() {
+        let watches = Watches::default();
+        let lock: Arc<str> = "k".into();
+        let see = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let gone = watches.see(&lock, Seen::of(&Node::sorted(&names)));
+            (gone.first, gone.writer)
+        };
+        for (names, wanted) in [
+            (&["lock-0000000001"][..], (false, false)),
+            // an attempt, and its end
+            (&["lock-0000000001", "lock-0000000002"], (false, false)),
+            (&["lock-0000000001"], (false, false)),
+            (&[], (true, false)),
+            (&["__READ__0000000003"], (false, false)),
+            (&["__READ__0000000003", "__WRIT__0000000004"], (false, false)),
+            // a writer that gave up was in the way of readers, and of nobody else
+            (&["__READ__0000000003"], (false, true)),
+            (&["__WRIT__0000000005"], (true, false)),
+            (
+                &["__WRIT__0000000005", "__WRIT__0000000006", "__READ__0000000007"],
+                (false, false),
+            ),
+            (&["__WRIT__0000000006"], (true, true)),
+        ] {
+            assert_eq!(see(names), wanted, "{names:?}");
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The task that owns the connection.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{Reason, StoreError};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::beat::Beats;
+use super::connection::{Connection, Ticket};
+use super::{Answer, Config, Epoch, Event, Op, Session, Silence};
+use crate::jute::{Garbled, In};
+use crate::wire::{self, Code, Head, Welcome};
+
+/// The pauses between attempts to connect, once each server was tried.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Opens a session, and leaves it to a task of this runtime.
+pub(crate) async fn open(
+    mut config: Config,
+    events: UnboundedSender<Event>,
+) -> Result<Arc<Session>, StoreError> {
+    // Not all clients at the first one.
+    fastrand::shuffle(&mut config.hosts);
+    let session = Arc::new(Session::new(config));
+    let mut owner = Owner::new(session.clone(), events);
+    let mut failed = None;
+    for _ in 0..session.config.hosts.len() {
+        match owner.connect().await {
+            Ok(link) => {
+                tokio::spawn(owner.run(Some(link)));
+                return Ok(session);
+            }
+            Err(error) => failed = Some(error),
+        }
+    }
+    let why = failed.map_or_else(|| "no server is named".to_owned(), |error| error.to_string());
+    Err(StoreError::not_done(Reason::Unreachable, why))
+}
+
+/// The owner of the connection.
+struct Owner {
+    session: Arc<Session>,
+    events: UnboundedSender<Event>,
+    ticket: Ticket,
+    epoch: Epoch,
+    /// The server that is tried next.
+    host: usize,
+}
+
+/// A connection in use.
+struct Link {
+    connection: Connection,
+    in_flight: VecDeque<(Op, i32, Instant)>,
+    next_xid: i32,
+    beats: Beats,
+    /// The time that the server gives the session.
+    lasts: Duration,
+    last_sent: Instant,
+    ping_sent: Option<Instant>,
+    host: String,
+}
+
+/// Why a connection came to its end.
+enum End {
+    Closed,
+    Broken(io::Error),
+}
+
+impl Owner {
+    fn new(session: Arc<Session>, events: UnboundedSender<Event>) -> Owner {
+        Owner {
+            session,
+            events,
+            ticket: Ticket::default(),
+            epoch: 0,
+            host: 0,
+        }
+    }
+
+    async fn run(mut self, mut first: Option<Link>) {
+        loop {
+            let link = match first.take() {
+                Some(link) => Some(link),
+                None => self.reconnect().await,
+            };
+            let Some(mut link) = link else { return };
+            // Without a store there is nobody to be told.
+            let _ = self.events.send(Event::Connected);
+            match self.serve(&mut link).await {
+                End::Closed => return,
+                End::Broken(error) => {
+                    let why = format!("the connection to {} broke: {error}", link.host);
+                    tracing::debug!(server = %link.host, %error, "connection broke");
+                    self.session.has_trouble(why.clone());
+                    for (op, ..) in link.in_flight {
+                        let lost = StoreError::unknown(why.clone());
+                        let _ = op.reply.send(Err(Silence::Lost(self.epoch, lost)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tries the servers one after the other; `None` when the store is gone.
+    async fn reconnect(&mut self) -> Option<Link> {
+        let session = self.session.clone();
+        let mut pause = PAUSE.0;
+        let mut tried = 0;
+        loop {
+            let failed = tokio::select! {
+                link = self.connect() => match link {
+                    Ok(link) => return Some(link),
+                    Err(error) => error,
+                },
+                () = fail_late(&session) => return None,
+            };
+            session.has_trouble(failed.to_string());
+            tried += 1;
+            if tried % session.config.hosts.len() == 0 {
+                let pausing = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
+                tokio::select! {
+                    () = sleep_until(pausing) => {}
+                    () = fail_late(&session) => return None,
+                }
+                pause = (pause * 2).min(PAUSE.1);
+            }
+        }
+    }
+
+    /// One attempt at the next server.
+    async fn connect(&mut self) -> io::Result<Link> {
+        let config = self.session.config.clone();
+        let host = config.hosts[self.host % config.hosts.len()].clone();
+        self.host += 1;
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{host}: {error}"));
+        loop {
+            let sent = Instant::now();
+            let dialled = Connection::dial(&host, config.timeout, config.session, &self.ticket).await;
+            let (connection, welcome) = dialled.map_err(named)?;
+            if welcome.timeout_ms > 0 && welcome.id != 0 {
+                return self
+                    .welcome(connection, welcome, sent, host.clone())
+                    .await
+                    .map_err(named);
+            }
+            if self.ticket.id == 0 {
+                return Err(named(io::Error::other("it gives no session")));
+            }
+            // The session is over, and another one begins.
+            tracing::warn!("the session with ZooKeeper expired, and with it all locks of this client");
+            self.ticket = Ticket::default();
+            self.epoch = self.session.begins();
+            let _ = self.events.send(Event::Expired);
+        }
+    }
+
+    async fn welcome(
+        &mut self,
+        mut connection: Connection,
+        welcome: Welcome,
+        sent: Instant,
+        host: String,
+    ) -> io::Result<Link> {
+        let config = &self.session.config;
+        let lasts = Duration::from_millis(u64::from(welcome.timeout_ms.unsigned_abs()));
+        if let Some(credentials) = &config.credentials {
+            connection.queue(wire::auth(credentials));
+            authorize(&mut connection, sent + 2 * config.timeout).await?;
+        }
+        self.ticket = Ticket {
+            id: welcome.id,
+            password: welcome.password,
+        };
+        // To begin a session or to go on with it, the leader was asked.
+        self.session.is_kept(sent + lasts);
+        self.session.connected();
+        let tick = config.tick.unwrap_or(lasts / 2);
+        Ok(Link {
+            connection,
+            in_flight: VecDeque::new(),
+            next_xid: 1,
+            beats: Beats::new(lasts, tick),
+            lasts,
+            last_sent: Instant::now(),
+            ping_sent: None,
+            host,
+        })
+    }
+
+    /// Sends and receives until the connection breaks, or the store is gone and everything is answered.
+    async fn serve(&self, link: &mut Link) -> End {
+        loop {
+            let now = Instant::now();
+            self.session.fail_late(now);
+            let closing = self.send(link, now);
+            if closing && link.in_flight.is_empty() {
+                return link.close(self.session.config.timeout).await;
+            }
+            let due = link.due();
+            let turned = tokio::select! {
+                turned = link.connection.turn() => turned,
+                () = self.session.wake.notified() => Ok(()),
+                () = sleep_until(due) => link.overdue(Instant::now()),
+            };
+            let received = turned.and_then(|()| self.receive(link));
+            if let Err(error) = received {
+                return End::Broken(error);
+            }
+        }
+    }
+
+    /// Takes what waits; whether the store is gone.
+    fn send(&self, link: &mut Link, now: Instant) -> bool {
+        let mut state = self.session.state.lock();
+        for op in state.waiting.drain(..) {
+            let xid = link.next_xid;
+            // Numbers below zero are not those of requests.
+            link.next_xid = xid.checked_add(1).unwrap_or(1);
+            link.connection
+                .queue(op.request.encode(xid, self.session.config.acl));
+            link.in_flight.push_back((op, xid, now));
+            link.last_sent = now;
+        }
+        state.closed
+    }
+
+    fn receive(&self, link: &mut Link) -> io::Result<()> {
+        while let Some(frame) = link.connection.frame()? {
+            self.message(link, &frame).map_err(|Garbled| {
+                io::Error::new(io::ErrorKind::InvalidData, "a reply that cannot be understood")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn message(&self, link: &mut Link, frame: &[u8]) -> Result<(), Garbled> {
+        let mut body = In::new(frame);
+        let head = Head::decode(&mut body)?;
+        let now = Instant::now();
+        match head.xid {
+            wire::NOTIFICATION => {
+                if let Some(path) = wire::notified(&mut body)? {
+                    let _ = self.events.send(Event::Changed(path));
+                }
+            }
+            wire::PING => {
+                if let Some(sent) = link.ping_sent.take() {
+                    link.beats.answered(sent, now);
+                }
+            }
+            wire::AUTH => {}
+            xid => {
+                let (op, expected, sent) = link.in_flight.pop_front().ok_or(Garbled)?;
+                if xid != expected {
+                    link.in_flight.push_front((op, expected, sent));
+                    return Err(Garbled);
+                }
+                let reply = match head.code {
+                    Code::OK => match op.request.reply(&mut body) {
+                        Ok(reply) => Ok(reply),
+                        Err(garbled) => {
+                            link.in_flight.push_front((op, expected, sent));
+                            return Err(garbled);
+                        }
+                    },
+                    code => Err(code),
+                };
+                link.beats.answered(sent, now);
+                let agreed = reply.is_ok() && op.request.is_write();
+                if let Some(from) = link.beats.counts_from(sent).filter(|_| agreed) {
+                    self.session.is_kept(from + link.lasts);
+                }
+                let epoch = self.epoch;
+                let _ = op.reply.send(Ok(Answer { reply, epoch }));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    /// How often the server hears of this client.
+    fn beat(&self) -> Duration {
+        self.lasts / 20
+    }
+
+    /// When something is to be done though nothing comes.
+    fn due(&self) -> Instant {
+        let ping = match self.ping_sent {
+            None => self.last_sent + self.beat(),
+            Some(sent) => sent + self.lasts / 3,
+        };
+        let answer = self.in_flight.front().map(|(op, ..)| op.deadline);
+        answer.map_or(ping, |answer| answer.min(ping))
+    }
+
+    /// Sends a ping, or gives the connection up: an answer that did not come in time could be taken for another one's.
+    fn overdue(&mut self, now: Instant) -> io::Result<()> {
+        let late = self.in_flight.front().is_some_and(|(op, ..)| op.deadline <= now);
+        let deaf = self.ping_sent.is_some_and(|sent| sent + self.lasts / 3 <= now);
+        if late || deaf {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "it did not answer in time",
+            ));
+        }
+        if self.ping_sent.is_none() && self.last_sent + self.beat() <= now {
+            self.connection.queue(wire::ping());
+            self.ping_sent = Some(now);
+            self.last_sent = now;
+        }
+        Ok(())
+    }
+
+    /// Ends the session: what belongs to it is removed at once.
+    async fn close(&mut self, within: Duration) -> End {
+        let until = Instant::now() + within;
+        self.connection.queue(wire::close(self.next_xid));
+        let closing = async {
+            // The server closes the connection when it has done so.
+            while self.connection.turn().await.is_ok() {
+                if self.connection.frame().is_ok_and(|frame| frame.is_some())
+                    && !self.connection.has_outgoing()
+                {
+                    break;
+                }
+            }
+        };
+        let _ = timeout_at(until, closing).await;
+        End::Closed
+    }
+}
+
+/// Waits for the reply to the credentials.
+async fn authorize(connection: &mut Connection, until: Instant) -> io::Result<()> {
+    let replied = timeout_at(until, async {
+        loop {
+            while let Some(frame) = connection.frame()? {
+                let head =
+                    Head::decode(&mut In::new(&frame)).map_err(|Garbled| io::Error::other("no reply"))?;
+                if head.xid == wire::AUTH {
+                    return match head.code {
+                        Code::OK => Ok(()),
+                        code => Err(io::Error::new(io::ErrorKind::PermissionDenied, code.to_string())),
+                    };
+                }
+            }
+            connection.turn().await?;
+        }
+    });
+    replied
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Answers what waits for too long; returns when the store is gone and nothing waits.
+async fn fail_late(session: &Session) {
+    loop {
+        let next = session.fail_late(Instant::now());
+        if next.is_none() && session.state.lock().closed {
+            return;
+        }
+        let woken = session.wake.notified();
+        match next {
+            Some(next) => tokio::select! {
+                () = woken => {}
+                () = sleep_until(next) => {}
+            },
+            None => woken.await,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The store: each verb becomes a step of the driver.
+
+use std::fmt;
+use std::future::ready;
+use std::sync::Arc;
+
+use dlock::LockKey;
+use dlock::store::{
+    AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Kind, Notifications,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+};
+use futures_util::future::join_all;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::core::{Core, role};
+use crate::drive::Driver;
+use crate::inspect::lock_key;
+use crate::line::{Inbox, Renew, Step, Work};
+use crate::names::node_of_key;
+use crate::session::{self, Config};
+use crate::watches::topic;
+
+/// The kinds that this version has.
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
+
+/// Locks in ZooKeeper, in the layout of Apache Curator. Cheap to clone; the session ends when the last clone, and every
+/// [`LockClient`](dlock::LockClient) made of one, is gone.
+///
+/// ```no_run
+/// use dlock::LockClient;
+/// use dlock_zookeeper::ZookeeperLocks;
+///
+/// # async fn example() -> Result<(), dlock::Error> {
+/// let store = ZookeeperLocks::connect("zk1:2181,zk2:2181,zk3:2181", "/shop/locks").await?;
+/// let client = LockClient::builder().store(store.clone()).build().await?;
+/// let guard = client.lock("order:42").acquire().await?; // new InterProcessMutex(curator, "/shop/locks/order:42")
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ZookeeperLocks(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) core: Arc<Core>,
+    inbox: Arc<Inbox>,
+    doubts: DoubtSender,
+    prefix: String,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+impl ZookeeperLocks {
+    /// The path of a lock: what Curator's `InterProcessMutex` and `InterProcessReadWriteLock` take.
+    ///
+    /// It is the root, a slash, and the key; `%`, `/` and what ZooKeeper does not allow in a name stand in it as `%XX`, byte
+    /// by byte.
+    #[must_use]
+    pub fn path(&self, key: &LockKey) -> String {
+        self.0.core.path(&self.name(key))
+    }
+
+    pub(crate) async fn open(
+        config: Config,
+        root: String,
+        prefix: String,
+    ) -> Result<ZookeeperLocks, StoreError> {
+        let (sender, events) = mpsc::unbounded_channel();
+        let session = session::open(config, sender).await?;
+        let core = Arc::new(Core::new(session, root));
+        let (inbox, doubts) = (Arc::<Inbox>::default(), DoubtSender::new());
+        let driver = Driver::new(core.clone(), inbox.clone(), doubts.clone(), events);
+        tokio::spawn(driver.run());
+        let store = ZookeeperLocks(Arc::new(Inner {
+            core,
+            inbox,
+            doubts,
+            prefix,
+        }));
+        store.0.core.make_root().await?;
+        Ok(store)
+    }
+
+    /// The name of the node of a lock.
+    pub(crate) fn name(&self, key: &LockKey) -> Arc<str> {
+        node_of_key(&[self.0.prefix.as_str(), key.as_str()].concat()).into()
+    }
+
+    /// Queues a step, now. The future only brings the answer.
+    fn step<T, F>(
+        &self,
+        lock: Option<Arc<str>>,
+        work: impl FnOnce(Arc<Core>) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let core = self.0.core.clone();
+        let work = move || -> Work {
+            Box::pin(async move {
+                // Its caller may be gone.
+                let _ = reply.send(work(core).await);
+            })
+        };
+        self.0.inbox.push(lock, Step::Work(Box::new(work)));
+        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(ended())) })
+    }
+}
+
+fn ended() -> StoreError {
+    StoreError::unknown("the runtime that served the connection has ended")
+}
+
+impl Store for ZookeeperLocks {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(KINDS)
+            .name("ZooKeeper")
+            .fixed_lease(false)
+            .notifications(Notifications::Certain)
+            .inspection(true)
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if let Err(error) = role(request.kind) {
+            return Box::pin(ready(Err(error)));
+        }
+        let (lock, called) = (self.name(&request.key), Instant::now());
+        self.step(Some(lock.clone()), move |core| async move {
+            core.acquire(lock, request, called).await
+        })
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let lock = self.name(&request.key);
+        self.step(Some(lock), move |core| async move {
+            core.release(request.grant, Some(request.kind)).await
+        })
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        let called = Instant::now();
+        let mut answers = Vec::with_capacity(requests.len());
+        let steps = requests.into_iter().map(|request| {
+            let (reply, answer) = oneshot::channel();
+            answers.push(answer);
+            let renew = Renew {
+                grant: request.grant,
+                called,
+                lease: request.lease,
+                reply,
+            };
+            (Some(self.name(&request.key)), Step::Renew(renew))
+        });
+        self.0.inbox.push_all(steps);
+        Box::pin(async move {
+            let answers = join_all(answers).await.into_iter();
+            Ok(answers
+                .map(|answer| answer.unwrap_or_else(|_| Err(ended())))
+                .collect())
+        })
+    }
+
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        let lock = self.name(&key);
+        self.step(Some(lock.clone()), move |core| async move {
+            core.inspect(&lock).await
+        })
+    }
+
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        let own = self.0.prefix.clone();
+        self.step(None, move |core| async move {
+            let found = core.list(&[own.as_str(), &prefix].concat()).await?;
+            let key = |name: String| lock_key(name.strip_prefix(&own).unwrap_or(&name));
+            Ok(found
+                .into_iter()
+                .map(|(name, holder)| (key(name), holder))
+                .collect())
+        })
+    }
+
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        let lock = self.name(&key);
+        self.step(
+            Some(lock.clone()),
+            move |core| async move { core.force(&lock).await },
+        )
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+        let lock = self.name(key);
+        let inbox = &self.0.inbox;
+        let first = |topic: &Arc<str>| {
+            let (core, lock, topic) = (self.0.core.clone(), lock.clone(), topic.clone());
+            let work = move || -> Work { Box::pin(async move { core.watch(lock, Some(&topic)).await }) };
+            inbox.push(None, Step::Work(Box::new(work)));
+            false
+        };
+        self.0.core.hub.listen(topic(kind, &lock).into(), first, |_| {})
+    }
+
+    fn doubts(&self) -> Doubts {
+        self.0.doubts.subscribe()
+    }
+}
+
+impl fmt::Debug for ZookeeperLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZookeeperLocks")
+            .field("root", &self.0.core.root)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,137 @@
+//! Waiters are told when a lock may be free for them.
+//!
+//! One watch for each lock with waiters, on the list of its nodes. What is told is not that the list changed: each attempt on
+//! a busy lock changes it twice, and waiters that told each other of their attempts would never rest. Writers and plain
+//! locks are told that the first node is gone, readers that the first writer is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::Core;
+use crate::names::Node;
+use crate::seen::Seen;
+use crate::session::Silence;
+use crate::wire::{Code, Reply, Request};
+use dlock::store::Kind;
+
+/// How soon a watch is asked for again that was refused.
+const REFUSED: Duration = Duration::from_secs(1);
+
+/// Those who wait for the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    All,
+    Readers,
+}
+
+impl Class {
+    fn of(kind: Kind) -> Class {
+        match kind {
+            Kind::Read => Class::Readers,
+            _ => Class::All,
+        }
+    }
+
+    fn topic(self, lock: &str) -> String {
+        match self {
+            Class::All => format!("all {lock}"),
+            Class::Readers => format!("readers {lock}"),
+        }
+    }
+}
+
+/// The name by which the waiters for a lock are told.
+pub(crate) fn topic(kind: Kind, lock: &str) -> String {
+    Class::of(kind).topic(lock)
+}
+
+fn lock_of(topic: &str) -> &str {
+    topic.split_once(' ').map_or(topic, |(_, lock)| lock)
+}
+
+impl Core {
+    /// Sets the watch of a lock, and tells those who wait for a node that is gone; and `topic`, if any, that it is certain to
+    /// be told from now on.
+    pub(crate) async fn watch(&self, lock: Arc<str>, topic: Option<&str>) {
+        let nodes = loop {
+            if !self.is_waited_for(&lock) {
+                self.watches.forget(&lock);
+                return;
+            }
+            match self.watch_once(&lock).await {
+                Ok(Some(nodes)) => break nodes,
+                Ok(None) => {}
+                // All watches are set again when there is a connection.
+                Err(_) => return,
+            }
+        };
+        let gone = self.watches.see(&lock, Seen::of(&nodes));
+        if gone.first {
+            self.hub.tell(&Class::All.topic(&lock));
+        }
+        if gone.writer {
+            self.hub.tell(&Class::Readers.topic(&lock));
+        }
+        if let Some(topic) = topic {
+            self.hub.confirm(topic);
+        }
+    }
+
+    /// Lists the nodes of a lock with a watch; `None` where that did not succeed yet.
+    async fn watch_once(&self, lock: &str) -> Result<Option<Vec<Node>>, Silence> {
+        let path = self.path(lock);
+        let code = match self.session.ask(self.children(lock, true)).answer().await?.reply {
+            Ok(Reply::Children(names)) => return Ok(Some(Node::sorted(&names))),
+            // There is nothing to list: its creation is told.
+            Err(Code::NO_NODE) => match self
+                .session
+                .ask(Request::Exists { path, watch: true })
+                .answer()
+                .await?
+                .reply
+            {
+                Err(Code::NO_NODE) => return Ok(Some(Vec::new())),
+                Ok(_) => return Ok(None),
+                Err(code) => code,
+            },
+            Ok(_) => Code::OK,
+            Err(code) => code,
+        };
+        tracing::warn!(lock, %code, "ZooKeeper refuses to watch a lock");
+        tokio::time::sleep(REFUSED).await;
+        Ok(None)
+    }
+
+    fn is_waited_for(&self, lock: &str) -> bool {
+        [Class::All, Class::Readers]
+            .iter()
+            .any(|class| self.hub.listeners(&class.topic(lock)) > 0)
+    }
+
+    /// The topics with waiters, with their locks, all of which have to be watched again.
+    pub(crate) fn waited_for(&self) -> Vec<(Arc<str>, Arc<str>)> {
+        self.watches.forget_all();
+        let topics = self.hub.names().into_iter();
+        topics.map(|topic| (Arc::from(lock_of(&topic)), topic)).collect()
+    }
+
+    /// The lock that is watched at this path, if it is one.
+    pub(crate) fn watched(&self, path: &str) -> Option<Arc<str>> {
+        let lock = path.strip_prefix(&self.root)?.strip_prefix('/')?;
+        (!lock.contains('/')).then(|| lock.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_name_their_locks() {
+        for kind in [Kind::Mutex, Kind::Read] {
+            assert_eq!(lock_of(&topic(kind, "with space")), "with space");
+        }
+        assert_ne!(topic(Kind::Read, "k"), topic(Kind::Write, "k"));
+        assert_eq!(topic(Kind::Mutex, "k"), topic(Kind::Write, "k"));
+    }
+}

@@ -1,0 +1,429 @@
+//! The requests and replies of ZooKeeper that locks need.
+
+use std::fmt;
+
+use crate::jute::{Garbled, In, Out};
+
+/// The id of replies that answer no request: notifications of watches.
+pub(crate) const NOTIFICATION: i32 = -1;
+/// The id of pings and their replies.
+pub(crate) const PING: i32 = -2;
+/// The id of credentials and their replies.
+pub(crate) const AUTH: i32 = -4;
+
+mod code {
+    pub(super) const DELETE: i32 = 2;
+    pub(super) const CREATE: i32 = 1;
+    pub(super) const EXISTS: i32 = 3;
+    pub(super) const GET_DATA: i32 = 4;
+    pub(super) const SET_DATA: i32 = 5;
+    pub(super) const GET_CHILDREN: i32 = 8;
+    pub(super) const SYNC: i32 = 9;
+    pub(super) const PING: i32 = 11;
+    pub(super) const CHECK: i32 = 13;
+    pub(super) const MULTI: i32 = 14;
+    pub(super) const CREATE2: i32 = 15;
+    pub(super) const CREATE_CONTAINER: i32 = 19;
+    pub(super) const AUTH: i32 = 100;
+    pub(super) const CLOSE: i32 = -11;
+    pub(super) const ERROR: i32 = -1;
+}
+
+/// What a server answers instead of a result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Code(pub(crate) i32);
+
+impl Code {
+    pub(crate) const OK: Code = Code(0);
+    /// An operation of a failed `multi` that comes after the one that failed.
+    pub(crate) const ROLLED_BACK: Code = Code(-2);
+    pub(crate) const NO_NODE: Code = Code(-101);
+    pub(crate) const NO_AUTH: Code = Code(-102);
+    pub(crate) const NODE_EXISTS: Code = Code(-110);
+    pub(crate) const SESSION_EXPIRED: Code = Code(-112);
+    pub(crate) const THROTTLED: Code = Code(-127);
+
+    /// Whether the server may have carried the request out all the same.
+    pub(crate) fn is_unknown(self) -> bool {
+        // system error, runtime inconsistency, connection loss, marshalling, operation timeout, session moved
+        matches!(self.0, -1 | -2 | -4 | -5 | -7 | -118)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            -1 => "SystemError",
+            -2 => "RuntimeInconsistency",
+            -4 => "ConnectionLoss",
+            -6 => "Unimplemented",
+            -8 => "BadArguments",
+            -101 => "NoNode",
+            -102 => "NoAuth",
+            -103 => "BadVersion",
+            -108 => "NoChildrenForEphemerals",
+            -110 => "NodeExists",
+            -111 => "NotEmpty",
+            -112 => "SessionExpired",
+            -114 => "InvalidACL",
+            -115 => "AuthFailed",
+            -118 => "SessionMoved",
+            -119 => "NotReadOnly",
+            -125 => "QuotaExceeded",
+            -127 => "Throttled",
+            code => return write!(f, "error {code}"),
+        };
+        f.write_str(name)
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// How long a node lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Persistent,
+    /// As long as the session.
+    Ephemeral,
+    /// The same, with a number behind its name.
+    Sequential,
+    /// Until it has no children any more.
+    Container,
+}
+
+/// Which clients may do something with the nodes that are created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Acl {
+    /// All.
+    Open,
+    /// Those with the same user and password.
+    Creator,
+}
+
+/// A part of a `multi`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    Check {
+        path: String,
+        version: i32,
+    },
+    Create {
+        path: String,
+        data: Vec<u8>,
+    },
+    Set {
+        path: String,
+        data: Vec<u8>,
+        version: i32,
+    },
+    Delete {
+        path: String,
+        version: i32,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Request {
+    Create {
+        path: String,
+        data: Vec<u8>,
+        mode: Mode,
+    },
+    Delete {
+        path: String,
+    },
+    Exists {
+        path: String,
+        watch: bool,
+    },
+    Data {
+        path: String,
+    },
+    Children {
+        path: String,
+        watch: bool,
+    },
+    /// Makes the server that is asked catch up with the leader.
+    Sync {
+        path: String,
+    },
+    Multi(Vec<Change>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Created {
+        path: String,
+        czxid: i64,
+    },
+    Done,
+    Data(Vec<u8>),
+    Children(Vec<String>),
+    /// What became of each change: all of them `Ok`, or none was made.
+    Multi(Vec<Code>),
+}
+
+impl Request {
+    /// Whether the servers agree on it, so that a reply shows that the leader has a quorum.
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(
+            self,
+            Request::Create { .. } | Request::Delete { .. } | Request::Multi(_)
+        )
+    }
+
+    pub(crate) fn encode(&self, xid: i32, acl: Acl) -> Vec<u8> {
+        let mut out = Out::new();
+        out.int(xid);
+        match self {
+            Request::Create { path, data, mode } => {
+                let (code, flags) = match mode {
+                    Mode::Persistent => (code::CREATE2, 0),
+                    Mode::Ephemeral => (code::CREATE2, 1),
+                    Mode::Sequential => (code::CREATE2, 3),
+                    Mode::Container => (code::CREATE_CONTAINER, 4),
+                };
+                create(out.int(code), path, data, acl, flags);
+            }
+            Request::Delete { path } => {
+                out.int(code::DELETE).string(path).int(-1);
+            }
+            Request::Exists { path, watch } => {
+                out.int(code::EXISTS).string(path).bool(*watch);
+            }
+            Request::Data { path } => {
+                out.int(code::GET_DATA).string(path).bool(false);
+            }
+            Request::Children { path, watch } => {
+                out.int(code::GET_CHILDREN).string(path).bool(*watch);
+            }
+            Request::Sync { path } => {
+                out.int(code::SYNC).string(path);
+            }
+            Request::Multi(changes) => {
+                out.int(code::MULTI);
+                for change in changes {
+                    change.encode(&mut out, acl);
+                }
+                out.int(-1).bool(true).int(-1);
+            }
+        }
+        out.finish()
+    }
+
+    /// What the body of a successful reply says.
+    pub(crate) fn reply(&self, body: &mut In<'_>) -> Result<Reply, Garbled> {
+        match self {
+            Request::Create { .. } => {
+                let path = body.string()?;
+                let czxid = body.long()?;
+                Ok(Reply::Created { path, czxid })
+            }
+            Request::Delete { .. } | Request::Sync { .. } | Request::Exists { .. } => Ok(Reply::Done),
+            Request::Data { .. } => Ok(Reply::Data(body.buffer()?)),
+            Request::Children { .. } => Ok(Reply::Children(body.strings()?)),
+            Request::Multi(_) => Ok(Reply::Multi(results(body)?)),
+        }
+    }
+}
+
+impl Change {
+    fn encode(&self, out: &mut Out, acl: Acl) {
+        let code = match self {
+            Change::Check { .. } => code::CHECK,
+            Change::Create { .. } => code::CREATE,
+            Change::Set { .. } => code::SET_DATA,
+            Change::Delete { .. } => code::DELETE,
+        };
+        out.int(code).bool(false).int(-1);
+        match self {
+            Change::Check { path, version } | Change::Delete { path, version } => {
+                out.string(path).int(*version);
+            }
+            Change::Create { path, data } => create(out, path, data, acl, 0),
+            Change::Set { path, data, version } => {
+                out.string(path).buffer(data).int(*version);
+            }
+        }
+    }
+}
+
+fn create(out: &mut Out, path: &str, data: &[u8], acl: Acl, flags: i32) {
+    const ALL: i32 = 31;
+    let (scheme, id) = match acl {
+        Acl::Open => ("world", "anyone"),
+        Acl::Creator => ("auth", ""),
+    };
+    out.string(path).buffer(data);
+    out.length(1).int(ALL).string(scheme).string(id).int(flags);
+}
+
+/// What became of each part of a `multi`.
+fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
+    let mut results = Vec::new();
+    loop {
+        let (code, done, _) = (body.int()?, body.bool()?, body.int()?);
+        if done {
+            return Ok(results);
+        }
+        let result = match code {
+            code::ERROR => Code(body.int()?),
+            code::CREATE => body.string().map(|_| Code::OK)?,
+            code::SET_DATA => stat(body).map(|()| Code::OK)?,
+            code::CHECK | code::DELETE => Code::OK,
+            _ => return Err(Garbled),
+        };
+        results.push(result);
+    }
+}
+
+/// Skips what a server says of a node.
+fn stat(body: &mut In<'_>) -> Result<(), Garbled> {
+    for _ in 0..4 {
+        body.long()?;
+    }
+    for _ in 0..3 {
+        body.int()?;
+    }
+    body.long()?;
+    body.int()?;
+    body.int()?;
+    body.long()?;
+    Ok(())
+}
+
+/// The request for a session, a new one or one that goes on.
+pub(crate) fn hello(timeout_ms: i32, id: i64, password: &[u8]) -> Vec<u8> {
+    let mut out = Out::new();
+    // The last change that this client has seen is left out: after a loss of data every server would refuse it for ever.
+    out.int(0)
+        .long(0)
+        .int(timeout_ms)
+        .long(id)
+        .buffer(password)
+        .bool(false);
+    out.finish()
+}
+
+/// The session that a server gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Welcome {
+    /// Not above zero where the session is over.
+    pub(crate) timeout_ms: i32,
+    pub(crate) id: i64,
+    pub(crate) password: Vec<u8>,
+}
+
+impl Welcome {
+    pub(crate) fn decode(message: &[u8]) -> Result<Welcome, Garbled> {
+        let mut message = In::new(message);
+        message.int()?;
+        Ok(Welcome {
+            timeout_ms: message.int()?,
+            id: message.long()?,
+            password: message.buffer()?,
+        })
+    }
+}
+
+pub(crate) fn ping() -> Vec<u8> {
+    let mut out = Out::new();
+    out.int(PING).int(code::PING);
+    out.finish()
+}
+
+pub(crate) fn auth(credentials: &str) -> Vec<u8> {
+    let mut out = Out::new();
+    out.int(AUTH).int(code::AUTH).int(0);
+    out.string("digest").string(credentials);
+    out.finish()
+}
+
+pub(crate) fn close(xid: i32) -> Vec<u8> {
+    let mut out = Out::new();
+    out.int(xid).int(code::CLOSE);
+    out.finish()
+}
+
+/// The head of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) xid: i32,
+    pub(crate) code: Code,
+}
+
+impl Head {
+    pub(crate) fn decode(message: &mut In<'_>) -> Result<Head, Garbled> {
+        let (xid, _zxid, code) = (message.int()?, message.long()?, message.int()?);
+        Ok(Head {
+            xid,
+            code: Code(code),
+        })
+    }
+}
+
+/// The path of the node that a watch tells of; none where it tells of the session.
+pub(crate) fn notified(body: &mut In<'_>) -> Result<Option<String>, Garbled> {
+    let (event, _state, path) = (body.int()?, body.int()?, body.string()?);
+    Ok((event > 0).then_some(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_multi_names_the_change_that_failed() {
+        let mut out = Out::new();
+        for code in [0, -101, -2] {
+            out.int(-1).bool(false).int(code).int(code);
+        }
+        out.int(-1).bool(true).int(-1);
+        let message = out.finish();
+        let results = results(&mut In::new(&message[4..]));
+        assert_eq!(results, Ok(vec![Code::OK, Code::NO_NODE, Code::ROLLED_BACK]));
+    }
+
+    #[test]
+    fn results_of_a_multi_are_told_apart() {
+        let mut out = Out::new();
+        out.int(13).bool(false).int(0);
+        out.int(1).bool(false).int(0).string("/a");
+        out.int(5).bool(false).int(0);
+        out.long(1)
+            .long(1)
+            .long(1)
+            .long(1)
+            .int(0)
+            .int(0)
+            .int(0)
+            .long(0)
+            .int(0)
+            .int(0)
+            .long(1);
+        out.int(2).bool(false).int(0);
+        out.int(-1).bool(true).int(-1);
+        let message = out.finish();
+        let mut body = In::new(&message[4..]);
+        assert_eq!(results(&mut body), Ok(vec![Code::OK; 4]));
+        assert!(body.is_empty());
+    }
+
+    #[test]
+    fn only_what_the_servers_agreed_on_is_a_write() {
+        let path = || "/a".to_owned();
+        assert!(Request::Multi(vec![]).is_write() && Request::Delete { path: path() }.is_write());
+        assert!(!Request::Sync { path: path() }.is_write());
+        assert!(
+            !Request::Exists {
+                path: path(),
+                watch: true
+            }
+            .is_write()
+        );
+    }
+}

@@ -1,0 +1,1 @@
+../interop/build.sh

@@ -1,0 +1,141 @@
+package dlock.curator;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.curator.framework.CuratorFramework;
+import org.apache.curator.framework.CuratorFrameworkFactory;
+import org.apache.curator.framework.recipes.locks.InterProcessMutex;
+import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.retry.ExponentialBackoffRetry;
+
+/**
+ * Locks with Curator as it is told to, line by line, over standard input.
+ *
+ * <p>Request: {@code <id> <thread> <command> [<argument>...]}. Answer: {@code <id> <value>}, or {@code <id> !<exception>}.
+ * Curator's owners are threads, so every thread of a request is a Java thread of its own. The end of standard input ends the
+ * process at once and leaves its session to time.
+ */
+public final class Driver {
+
+    private final CuratorFramework curator;
+    private final Map<String, ExecutorService> threads = new ConcurrentHashMap<>();
+    private final Map<String, InterProcessMutex> mutexes = new ConcurrentHashMap<>();
+    private final Map<String, InterProcessReadWriteLock> readWrite = new ConcurrentHashMap<>();
+
+    private Driver(CuratorFramework curator) {
+        this.curator = curator;
+    }
+
+    /** Arguments: the servers, and the session in milliseconds. */
+    public static void main(String[] args) throws Exception {
+        CuratorFramework curator = CuratorFrameworkFactory.builder()
+                .connectString(args[0])
+                .sessionTimeoutMs(Integer.parseInt(args[1]))
+                .retryPolicy(new ExponentialBackoffRetry(50, 8))
+                .build();
+        curator.start();
+        if (!curator.blockUntilConnected(60, TimeUnit.SECONDS)) {
+            System.err.println("no server answers");
+            Runtime.getRuntime().halt(1);
+        }
+        Driver driver = new Driver(curator);
+        print("ready");
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        String line;
+        while ((line = in.readLine()) != null) {
+            List<String> words = List.of(line.split(" "));
+            driver.threads
+                    .computeIfAbsent(words.get(1), name -> Executors.newSingleThreadExecutor())
+                    .execute(() -> print(words.get(0) + " " + driver.answer(words.subList(2, words.size()))));
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private String answer(List<String> words) {
+        try {
+            return String.valueOf(run(words));
+        } catch (Throwable e) {
+            return "!" + e.getClass().getSimpleName();
+        }
+    }
+
+    private Object run(List<String> words) throws Exception {
+        String command = words.get(0);
+        switch (command) {
+            case "acquire":
+                return lock(words.get(1), words.get(2)).acquire(Long.parseLong(words.get(3)), TimeUnit.MILLISECONDS);
+            case "release":
+                lock(words.get(1), words.get(2)).release();
+                return true;
+            case "write":
+                // As the holder whose node is given: path and version, then the node to write and its data.
+                curator.transaction().forOperations(
+                        curator.transactionOp().check()
+                                .withVersion(Integer.parseInt(words.get(2))).forPath(words.get(1)),
+                        curator.transactionOp().setData()
+                                .forPath(words.get(3), words.get(4).getBytes(StandardCharsets.UTF_8)));
+                return true;
+            case "create":
+                curator.create().creatingParentsIfNeeded().forPath(words.get(1), new byte[0]);
+                return true;
+            case "pairs":
+                return pairs(words.get(1), Integer.parseInt(words.get(2)), Long.parseLong(words.get(3)));
+            default:
+                throw new IllegalArgumentException(command);
+        }
+    }
+
+    private InterProcessMutex lock(String kind, String path) {
+        switch (kind) {
+            case "mutex":
+                return mutexes.computeIfAbsent(path, name -> new InterProcessMutex(curator, name));
+            case "read":
+                return readWrite.computeIfAbsent(path, name -> new InterProcessReadWriteLock(curator, name)).readLock();
+            case "write":
+                return readWrite.computeIfAbsent(path, name -> new InterProcessReadWriteLock(curator, name)).writeLock();
+            default:
+                throw new IllegalArgumentException(kind);
+        }
+    }
+
+    /** How many acquires and releases so many threads make in this time, each of a lock of its own. */
+    private long pairs(String root, int count, long millis) throws Exception {
+        AtomicLong pairs = new AtomicLong();
+        long end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(millis);
+        List<Thread> workers = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            InterProcessMutex mutex = new InterProcessMutex(curator, root + "/" + i);
+            Thread worker = new Thread(() -> {
+                try {
+                    while (System.nanoTime() < end) {
+                        mutex.acquire();
+                        mutex.release();
+                        pairs.incrementAndGet();
+                    }
+                } catch (Exception e) {
+                    throw new IllegalStateException(e);
+                }
+            });
+            worker.start();
+            workers.add(worker);
+        }
+        for (Thread worker : workers) {
+            worker.join();
+        }
+        return pairs.get();
+    }
+
+    private static synchronized void print(String line) {
+        System.out.println(line);
+        System.out.flush();
+    }
+}

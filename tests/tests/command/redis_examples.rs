@@ -1,0 +1,328 @@
+//! The examples for queues and fleets, as processes on a real server: they are killed at random.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use dlock_tests::bins::{Running, example, fleet, output, run, teller};
+use dlock_tests::child;
+use dlock_tests::{Flavor, Server};
+use redis::Value;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A consumer with short times, so that what a killed one has left is soon delivered again.
+fn consumer(server: &Server, name: &str) -> Running {
+    let url = server.url();
+    let args = [
+        "--url", &url, "--name", name, "--idle", "600ms", "--lease", "1500ms", "--takes", "60ms",
+    ];
+    Running::start(&example("consumer"), &args)
+}
+
+async fn pending(server: &Server) -> u64 {
+    match server.command(&["XPENDING", "payments", "consumers"]).await {
+        Value::Array(summary) => redis::from_redis_value(summary[0].clone()).expect("a number"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// It takes as long as consumers are killed, and the leases of what they had claimed: some ten seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_of_a_stream_happen_once_while_its_consumers_are_killed() {
+    const COUNT: u64 = 300;
+    let server = Server::start(Flavor::from_env()).await;
+    let made = run(
+        "consumer",
+        &["--url", &server.url(), "--produce", &COUNT.to_string()],
+        Duration::from_secs(60),
+    );
+    assert!(made.status.success(), "{made:?}");
+    let mut consumers: Vec<_> = (0..3).map(|n| consumer(&server, &format!("c{n}"))).collect();
+    let (begun, mut kills) = (Instant::now(), 0_u32);
+    loop {
+        tokio::time::sleep(MS * fastrand::u32(150..450)).await;
+        let done: u64 = server.query(&["HLEN", "ledger:payments"]).await;
+        if done == COUNT && pending(&server).await == 0 {
+            break;
+        }
+        let logs = || {
+            consumers
+                .iter()
+                .map(Running::log)
+                .collect::<Vec<_>>()
+                .join("---\n")
+        };
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "{done} of {COUNT} after {kills} kills:\n{}",
+            logs()
+        );
+        if kills < 25 {
+            let victim = fastrand::usize(..consumers.len());
+            assert!(
+                consumers[victim].is_alive(),
+                "it ended by itself:\n{}",
+                consumers[victim].log()
+            );
+            consumers[victim].kill();
+            // Some come back under their name, some do not.
+            let name = match fastrand::bool() {
+                true => format!("c{victim}"),
+                false => format!("c{victim}-{kills}"),
+            };
+            consumers[victim] = consumer(&server, &name);
+            kills += 1;
+        }
+    }
+    let ledger: HashMap<String, u64> = server.query(&["HGETALL", "ledger:payments"]).await;
+    let balance: u64 = server.query(&["GET", "balance:payments"]).await;
+    assert_eq!(
+        balance,
+        COUNT * (COUNT + 1) / 2,
+        "a payment was made twice, or never"
+    );
+    assert_eq!(ledger.values().sum::<u64>(), balance);
+    assert_eq!(server.query::<u64>(&["EXISTS", "aside:payments"]).await, 0);
+    let attempts: HashMap<String, u64> = server.query(&["HGETALL", "attempts:payments"]).await;
+    let repeated = attempts.values().filter(|&&attempts| attempts > 1).count();
+    println!(
+        "{kills} kills, {repeated} of {COUNT} messages attempted again, {:?}",
+        begun.elapsed()
+    );
+    assert!(kills >= 5 && repeated > 0, "{kills} kills cut no attempt short");
+    assert_eq!(attempts.len() as u64, COUNT);
+}
+
+/// Three schedulers, of which each leader is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_three_schedulers_run_once_in_each_period_while_leaders_are_killed() {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = server.url();
+    let args = ["--url", &url, "--lease", "2s", "--job", "tick 200ms true"];
+    let start = || Running::start(&example("scheduler"), &args);
+    let mut fleet: Vec<_> = (0..3).map(|_| start()).collect();
+    let mut logs = Vec::new();
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let leader = loop {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no job is run");
+            if let Some(leader) = fleet.iter().position(|one| runs_of(&one.log()).len() >= 3) {
+                break leader;
+            }
+            tokio::time::sleep(20 * MS).await;
+        };
+        let leading = fleet
+            .iter()
+            .filter(|one| one.log().contains("leading with token"));
+        assert_eq!(leading.count(), 1);
+        fleet[leader].kill();
+        logs.push(std::mem::replace(&mut fleet[leader], start()).log());
+    }
+    let mut runs: Vec<_> = logs.iter().flat_map(|log| runs_of(log)).collect();
+    let by_time = runs.clone();
+    runs.sort_unstable();
+    assert_eq!(
+        runs, by_time,
+        "an older leader ran a job later, or a period was repeated"
+    );
+    let count = runs.len();
+    runs.dedup_by_key(|(period, _)| *period);
+    assert_eq!(runs.len(), count, "two runs in a period: {by_time:?}");
+    let terms: HashSet<u64> = runs.iter().map(|(_, token)| *token).collect();
+    assert_eq!(terms.len(), 3, "{runs:?}");
+}
+
+/// The periods whose job was done, and the token under which.
+fn runs_of(log: &str) -> Vec<(u64, u64)> {
+    let done = log
+        .lines()
+        .filter_map(|line| line.split_once(" tick ")?.1.split_once(" done token="));
+    done.map(|(period, token)| {
+        (
+            period.parse().expect("a number"),
+            token.trim().parse().expect("a token"),
+        )
+    })
+    .collect()
+}
+
+/// What the workers of a fleet say: when (the clock of this machine, as text), and what.
+fn said(log: &str) -> impl Iterator<Item = (&str, &str)> {
+    log.lines().filter_map(|line| {
+        let (at, rest) = line.trim_start().split_once(char::is_whitespace)?;
+        Some((at, rest.trim_start().strip_prefix("INFO ")?.trim()))
+    })
+}
+
+/// Apalis workers on three machines: firings of one schedule, and exports of tenants. The machines that make a report are
+/// killed in the middle of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn firings_of_a_fleet_are_done_once_and_its_tenants_keep_to_their_limit() {
+    let server = Server::start(Flavor::from_env()).await;
+    let (url, program) = (server.url(), fleet());
+    let start = || {
+        let args = [
+            "--url",
+            &url,
+            "--schedule",
+            "* * * * * *",
+            "--takes",
+            "300ms",
+            "--lease",
+            "1500ms",
+            "--exports",
+            "5",
+        ];
+        Running::start(&program, &args)
+    };
+    let mut machines: Vec<_> = (0..3).map(|_| start()).collect();
+    // Exports, of which no machine is killed: 3 machines, 2 tenants, 5 of each, 2 at a time.
+    let begun = Instant::now();
+    let exports = loop {
+        tokio::time::sleep(50 * MS).await;
+        let logs: Vec<_> = machines.iter().map(Running::log).collect();
+        let steps: Vec<_> = logs
+            .iter()
+            .flat_map(|log| said(log))
+            .filter(|(_, text)| text.starts_with("export "))
+            .map(|(at, text)| (at.to_owned(), text.to_owned()))
+            .collect();
+        if steps.iter().filter(|(_, text)| text.ends_with(" done")).count() == 30 {
+            break steps;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{logs:?}");
+    };
+    for tenant in ["tenant 0", "tenant 1"] {
+        let mut steps: Vec<_> = exports.iter().filter(|(_, text)| text.contains(tenant)).collect();
+        steps.sort();
+        let (mut now, mut most) = (0_i32, 0);
+        for (_, text) in steps {
+            now += if text.ends_with("begins") { 1 } else { -1 };
+            most = most.max(now);
+        }
+        assert_eq!((now, most), (0, 2), "{tenant}: {exports:?}");
+    }
+    // Reports. A machine that is started again no longer knows of the firing in which it was killed: so the next one is
+    // killed when the others have taken that over.
+    let (mut logs, mut killed, mut at_the_end) = (Vec::new(), Vec::new(), Vec::new());
+    let begun = Instant::now();
+    let done = loop {
+        tokio::time::sleep(20 * MS).await;
+        let all: Vec<_> = logs
+            .iter()
+            .cloned()
+            .chain(machines.iter().map(Running::log))
+            .collect();
+        let done: Vec<String> = all
+            .iter()
+            .flat_map(|log| said(log))
+            .filter_map(|(_, text)| text.strip_suffix(" done").map(str::to_owned))
+            .filter(|text| text.starts_with("report ") && !at_the_end.contains(text))
+            .collect();
+        assert!(
+            begun.elapsed() < Duration::from_secs(90),
+            "{killed:?} were not taken over: {all:?}"
+        );
+        if !killed.iter().all(|firing| done.contains(firing)) {
+            continue;
+        }
+        if killed.len() == 3 {
+            break done;
+        }
+        let working = machines.iter_mut().find_map(|machine| {
+            let log = machine.log();
+            let (_, last) = said(&log)
+                .filter(|(_, text)| text.starts_with("report "))
+                .last()?;
+            let firing = last.strip_suffix(" begins")?.to_owned();
+            Some((machine, firing))
+        });
+        if let Some((machine, firing)) = working {
+            machine.kill();
+            let log = machine.log();
+            match said(&log).any(|(_, text)| text == format!("{firing} done")) {
+                // Meanwhile, and perhaps not recorded: another machine may do it again.
+                true => at_the_end.push(firing),
+                false => killed.push(firing),
+            }
+            logs.push(std::mem::replace(machine, start()).log());
+        }
+    };
+    let mut once = done.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), done.len(), "a firing was done twice: {done:?}");
+    assert!(once.len() >= 4, "{once:?}");
+}
+
+/// Two tellers that share the accounts, and customers of each at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn withdrawals_over_grpc_from_two_tellers_do_not_lose_each_other() {
+    let server = Server::start(Flavor::from_env()).await;
+    let (url, program, dir) = (server.url(), teller(), tempfile::tempdir().unwrap());
+    let data = dir.path().to_str().expect("UTF-8");
+    let tellers = [0, 1].map(|_| {
+        let args = [
+            "serve",
+            "--url",
+            &url,
+            "--data",
+            data,
+            "--open",
+            "1000",
+            "--listen",
+            "127.0.0.1:0",
+        ];
+        Running::start(&program, &args)
+    });
+    let begun = Instant::now();
+    let addresses = loop {
+        let logs = [0, 1].map(|n: usize| tellers[n].log());
+        let listening = logs
+            .iter()
+            .filter_map(|log| log.split_once("listening on ")?.1.lines().next());
+        let addresses: Vec<_> = listening.map(str::to_owned).collect();
+        if addresses.len() == 2 {
+            break addresses;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{logs:?}");
+        tokio::time::sleep(20 * MS).await;
+    };
+    let withdraw = |from: &str, account: &str, amount: &str, times: &str| {
+        let mut command = child::command(&program);
+        command.args([
+            "withdraw",
+            "--from",
+            from,
+            "--account",
+            account,
+            "--amount",
+            amount,
+        ]);
+        command.args(["--times", times, "--at-once", "8"]);
+        tokio::task::spawn_blocking(move || output(command, Duration::from_secs(60)))
+    };
+    let customers: Vec<_> = addresses
+        .iter()
+        .flat_map(|from| [withdraw(from, "7", "1", "40"), withdraw(from, "8", "2", "20")])
+        .collect();
+    for customer in customers {
+        let ended = customer.await.unwrap();
+        assert!(
+            ended.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
+    }
+    for account in ["7", "8"] {
+        let left = std::fs::read_to_string(dir.path().join(account)).unwrap();
+        assert_eq!(left, "920", "withdrawals from account {account} were lost");
+    }
+    // The service's own error passes as it is.
+    let refused = withdraw(&addresses[0], "7", "10000", "1").await.unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && error.contains("there is only 920"),
+        "{error}"
+    );
+}

@@ -1,0 +1,454 @@
+//! What the person on call finds out with the command, by incidents: a holder that is killed, stopped, hung or cut off;
+//! services that wait for each other; a hold that has to be broken.
+
+use std::process::Output;
+use std::thread;
+use std::time::Duration;
+
+use dlock::LockClient;
+use dlock_tests::faults::{PATIENCE, within};
+use dlock_tests::{Flavor, Proxy, Running, Server, child, eventually, permissions};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// No incident waits for the end of this lease.
+const LASTING: &str = "lease=300s&timeout=20s&retry_for=60s&presence=on";
+
+async fn server() -> (Server, String) {
+    built().await;
+    let server = Server::start(Flavor::from_env()).await;
+    let url = format!("{}?{LASTING}", server.url());
+    (server, url)
+}
+
+/// While the command is built, nothing is held.
+async fn built() {
+    tokio::task::spawn_blocking(dlock_tests::bins::dlock)
+        .await
+        .unwrap();
+}
+
+async fn dlock(url: &str, args: &[&str]) -> Output {
+    let mut command = child::command(dlock_tests::bins::dlock());
+    command.args(["--url", url]).args(args);
+    let output = tokio::task::spawn_blocking(move || dlock_tests::bins::output(command, 2 * PATIENCE));
+    output.await.unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap_or_else(|| panic!("{output:?}"))
+}
+
+/// The objects that a command prints, one a line.
+async fn objects(url: &str, args: &[&str]) -> Vec<Value> {
+    let output = dlock(url, args).await;
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.stderr.is_empty(), "{output:?}");
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// Until the holder has written down what it does.
+async fn is_known(url: &str, key: &str) -> Value {
+    within(3 * PATIENCE, "the holder is known", async {
+        loop {
+            if let Some(lock) = objects(url, &["list", key, "--json"]).await.pop()
+                && lock["holder"]["location"].is_string()
+            {
+                return lock;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await
+}
+
+async fn diagnosis(url: &str, key: &str) -> (String, String) {
+    let shown = objects(url, &["show", key, "--json"]).await.pop().unwrap();
+    let word = |name: &str| shown["diagnosis"][name].as_str().unwrap().to_owned();
+    (word("state"), word("because"))
+}
+
+/// Until the state of the holder is this one.
+async fn state_becomes(url: &str, key: &str, state: &str) {
+    // What must be told within 30 s on a machine at rest.
+    within(6 * PATIENCE, state, async {
+        while diagnosis(url, key).await.0 != state {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn list_has_one_object_for_each_holder_and_says_why_something_is_unknown() {
+    let (server, url) = server().await;
+    let client = LockClient::builder()
+        .url(&url)
+        .service_name("checkout")
+        .build()
+        .await
+        .unwrap();
+    let hidden = LockClient::builder()
+        .url(&url)
+        .presence(false)
+        .build()
+        .await
+        .unwrap();
+    let guard = client.lock("a").note("invoice\u{9b}42").acquire().await.unwrap();
+    let other = hidden.lock("hidden").acquire().await.unwrap();
+    let lock = is_known(&url, "a").await;
+    assert_eq!((&lock["key"], &lock["kind"]), (&"a".into(), &"lock".into()));
+    let holder = &lock["holder"];
+    assert_eq!(holder["service"], "checkout");
+    assert_eq!(holder["note"], "invoice\u{9b}42");
+    assert_eq!(holder["address"], "127.0.0.1");
+    assert!(
+        holder["location"]
+            .as_str()
+            .unwrap()
+            .contains("redis_operations.rs")
+    );
+    assert!(holder["id"].as_str().unwrap().starts_with(&client.id()) && holder["unknown"].is_null());
+    assert!(lock["held_ms"].as_u64().unwrap() >= 1000 && lock["lease_left_ms"].as_u64().unwrap() > 1000);
+    assert_eq!(lock["waiters"], 0);
+
+    let unknown = objects(&url, &["list", "hidden", "--json"]).await.pop().unwrap();
+    for name in ["service", "address", "location", "note"] {
+        assert!(unknown["holder"][name].is_null());
+        assert!(
+            unknown["holder"]["unknown"][name]
+                .as_str()
+                .unwrap()
+                .contains("wrote nothing down")
+        );
+    }
+    assert!(unknown["held_ms"].is_null() && unknown["holder"]["unknown"]["held_ms"].is_string());
+
+    // Nothing from the store reaches the terminal raw: no client of ours makes such a name, but anybody may.
+    let evil = "a\u{1b}[2Jb";
+    let holder = "0192f3a4-0000-8000-8000-000000000001:1";
+    server.command(&["HSET", evil, holder, "1"]).await;
+    for args in [&["list"][..], &["watch", "--once"], &["list", "--json"]] {
+        let output = dlock(&url, args).await;
+        assert_eq!(code(&output), 0, "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            text.contains("[2Jb") && !text.contains(['\u{1b}', '\u{9b}']),
+            "{text:?}"
+        );
+    }
+    let old = objects(&url, &["list", "--older-than", "1h", "--json"]).await;
+    assert_eq!(old, Vec::<Value>::new());
+    assert_eq!(objects(&url, &["list", "h*n", "--json"]).await.len(), 1);
+    drop((guard, other));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_that_was_killed_or_stopped_is_told_apart() {
+    let (_server, url) = server().await;
+    let running = Running::script(&url, &["k"], "echo begun; read line");
+    running.says("begun\n").await;
+    is_known(&url, "k").await;
+    assert_eq!(diagnosis(&url, "k").await.0, "alive");
+    running.signal(Signal::SIGSTOP);
+    state_becomes(&url, "k", "stopped").await;
+    running.signal(Signal::SIGCONT);
+    state_becomes(&url, "k", "alive").await;
+    running.signal(Signal::SIGKILL);
+    running.is_gone().await;
+    state_becomes(&url, "k", "killed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_that_is_cut_off_is_told_from_one_that_hangs() {
+    let (server, url) = server().await;
+    let proxy = Proxy::start(server.addr());
+    let cut_off = format!("{}?{LASTING}&control=on", proxy.url());
+    let running = Running::script(&cut_off, &["cut"], "echo begun; read line");
+    running.says("begun\n").await;
+
+    let hangs = format!("{url}&control=on&name=hangs");
+    let (begin, begins) = std::sync::mpsc::channel();
+    let (hang, hung) = std::sync::mpsc::channel::<()>();
+    let thread = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let client = LockClient::connect(&hangs).await.unwrap();
+            let _guard = client.lock("hangs").note("for ever").acquire().await.unwrap();
+            begin.send(()).unwrap();
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            // What must not be done: the runtime can do nothing else.
+            let _ = hung.recv();
+        });
+    });
+    begins.recv().unwrap();
+    is_known(&url, "cut").await;
+    is_known(&url, "hangs").await;
+    proxy.refuse();
+    proxy.cut();
+    state_becomes(&url, "hangs", "hung").await;
+    state_becomes(&url, "cut", "cut off").await;
+    drop(hang);
+    thread.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_services_that_wait_for_each_other_are_named() {
+    let (server, url) = server().await;
+    let service = async |name: &'static str, first: &'static str, second: &'static str| {
+        let client = LockClient::builder()
+            .url(&url)
+            .service_name(name)
+            .build()
+            .await
+            .unwrap();
+        let guard = client.lock(first).acquire().await.unwrap();
+        (client.clone(), (guard, client.lock(second)))
+    };
+    let (one, (a, takes_b)) = service("checkout", "A", "B").await;
+    let (two, (b, takes_a)) = service("billing", "B", "A").await;
+    let hold = |guard: dlock::LockGuard, next: dlock::Lock| {
+        tokio::spawn(async move {
+            // A guard that is at hand, and one whose frame this is.
+            let nested = guard.scope(next.acquire()).await.map(drop);
+            drop(guard);
+            nested
+        })
+    };
+    let tasks = [hold(a, takes_b), hold(b, takes_a)];
+    let found = within(6 * PATIENCE, "the circle", async {
+        loop {
+            let found = objects(&url, &["why", "A", "--json"]).await.pop().unwrap();
+            if found["cycle"].is_array() {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    })
+    .await;
+    assert_eq!(found["cycle"], serde_json::json!(["A", "B"]));
+    let services: Vec<_> = found["chain"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|link| &link["holder"]["service"])
+        .collect();
+    assert_eq!(services, ["checkout", "billing"]);
+    assert_eq!(found["chain"][0]["waits_for"]["key"], "B");
+    let output = dlock(&url, &["why", "A"]).await;
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert_eq!(code(&output), 3, "{output:?}");
+    assert!(text.contains("deadlock: A -> B -> A"), "{text}");
+
+    // One hold is broken, by its id, and the other one goes on.
+    let holder = found["chain"][0]["holder"]["id"].as_str().unwrap();
+    let broken = dlock(
+        &url,
+        &[
+            "break",
+            "A",
+            "--holder",
+            holder,
+            "--reason",
+            "a deadlock",
+            "--by",
+            "anna",
+        ],
+    )
+    .await;
+    assert_eq!(code(&broken), 0, "{broken:?}");
+    let again = dlock(
+        &url,
+        &["break", "A", "--holder", holder, "--reason", "a deadlock"],
+    )
+    .await;
+    assert_eq!(code(&again), 1, "{again:?}");
+    for task in tasks {
+        let _ = within(6 * PATIENCE, "the end of the circle", task).await.unwrap();
+    }
+    let audit = server
+        .query::<Vec<redis::Value>>(&["XRANGE", "dlock:audit", "-", "+"])
+        .await;
+    let text = format!("{audit:?}");
+    assert!(text.contains("a deadlock") && text.contains("anna"), "{text}");
+    assert_eq!(code(&dlock(&url, &["why", "free"]).await), 1);
+    drop((one, two));
+}
+
+#[tokio::test]
+async fn holder_is_asked_to_stop_by_the_command() {
+    let (_server, url) = server().await;
+    let client = LockClient::builder()
+        .url(&url)
+        .control(true)
+        .build()
+        .await
+        .unwrap();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let id = client.inspect("k").await.unwrap().unwrap().id;
+    let args = [
+        "revoke", "k", "--holder", &id, "--reason", "a deploy", "--by", "anna", "--json",
+    ];
+    let told = objects(&url, &args).await;
+    assert_eq!(told[0]["done"], true);
+    let why = within(2 * PATIENCE, "the request", guard.revoked())
+        .await
+        .unwrap();
+    assert_eq!((why.by.as_str(), why.reason.as_str()), ("anna", "a deploy"));
+    let args = ["break", "k", "--holder", &id, "--reason", " "];
+    let refused = dlock(&url, &args).await;
+    assert_eq!(code(&refused), 2);
+    assert!(
+        String::from_utf8_lossy(&refused.stderr)
+            .trim_end()
+            .ends_with("[E0016]"),
+        "{refused:?}"
+    );
+    guard.release().await.unwrap();
+}
+
+/// Whoever may publish to every channel, and touch no lock, can neither break one nor have its holder stop.
+#[tokio::test]
+async fn publisher_without_the_keys_can_do_nothing_to_a_lock() {
+    let (server, url) = server().await;
+    let acl = [
+        "ACL",
+        "SETUSER",
+        "loud",
+        "reset",
+        "on",
+        ">pw",
+        "allchannels",
+        "+publish",
+        "+subscribe",
+        "+spublish",
+    ];
+    // Redis 6.2 has no sharded channels.
+    let words = if Flavor::from_env() == Flavor::Redis62 {
+        &acl[..9]
+    } else {
+        &acl[..]
+    };
+    server.command(words).await;
+    let client = LockClient::builder()
+        .url(&url)
+        .control(true)
+        .build()
+        .await
+        .unwrap();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let id = client.inspect("k").await.unwrap().unwrap().id;
+    let ask = format!("dlock:ask:{}", client.id());
+    let connect = redis::Client::open(server.url_as("loud", "pw")).unwrap();
+    let mut loud = connect.get_multiplexed_async_connection().await.unwrap();
+    for channel in [ask.as_str(), "redisson_lock__channel:{k}", "k", "dlock:reply:x"] {
+        for message in [
+            format!("dlock 1\tlook\t{id}"),
+            "0".to_owned(),
+            "2".to_owned(),
+            "dlock 1\task\tx".to_owned(),
+        ] {
+            redis::cmd("PUBLISH")
+                .arg(channel)
+                .arg(message)
+                .exec_async(&mut loud)
+                .await
+                .unwrap();
+        }
+    }
+    for command in [
+        &["HSET", ask.as_str(), "x", "y"][..],
+        &["DEL", "k"],
+        &["SET", "{k}:dlock:revoked:x", "y"],
+    ] {
+        let mut cmd = redis::cmd(command[0]);
+        cmd.arg(&command[1..]);
+        assert!(cmd.exec_async(&mut loud).await.is_err(), "{command:?}");
+    }
+    let stops = tokio::time::timeout(Duration::from_secs(1), guard.revoked()).await;
+    assert!(stops.is_err() && guard.is_held());
+    guard.ensure(Duration::from_secs(30)).await.unwrap();
+    // Nor with the command.
+    let output = dlock(
+        &server.url_as("loud", "pw"),
+        &["break", "k", "--holder", &id, "--reason", "why not"],
+    )
+    .await;
+    assert_eq!(code(&output), 2, "{output:?}");
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn completions_manual_and_explanations_are_printed() {
+    for args in [
+        &["completions", "bash"][..],
+        &["completions", "zsh"],
+        &["man"],
+        &["man", "list"],
+        &["explain"],
+    ] {
+        let output = dlock("redis://nowhere", args).await;
+        assert!(
+            code(&output) == 0 && output.stdout.len() > 200,
+            "{args:?}: {output:?}"
+        );
+    }
+    let output = dlock("redis://nowhere", &["explain", "E0007"]).await;
+    assert!(String::from_utf8_lossy(&output.stdout).contains("remedy"));
+    assert_eq!(code(&dlock("redis://nowhere", &["explain", "E9999"]).await), 2);
+}
+
+#[tokio::test]
+async fn watch_prints_what_is_held_and_waited_for_once() {
+    let (_server, url) = server().await;
+    let client = LockClient::connect(&url).await.unwrap();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let other = LockClient::connect(&url).await.unwrap();
+    let waits = tokio::spawn(other.lock("k").acquire());
+    eventually("the waiter is seen", || async {
+        let seen = objects(&url, &["watch", "--once", "--json"]).await.pop().unwrap();
+        seen["waits"].as_array().unwrap().len() == 1 && seen["locks"][0]["waiters"] == 1
+    })
+    .await;
+    guard.release().await.unwrap();
+    waits.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// The lines of docs/permissions.md suffice for a service that is seen and answers, and for the person on call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documented_permissions_suffice_for_both_sides() {
+    built().await;
+    let server = Server::start(Flavor::from_env()).await;
+    permissions::give(&server, "svc", &["Locks", "Presence"]).await;
+    permissions::give(&server, "oncall", &["Presence"]).await;
+    let url = format!("{}?{LASTING}&control=on", server.url_as("svc", "password"));
+    let oncall = format!("{}?{LASTING}", server.url_as("oncall", "password"));
+    let client = LockClient::connect(&url).await.unwrap();
+    let guard = client.lock("shop:k").acquire().await.unwrap();
+    let lock = is_known(&oncall, "shop:").await;
+    assert_eq!(diagnosis(&oncall, "shop:k").await.0, "alive");
+    let id = lock["holder"]["id"].as_str().unwrap();
+    let revoked = dlock(
+        &oncall,
+        &["revoke", "shop:k", "--holder", id, "--reason", "a deploy"],
+    )
+    .await;
+    assert_eq!(code(&revoked), 0, "{revoked:?}");
+    let why = within(2 * PATIENCE, "the request", guard.revoked())
+        .await
+        .unwrap();
+    assert_eq!(why.reason, "a deploy");
+    let broken = dlock(
+        &oncall,
+        &["break", "shop:k", "--holder", id, "--reason", "it goes on"],
+    )
+    .await;
+    assert_eq!(code(&broken), 0, "{broken:?}");
+    within(2 * PATIENCE, "the loss", guard.lost()).await;
+}

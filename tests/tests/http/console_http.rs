@@ -1,0 +1,543 @@
+//! The console of dlock-tower as HTTP: what it tells, to whom, and under which path.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use dlock::LockClient;
+use dlock::testing::TestStore;
+use dlock_tests::{Flavor, Server, eventually, paused};
+use dlock_tower::console::Console;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A client of a store in memory that all clients of a test share.
+async fn client(store: &str, service: &str, presence: bool) -> LockClient {
+    let client = LockClient::builder()
+        .url(format!("memory://{store}"))
+        .service_name(service)
+        .presence(presence)
+        .build();
+    client.await.unwrap()
+}
+
+fn app(client: &LockClient) -> Router {
+    let console = Console::new(client.clone()).refresh(Duration::ZERO);
+    Router::new().nest_service("/ops/locks", console.router())
+}
+
+async fn get(app: &Router, path: &str) -> Response {
+    let request = Request::get(path).body(Body::empty()).unwrap();
+    app.clone().oneshot(request).await.unwrap()
+}
+
+async fn json(response: Response) -> Value {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&body).unwrap()
+}
+
+async fn state(app: &Router) -> Value {
+    // Longer than a look is good for.
+    tokio::time::sleep(SECOND / 5).await;
+    let answer = get(app, "/ops/locks/api/state").await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    json(answer).await
+}
+
+#[test]
+fn state_has_holders_and_waiters_of_other_processes_in_their_order() {
+    paused(async {
+        let (a, b, seen) = (
+            client("console-order", "checkout", true).await,
+            client("console-order", "billing", true).await,
+            client("console-order", "ops", false).await,
+        );
+        let guard = a.lock("order:42").note("invoice 42").acquire().await.unwrap();
+        let line = line!() - 1;
+        let waiters = [1, 2].map(|n| {
+            let b = b.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(SECOND * n).await;
+                let note = format!("waiter {n}");
+                b.lock("order:42").note(note).acquire().await.map(drop)
+            })
+        });
+        tokio::time::sleep(SECOND * 8).await;
+        let state = state(&app(&seen)).await;
+        let lock = &state["locks"][0];
+        assert_eq!(
+            (&lock["key"], &lock["kind"]),
+            (&"order:42".into(), &"lock".into())
+        );
+        let holder = &lock["holders"][0];
+        assert_eq!(holder["service"], "checkout");
+        assert_eq!(holder["note"], "invoice 42");
+        assert_eq!(holder["state"], "alive");
+        assert_eq!(holder["unknown"], Value::Null);
+        assert_eq!(holder["token"], guard.fencing_token().to_string());
+        assert!(holder["held_ms"].as_u64() >= Some(8000), "{holder}");
+        let location = holder["location"].as_str().unwrap();
+        assert!(
+            location.contains(&format!("console_http.rs:{line}:")),
+            "{location}"
+        );
+        let notes: Vec<_> = lock["waiters"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|wait| &wait["note"])
+            .collect();
+        assert_eq!(notes, ["waiter 1", "waiter 2"], "{lock}");
+        assert_eq!(lock["waiters"][0]["service"], "billing");
+        let services: Vec<_> = state["clients"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| &one["service"])
+            .collect();
+        assert_eq!(services, ["ops", "billing", "checkout"], "its own first");
+        assert_eq!(state["unknown"], Value::Array(Vec::new()), "nothing is missing");
+
+        // One lock by itself.
+        let one = json(get(&app(&seen), "/ops/locks/api/lock?key=order%3A42").await).await;
+        assert_eq!(one["holders"][0]["note"], "invoice 42");
+        assert_eq!(one["waiters_in_all"], 2);
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn own_holds_and_waits_are_known_at_once_and_without_presence() {
+    paused(async {
+        let own = client("console-own", "shop", false).await;
+        let app = app(&own);
+        assert_eq!(state(&app).await["locks"], Value::Array(Vec::new()));
+        let guard = own.lock("k").acquire().await.unwrap();
+        let waiter = tokio::spawn({
+            let lock = own.lock("k");
+            async move { lock.acquire().await.map(drop) }
+        });
+        eventually("it waits", || async { own.active().waiting == 1 }).await;
+        let state = state(&app).await;
+        let lock = &state["locks"][0];
+        assert_eq!(lock["holders"][0]["is_own"], true);
+        assert_eq!(lock["waiters"][0]["is_own"], true);
+        assert_eq!(state["process"]["held"], 1);
+        guard.release().await.unwrap();
+        waiter.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn holder_without_presence_is_shown_with_the_reason_and_the_remedy() {
+    paused(async {
+        let (hidden, seen) = (
+            client("console-hidden", "hidden", false).await,
+            client("console-hidden", "ops", true).await,
+        );
+        let guard = hidden.lock("k").acquire().await.unwrap();
+        let state = state(&app(&seen)).await;
+        let holder = &state["locks"][0]["holders"][0];
+        assert!(holder["id"].as_str().unwrap().starts_with(&hidden.id()));
+        assert_eq!(
+            (&holder["service"], &holder["held_ms"], &holder["state"]),
+            (&Value::Null, &Value::Null, &"unknown".into())
+        );
+        assert!(holder["unknown"].as_str().unwrap().contains("presence is off"));
+        let gap = &state["unknown"][0];
+        assert!(gap["why"].as_str().unwrap().contains("1 holder"), "{gap}");
+        assert!(
+            gap["remedy"].as_str().unwrap().contains("presence(true)"),
+            "{gap}"
+        );
+        guard.release().await.unwrap();
+    });
+}
+
+#[test]
+fn deadlock_of_two_processes_is_named_once() {
+    paused(async {
+        let (a, b, seen) = (
+            client("console-circle", "a", true).await,
+            client("console-circle", "b", true).await,
+            client("console-circle", "ops", false).await,
+        );
+        let circle = [(a, "A", "B"), (b, "B", "A")].map(|(client, first, second)| {
+            tokio::spawn(async move {
+                let _outer = client.lock(first).acquire().await.unwrap();
+                tokio::time::sleep(SECOND).await;
+                client.lock(second).wait(SECOND * 20).acquire().await.map(drop)
+            })
+        });
+        tokio::time::sleep(SECOND * 8).await;
+        let state = state(&app(&seen)).await;
+        assert_eq!(state["deadlocks"], serde_json::json!([["A", "B"]]));
+        let a = state["locks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|lock| lock["key"] == "A")
+            .unwrap();
+        assert_eq!(a["holders"][0]["waits_for"]["key"], "B");
+        for one in circle {
+            let _ = one.await.unwrap();
+        }
+    });
+}
+
+#[tokio::test]
+async fn store_that_does_not_answer_leaves_what_this_process_knows() {
+    let server = Server::start(Flavor::Redis).await;
+    let client = LockClient::builder().url(server.url()).lease(SECOND * 600);
+    let client = client.build().await.unwrap();
+    let guard = client.lock("mine").acquire().await.unwrap();
+    let app = app(&client);
+    assert_eq!(state(&app).await["unknown"], Value::Array(Vec::new()));
+    server.kill();
+    let state = state(&app).await;
+    assert_eq!(state["locks"][0]["key"], "mine");
+    assert_eq!(state["locks"][0]["holders"][0]["is_own"], true);
+    let gaps = state["unknown"].as_array().unwrap();
+    assert_eq!(gaps[0]["what"], "the locks of other processes");
+    assert_eq!(gaps.len(), 2, "{gaps:?}");
+    let answer = get(&app, "/ops/locks/api/lock?key=mine").await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(json(answer).await["type"], "urn:dlock:problem:unavailable");
+    drop(guard);
+}
+
+#[test]
+fn timeline_has_near_misses_of_this_process_and_how_they_ended() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let guard = client.lock("k").acquire().await.unwrap();
+        let app = app(&client);
+        let what = async || {
+            let state = state(&app).await;
+            let entries = state["events"]["entries"].as_array().unwrap().clone();
+            entries
+                .iter()
+                .map(|entry| format!("{} {}", entry["what"], entry["key"]))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(what().await, Vec::<String>::new());
+        let (near, confirmed, ended) = ("\"near miss\" \"k\"", "\"confirmed\" \"k\"", "\"ended\" \"k\"");
+        store.set_down(true);
+        eventually("it is suspect", async || what().await.len() == 1).await;
+        store.set_down(false);
+        eventually("it is confirmed", async || what().await.len() == 2).await;
+        store.set_down(true);
+        eventually("it is lost", async || !guard.is_held()).await;
+        tokio::time::sleep(SECOND * 2).await;
+        assert_eq!(what().await, [near, confirmed, near, ended]);
+        client.drain();
+        assert_eq!(what().await.last().unwrap(), "\"drains\" null");
+        store.set_down(false);
+        drop(guard);
+    });
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_what_is_wrong() {
+    let app = app(&LockClient::memory());
+    let long = "k".repeat(513);
+    for (path, status, word) in [
+        ("api/lock".to_owned(), 400, "name it"),
+        ("api/lock?key=".to_owned(), 400, "empty"),
+        (format!("api/lock?key={long}"), 400, "513 bytes"),
+        ("api/lock?key=a%00b".to_owned(), 400, "control character"),
+        ("api/none".to_owned(), 404, "api/state"),
+    ] {
+        let answer = get(&app, &format!("/ops/locks/{path}")).await;
+        assert_eq!(answer.status(), status, "{path}");
+        assert_eq!(answer.headers()["content-type"], "application/problem+json");
+        let detail = json(answer).await["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains(word), "{path}: {detail}");
+    }
+    let request = Request::post("/ops/locks/api/state").body(Body::empty()).unwrap();
+    let answer = app.clone().oneshot(request).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::METHOD_NOT_ALLOWED);
+    // A free lock is no error.
+    let free = json(get(&app, "/ops/locks/api/lock?key=free").await).await;
+    assert_eq!(
+        (&free["holders"], &free["kind"]),
+        (&Value::Array(Vec::new()), &Value::Null)
+    );
+}
+
+#[tokio::test]
+async fn page_of_another_site_gets_nothing_and_every_answer_is_locked_down() {
+    let app = app(&LockClient::memory());
+    for (site, status) in [
+        ("cross-site", 403),
+        ("same-site", 403),
+        ("same-origin", 200),
+        ("none", 200),
+    ] {
+        let request = Request::get("/ops/locks/api/state")
+            .header("sec-fetch-site", site)
+            .body(Body::empty())
+            .unwrap();
+        let answer = app.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), status, "{site}");
+        let headers = answer.headers();
+        assert_eq!(headers["cache-control"], "no-store");
+        assert_eq!(headers["x-content-type-options"], "nosniff");
+        assert_eq!(headers["cross-origin-resource-policy"], "same-origin");
+        assert!(
+            headers["content-security-policy"]
+                .to_str()
+                .unwrap()
+                .contains("default-src 'none'")
+        );
+        assert!(headers.get("access-control-allow-origin").is_none());
+    }
+}
+
+#[tokio::test]
+async fn page_is_served_under_any_path_and_allows_only_its_own_script() {
+    let client = LockClient::memory();
+    let console = || Console::new(client.clone()).router();
+    let apps = [
+        (Router::new().nest_service("/a/b", console()), ["/a/b", "/a/b/"]),
+        (
+            Router::new().nest("/a", Router::new().nest("/b", console())),
+            ["/a/b", "/a/b?x=1"],
+        ),
+        (console(), ["/", "/?x=1"]),
+        (
+            Router::new()
+                .merge(console())
+                .route("/other", axum::routing::get(async || "")),
+            ["/", "/"],
+        ),
+    ];
+    for (app, paths) in apps {
+        let mut nonces = Vec::new();
+        for path in paths {
+            let answer = get(&app, path).await;
+            assert_eq!(answer.status(), StatusCode::OK, "{path}");
+            assert_eq!(answer.headers()["content-type"], "text/html; charset=utf-8");
+            let policy = answer.headers()["content-security-policy"]
+                .to_str()
+                .unwrap()
+                .to_owned();
+            assert!(!policy.contains("unsafe"), "{policy}");
+            let (_, nonce) = policy.split_once("script-src 'nonce-").unwrap();
+            let nonce = nonce.split('\'').next().unwrap().to_owned();
+            let html = answer.into_body().collect().await.unwrap().to_bytes();
+            let html = String::from_utf8(html.to_vec()).unwrap();
+            assert_eq!(html.matches(&format!("nonce=\"{nonce}\"")).count(), 2, "{path}");
+            nonces.push(nonce);
+        }
+        assert_ne!(nonces[0], nonces[1], "each answer has its own");
+    }
+}
+
+#[test]
+fn many_pages_look_at_the_store_once() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let app =
+            Router::new().nest_service("/c", Console::new(client.clone()).refresh(SECOND * 10).router());
+        let guard = client.lock("k").acquire().await.unwrap();
+        let first = json(get(&app, "/c/api/state").await).await;
+        guard.release().await.unwrap();
+        assert_eq!(
+            json(get(&app, "/c/api/state").await).await,
+            first,
+            "the same look"
+        );
+        tokio::time::sleep(SECOND * 10).await;
+        assert_eq!(
+            json(get(&app, "/c/api/state").await).await["locks"],
+            Value::Array(Vec::new())
+        );
+    });
+}
+
+mod actions {
+    use dlock::operations::Intervention;
+    use dlock::record::{ClaimRequest, ClaimToken, RecordKey};
+    use serde_json::json;
+
+    use super::*;
+
+    fn acting(client: &LockClient) -> Router {
+        let console = Console::new(client.clone())
+            .refresh(Duration::ZERO)
+            .allow_actions(true);
+        let console = console.operator(|head| head.headers.get("x-user")?.to_str().ok().map(str::to_owned));
+        Router::new().nest_service("/ops/locks", console.router())
+    }
+
+    async fn token(app: &Router) -> String {
+        let state = json(get(app, "/ops/locks/api/state").await).await;
+        state["actions"]["token"].as_str().unwrap().to_owned()
+    }
+
+    /// Sends it as the page does, with these headers in place of its own.
+    async fn post(app: &Router, what: &str, body: Value, headers: &[(&str, &str)]) -> (u16, Value) {
+        let token = token(app).await;
+        let mut request = Request::post(format!("/ops/locks/api/{what}"));
+        let own = [
+            ("x-dlock-console", token.as_str()),
+            ("content-type", "application/json"),
+            ("host", "shop.example"),
+            ("sec-fetch-site", "same-origin"),
+            ("x-user", "ada"),
+        ];
+        let is_given = |name: &str| headers.iter().any(|(given, _)| *given == name);
+        for (name, value) in own.iter().filter(|(name, _)| !is_given(name)).chain(headers) {
+            if !value.is_empty() {
+                request = request.header(*name, *value);
+            }
+        }
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let answer = app.clone().oneshot(request).await.unwrap();
+        (answer.status().as_u16(), json(answer).await)
+    }
+
+    #[tokio::test]
+    async fn are_refused_unless_they_are_allowed() {
+        let client = LockClient::memory();
+        let guard = client.lock("k").acquire().await.unwrap();
+        let app = app(&client);
+        assert_eq!(
+            json(get(&app, "/ops/locks/api/state").await).await["actions"],
+            Value::Null
+        );
+        for what in ["break", "revoke", "forget"] {
+            let request = Request::post(format!("/ops/locks/api/{what}"))
+                .body(Body::from("{}"))
+                .unwrap();
+            let answer = app.clone().oneshot(request).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+            assert_eq!(json(answer).await["type"], "urn:dlock:problem:read-only");
+        }
+        assert!(guard.is_held());
+    }
+
+    #[tokio::test]
+    async fn of_another_site_or_without_the_token_change_nothing() {
+        let client = LockClient::memory();
+        let guard = client.lock("k").acquire().await.unwrap();
+        let app = acting(&client);
+        let holder = client.inspect("k").await.unwrap().unwrap().id;
+        let body = json!({ "key": "k", "holder": holder, "reason": "attack" });
+        let old = [("sec-fetch-site", ""), ("origin", "https://evil.example")];
+        for (headers, status) in [
+            (&[("sec-fetch-site", "cross-site")][..], 403),
+            (&[("sec-fetch-site", "same-site")], 403),
+            (&[("sec-fetch-site", "none")], 403),
+            (&old, 403),
+            (&[("x-dlock-console", "")], 403),
+            (&[("x-dlock-console", "00000000000000000000000000000000")], 403),
+            (&[("content-type", "text/plain")], 415),
+        ] {
+            for what in ["break", "revoke", "forget"] {
+                let (found, answer) = post(&app, what, body.clone(), headers).await;
+                assert_eq!(found, status, "{what} {headers:?}: {answer}");
+            }
+        }
+        assert!(
+            guard.ensure(Duration::ZERO).await.is_ok(),
+            "it is held, by the store as well"
+        );
+        assert!(client.inspect("k").await.unwrap().is_some());
+        // A browser that says its origin only, and a program that says neither, are let in.
+        for (headers, holder) in [
+            (
+                &[("sec-fetch-site", ""), ("origin", "https://shop.example")][..],
+                "nobody",
+            ),
+            (&[("sec-fetch-site", "")], "nobody"),
+        ] {
+            let body = json!({ "key": "k", "holder": holder, "reason": "r" });
+            assert_eq!(
+                post(&app, "break", body, headers).await,
+                (200, json!({ "done": false }))
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn end_a_hold_or_ask_its_holder_in_the_name_of_the_operator() {
+        let store = "console-acts";
+        let (holder, ops) = (
+            client(store, "checkout", true).await,
+            client(store, "ops", true).await,
+        );
+        let app = acting(&ops);
+        let guard = holder.lock("k").acquire().await.unwrap();
+        let id = ops.inspect("k").await.unwrap().unwrap().id;
+        for (reason, word) in [(json!(""), "reason"), (Value::Null, "`reason`")] {
+            let (status, answer) = post(
+                &app,
+                "revoke",
+                json!({ "key": "k", "holder": id, "reason": reason }),
+                &[],
+            )
+            .await;
+            assert_eq!(status, 400, "{answer}");
+            assert!(answer["detail"].as_str().unwrap().contains(word), "{answer}");
+        }
+        let body = json!({ "key": "k", "holder": id, "reason": "its machine burns" });
+        assert_eq!(
+            post(&app, "revoke", body.clone(), &[]).await,
+            (200, json!({ "done": true }))
+        );
+        let said: Option<Intervention> = guard.revoked().await;
+        let said = said.expect("an intervention");
+        assert_eq!(
+            (said.by.as_str(), said.reason.as_str()),
+            ("ada", "its machine burns")
+        );
+        assert_eq!(
+            post(&app, "break", body.clone(), &[]).await,
+            (200, json!({ "done": true }))
+        );
+        assert!(ops.inspect("k").await.unwrap().is_none());
+        assert_eq!(
+            post(&app, "break", body, &[]).await,
+            (200, json!({ "done": false }))
+        );
+        assert_eq!(state(&app).await["locks"], Value::Array(Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn forget_a_record_unless_its_work_is_in_progress() {
+        let client = LockClient::memory();
+        let app = acting(&client);
+        let records = client.records().unwrap();
+        let (key, claim) = (RecordKey::new("payment-7").unwrap(), ClaimToken::new());
+        let request = ClaimRequest::new(key.clone(), claim.clone(), [0; 32], SECOND * 600, SECOND * 900);
+        records.claim(request).await.unwrap();
+        let body = json!({ "record": "payment-7" });
+        let (status, answer) = post(&app, "forget", body.clone(), &[]).await;
+        assert_eq!(
+            (status, &answer["type"]),
+            (409, &"urn:dlock:problem:record-claimed".into()),
+            "{answer}"
+        );
+        records.abandon(&key, &claim).await.unwrap();
+        let forgotten = post(&app, "forget", body.clone(), &[]).await;
+        assert_eq!(forgotten.0, 200);
+        assert_eq!(
+            post(&app, "forget", body, &[]).await,
+            (200, json!({ "done": false }))
+        );
+        assert_eq!(post(&app, "forget", json!({ "record": "a b" }), &[]).await.0, 400);
+        assert_eq!(post(&app, "forget", json!({}), &[]).await.0, 400);
+    }
+}

@@ -1,0 +1,236 @@
+//! dlock and Apache Curator on one ZooKeeper, in both directions: the same paths are the same locks.
+
+use std::time::Duration;
+
+use dlock::{Error, LockClient, LockKey};
+use dlock_tests::curator::Curator;
+use dlock_tests::faults::PATIENCE;
+use dlock_tests::zookeeper::Zookeeper;
+use dlock_zookeeper::ZookeeperLocks;
+
+const NO_WAIT: Duration = Duration::ZERO;
+
+struct Setting {
+    curator: Curator,
+    locks: ZookeeperLocks,
+    client: LockClient,
+    _server: Zookeeper,
+}
+
+async fn setting() -> Setting {
+    let server = Zookeeper::start().await;
+    let curator = Curator::start(server.addr(), Duration::from_secs(20)).await;
+    let builder = ZookeeperLocks::builder(&server.addr().to_string()).root("/shop/locks");
+    let locks = builder
+        .timeout(PATIENCE)
+        .connect()
+        .await
+        .expect("the server is there");
+    let client = LockClient::builder().store(locks.clone()).retry_for(PATIENCE);
+    Setting {
+        curator,
+        locks,
+        client: client.build().await.expect("a client on the store"),
+        _server: server,
+    }
+}
+
+impl Setting {
+    fn path(&self, key: &str) -> String {
+        self.locks.path(&LockKey::from(key))
+    }
+}
+
+/// Two processes of Java and a server have to start: these share them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_of_curator_and_dlock_exclude_each_other() {
+    let setting = setting().await;
+    mutex_of_dlock_keeps_curator_out_until_its_release(&setting).await;
+    mutex_of_curator_keeps_dlock_out_until_its_release(&setting).await;
+    read_write_locks_are_the_same(&setting).await;
+    no_two_hold_at_once(&setting).await;
+    check_of_the_holders_node_stops_a_write_of_curator(&setting).await;
+    lock_of_a_java_process_that_dies_is_free(setting).await;
+}
+
+async fn mutex_of_dlock_keeps_curator_out_until_its_release(setting: &Setting) {
+    let Setting { curator, client, .. } = setting;
+    let path = setting.path("a/b");
+    let guard = client.lock("a/b").acquire().await.unwrap();
+    assert!(!curator.acquire(1, "mutex", &path, NO_WAIT).await);
+    let waits = curator.acquire(1, "mutex", &path, PATIENCE);
+    let releases = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        guard.release().await.unwrap();
+    };
+    let (got, ()) = tokio::join!(waits, releases);
+    assert!(got, "the waiter of Curator is not served");
+    curator.release(1, "mutex", &path).await;
+}
+
+async fn mutex_of_curator_keeps_dlock_out_until_its_release(setting: &Setting) {
+    let Setting { curator, client, .. } = setting;
+    let path = setting.path("b");
+    assert!(curator.acquire(1, "mutex", &path, NO_WAIT).await);
+    let busy = client.lock("b").try_acquire().await;
+    assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
+    let holder = client.inspect("b").await.unwrap().expect("Curator holds it");
+    assert_eq!(holder.id.len(), 36, "{holder:?}");
+    let lock = client.lock("b").wait(PATIENCE);
+    let waits = lock.acquire();
+    let releases = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        curator.release(1, "mutex", &path).await;
+    };
+    let (guard, ()) = tokio::join!(waits, releases);
+    guard.unwrap().release().await.unwrap();
+}
+
+async fn read_write_locks_are_the_same(setting: &Setting) {
+    let Setting { curator, client, .. } = setting;
+    let path = setting.path("rw");
+    let lock = client.rw_lock("rw");
+    let reader = lock.read().acquire().await.unwrap();
+    assert!(curator.acquire(1, "read", &path, NO_WAIT).await, "readers share");
+    assert!(
+        !curator.acquire(2, "write", &path, NO_WAIT).await,
+        "a writer is alone"
+    );
+    reader.release().await.unwrap();
+    let busy = lock.write().try_acquire().await;
+    assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
+    curator.release(1, "read", &path).await;
+    let writer = lock.write().wait(PATIENCE).acquire().await.unwrap();
+    assert!(
+        !curator.acquire(1, "read", &path, NO_WAIT).await,
+        "a reader beside a writer"
+    );
+    writer.release().await.unwrap();
+    assert!(curator.acquire(1, "write", &path, PATIENCE).await);
+    let busy = lock.read().try_acquire().await;
+    assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
+    curator.release(1, "write", &path).await;
+}
+
+/// Both take it in turns, and each looks whether it is alone.
+async fn no_two_hold_at_once(setting: &Setting) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let Setting { curator, client, .. } = setting;
+    let path = setting.path("storm");
+    let inside = AtomicBool::new(false);
+    let java = |thread: u32| {
+        let (path, inside) = (&path, &inside);
+        async move {
+            for _ in 0..10 {
+                assert!(curator.acquire(thread, "mutex", path, PATIENCE).await);
+                assert!(!inside.swap(true, Ordering::SeqCst), "two hold the lock");
+                inside.store(false, Ordering::SeqCst);
+                curator.release(thread, "mutex", path).await;
+            }
+        }
+    };
+    let rust = async {
+        let mut last = 0;
+        for _ in 0..20 {
+            let guard = client.lock("storm").wait(PATIENCE).acquire().await.unwrap();
+            assert!(!inside.swap(true, Ordering::SeqCst), "two hold the lock");
+            assert!(guard.fencing_token() > last);
+            last = guard.fencing_token();
+            inside.store(false, Ordering::SeqCst);
+            guard.release().await.unwrap();
+        }
+    };
+    tokio::join!(java(1), java(2), rust);
+}
+
+async fn check_of_the_holders_node_stops_a_write_of_curator(setting: &Setting) {
+    let Setting {
+        curator,
+        client,
+        locks,
+        ..
+    } = setting;
+    let guard = client.lock("leader").acquire().await.unwrap();
+    assert_eq!(curator.call(1, "create /shop/leader").await, "true");
+    let node = locks.nodes(&guard).unwrap().remove(0);
+    let write = format!("write {} {} /shop/leader me", node.path, node.version);
+    assert_eq!(curator.call(1, &write).await, "true");
+    assert!(client.force_release("leader").await.unwrap());
+    assert_eq!(curator.call(1, &write).await, "!NoNodeException");
+}
+
+async fn lock_of_a_java_process_that_dies_is_free(setting: Setting) {
+    let path = setting.path("died");
+    let Setting {
+        curator,
+        client,
+        _server: server,
+        ..
+    } = setting;
+    // The server bounds its session to what a test can wait for.
+    let short = Curator::start(server.addr(), Duration::from_secs(2)).await;
+    assert!(short.acquire(1, "mutex", &path, PATIENCE).await);
+    drop(short);
+    let next = client.lock("died").wait(PATIENCE).acquire().await.unwrap();
+    drop(next);
+    drop(curator);
+}
+
+mod alone {
+    use std::time::Instant;
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    /// How long each of both works at a time, and how often.
+    const TURN: (Duration, usize) = (Duration::from_millis(1500), 3);
+
+    /// Prints how many acquires and releases of free locks each of both makes in turns on one server, of one process and of
+    /// one session; `--nocapture` shows them. Nothing depends on who makes more.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn dlock_and_curator_are_counted_side_by_side() {
+        let Setting {
+            curator,
+            client,
+            _server: server,
+            ..
+        } = setting().await;
+        for tasks in [1_usize, 8, 32] {
+            let (mut java, mut rust) = (0, 0);
+            // The first turns warm both up.
+            for turn in 0..=TURN.1 {
+                let command = format!("pairs /shop/locks {tasks} {}", TURN.0.as_millis());
+                let counted: u64 = curator.call(1, &command).await.parse().expect("a number");
+                let own = pairs(&client, tasks).await;
+                if turn > 0 {
+                    (java, rust) = (java + counted, rust + own);
+                }
+            }
+            assert!(java > 0 && rust > 0);
+            let seconds = (TURN.0 * TURN.1 as u32).as_secs_f64();
+            println!(
+                "{tasks} at a time: Curator {:.0}/s, dlock {:.0}/s",
+                java as f64 / seconds,
+                rust as f64 / seconds
+            );
+        }
+        drop(server);
+    }
+
+    async fn pairs(client: &LockClient, tasks: usize) -> u64 {
+        let end = Instant::now() + TURN.0;
+        let workers = (0..tasks).map(|task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let (lock, mut pairs) = (client.lock(format!("own:{task}")), 0_u64);
+                while Instant::now() < end {
+                    lock.acquire().await.unwrap().release().await.unwrap();
+                    pairs += 1;
+                }
+                pairs
+            })
+        });
+        join_all(workers).await.into_iter().map(Result::unwrap).sum()
+    }
+}

@@ -1,0 +1,135 @@
+//! Draining: outermost acquires are refused, nested ones pass, holds end by themselves, and nothing is handed off; and what
+//! a client says of how it is.
+
+use std::time::Duration;
+
+use dlock::stores::memory::MemoryStore;
+use dlock::{Error, LockClient};
+use dlock_tests::paused;
+use futures_util::FutureExt;
+
+#[test]
+fn draining_client_refuses_outermost_acquires_and_lets_nested_ones_pass() {
+    paused(async {
+        let client = LockClient::memory();
+        let (a, b) = (client.lock("a"), client.lock("b"));
+        let (again, inside) = (a.clone(), client.clone());
+        let ran = a.run(|held| async move {
+            inside.drain();
+            // Of the same lock, of another one, of several, and permits.
+            assert!(again.acquire().await.is_ok());
+            assert!(b.wait(Duration::from_secs(1)).acquire().await.is_ok());
+            assert!(inside.multi(["c", "d"]).acquire().await.is_ok());
+            assert!(inside.semaphore("e").permits(1).acquire().await.is_ok());
+            assert!(held.check().is_ok(), "the hold goes on");
+        });
+        ran.await.expect("the work comes to its end");
+        let refused = |error: Error| matches!(error, Error::Draining);
+        assert!(refused(client.lock("a").acquire().await.unwrap_err()));
+        assert!(refused(client.lock("a").try_acquire().await.unwrap_err()));
+        assert!(refused(client.fair_lock("f").acquire().await.unwrap_err()));
+        assert!(refused(client.rw_lock("g").read().acquire().await.unwrap_err()));
+        assert!(refused(client.multi(["c", "d"]).acquire().await.unwrap_err()));
+        let permit = client.semaphore("e").permits(1).acquire().await;
+        assert!(refused(permit.unwrap_err()));
+        assert!(refused(client.leader("h").campaign().await.unwrap_err()));
+        let once = client.once("i").run(async |_| Ok::<_, String>(1)).await;
+        assert!(once.is_err(), "work that is done once is begun elsewhere");
+    });
+}
+
+#[test]
+fn draining_client_ends_the_waits_of_outermost_calls_only() {
+    paused(async {
+        let client = LockClient::memory();
+        let other = client.lock("a").acquire().await.unwrap();
+        let fair = client.fair_lock("f").acquire().await.unwrap();
+        let mut outermost = Box::pin(client.lock("a").acquire());
+        let mut behind = Box::pin(client.lock("a").acquire());
+        let mut in_order = Box::pin(client.fair_lock("f").acquire());
+        let outer = client.lock("b").acquire().await.unwrap();
+        let mut nested = Box::pin(outer.scope(client.lock("a").acquire()));
+        for waits in [&mut outermost, &mut behind, &mut in_order] {
+            assert!(waits.as_mut().now_or_never().is_none());
+        }
+        assert!(nested.as_mut().now_or_never().is_none());
+        client.drain();
+        for waits in [outermost, behind, in_order] {
+            let ended = tokio::time::timeout(Duration::from_secs(1), waits).await;
+            assert!(matches!(ended.expect("at once"), Err(Error::Draining)));
+        }
+        other.release().await.unwrap();
+        drop(nested.await.expect("the work under way gets its lock"));
+        fair.release().await.unwrap();
+        outer.release().await.unwrap();
+        tokio::time::timeout(Duration::from_secs(1), client.drained())
+            .await
+            .expect("nothing is held");
+    });
+}
+
+#[test]
+fn draining_client_hands_nothing_off_and_frees_its_lock_for_other_clients() {
+    paused(async {
+        let store = MemoryStore::new();
+        let build = || LockClient::builder().store(store.clone()).build();
+        let (leaving, staying) = (build().await.unwrap(), build().await.unwrap());
+        let guard = leaving.lock("a").acquire().await.unwrap();
+        let outer = leaving.lock("b").acquire().await.unwrap();
+        let mut nested = Box::pin(outer.scope(leaving.lock("a").acquire()));
+        assert!(nested.as_mut().now_or_never().is_none());
+        let mut elsewhere = Box::pin(staying.lock("a").acquire());
+        assert!(elsewhere.as_mut().now_or_never().is_none());
+        leaving.drain();
+        guard.release().await.unwrap();
+        // Without the drain the waiter of the same process would have it by now.
+        let got = tokio::time::timeout(Duration::from_secs(1), elsewhere).await;
+        drop(got.expect("no lease is waited for").unwrap());
+        drop(nested.await.unwrap());
+    });
+}
+
+#[test]
+fn shutdown_after_a_drain_tells_that_the_client_is_closed() {
+    paused(async {
+        let client = LockClient::memory();
+        client.drain();
+        client.shutdown(Duration::ZERO).await;
+        let error = client.lock("a").acquire().await.unwrap_err();
+        assert!(matches!(error, Error::ClientClosed), "{error}");
+        let closed = LockClient::memory();
+        closed.shutdown(Duration::ZERO).await;
+        closed.drain();
+        let error = closed.lock("a").acquire().await.unwrap_err();
+        assert!(matches!(error, Error::ClientClosed), "{error}");
+    });
+}
+
+#[test]
+fn health_tells_what_is_held_and_the_least_lease() {
+    paused(async {
+        let client = LockClient::memory();
+        let health = client.health();
+        assert_eq!(
+            (health.held, health.least_lease_left, health.last_reply),
+            (0, None, None)
+        );
+        assert!(!health.is_draining);
+        let long = client.lock("a").acquire().await.unwrap();
+        let short = client.lock("b").fixed_lease(Duration::from_secs(5));
+        let short = short.acquire().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        client.drain();
+        let health = client.health();
+        assert_eq!((health.held, health.suspect), (2, 0));
+        let left = health.least_lease_left.expect("two are held");
+        assert!(
+            left < Duration::from_secs(3) && left > Duration::from_secs(2),
+            "{left:?}"
+        );
+        assert!(health.is_draining);
+        short.release().await.unwrap();
+        long.release().await.unwrap();
+        assert_eq!(client.health().least_lease_left, None);
+    });
+}

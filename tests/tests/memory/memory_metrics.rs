@@ -1,0 +1,199 @@
+//! What is counted of locks, by their groups, as an exporter shows it.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use dlock::{LockClient, LockOptions, Loss};
+use dlock_tests::{paused, watched};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::time::sleep;
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+
+/// Runs a test whose metrics go nowhere else.
+fn measured<F: Future<Output = ()>>(test: impl FnOnce(Shown) -> F) {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let shown = Shown(recorder.handle());
+    metrics::with_local_recorder(&recorder, || paused(test(shown)));
+}
+
+struct Shown(PrometheusHandle);
+
+impl Shown {
+    /// The value of the series of this name with these labels, or nothing where there is no such series.
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let text = self.0.render();
+        let line = text.lines().find(|line| {
+            let series = line.rsplit_once(' ').map_or("", |(series, _)| series);
+            let (of, all) = series.split_once('{').unwrap_or((series, ""));
+            let all = format!(",{}", all.trim_end_matches('}'));
+            of == name
+                && labels
+                    .iter()
+                    .all(|(label, value)| all.contains(&format!(",{label}=\"{value}\"")))
+        });
+        line.and_then(|line| line.rsplit_once(' '))
+            .and_then(|(_, value)| value.parse().ok())
+    }
+
+    fn waits(&self, group: &str, outcome: &str) -> Option<f64> {
+        self.value(
+            "dlock_wait_seconds_count",
+            &[("group", group), ("outcome", outcome)],
+        )
+    }
+
+    fn holds(&self, group: &str, ended: &str) -> Option<f64> {
+        self.value("dlock_hold_seconds_count", &[("group", group), ("ended", ended)])
+    }
+
+    fn gauges(&self, group: &str) -> [Option<f64>; 3] {
+        ["dlock_waiting", "dlock_held", "dlock_suspect"].map(|name| self.value(name, &[("group", group)]))
+    }
+}
+
+#[test]
+fn waits_are_counted_by_their_outcome_and_group() {
+    measured(async |shown| {
+        let client = LockClient::memory();
+        let lock = client.lock("order:1").group("orders");
+        assert_eq!(
+            shown.waits("orders", "acquired"),
+            None,
+            "nothing before the first use"
+        );
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(shown.gauges("orders"), [Some(0.0), Some(1.0), Some(0.0)]);
+        lock.try_acquire().await.unwrap_err();
+        assert!(lock.clone().wait(SEC).acquire().await.unwrap_err().is_busy());
+        let one = tokio::spawn(lock.clone().max_waiters(1).acquire());
+        sleep(MS).await;
+        assert_eq!(shown.gauges("orders")[0], Some(1.0));
+        lock.clone().max_waiters(1).acquire().await.unwrap_err();
+        one.abort();
+        one.await.unwrap_err();
+        for outcome in ["acquired", "busy", "timeout", "refused", "cancelled"] {
+            assert_eq!(shown.waits("orders", outcome), Some(1.0), "{outcome}");
+        }
+        assert_eq!(shown.waits("orders", "error"), Some(0.0));
+        let waited = shown.value("dlock_wait_seconds_sum", &[("outcome", "timeout")]);
+        assert!(
+            waited.is_some_and(|waited| (1.0..1.1).contains(&waited)),
+            "{waited:?}"
+        );
+        guard.release().await.unwrap();
+        assert_eq!(shown.gauges("orders"), [Some(0.0); 3]);
+
+        // Another group, another kind, and none: options carry it as well.
+        let options = LockOptions::new().group("reads");
+        drop(
+            client
+                .rw_lock("order:1")
+                .read()
+                .options(options)
+                .acquire()
+                .await
+                .unwrap(),
+        );
+        drop(
+            client
+                .semaphore("s")
+                .permits(2)
+                .group("jobs")
+                .acquire()
+                .await
+                .unwrap(),
+        );
+        drop(client.lock("order:2").acquire().await.unwrap());
+        for (group, kind) in [("reads", "read"), ("jobs", "permit"), ("none", "lock")] {
+            let labels = [("group", group), ("kind", kind), ("outcome", "acquired")];
+            assert_eq!(
+                shown.value("dlock_wait_seconds_count", &labels),
+                Some(1.0),
+                "{group}"
+            );
+        }
+        assert!(
+            !shown.0.render().contains("order:"),
+            "no name of a lock is a label"
+        );
+    });
+}
+
+#[test]
+fn holds_are_counted_by_how_they_ended() {
+    measured(async |shown| {
+        let client = LockClient::memory();
+        let lock = client.lock("k").group("g");
+        sleep(MS).await;
+        let guard = lock.acquire().await.unwrap();
+        sleep(2 * SEC).await;
+        guard.release().await.unwrap();
+        let held = shown.value("dlock_hold_seconds_sum", &[("ended", "released")]);
+        assert!(held.is_some_and(|held| (2.0..2.1).contains(&held)), "{held:?}");
+        drop(lock.acquire().await.unwrap());
+        let lost = lock.clone().fixed_lease(SEC).acquire().await.unwrap();
+        assert_eq!(lost.lost().await, Loss::Expired);
+        drop(lost);
+        let first = lock.acquire().await.unwrap();
+        let second = tokio::spawn(lock.acquire());
+        sleep(MS).await;
+        first.release().await.unwrap();
+        let second = second.await.unwrap().unwrap();
+        assert_eq!(shown.gauges("g"), [Some(0.0), Some(1.0), Some(0.0)]);
+        second.release().await.unwrap();
+        sleep(MS).await;
+        for (ended, count) in [
+            ("released", 2.0),
+            ("dropped", 1.0),
+            ("lost", 1.0),
+            ("handoff", 1.0),
+        ] {
+            assert_eq!(shown.holds("g", ended), Some(count), "{ended}");
+        }
+        assert_eq!(shown.gauges("g"), [Some(0.0); 3]);
+        assert_eq!(shown.value("dlock_handoffs_total", &[]), Some(1.0));
+        let expired = [("group", "g"), ("reason", "expired")];
+        assert_eq!(shown.value("dlock_lost_total", &expired), Some(1.0));
+    });
+}
+
+#[test]
+fn renewals_show_what_was_left_of_the_lease_and_suspects_are_counted() {
+    measured(async |shown| {
+        let (watched, client) = watched().await;
+        let guard = client
+            .lock("k")
+            .group("g")
+            .lease(30 * SEC)
+            .acquire()
+            .await
+            .unwrap();
+        sleep(11 * SEC).await;
+        let count = || shown.value("dlock_lease_remaining_ratio_count", &[]);
+        let left = || shown.value("dlock_lease_remaining_ratio_sum", &[]).unwrap();
+        assert_eq!(count(), Some(1.0));
+        assert!((0.6..0.7).contains(&left()), "a renewal on time: {}", left());
+        // Two thirds of the next lease pass without an answer.
+        let before = left();
+        watched.seen().hang_renewals.store(true, SeqCst);
+        sleep(20 * SEC).await;
+        assert!(guard.is_held());
+        assert_eq!(shown.gauges("g"), [Some(0.0), Some(1.0), Some(1.0)], "suspect");
+        watched.seen().hang_renewals.store(false, SeqCst);
+        while count() == Some(1.0) {
+            sleep(100 * MS).await;
+        }
+        let second = left() - before;
+        assert!((0.0..0.4).contains(&second), "a near miss: {second}");
+        assert_eq!(shown.gauges("g"), [Some(0.0), Some(1.0), Some(0.0)], "confirmed");
+        let renewals = [("operation", "renew"), ("outcome", "ok")];
+        assert_eq!(
+            shown.value("dlock_store_request_seconds_count", &renewals),
+            Some(2.0)
+        );
+        guard.release().await.unwrap();
+        assert_eq!(shown.gauges("g"), [Some(0.0); 3]);
+    });
+}

@@ -1,0 +1,278 @@
+//! Work that is done once in each slot of time, by a paused clock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dlock::stores::memory::MemoryStore;
+use dlock::{Error, LockClient, OnFailure, OnceError, SlotReply};
+use dlock_tests::paused_for;
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+type Reply<T> = Result<SlotReply<T>, OnceError<String>>;
+
+fn paused(test: impl Future<Output = ()>) {
+    paused_for(10 * DAY, test);
+}
+
+async fn clients(count: usize) -> Vec<LockClient> {
+    let store = MemoryStore::new();
+    let mut all = Vec::new();
+    for _ in 0..count {
+        all.push(LockClient::builder().store(store.clone()).build().await.unwrap());
+    }
+    all
+}
+
+fn micros(time: SystemTime) -> u128 {
+    time.duration_since(UNIX_EPOCH).unwrap().as_micros()
+}
+
+/// Until a moment so long after the beginning of a slot of the store.
+async fn until(client: &LockClient, period: Duration, after: Duration) {
+    let key = client.once("no such record").record_key().unwrap();
+    let now = client.records().unwrap().inspect(&key, false).await.unwrap().now;
+    let into = micros(now) % period.as_micros();
+    let wait = (period.as_micros() + after.as_micros() - into) % period.as_micros();
+    sleep(Duration::from_micros(wait as u64)).await;
+}
+
+#[test]
+fn slots_are_done_once_by_processes_that_loop() {
+    paused(async {
+        let clients = clients(5).await;
+        let done = Arc::new(Mutex::new(BTreeMap::<SystemTime, usize>::new()));
+        let loops = clients.iter().enumerate().map(|(n, client)| {
+            let (done, every) = (done.clone(), client.once("w").every(SEC));
+            async move {
+                sleep(n as u32 * 137 * MS).await;
+                let mut slots = every.slots();
+                for _ in 0..100 {
+                    let reply: Reply<()> = slots
+                        .next(async |claim| {
+                            sleep(50 * MS).await;
+                            *done.lock().entry(claim.slot().unwrap()).or_default() += 1;
+                            Ok(())
+                        })
+                        .await;
+                    assert!(!matches!(reply.unwrap(), SlotReply::Missed { .. }));
+                }
+            }
+        });
+        join_all(loops).await;
+        let done = done.lock();
+        let slots: Vec<_> = done.keys().map(|slot| micros(*slot)).collect();
+        assert!(done.values().all(|times| *times == 1), "{done:?}");
+        assert!(slots.len() >= 100 && slots.iter().all(|slot| slot % 1_000_000 == 0));
+        assert!(
+            slots.windows(2).all(|pair| pair[1] - pair[0] == 1_000_000),
+            "{slots:?}"
+        );
+    });
+}
+
+/// No sooner, and no later than a request takes.
+#[test]
+fn loop_begins_each_slot_when_the_store_does() {
+    paused(async {
+        let clients = clients(1).await;
+        for period in [100 * MS, SEC, 3600 * SEC] {
+            let name = format!("w:{period:?}");
+            let mut slots = clients[0].once(&*name).every(period).slots();
+            let records = clients[0].records().unwrap();
+            let other = clients[0].once("other").record_key().unwrap();
+            for _ in 0..20 {
+                let reply: Reply<bool> = slots
+                    .next(async |claim| {
+                        let now = records.inspect(&other, false).await.unwrap().now;
+                        let late = now.duration_since(claim.slot().unwrap());
+                        Ok(late.is_ok_and(|late| late < 5 * MS))
+                    })
+                    .await;
+                assert!(matches!(reply.unwrap(), SlotReply::Ran(true)));
+            }
+        }
+    });
+}
+
+#[test]
+fn ticks_from_outside_are_for_the_nearest_slot() {
+    paused(async {
+        let clients = clients(2).await;
+        let run = async |client: usize, n: u32| -> Reply<u32> {
+            clients[client].once("w").every(SEC).run(async |_| Ok(n)).await
+        };
+        until(&clients[0], SEC, 996 * MS).await;
+        for n in 1..1000 {
+            // One comes 4 ms before the slot begins, and the other 4 ms after that.
+            assert!(matches!(run(0, n).await, Ok(SlotReply::Ran(is)) if is == n));
+            sleep(8 * MS).await;
+            assert!(
+                matches!(run(1, 0).await, Ok(SlotReply::Earlier(is)) if is == n),
+                "{n}"
+            );
+            sleep(992 * MS).await;
+        }
+    });
+}
+
+#[test]
+fn slot_behind_a_run_that_goes_on_is_skipped_and_counted() {
+    paused(async {
+        let clients = clients(2).await;
+        until(&clients[0], SEC, 10 * MS).await;
+        let long = tokio::spawn(clients[0].once("w").every(SEC).run(async |claim| {
+            sleep(3200 * MS).await;
+            Ok::<_, String>(claim.skipped())
+        }));
+        sleep(SEC).await;
+        let other = clients[1].once("w").every(SEC);
+        for _ in 0..2 {
+            match other.run(async |_| Ok::<u64, String>(9)).await.unwrap() {
+                SlotReply::Elsewhere {
+                    slot,
+                    running,
+                    attempt: 1,
+                    ..
+                } => assert!(slot > running),
+                other => panic!("{other:?}"),
+            }
+            sleep(SEC).await;
+        }
+        assert!(matches!(long.await.unwrap().unwrap(), SlotReply::Ran(0)));
+        sleep(SEC).await;
+        let next: Reply<u64> = other.run(async |claim| Ok(claim.skipped())).await;
+        match next.unwrap() {
+            SlotReply::Ran(skipped) => assert!((2..=4).contains(&skipped), "{skipped}"),
+            other => panic!("{other:?}"),
+        }
+        // The first one comes too late for its slot.
+        let named = clients[0].once("w").slot(UNIX_EPOCH + SEC);
+        assert!(matches!(
+            named.run(async |_| Ok::<u64, String>(0)).await.unwrap(),
+            SlotReply::Missed { .. }
+        ));
+    });
+}
+
+#[test]
+fn waiter_for_a_slot_takes_over_in_that_slot() {
+    paused(async {
+        let clients = clients(2).await;
+        let first = clients[0].once("w").lease(3 * SEC).every(60 * SEC);
+        until(&clients[0], 60 * SEC, SEC).await;
+        let crashed = tokio::spawn(first.run(async |_| {
+            sleep(30 * SEC).await;
+            Ok::<_, String>(1)
+        }));
+        sleep(SEC).await;
+        let waiting = clients[1].once("w").wait(60 * SEC).every(60 * SEC);
+        let (slot, attempt) = (Mutex::new(None), Mutex::new(0));
+        let (reply, ()) = tokio::join!(
+            waiting.run(async |claim| {
+                (*slot.lock(), *attempt.lock()) = (claim.slot(), claim.attempt());
+                Ok::<_, String>(2)
+            }),
+            async {
+                sleep(35 * SEC).await;
+                crashed.abort();
+            }
+        );
+        // It was done in time, so there was nothing to take over.
+        assert!(matches!(reply.unwrap(), SlotReply::Earlier(1)));
+        sleep(60 * SEC).await;
+        let dropped = tokio::spawn(first.run(async |_| {
+            sleep(300 * SEC).await;
+            Ok::<_, String>(1)
+        }));
+        sleep(20 * SEC).await;
+        let (reply, ()) = tokio::join!(
+            waiting.run(async |claim| {
+                (*slot.lock(), *attempt.lock()) = (claim.slot(), claim.attempt());
+                Ok::<_, String>(2)
+            }),
+            async {
+                // By then another slot is nearer.
+                sleep(20 * SEC).await;
+                dropped.abort();
+            }
+        );
+        assert!(matches!(reply.unwrap(), SlotReply::Ran(2)));
+        assert_eq!(*attempt.lock(), 2, "of the same slot");
+        assert_eq!(micros(slot.lock().unwrap()) % 60_000_000, 0);
+    });
+}
+
+#[test]
+fn failures_of_a_slot_are_of_no_account_for_the_next() {
+    paused(async {
+        let clients = clients(1).await;
+        let every = clients[0]
+            .once("w")
+            .on_failure(OnFailure::AtMost(2))
+            .every(60 * SEC);
+        until(&clients[0], 60 * SEC, SEC).await;
+        for _ in 0..2 {
+            for _ in 0..2 {
+                let failed: Reply<u8> = every.run(async |_| Err("no".to_owned())).await;
+                assert!(matches!(failed, Err(OnceError::Work(_))), "{failed:?}");
+            }
+            let given_up: Reply<u8> = every.run(async |_| panic!("it is not tried again")).await;
+            assert!(
+                matches!(given_up, Err(OnceError::Failed { attempts: 2, .. })),
+                "{given_up:?}"
+            );
+            sleep(60 * SEC).await;
+        }
+        let done: Reply<u8> = every.run(async |claim| Ok(claim.attempt() as u8)).await;
+        assert!(matches!(done, Ok(SlotReply::Ran(1))), "{done:?}");
+    });
+}
+
+#[test]
+fn options_of_slots_are_checked() {
+    paused(async {
+        let clients = clients(1).await;
+        let invalid = |every: dlock::OnceEvery, which: &str| match every.check() {
+            Err(Error::InvalidOption { option, .. }) => assert_eq!(option, which),
+            other => panic!("{other:?}"),
+        };
+        let once = || clients[0].once("w");
+        invalid(once().every(MS), "every");
+        invalid(once().every(Duration::from_nanos(20_000_001)), "every");
+        invalid(once().keep(3 * DAY).every(2 * DAY), "keep");
+        invalid(once().lease(DAY).keep(DAY).every(SEC), "keep");
+        assert!(once().every(2 * DAY).check().is_ok(), "kept for three periods");
+        let ahead = once().slot(SystemTime::now() + DAY);
+        let refused: Reply<u8> = ahead.run(async |_| panic!("it is to come")).await;
+        assert!(
+            matches!(refused, Err(OnceError::SlotTooFarAhead { .. })),
+            "{refused:?}"
+        );
+    });
+}
+
+#[test]
+fn loop_ends_with_its_client() {
+    paused(async {
+        let clients = clients(1).await;
+        let mut slots = clients[0].once("w").every(3600 * SEC).slots();
+        let looping = tokio::spawn(async move { slots.next(async |_| Ok::<u8, String>(0)).await });
+        sleep(SEC).await;
+        clients[0].shutdown(SEC).await;
+        let ended = looping.await.unwrap();
+        assert!(
+            matches!(
+                ended,
+                Err(OnceError::Store(Error::ClientClosed | Error::Draining))
+            ),
+            "{ended:?}"
+        );
+    });
+}

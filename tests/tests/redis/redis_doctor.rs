@@ -1,0 +1,341 @@
+//! The doctor, on servers that are set up wrongly on purpose: one for each row of docs/doctor.md.
+
+use std::time::Duration;
+
+use dlock::store::doctor::{Finding, Verdict};
+use dlock::{Diagnosis, LockClient};
+use dlock_tests::{Clock, Cluster, Direction, Flavor, Independent, Proxy, Replicas, Server, eventually};
+
+const ALL: &str = "on >secret ~* &* +@all";
+
+async fn client(url: &str) -> LockClient {
+    LockClient::connect(url).await.expect("a client")
+}
+
+/// What it finds by reading only.
+async fn read(url: &str) -> Diagnosis {
+    client(url).await.doctor().await.expect("a diagnosis")
+}
+
+async fn tried(url: &str) -> Diagnosis {
+    client(url).await.doctor().probe(true).await.expect("a diagnosis")
+}
+
+fn found<'d>(diagnosis: &'d Diagnosis, check: &str) -> &'d Finding {
+    let finding = diagnosis.findings.iter().find(|finding| finding.check == check);
+    finding.unwrap_or_else(|| panic!("no finding {check}: {diagnosis}"))
+}
+
+#[track_caller]
+fn is(diagnosis: &Diagnosis, check: &str, verdict: Verdict, why: &str) {
+    let finding = found(diagnosis, check);
+    assert!(
+        finding.verdict == verdict && finding.why.contains(why),
+        "{finding:?}"
+    );
+    assert_eq!(finding.remedy.is_some(), verdict != Verdict::Good, "{finding:?}");
+}
+
+/// What depends on how fast this machine is just now.
+const TIMED: [&str; 3] = ["wake-up", "request-times", "stalls"];
+
+#[tokio::test]
+async fn healthy_server_is_good_and_keeps_nothing_of_the_doctor() {
+    let builder = Server::builder(Flavor::Valkey).persistence(true);
+    let server = builder.config("appendfsync", "always").start().await;
+    server.forget_commands().await;
+    let url = format!("{}?timeout=30s", server.url());
+    let client = client(&url).await;
+    let begun = std::time::Instant::now();
+    let diagnosis = client
+        .doctor()
+        .probe(true)
+        .callers_wait(Duration::from_secs(60))
+        .await
+        .unwrap();
+    let took = begun.elapsed();
+    for finding in &diagnosis.findings {
+        assert!(
+            finding.verdict == Verdict::Good || TIMED.contains(&finding.check),
+            "{finding:?} in\n{diagnosis}"
+        );
+    }
+    for check in [
+        "lease-budget",
+        "takeover",
+        "eviction",
+        "persistence",
+        "writes",
+        "replicas",
+        "stalls",
+        "request-times",
+        "wake-up",
+        "expiry",
+        "clock",
+        "scripts",
+        "pubsub",
+        "output-buffer",
+        "versions",
+        "connections",
+        "permissions",
+    ] {
+        found(&diagnosis, check);
+    }
+    assert_eq!(diagnosis.what_if.len(), 5);
+    assert!(diagnosis.what_if[1].lost.starts_with("none"), "{diagnosis}");
+    assert_eq!(server.keys().await, [""; 0], "no key stays");
+    let asked = server.commands().await;
+    let steps: u64 = asked
+        .iter()
+        .filter(|(name, _)| *name == "eval")
+        .map(|(_, calls)| *calls)
+        .sum();
+    assert!(steps > 9, "{asked:?}");
+    assert!(steps < 100 * (took.as_secs() + 1), "{steps} in {took:?}");
+}
+
+#[tokio::test]
+async fn server_with_many_mistakes_has_each_of_them_named() {
+    let builder = Server::builder(Flavor::Redis)
+        .config("maxmemory", "100mb")
+        .maxmemory_policy("volatile-lru");
+    let builder = builder.config("client-output-buffer-limit", "pubsub 64kb 32kb 60");
+    let server = builder.config("maxclients", "12").start().await;
+    let mut others = Vec::new();
+    for _ in 0..8 {
+        others.push(server.conn().await);
+    }
+    let slow = "local t = redis.call('TIME') local s = t[1] * 1000000 + t[2] \
+                repeat t = redis.call('TIME') until t[1] * 1000000 + t[2] - s > 30000 return 1";
+    let _: i64 = server.query(&["EVAL", slow, "0"]).await;
+    let client = client(&server.url()).await;
+    let diagnosis = client
+        .doctor()
+        .callers_wait(Duration::from_secs(15))
+        .await
+        .unwrap();
+    is(&diagnosis, "takeover", Verdict::Bad, "callers give up after 15s");
+    is(&diagnosis, "eviction", Verdict::Bad, "volatile-lru");
+    is(&diagnosis, "persistence", Verdict::Bad, "a restart empties it");
+    is(&diagnosis, "output-buffer", Verdict::Bad, "65536");
+    is(&diagnosis, "connections", Verdict::Bad, "of 12");
+    is(&diagnosis, "stalls", Verdict::Bad, "EVAL");
+    is(&diagnosis, "versions", Verdict::Bad, "CVE-2025-49844");
+    is(&diagnosis, "lease-budget", Verdict::Good, "no fail-over");
+    is(&diagnosis, "request-times", Verdict::Unknown, "only reads");
+    assert!(diagnosis.what_if[1].lost.starts_with("all"), "{diagnosis}");
+    assert!(diagnosis.what_if[0].waits.contains("30s"), "{diagnosis}");
+    let _: () = server.query(&["CONFIG", "SET", "save", "900 1"]).await;
+    is(
+        &client.doctor().await.unwrap(),
+        "persistence",
+        Verdict::Bad,
+        "since the last snapshot",
+    );
+}
+
+#[tokio::test]
+async fn full_server_and_one_that_cannot_save_refuse_writes() {
+    let builder = Server::builder(Flavor::from_env()).config("stop-writes-on-bgsave-error", "yes");
+    let server = builder.start().await;
+    let client = client(&server.url()).await;
+    is(
+        &client.doctor().await.unwrap(),
+        "writes",
+        Verdict::Good,
+        "went well",
+    );
+    // A snapshot that cannot take its name.
+    std::fs::create_dir(server.data_dir().join("dump.rdb")).expect("a directory");
+    let _: redis::Value = server.query(&["BGSAVE"]).await;
+    eventually("the snapshot has failed", async || {
+        let info: String = server.query(&["INFO", "persistence"]).await;
+        info.contains("rdb_last_bgsave_status:err")
+    })
+    .await;
+    is(&client.doctor().await.unwrap(), "writes", Verdict::Bad, "MISCONF");
+    let _: () = server
+        .query(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"])
+        .await;
+    let _: () = server.query(&["CONFIG", "SET", "maxmemory", "1000"]).await;
+    is(
+        &client.doctor().await.unwrap(),
+        "writes",
+        Verdict::Bad,
+        "maxmemory are used",
+    );
+}
+
+#[tokio::test]
+async fn missing_replica_is_told_where_one_is_asked_for() {
+    let server = Server::start(Flavor::from_env()).await;
+    let diagnosis = read(&format!("{}?min_replicas=1", server.url())).await;
+    is(&diagnosis, "replicas", Verdict::Bad, "min_replicas wants 1");
+    is(&read(&server.url()).await, "replicas", Verdict::Good, "none");
+}
+
+#[tokio::test]
+async fn slow_network_is_told_by_request_times_and_wake_ups() {
+    let server = Server::start(Flavor::from_env()).await;
+    let proxy = Proxy::start(server.addr());
+    let client = client(&proxy.url()).await;
+    proxy.delay(Direction::ToClient, Duration::from_millis(300), Duration::ZERO);
+    let diagnosis = client.doctor().probe(true).await.unwrap();
+    is(
+        &diagnosis,
+        "request-times",
+        Verdict::Bad,
+        "more than a fifth of the timeout",
+    );
+    is(&diagnosis, "wake-up", Verdict::Bad, "hears of a release after");
+}
+
+#[tokio::test]
+async fn clock_that_steps_is_told() {
+    let clock = Clock::new().expect("libfaketime is there");
+    let server = Server::builder(Flavor::from_env())
+        .clock(Some(&clock))
+        .start()
+        .await;
+    let client = client(&server.url()).await;
+    let steps = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        clock.set(Duration::from_secs(60)).expect("the clock is set");
+    };
+    let (diagnosis, ()) = tokio::join!(client.doctor().probe(true).into_future(), steps);
+    is(&diagnosis.unwrap(), "clock", Verdict::Bad, "drifts or steps");
+}
+
+#[tokio::test]
+async fn what_the_user_may_not_do_is_told_and_what_it_may_not_see_is_unknown() {
+    let builder = Server::builder(Flavor::from_env());
+    let builder = builder.acl(&format!("noscript {ALL} -eval -evalsha"));
+    let builder = builder.acl(&format!("nosub {ALL} -subscribe"));
+    let builder = builder.acl(&format!("nohset {ALL} -hset -zadd"));
+    let builder = builder.acl(&format!("blind {ALL} -config -info -latency -slowlog"));
+    let server = builder.start().await;
+    let url = |user: &str| server.url_as(user, "secret");
+    is(
+        &read(&url("noscript")).await,
+        "scripts",
+        Verdict::Bad,
+        "EVAL is refused",
+    );
+    is(
+        &tried(&url("nosub")).await,
+        "pubsub",
+        Verdict::Bad,
+        "no subscription",
+    );
+    let nohset = tried(&url("nohset")).await;
+    is(&nohset, "permissions", Verdict::Bad, "locks need +hset");
+    assert!(
+        found(&nohset, "permissions")
+            .why
+            .contains("read-write locks need +zadd")
+    );
+    let blind = read(&url("blind")).await;
+    for check in [
+        "lease-budget",
+        "eviction",
+        "persistence",
+        "writes",
+        "replicas",
+        "stalls",
+        "output-buffer",
+        "versions",
+        "connections",
+    ] {
+        is(&blind, check, Verdict::Unknown, "not visible");
+    }
+    assert_eq!(server.keys().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn defaults_of_sentinels_lose_locks_by_time_alone() {
+    let replicas = Replicas::start(Flavor::from_env()).await;
+    let url = replicas.url();
+    let service = url
+        .rsplit('/')
+        .next()
+        .and_then(|path| path.split('?').next())
+        .expect("a name");
+    let client = client(&url).await;
+    is(
+        &client.doctor().await.unwrap(),
+        "lease-budget",
+        Verdict::Good,
+        "less than two thirds",
+    );
+    for sentinel in replicas.sentinels() {
+        let set = ["SENTINEL", "SET", service, "down-after-milliseconds", "30000"];
+        let _: () = sentinel.query(&set).await;
+    }
+    eventually("the client has asked the sentinels again", async || {
+        found(&client.doctor().await.unwrap(), "lease-budget").verdict == Verdict::Bad
+    })
+    .await;
+    let diagnosis = client.doctor().await.unwrap();
+    is(&diagnosis, "lease-budget", Verdict::Bad, "about 32.0s");
+    assert!(
+        found(&diagnosis, "lease-budget")
+            .remedy
+            .as_ref()
+            .unwrap()
+            .contains("?lease=48s")
+    );
+    assert!(
+        diagnosis.what_if[2].lost.contains("all, at the wrong moment"),
+        "{diagnosis}"
+    );
+    is(&diagnosis, "replicas", Verdict::Good, "are linked");
+}
+
+#[tokio::test]
+async fn cluster_that_stops_as_a_whole_is_told_and_every_shard_is_tried() {
+    let cluster = Cluster::builder(Flavor::from_env())
+        .config("cluster-require-full-coverage", "yes")
+        .start()
+        .await;
+    let client = client(&cluster.url()).await;
+    let diagnosis = client.doctor().probe(true).await.unwrap();
+    is(&diagnosis, "cluster", Verdict::Bad, "no lock of any shard");
+    is(&diagnosis, "expiry", Verdict::Good, "gone after 220 ms");
+    is(&diagnosis, "pubsub", Verdict::Good, "messages arrive");
+    is(&diagnosis, "permissions", Verdict::Good, "every command");
+    is(&diagnosis, "lease-budget", Verdict::Good, "less than two thirds");
+    assert_eq!(cluster.keys("").await, [""; 0], "no key stays");
+    for server in cluster.servers() {
+        let _: () = server
+            .query(&["CONFIG", "SET", "cluster-require-full-coverage", "no"])
+            .await;
+    }
+    is(
+        &client.doctor().await.unwrap(),
+        "cluster",
+        Verdict::Good,
+        "does not stop the others",
+    );
+}
+
+#[tokio::test]
+async fn members_of_a_quorum_that_share_a_host_or_copy_each_other_are_told() {
+    let servers = Independent::start(Flavor::from_env(), 3).await;
+    let client = client(&servers.url()).await;
+    let diagnosis = client.doctor().probe(true).await.unwrap();
+    is(&diagnosis, "quorum", Verdict::Bad, "share a host");
+    is(&diagnosis, "expiry", Verdict::Good, "gone after 220 ms");
+    is(&diagnosis, "quorum-clocks", Verdict::Good, "apart");
+    assert_eq!(servers.keys("dlock:doctor").await, [""; 0], "no key stays");
+    let [first, _, last] = servers.servers() else {
+        panic!("three servers")
+    };
+    let port = first.port().to_string();
+    let _: () = last.query(&["REPLICAOF", "127.0.0.1", &port]).await;
+    let copies = client.doctor().await.unwrap();
+    is(&copies, "quorum", Verdict::Bad, "is a replica of 127.0.0.1");
+    assert!(
+        copies.what_if[1].lost.starts_with("none, while a majority"),
+        "{copies}"
+    );
+}

@@ -1,0 +1,193 @@
+//! Locks on etcd whose server stands still, dies, is full, forgets its past, or is one of three.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlock::LockClient;
+use dlock_etcd::{EtcdLocks, EtcdLocksBuilder};
+use dlock_tests::etcd::{Etcd, EtcdCluster, fresh_namespace};
+use dlock_tests::eventually;
+use dlock_tests::faults::{PATIENCE, answered, is_confirmed};
+use serde_json::json;
+use tokio::time::sleep;
+
+const SEC: Duration = Duration::from_secs(1);
+
+async fn client(builder: EtcdLocksBuilder) -> LockClient {
+    let store: EtcdLocks = builder.connect().await.expect("the server is there");
+    let built = LockClient::builder()
+        .store(store)
+        .retry_for(PATIENCE)
+        .build()
+        .await;
+    built.expect("the server is there")
+}
+
+/// The whole lease of four seconds is waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
+    let server = Etcd::start().await;
+    let namespace = fresh_namespace();
+    let (a, b) = (
+        client(server.builder(&namespace)).await,
+        client(server.builder(&namespace)).await,
+    );
+    let lease = 4 * SEC;
+    let guard = a.lock("k").lease(lease).acquire().await.unwrap();
+    server.stop();
+    let stopped = Instant::now();
+    guard.lost().await;
+    // Renewed at the latest just before that.
+    assert!(stopped.elapsed() < lease + SEC, "{:?}", stopped.elapsed());
+    assert!(!guard.is_held());
+    server.cont();
+    let next = b.lock("k").acquire().await.unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_survive_a_restart_and_waiters_go_on() {
+    let server = Etcd::start().await;
+    let namespace = fresh_namespace();
+    let (a, b) = (
+        client(server.builder(&namespace)).await,
+        client(server.builder(&namespace)).await,
+    );
+    let guard = a.lock("k").lease(90 * SEC).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { b.lock("k").acquire().await.map(|guard| (b, guard)) });
+    sleep(SEC / 10).await;
+    server.restart().await;
+    is_confirmed(&guard).await;
+    assert!(!waiting.is_finished());
+    guard.release().await.unwrap();
+    let (_b, next) = waiting.await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// Compacted while it is watched, and a lock that was released long before.
+#[tokio::test]
+async fn compaction_ends_no_watch() {
+    let server = Etcd::start().await;
+    let namespace = fresh_namespace();
+    let builder = || server.builder(&namespace).timeout(PATIENCE);
+    let (a, b) = (client(builder()).await, client(builder()).await);
+    let guard = a.lock("k").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { b.lock("k").acquire().await.map(|guard| (b, guard)) });
+    sleep(SEC / 10).await;
+    let status = server
+        .ask("maintenance/status", &json!({}))
+        .await
+        .expect("a status");
+    let revision = status["header"]["revision"].clone();
+    let compact = json!({"revision": revision, "physical": true});
+    assert!(server.ask("kv/compaction", &compact).await.is_some());
+    guard.release().await.unwrap();
+    let (_b, next) = waiting.await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn server_without_space_ends_locks_and_grants_none() {
+    let server = Etcd::start_with(&["--quota-backend-bytes", "6291456"]).await;
+    let namespace = fresh_namespace();
+    let store = server
+        .builder(&namespace)
+        .timeout(PATIENCE)
+        .connect()
+        .await
+        .unwrap();
+    let builder = LockClient::builder().store(store).retry_for(PATIENCE);
+    let client = builder.build().await.unwrap();
+    let guard = client.lock("held").acquire().await.unwrap();
+    let filling = vec![7; 1 << 20];
+    let mut filled = 0;
+    while server.put(&format!("fill/{filled}"), &filling).await {
+        filled += 1;
+        assert!(filled < 100, "the quota is not kept");
+    }
+    let error = client.lock("new").try_acquire().await.unwrap_err();
+    assert!(error.to_string().contains("space"), "{error}");
+    // Renewed, and ended: neither takes space.
+    is_confirmed(&guard).await;
+    guard.release().await.unwrap();
+    eventually("no lock is left", async || {
+        server.keys(&format!("{namespace}q/")).await.is_empty()
+    })
+    .await;
+    // As an operator makes room.
+    assert!(server.delete("fill/").await > 0);
+    let status = server
+        .ask("maintenance/status", &json!({}))
+        .await
+        .expect("a status");
+    let compact = json!({"revision": status["header"]["revision"], "physical": true});
+    assert!(server.ask("kv/compaction", &compact).await.is_some());
+    assert!(server.ask("maintenance/defragment", &json!({})).await.is_some());
+    let disarm =
+        json!({"action": "DEACTIVATE", "alarm": "NOSPACE", "memberID": status["header"]["member_id"]});
+    assert!(server.ask("maintenance/alarm", &disarm).await.is_some());
+    let again = answered(|| async { client.lock("new").acquire().await })
+        .await
+        .unwrap();
+    again.release().await.unwrap();
+}
+
+/// An election takes a second or two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_that_loses_its_leader_keeps_every_lock() {
+    let cluster = EtcdCluster::start().await;
+    let namespace = fresh_namespace();
+    let (a, b) = (
+        client(cluster.builder(&namespace)).await,
+        client(cluster.builder(&namespace)).await,
+    );
+    let guard = a.lock("k").lease(20 * SEC).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { b.lock("k").acquire().await.map(|guard| (b, guard)) });
+    sleep(SEC / 10).await;
+    let leader = cluster.leader().await;
+    cluster.members[leader].kill();
+    let other = a.lock("other").acquire().await.unwrap();
+    is_confirmed(&guard).await;
+    assert!(!waiting.is_finished());
+    guard.release().await.unwrap();
+    let (_b, next) = waiting.await.unwrap().unwrap();
+    assert!(next.fencing_token() > other.fencing_token());
+    next.release().await.unwrap();
+    other.release().await.unwrap();
+}
+
+/// The member that a client uses hangs: another one serves it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_that_hangs_is_left_for_another_one() {
+    let cluster = EtcdCluster::start().await;
+    let a = client(cluster.builder(&fresh_namespace())).await;
+    let guard = a.lock("k").lease(30 * SEC).acquire().await.unwrap();
+    let leader = cluster.leader().await;
+    for member in (0..3).filter(|member| *member != leader) {
+        cluster.members[member].stop();
+        let other = a.lock(format!("other-{member}")).acquire().await.unwrap();
+        other.release().await.unwrap();
+        cluster.members[member].cont();
+    }
+    is_confirmed(&guard).await;
+    guard.release().await.unwrap();
+}
+
+/// The holder is in a minority that no other member hears.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_beside_a_stuck_leader_is_lost_before_the_others_grant_its_lock() {
+    let cluster = Arc::new(EtcdCluster::start().await);
+    let namespace = fresh_namespace();
+    let leader = cluster.leader().await;
+    // It knows no other member.
+    let a = client(cluster.members[leader].builder(&namespace)).await;
+    let b = client(cluster.builder(&namespace)).await;
+    let guard = a.lock("k").lease(6 * SEC).acquire().await.unwrap();
+    cluster.members[leader].stop();
+    let next = b.lock("k").acquire().await.unwrap();
+    assert!(!guard.is_held());
+    assert!(next.fencing_token() > guard.fencing_token());
+    cluster.members[leader].cont();
+    next.release().await.unwrap();
+}

@@ -1,0 +1,576 @@
+//! Locks on etcd where requests and replies get lost, and what went wrong with locks on it elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Granted, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError,
+};
+use dlock::{Error, LockClient};
+use dlock_etcd::{EtcdLocks, TransactionError};
+use dlock_tests::etcd::{Call, Etcd, EtcdProxy, builder_at, fresh_namespace};
+use dlock_tests::faults::{PATIENCE, answered};
+use dlock_tests::{Certificates, eventually};
+use serde_json::json;
+use tokio::time::sleep;
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+/// No test waits for its end.
+const LEASE: Duration = Duration::from_secs(300);
+/// What one step of a hasty store may take.
+const TIMEOUT: Duration = Duration::from_millis(600);
+
+fn acquires(call: &Call) -> bool {
+    call.is("Txn") && call.has("held ")
+}
+
+fn ask(key: &str, number: u64, lease: Duration) -> AcquireRequest {
+    let grant = GrantId::from_parts(0x0192_f3a4_0000_7000_8000_0000_0000_0001, number);
+    AcquireRequest::new(Kind::Mutex, key.into(), grant, lease)
+}
+
+fn release(key: &str, number: u64) -> ReleaseRequest {
+    let grant = ask(key, number, LEASE).grant;
+    ReleaseRequest::new(Kind::Mutex, key.into(), grant)
+}
+
+fn renewal(key: &str, number: u64, lease: Duration) -> RenewRequest {
+    let grant = ask(key, number, lease).grant;
+    RenewRequest::new(Kind::Mutex, key.into(), grant, lease)
+}
+
+fn granted(reply: Result<AcquireReply, StoreError>) -> Granted {
+    match reply {
+        Ok(AcquireReply::Acquired(granted)) => granted,
+        other => panic!("it is not granted: {other:?}"),
+    }
+}
+
+async fn connected(builder: dlock_etcd::EtcdLocksBuilder) -> Arc<EtcdLocks> {
+    Arc::new(builder.connect().await.expect("the server is there"))
+}
+
+async fn client(store: &Arc<EtcdLocks>) -> LockClient {
+    let built = LockClient::builder().store((**store).clone()).retry_for(PATIENCE);
+    built.build().await.expect("the server is there")
+}
+
+/// A namespace, a hasty store behind a network, and a patient one beside it.
+struct Setting {
+    server: Arc<Etcd>,
+    namespace: String,
+    proxy: EtcdProxy,
+    hasty: Arc<EtcdLocks>,
+    patient: Arc<EtcdLocks>,
+}
+
+async fn setting() -> Setting {
+    setting_on(Etcd::shared().await).await
+}
+
+async fn setting_on(server: Arc<Etcd>) -> Setting {
+    let namespace = fresh_namespace();
+    let patient = connected(server.builder(&namespace).timeout(PATIENCE)).await;
+    let proxy = EtcdProxy::start(server.addr());
+    let hasty = answered(|| builder_at(proxy.addr(), &namespace).timeout(TIMEOUT).connect()).await;
+    Setting {
+        hasty: Arc::new(hasty.expect("the server is there")),
+        server,
+        namespace,
+        proxy,
+        patient,
+    }
+}
+
+impl Setting {
+    /// The keys of grants.
+    async fn held(&self) -> Vec<(String, String)> {
+        self.server.keys(&format!("{}q/", self.namespace)).await
+    }
+}
+
+/// Beside everything else the reason: an operator has to decide.
+#[tokio::test]
+async fn old_server_is_refused_with_the_reason_unless_it_is_allowed() {
+    let server = Etcd::shared().await;
+    let status = server
+        .ask("maintenance/status", &json!({}))
+        .await
+        .expect("a status");
+    let version = status["version"].as_str().expect("a version").to_owned();
+    let numbers: Vec<u32> = version
+        .split('.')
+        .map(|number| number.parse().unwrap_or(0))
+        .collect();
+    let is_old = numbers < vec![3, 4, 31] || numbers[..2] == [3, 5] && numbers[2] < 13;
+    let open = |url: String| {
+        LockClient::builder()
+            .scheme(dlock_etcd::scheme())
+            .url(url)
+            .timeout(PATIENCE)
+            .build()
+    };
+    let opened = open(format!("etcd://{}", server.addr())).await;
+    if is_old {
+        let error = opened.expect_err("it is old");
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        for part in [&*version, "#15247", "allow_old_server=true", "3.5.13"] {
+            assert!(error.to_string().contains(part), "{part}: {error}");
+        }
+    } else {
+        opened.expect("it is new enough");
+    }
+    let allowed = open(server.url(&fresh_namespace())).await.expect("it is allowed");
+    allowed
+        .lock("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn wrong_url_is_told() {
+    let told = |url: &'static str| async move {
+        let builder = LockClient::builder().scheme(dlock_etcd::scheme()).url(url);
+        builder.build().await.map(|_| ()).unwrap_err()
+    };
+    for (url, says) in [
+        ("etcd://", "no servers"),
+        ("etcd://a:b", "no servers"),
+        ("etcd://a,,b", "no servers"),
+        ("etcd://h/locks", "namespace"),
+        ("etcd://user@h", "password"),
+        ("etcd://h?nmspace=x", "\"nmspace\""),
+        ("etcd://h?allow_old_server=yes", "allow_old_server"),
+        ("etcd://h?namespace=", "namespace"),
+        ("etcd://h?ca=/a.pem", "etcds://"),
+        ("etcds://h?cert=/a.pem", "go together"),
+        ("etcds://h?ca=/there/is/none.pem", "cannot be read"),
+    ] {
+        let error = told(url).await;
+        assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error:?}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+    let unregistered = LockClient::connect("etcd://h").await.map(|_| ()).unwrap_err();
+    assert!(unregistered.to_string().contains("dlock-etcd"), "{unregistered}");
+}
+
+/// The peers' defect: a name that is cut short in a message makes one lock of two.
+#[tokio::test]
+async fn long_names_with_one_beginning_are_different_locks() {
+    let setting = setting().await;
+    let (a, b) = (format!("{}a", "x".repeat(200)), format!("{}b", "x".repeat(200)));
+    granted(setting.patient.clone().acquire(ask(&a, 1, LEASE)).await);
+    granted(setting.patient.clone().acquire(ask(&b, 2, LEASE)).await);
+}
+
+#[tokio::test]
+async fn token_is_the_revision_that_created_the_key() {
+    let setting = setting().await;
+    let mut last = 0;
+    for number in 1..4 {
+        let mut request = ask("k", number, LEASE);
+        request.tokens = 3;
+        let grant = granted(setting.patient.clone().acquire(request).await);
+        assert_eq!(grant.last_token, grant.first_token + 2);
+        assert_eq!(grant.first_token & 0xffff, 0);
+        assert!(grant.first_token > last);
+        last = grant.last_token;
+        setting
+            .patient
+            .clone()
+            .release(release("k", number))
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn leases_are_shared_and_locks_end_one_by_one() {
+    let setting = setting().await;
+    let before = setting.server.leases().await.len();
+    for number in 0..50 {
+        let key = format!("k{number}");
+        granted(setting.patient.clone().acquire(ask(&key, number, LEASE)).await);
+    }
+    // Other tests make leases, too: not fifty.
+    assert!(setting.server.leases().await.len() < before + 40);
+    let short = ask("short", 100, 2 * SEC);
+    granted(setting.patient.clone().acquire(short).await);
+    let other = ask("other", 101, 2 * SEC);
+    granted(setting.patient.clone().acquire(other).await);
+    // Their session is kept alive for the one that is renewed.
+    for _ in 0..12 {
+        sleep(SEC / 4).await;
+        let renewed = setting
+            .patient
+            .clone()
+            .renew(vec![renewal("other", 101, 2 * SEC)])
+            .await;
+        assert!(matches!(renewed.unwrap()[..], [Ok(Renewal::RenewedFor(_))]));
+    }
+    eventually("the lease of the other lock is over", async || {
+        let held = setting.held().await;
+        held.iter().all(|(key, _)| !key.contains("short"))
+    })
+    .await;
+    assert!(setting.held().await.iter().any(|(key, _)| key.contains("other")));
+}
+
+/// A lock that joins a session has no more than what is left of the session's lease.
+#[tokio::test]
+async fn lease_counts_from_the_last_keep_alive_of_its_session() {
+    let setting = setting().await;
+    let first = granted(setting.patient.clone().acquire(ask("a", 1, 60 * SEC)).await);
+    let all = first.lease.expect("a lease").left();
+    sleep(2 * SEC).await;
+    let second = granted(setting.patient.clone().acquire(ask("b", 2, 60 * SEC)).await);
+    let left = second.lease.expect("a lease").left();
+    assert!(left <= all - 1900 * MS && left > 40 * SEC, "{all:?} {left:?}");
+    let renewed = setting
+        .patient
+        .clone()
+        .renew(vec![renewal("b", 2, 60 * SEC)])
+        .await
+        .unwrap();
+    let Ok(Renewal::RenewedFor(lease)) = &renewed[0] else {
+        panic!("{renewed:?}");
+    };
+    assert!(lease.left() >= 60 * SEC, "{lease:?}");
+}
+
+#[tokio::test]
+async fn late_copy_of_an_acquire_that_was_undone_takes_nothing() {
+    let setting = setting().await;
+    // With its session made before.
+    granted(setting.hasty.clone().acquire(ask("warm", 1, LEASE)).await);
+    let late = setting.proxy.hold(1, acquires);
+    let error = setting
+        .hasty
+        .clone()
+        .acquire(ask("k", 2, LEASE))
+        .await
+        .unwrap_err();
+    assert_eq!(error.outcome, Outcome::Unknown, "{error}");
+    late.caught().await;
+    let undone = answered(|| setting.hasty.clone().release(release("k", 2))).await;
+    assert_eq!(undone.unwrap(), ReleaseReply::NotHeld { repeated: false });
+    late.release();
+    late.done().await;
+    let held = setting.held().await;
+    assert!(held.iter().all(|(key, _)| !key.contains("q/k")), "{held:?}");
+    // Others of the session are as they were, and it goes on.
+    let renewed = answered(|| setting.hasty.clone().renew(vec![renewal("warm", 1, LEASE)])).await;
+    assert!(matches!(renewed.unwrap()[..], [Ok(Renewal::RenewedFor(_))]));
+    answered(|| async {
+        let reply = setting
+            .hasty
+            .clone()
+            .acquire(ask("k", fastrand::u64(10..), LEASE))
+            .await?;
+        assert!(matches!(reply, AcquireReply::Acquired(_)), "{reply:?}");
+        Ok::<_, StoreError>(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn lost_requests_and_replies_leave_nothing_wrong() {
+    let setting = setting().await;
+    let client = client(&setting.hasty).await;
+    for (number, method) in ["Txn", "DeleteRange", "LeaseKeepAlive", "LeaseGrant", "Put", "Txn"]
+        .iter()
+        .enumerate()
+    {
+        for mute in [false, true] {
+            let matches = move |call: &Call| call.is(method);
+            match (number % 2 == 0, mute) {
+                (true, false) => setting.proxy.swallow(1, matches),
+                (false, false) => setting.proxy.lose(1, matches),
+                (_, true) => setting.proxy.mute(1, matches),
+            };
+            let guard = client.lock(format!("k{number}")).acquire().await.unwrap();
+            guard.release().await.unwrap_or_else(|error| {
+                // What was done twice may have been done by the first.
+                assert!(!error.to_string().is_empty());
+            });
+        }
+    }
+    eventually("all are free", async || setting.held().await.is_empty()).await;
+}
+
+#[tokio::test]
+async fn cut_connections_cost_nothing_that_is_held() {
+    let setting = setting().await;
+    let client = client(&setting.hasty).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let other = client_beside(&setting).await;
+        async move { other.lock("k").acquire().await.map(|guard| (other, guard)) }
+    });
+    for _ in 0..5 {
+        setting.proxy.cut();
+        sleep(100 * MS).await;
+        assert!(guard.is_held());
+    }
+    guard.release().await.unwrap();
+    let (_other, next) = waiting.await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// Another process behind the same network.
+async fn client_beside(setting: &Setting) -> LockClient {
+    let store = answered(|| {
+        builder_at(setting.proxy.addr(), &setting.namespace)
+            .timeout(TIMEOUT)
+            .connect()
+    })
+    .await;
+    client(&Arc::new(store.expect("the server is there"))).await
+}
+
+/// The peers' defect: a session that is gone, and a holder that is not told.
+#[tokio::test]
+async fn holder_learns_that_its_session_is_gone_and_the_next_goes_on() {
+    let setting = setting().await;
+    let (a, b) = (client(&setting.hasty).await, client(&setting.patient).await);
+    let mine = 4321 * SEC;
+    let guard = a.lock("k").lease(mine).acquire().await.unwrap();
+    let key = format!("{}c/", setting.namespace);
+    let sessions = setting.server.keys(&key).await;
+    let lease = i64::from_str_radix(sessions[0].0.strip_prefix(&key).unwrap(), 16).unwrap();
+    let waiting = tokio::spawn(async move { b.lock("k").acquire().await.map(|guard| (b, guard)) });
+    sleep(100 * MS).await;
+    assert!(!waiting.is_finished());
+    assert!(setting.server.revoke(lease).await);
+    // The end of a lease is notified as well.
+    let (_b, next) = waiting.await.unwrap().unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    // A new connection has every holder asked.
+    setting.proxy.cut();
+    let again = a.lock("other").acquire().await.unwrap();
+    guard.lost().await;
+    again.release().await.unwrap();
+    next.release().await.unwrap();
+}
+
+/// The peers' defect: a keep-alive that answers though the key is gone.
+#[tokio::test]
+async fn forced_release_is_seen_by_the_next_renewal() {
+    let setting = setting().await;
+    let (store, other) = (&setting.patient, &setting.hasty);
+    granted(store.clone().acquire(ask("k", 1, LEASE)).await);
+    granted(store.clone().acquire(ask("beside", 2, LEASE)).await);
+    let forced = answered(|| other.clone().force_release("k".into())).await;
+    assert!(forced.unwrap());
+    let renewed = store
+        .clone()
+        .renew(vec![renewal("k", 1, LEASE), renewal("beside", 2, LEASE)])
+        .await
+        .unwrap();
+    assert!(
+        matches!(renewed[..], [Ok(Renewal::Gone), Ok(Renewal::RenewedFor(_))]),
+        "{renewed:?}"
+    );
+}
+
+/// The peers' defects: two locks of one session that do not exclude each other, and an unlock by name that ends a newer one.
+#[tokio::test]
+async fn locks_of_one_session_exclude_each_other_and_end_only_themselves() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    granted(store.clone().acquire(ask("k", 1, LEASE)).await);
+    let busy = store.clone().acquire(ask("k", 2, LEASE)).await.unwrap();
+    assert!(matches!(busy, AcquireReply::Busy(_)), "{busy:?}");
+    store.clone().release(release("k", 1)).await.unwrap();
+    granted(store.clone().acquire(ask("k", 3, LEASE)).await);
+    for number in [1, 2] {
+        let reply = store.clone().release(release("k", number)).await.unwrap();
+        assert_eq!(reply, ReleaseReply::NotHeld { repeated: false });
+    }
+    let busy = store.clone().acquire(ask("k", 4, LEASE)).await.unwrap();
+    assert!(matches!(busy, AcquireReply::Busy(_)), "{busy:?}");
+}
+
+#[tokio::test]
+async fn min_hold_outlives_the_process_and_ends() {
+    let setting = setting().await;
+    let gone = connected(setting.server.builder(&setting.namespace).timeout(PATIENCE)).await;
+    granted(gone.clone().acquire(ask("k", 1, LEASE)).await);
+    let mut kept = release("k", 1);
+    kept.keep_for = 2 * SEC;
+    let reply = gone.clone().release(kept).await.unwrap();
+    assert_eq!(reply, ReleaseReply::Released { receivers: None });
+    drop(gone);
+    let busy = setting.patient.clone().acquire(ask("k", 2, LEASE)).await.unwrap();
+    assert!(matches!(busy, AcquireReply::Busy(_)), "{busy:?}");
+    eventually("the lock is free", async || setting.held().await.is_empty()).await;
+}
+
+#[tokio::test]
+async fn several_locks_are_one_transaction() {
+    let setting = setting().await;
+    let client = client_beside(&setting).await;
+    let before = setting.proxy.count(acquires);
+    let guard = client.multi(["a", "b", "c"]).acquire().await.unwrap();
+    assert_eq!(setting.proxy.count(acquires), before + 1);
+    assert_eq!(setting.held().await.len(), 3);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn transaction_of_the_holder_is_carried_out_and_that_of_a_former_one_is_not() {
+    let setting = setting().await;
+    let (locks, other) = (&setting.patient, client(&setting.hasty).await);
+    let client = client(locks).await;
+    let written = format!("{}written", setting.namespace);
+    let guard = client.lock("k").acquire().await.unwrap();
+    let proofs = locks.proofs(&guard).unwrap();
+    assert_eq!(
+        proofs[0].create_revision.unsigned_abs(),
+        guard.fencing_token() >> 16
+    );
+    assert_eq!(setting.held().await[0].0.as_bytes(), proofs[0].key);
+    let committed = locks
+        .transaction(&guard)
+        .unwrap()
+        .put(&*written, "1")
+        .commit()
+        .await
+        .unwrap();
+    // A condition of the user's own.
+    let changed = locks
+        .transaction(&guard)
+        .unwrap()
+        .when_unchanged(&written, committed.revision - 1);
+    let refused = changed.put(&*written, "2").commit().await.unwrap_err();
+    assert!(matches!(refused, TransactionError::Condition), "{refused:?}");
+    let unchanged = locks
+        .transaction(&guard)
+        .unwrap()
+        .when_unchanged(&written, committed.revision);
+    unchanged.put(&*written, "3").commit().await.unwrap();
+    // Prepared while the lock was held, and carried out after another process has it.
+    let late = locks.transaction(&guard).unwrap().put(&*written, "late");
+    assert!(other.force_release("k").await.unwrap());
+    let next = other.lock("k").acquire().await.unwrap();
+    let lost = late.commit().await.unwrap_err();
+    assert!(
+        matches!(&lost, TransactionError::Lost { key, .. } if key.as_str() == "k"),
+        "{lost:?}"
+    );
+    let value = setting.server.keys(&written).await;
+    assert_eq!(value, [(written.clone(), "3".to_owned())]);
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn transaction_of_several_locks_needs_all_of_them() {
+    let setting = setting().await;
+    let (locks, written) = (&setting.patient, format!("{}written", setting.namespace));
+    let client = client(locks).await;
+    let guard = client.multi(["a", "b"]).acquire().await.unwrap();
+    let transaction = || locks.transaction(&guard).unwrap().put(&*written, "x");
+    transaction().commit().await.unwrap();
+    let prepared = transaction();
+    assert!(client.force_release("b").await.unwrap());
+    let lost = prepared.commit().await.unwrap_err();
+    assert!(
+        matches!(&lost, TransactionError::Lost { key, .. } if key.as_str() == "b"),
+        "{lost:?}"
+    );
+}
+
+#[tokio::test]
+async fn user_with_a_wrong_password_or_without_rights_is_told() {
+    let server = Etcd::start().await;
+    let namespace = "shop/";
+    let requests = [
+        ("auth/user/add", json!({"name": "root", "password": "secret"})),
+        ("auth/role/add", json!({"name": "root"})),
+        ("auth/user/grant", json!({"user": "root", "role": "root"})),
+        ("auth/user/add", json!({"name": "shop", "password": "p@ss/word"})),
+        ("auth/role/add", json!({"name": "shop"})),
+        ("auth/user/grant", json!({"user": "shop", "role": "shop"})),
+        // "shop/" up to "shop0"
+        (
+            "auth/role/grant",
+            json!({"name": "shop", "perm": {"permType": "READWRITE", "key": "c2hvcC8=", "range_end": "c2hvcDA="}}),
+        ),
+        ("auth/enable", json!({})),
+    ];
+    for (path, body) in requests {
+        assert!(server.ask(path, &body).await.is_some(), "{path}");
+    }
+    let open = |login: &str, namespace: &str| {
+        let url = server
+            .url(namespace)
+            .replace("etcd://", &format!("etcd://{login}"));
+        let builder = LockClient::builder().scheme(dlock_etcd::scheme()).url(url);
+        builder.timeout(PATIENCE).build()
+    };
+    let client = open("shop:p%40ss%2Fword@", namespace)
+        .await
+        .expect("the login is right");
+    let guard = client.lock("k").acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let wrong = open("shop:other@", namespace).await.map(|_| ()).unwrap_err();
+    assert!(matches!(wrong, Error::Refused { .. }), "{wrong:?}");
+    assert!(!wrong.to_string().contains("other"), "{wrong}");
+    let elsewhere = open("shop:p%40ss%2Fword@", "bank/")
+        .await
+        .expect("the login is right");
+    let denied = elsewhere.lock("k").acquire().await.unwrap_err();
+    assert!(denied.to_string().contains("permission denied"), "{denied}");
+    let nobody = open("", namespace).await.expect("it is not asked yet");
+    let denied = nobody.lock("k").acquire().await.unwrap_err();
+    assert!(denied.to_string().contains("user"), "{denied}");
+}
+
+#[tokio::test]
+async fn encrypted_connection_needs_the_authority_and_shows_its_certificate() {
+    let certificates = Certificates::new();
+    let server = Etcd::start_encrypted(&certificates).await;
+    let builder = || {
+        let address = format!("localhost:{}", server.port());
+        EtcdLocks::builder([address])
+            .allow_old_server(true)
+            .timeout(PATIENCE)
+    };
+    let (certificate, key) = certificates.client.clone();
+    let trusted = builder().ca_certificate(certificates.root.clone());
+    let locks = trusted
+        .client_certificate(certificate, key)
+        .connect()
+        .await
+        .expect("it is trusted");
+    let client = client(&Arc::new(locks)).await;
+    client.lock("k").acquire().await.unwrap().release().await.unwrap();
+    for refused in [
+        builder().ca_certificate(certificates.root.clone()),
+        builder().tls(true),
+        builder(),
+    ] {
+        let error = refused.timeout(2 * SEC).connect().await.unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn key_that_cannot_be_a_key_is_refused() {
+    let setting = setting().await;
+    let request = AcquireRequest::new(
+        Kind::Mutex,
+        dlock::LockKey::raw("a\0b"),
+        ask("k", 1, LEASE).grant,
+        LEASE,
+    );
+    let error = setting.patient.clone().acquire(request).await.unwrap_err();
+    assert_eq!((error.outcome, error.reason), (Outcome::NotDone, Reason::Refused));
+}

@@ -1,0 +1,19 @@
+//! The stores that are crates of their own, on real servers.
+
+mod etcd_conformance;
+mod etcd_faults;
+mod etcd_locks;
+mod mysql_conformance;
+mod mysql_faults;
+mod mysql_locks;
+mod mysql_support;
+mod postgres_conformance;
+mod postgres_faults;
+mod postgres_hold;
+mod postgres_layer;
+mod postgres_locks;
+mod postgres_read_write;
+mod postgres_records;
+mod postgres_transaction;
+mod zookeeper_conformance;
+mod zookeeper_faults;

@@ -1,0 +1,264 @@
+//! Locks on MariaDB whose server stops, is killed, only reads, is full, or has its clock set.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{AcquireReply, Outcome, Reason, ReleaseReply, Store};
+use dlock::{HoldState, LockClient, Loss};
+use dlock_mysql::MysqlLocks;
+use dlock_tests::faults::{PATIENCE, answered, within};
+use dlock_tests::mysql::Mysql;
+use dlock_tests::{Clock, eventually};
+use futures_util::future::join_all;
+use mysql_async::prelude::Queryable;
+use tokio::time::sleep;
+
+use crate::mysql_support::{
+    LEASE, MS, SEC, ask, client, connected, end, is_released, setting, setting_on, token,
+};
+
+#[tokio::test]
+async fn holds_survive_a_kill_and_waiters_go_on() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
+    let guard = here.lock("k").acquire().await.unwrap();
+    let waiter = tokio::spawn(there.lock("k").acquire());
+    sleep(200 * MS).await;
+    setting.server.restart().await;
+    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+    assert!(!waiter.is_finished());
+    guard.release().await.unwrap();
+    let next = within(PATIENCE, "the waiter goes on", waiter).await;
+    drop(next.unwrap().unwrap());
+}
+
+/// Nothing is sent on its connection, and yet a holder soon learns that it broke.
+#[tokio::test]
+async fn broken_connection_is_noticed_without_a_step() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    let here = client(&setting.patient).await;
+    let guard = here.lock("k").lease(LEASE).acquire().await.unwrap();
+    setting.sql("TRUNCATE {t}").await;
+    setting.server.restart().await;
+    let loss = within(PATIENCE, "it is told", guard.lost()).await;
+    assert_ne!(loss, Loss::Expired, "long before its lease ends");
+}
+
+/// Stopped, as a whole: the holder is told before another one could have the lock.
+#[tokio::test]
+async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    let here = client(&setting.hasty).await;
+    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
+    setting.server.stop();
+    let loss = within(PATIENCE, "it is lost", guard.lost()).await;
+    assert_eq!(loss, Loss::Expired);
+    let error = within(PATIENCE, "it fails", here.lock("other").wait(SEC).acquire())
+        .await
+        .unwrap_err();
+    assert!(!error.is_busy(), "{error}");
+    setting.server.cont();
+    let there = client(&setting.patient).await;
+    let next = within(PATIENCE, "it is free", there.lock("k").acquire())
+        .await
+        .unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[tokio::test]
+async fn broken_connections_cost_nothing_that_is_held() {
+    let setting = setting().await;
+    let here = client(&setting.hasty).await;
+    let guards = join_all((0..20).map(|n| here.lock(format!("k{n}")).acquire())).await;
+    for _ in 0..5 {
+        setting.proxy.cut();
+        let guard = within(PATIENCE, "it goes on", here.lock("another").acquire())
+            .await
+            .unwrap();
+        guard.release().await.unwrap();
+    }
+    for guard in guards {
+        let guard = guard.unwrap();
+        eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+        guard.release().await.unwrap();
+    }
+}
+
+/// An operator ends its connections. A step that was just sent on one has an unknown outcome, which is said.
+#[tokio::test]
+async fn killed_connections_cost_nothing_that_is_held() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    let store = connected(setting.server.opts(), &setting.table, 2 * SEC).await;
+    let here = client(&store).await;
+    let guard = here.lock("k").acquire().await.unwrap();
+    for _ in 0..3 {
+        let mut admin = setting.server.client().await;
+        let pids: Vec<u64> = admin
+            .query("SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() AND USER = 'dlock'")
+            .await
+            .unwrap();
+        for pid in pids {
+            // It may be gone by now.
+            let _ = admin.query_drop(format!("KILL {pid}")).await;
+        }
+        eventually("it goes on", async || match here.lock("other").acquire().await {
+            Ok(other) => other.release().await.is_ok(),
+            Err(error) => {
+                assert!(!error.is_busy(), "{error}");
+                false
+            }
+        })
+        .await;
+    }
+    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    // Rights of an administrator pass over it.
+    setting
+        .sql("CREATE USER app@'127.0.0.1' IDENTIFIED BY 'pw'; GRANT SELECT, INSERT, UPDATE ON dlock.* TO app@'127.0.0.1'")
+        .await;
+    let app = setting.server.opts().user(Some("app")).pass(Some("pw"));
+    let store = connected(app, &setting.table, PATIENCE).await;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    setting.sql("SET GLOBAL read_only = 1").await;
+    let error = store.clone().acquire(ask("other", 2, LEASE)).await.unwrap_err();
+    assert_eq!(
+        (error.outcome, error.reason.clone()),
+        (Outcome::NotDone, Reason::Unreachable)
+    );
+    assert!(error.message.contains("dlock needs the primary"), "{error}");
+    let client = client(&store).await;
+    let waiter = tokio::spawn(client.lock("other").acquire());
+    sleep(300 * MS).await;
+    setting.sql("SET GLOBAL read_only = 0").await;
+    let guard = within(PATIENCE, "it writes again", waiter)
+        .await
+        .unwrap()
+        .unwrap();
+    guard.release().await.unwrap();
+    assert!(is_released(&store.clone().release(end("k", 1)).await));
+}
+
+/// The table cannot grow: acquires of new keys fail for now, and what is held is renewed and released.
+#[tokio::test]
+async fn full_table_fails_acquires_of_new_keys_and_no_release() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    setting
+        .sql(&format!(
+            "CREATE TRIGGER {}_full BEFORE INSERT ON {{t}} FOR EACH ROW \
+             SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'",
+            setting.table
+        ))
+        .await;
+    let mut outcomes =
+        join_all((2..6).map(|n| store.clone().acquire(ask(&format!("new{n}"), n, LEASE)))).await;
+    outcomes.push(store.clone().acquire(ask("new", 9, LEASE)).await);
+    for outcome in outcomes {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.outcome, Outcome::NotDone, "{error}");
+        assert_eq!(error.reason, Reason::RefusedForNow, "{error}");
+    }
+    assert!(is_released(&store.clone().release(end("k", 1)).await));
+    token(store.clone().acquire(ask("k", 10, LEASE)).await);
+    setting.sql(&format!("DROP TRIGGER {}_full", setting.table)).await;
+    token(store.clone().acquire(ask("new", 11, LEASE)).await);
+}
+
+/// Clocks of clients do not count; that of the server does: ahead ends leases early, and never makes two tokens of one.
+#[tokio::test]
+async fn clock_of_the_server_that_jumps_lets_tokens_grow_and_the_holder_know() {
+    let clock = Clock::new().expect("libfaketime");
+    let server = Arc::new(Mysql::start_with(&[], Some(&clock)).await);
+    let setting = setting_on(server).await;
+    let here = client(&setting.patient).await;
+    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
+    clock
+        .set(Duration::from_secs(3600))
+        .expect("its file can be written");
+    let there = client(&setting.patient).await;
+    let next = within(PATIENCE, "the lease is over", there.lock("k").acquire())
+        .await
+        .unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    within(PATIENCE, "it is told", guard.lost()).await;
+    // Back again: what was granted an hour ahead is kept by its renewals, and tokens go on from there.
+    clock.set(Duration::ZERO).expect("its file can be written");
+    let token = next.fencing_token();
+    next.release().await.unwrap();
+    setting.expire().await;
+    let last = within(PATIENCE, "free again", there.lock("k").acquire())
+        .await
+        .unwrap();
+    assert!(last.fencing_token() > token);
+    // Requests are refused after a time of the server's clock as it is now.
+    for number in 1..4 {
+        let reply = setting.patient.clone().acquire(ask("fresh", number, LEASE)).await;
+        assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
+        assert!(is_released(
+            &setting.patient.clone().release(end("fresh", number)).await
+        ));
+    }
+}
+
+/// A statement that had to wait could not tell the time after that.
+#[tokio::test]
+async fn server_with_sysdate_is_now_is_refused() {
+    let server = Mysql::start_with(&["--sysdate-is-now"], None).await;
+    let connecting = || MysqlLocks::builder(server.opts()).timeout(PATIENCE).connect();
+    let error = answered(connecting).await.unwrap_err().to_string();
+    assert!(error.contains("sysdate-is-now"), "{error}");
+}
+
+#[tokio::test]
+async fn dropped_client_leaves_no_connection_and_its_locks_are_released() {
+    let server = Mysql::start().await;
+    let table = server.table().await;
+    let store = server.locks(&table).connect().await.unwrap();
+    let client = LockClient::builder().store(store).build().await.unwrap();
+    let guards = join_all((0..50).map(|n| client.lock(format!("k{n}")).acquire())).await;
+    assert!(guards.iter().all(Result::is_ok));
+    drop((guards, client));
+    let mut admin = server.client().await;
+    let held = format!("SELECT COUNT(*) FROM `{table}` WHERE holder <> ''");
+    let others =
+        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'dlock' AND ID <> CONNECTION_ID()";
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let held: Option<u64> = admin.query_first(&held).await.unwrap();
+        let others: Option<u64> = admin.query_first(others).await.unwrap();
+        if (held, others) == (Some(0), Some(0)) {
+            return;
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{held:?} held, {others:?} connections"
+        );
+        sleep(10 * MS).await;
+    }
+}
+
+/// The reply to a release that was carried out is lost with the server.
+#[tokio::test]
+async fn release_over_a_restart_ends_the_grant() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    let store = connected(setting.server.opts(), &setting.table, PATIENCE).await;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    setting.server.kill();
+    let released = tokio::spawn(async move { answered(|| store.clone().release(end("k", 1))).await });
+    setting.server.restart().await;
+    let released = released.await.unwrap();
+    assert!(
+        matches!(
+            released,
+            Ok(ReleaseReply::Released { .. } | ReleaseReply::NotHeld { .. })
+        ),
+        "{released:?}"
+    );
+    token(setting.patient.clone().acquire(ask("k", 2, LEASE)).await);
+}

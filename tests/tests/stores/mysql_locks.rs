@@ -1,0 +1,533 @@
+//! Locks on MariaDB: what is promised, and what went wrong elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{AcquireReply, Outcome, Reason, ReleaseReply, Renewal, Store, StoreError};
+use dlock::{Error, HoldState, LockClient};
+use dlock_mysql::MysqlLocks;
+use dlock_tests::faults::{PATIENCE, answered, within};
+use dlock_tests::mysql::Mysql;
+use dlock_tests::postgres::Request;
+use dlock_tests::{Swallow, eventually};
+use futures_util::future::join_all;
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
+use tokio::time::{Instant, sleep};
+
+use crate::mysql_support::{
+    LEASE, MS, SEC, acquires, ask, client, connected, end, is_released, releases, renewal, renewed, renews,
+    row, setting, token,
+};
+
+/// Check, then write, makes two first holders; so does an insert that finds the row of another.
+#[tokio::test]
+async fn of_many_processes_at_an_absent_or_expired_row_one_wins() {
+    let setting = setting().await;
+    let stores = join_all((0..8).map(|_| connected(setting.server.opts(), &setting.table, PATIENCE))).await;
+    for round in 0..6 {
+        let key = format!("k{}", round / 2);
+        if round % 2 == 1 {
+            setting.expire().await;
+        }
+        let asks = (0..64_usize).map(|n| {
+            let number = u64::try_from(round * 100 + n).unwrap();
+            stores[n % 8].clone().acquire(ask(&key, number, LEASE))
+        });
+        let replies = join_all(asks).await;
+        let granted = replies
+            .iter()
+            .filter(|reply| matches!(reply, Ok(AcquireReply::Acquired(_))))
+            .count();
+        assert_eq!(granted, 1, "{round}: {replies:?}");
+        let others = replies
+            .iter()
+            .filter(|reply| matches!(reply, Ok(AcquireReply::Busy(_))));
+        assert_eq!(others.count(), 63, "{round}: {replies:?}");
+    }
+}
+
+/// A token that is drawn before the row is locked goes back now and then.
+#[tokio::test]
+async fn tokens_of_many_processes_never_go_back() {
+    let setting = setting().await;
+    let stores = join_all((0..6).map(|_| connected(setting.server.opts(), &setting.table, PATIENCE))).await;
+    let drawn = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let work = stores.into_iter().zip(1..).map(|(store, process)| {
+        let drawn = drawn.clone();
+        tokio::spawn(async move {
+            for n in 0..60 {
+                let number = process * 1000 + n;
+                if let Ok(AcquireReply::Acquired(granted)) =
+                    store.clone().acquire(ask("k", number, LEASE)).await
+                {
+                    // Held by one at a time, so this is the order of the grants.
+                    drawn.lock().push(granted.first_token);
+                    assert!(is_released(&store.clone().release(end("k", number)).await));
+                }
+            }
+        })
+    });
+    for done in join_all(work).await {
+        done.unwrap();
+    }
+    let drawn = drawn.lock();
+    assert!(
+        drawn.len() > 10 && drawn.windows(2).all(|pair| pair[0] < pair[1]),
+        "{drawn:?}"
+    );
+}
+
+#[tokio::test]
+async fn tokens_grow_though_rows_are_removed_and_the_clock_is_behind() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    // Far ahead of the clock.
+    setting
+        .sql("INSERT INTO {t} (k, fence, tokens) VALUES ('k', 5000000000000000, 9)")
+        .await;
+    let before = token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    assert_eq!(before, 5_000_000_000_000_009);
+    assert_eq!(store.remove_free().await.unwrap(), 0, "it is held");
+    assert!(is_released(&store.clone().release(end("k", 1)).await));
+    assert_eq!(
+        store.remove_free().await.unwrap(),
+        0,
+        "it is free for a moment only"
+    );
+    setting.expire().await;
+    assert_eq!(store.remove_free().await.unwrap(), 1);
+    assert_eq!(setting.number("SELECT COUNT(*) FROM {t}").await, 0);
+    assert!(token(store.clone().acquire(ask("k", 2, LEASE)).await) > before);
+}
+
+/// A key is what it is byte by byte: collations take `Key`, `kEy ` and `kéy` for one.
+#[tokio::test]
+async fn keys_differ_by_case_accents_and_spaces_at_the_end() {
+    let setting = setting().await;
+    let keys = ["key", "Key", "kéy", "key ", "key  ", "ke\u{301}y", "ключ", "鍵"];
+    for (key, number) in keys.iter().zip(1..) {
+        token(setting.patient.clone().acquire(ask(key, number, LEASE)).await);
+    }
+    for (key, number) in keys.iter().zip(1..) {
+        let held = setting.patient.clone().inspect((*key).into()).await.unwrap();
+        assert_eq!(held.len(), 1, "{key}");
+        assert!(
+            is_released(&setting.patient.clone().release(end(key, number)).await),
+            "{key}"
+        );
+    }
+}
+
+/// Renewing by name, or by an upsert, makes two holders.
+#[tokio::test]
+async fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    setting.expire().await;
+    token(store.clone().acquire(ask("k", 2, LEASE)).await);
+    assert_eq!(renewed(store, "k", 1, LEASE).await.unwrap(), Renewal::Gone);
+    assert_eq!(renewed(store, "k", 2, LEASE).await.unwrap(), Renewal::Renewed);
+    setting.sql("TRUNCATE {t}").await;
+    assert_eq!(renewed(store, "k", 2, LEASE).await.unwrap(), Renewal::Gone);
+    assert_eq!(setting.number("SELECT COUNT(*) FROM {t}").await, 0);
+}
+
+/// Grants that are there and grants that are not share a statement.
+#[tokio::test]
+async fn each_grant_of_a_statement_is_renewed_or_gone_by_itself() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    for n in 1..=20 {
+        token(store.clone().acquire(ask(&format!("k{n}"), n, LEASE)).await);
+    }
+    setting
+        .sql("UPDATE {t} SET until_us = 1 WHERE k IN ('k3', 'k7')")
+        .await;
+    assert!(is_released(&store.clone().release(end("k11", 11)).await));
+    let all = (1..=20).map(|n| renewal(&format!("k{n}"), n, LEASE)).collect();
+    let replies = store.clone().renew(all).await.unwrap();
+    for (reply, n) in replies.iter().zip(1..) {
+        let expected = match n {
+            3 | 7 | 11 => Renewal::Gone,
+            _ => Renewal::Renewed,
+        };
+        assert!(matches!(reply, Ok(found) if *found == expected), "{n}: {reply:?}");
+    }
+}
+
+/// `NOW` is the time at which a statement began: a lease that is counted from it is over after a long wait for the row.
+#[tokio::test]
+async fn lease_after_a_locked_row_is_whole() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    row(store, "k").await;
+    let mut locked = setting.locked("k").await;
+    let asked = tokio::spawn(store.clone().acquire(ask("k", 1, 700 * MS)));
+    sleep(850 * MS).await;
+    locked.query_drop("COMMIT").await.unwrap();
+    let committed = Instant::now();
+    token(asked.await.unwrap());
+    let until = setting.number("SELECT until_us FROM {t}").await;
+    let now = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)";
+    let left = until - setting.number(now).await;
+    let passed = i64::try_from(committed.elapsed().as_micros()).unwrap();
+    assert!(left + passed > 650_000, "{left} {passed}");
+}
+
+#[tokio::test]
+async fn acquire_that_comes_late_takes_nothing() {
+    let setting = setting().await;
+    // Its row is there, and the connection.
+    row(&setting.hasty, "k").await;
+    for number in 2..5 {
+        let late = setting.proxy.hold(1, acquires);
+        let reply = setting.hasty.clone().acquire(ask("k", number, LEASE)).await;
+        assert_eq!(reply.unwrap_err().outcome, Outcome::Unknown);
+        late.caught().await;
+        // The copy is on its way yet; the release says when it can do nothing any more.
+        let released = answered(|| setting.hasty.clone().release(end("k", number))).await;
+        assert!(
+            matches!(released, Ok(ReleaseReply::NotHeld { .. })),
+            "{released:?}"
+        );
+        late.release();
+        setting.stays_free().await;
+    }
+}
+
+#[tokio::test]
+async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
+    let setting = setting().await;
+    let store = connected(
+        setting.server.opts_at(setting.proxy.addr()),
+        &setting.table,
+        2 * SEC,
+    )
+    .await;
+    row(&store, "k").await;
+    let late = setting.proxy.hold(1, acquires);
+    let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
+    late.caught().await;
+    // The connection breaks long before the request is late, which is past it and will be served.
+    setting.proxy.cut_clients();
+    assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
+    let released = answered(|| store.clone().release(end("k", 2))).await;
+    assert!(released.is_ok(), "{released:?}");
+    late.release();
+    setting.stays_free().await;
+}
+
+/// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
+#[tokio::test]
+async fn lost_requests_and_replies_leave_nothing_wrong() {
+    let setting = setting().await;
+    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
+    let verbs: [fn(&Request) -> bool; 2] = [acquires, releases];
+    for (verb, is) in verbs.into_iter().enumerate() {
+        for how in ["swallowed and cut", "swallowed and silent", "lost"] {
+            let fault = match how {
+                "swallowed and cut" => setting.proxy.swallow(1, Swallow::Cut, is),
+                "swallowed and silent" => setting.proxy.swallow(1, Swallow::Hang, is),
+                _ => setting.proxy.lose(1, is),
+            };
+            let guard = within(PATIENCE, how, here.lock("k").acquire()).await.unwrap();
+            let busy = there.lock("k").try_acquire().await.unwrap_err();
+            assert!(busy.is_busy(), "{verb} {how}");
+            within(PATIENCE, how, guard.release()).await.unwrap();
+            assert!(fault.fired(), "{verb} {how}");
+            let next = there.lock("k").try_acquire().await.unwrap();
+            next.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn lost_renewals_cost_no_lock() {
+    let setting = setting().await;
+    let here = client(&setting.hasty).await;
+    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
+    for _ in 0..2 {
+        let fault = setting.proxy.swallow(1, Swallow::Cut, renews);
+        eventually("a renewal gets lost", async || fault.fired()).await;
+        eventually("the next one holds", async || guard.state() == HoldState::Held).await;
+    }
+    guard.release().await.unwrap();
+}
+
+/// Dead-locks and time-outs of row locks are neither a loss nor a release; others have their rows in the meantime.
+#[tokio::test]
+async fn dead_locks_and_lock_waits_are_neither_a_loss_nor_a_release() {
+    let setting = setting().await;
+    for failure in [1213, 1205] {
+        let here = client(&setting.patient).await;
+        let guard = here.lock("k").acquire().await.unwrap();
+        setting
+            .sql(&format!(
+                "CREATE TRIGGER {}_fails BEFORE UPDATE ON {{t}} FOR EACH ROW IF RAND() < 0.5 THEN \
+                 SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = {failure}, MESSAGE_TEXT = 'for a test'; END IF",
+                setting.table
+            ))
+            .await;
+        for n in 0..10 {
+            let key = format!("k{n}");
+            let other = within(PATIENCE, "acquired", here.lock(key).acquire())
+                .await
+                .unwrap();
+            within(PATIENCE, "released", other.release()).await.unwrap();
+        }
+        let number = guard.fencing_token();
+        assert_eq!(guard.state(), HoldState::Held, "{failure} {number}");
+        within(PATIENCE, "released", guard.release()).await.unwrap();
+        setting
+            .sql(&format!("DROP TRIGGER {}_fails", setting.table))
+            .await;
+        assert_eq!(
+            setting
+                .number("SELECT COUNT(*) FROM {t} WHERE holder <> ''")
+                .await,
+            0
+        );
+    }
+}
+
+/// A transaction that keeps a row locked for long costs the locks of other keys some time, and nothing else.
+#[tokio::test]
+async fn row_that_is_locked_for_long_holds_up_no_other_key() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    row(store, "stuck").await;
+    token(store.clone().acquire(ask("a", 1, LEASE)).await);
+    token(store.clone().acquire(ask("stuck", 2, LEASE)).await);
+    let mut locked = setting.locked("stuck").await;
+    let both = vec![renewal("a", 1, LEASE), renewal("stuck", 2, LEASE)];
+    let renewing = tokio::spawn(store.clone().renew(both));
+    let other = token(store.clone().acquire(ask("b", 3, LEASE)).await);
+    assert!(other > 0);
+    let mut replies = renewing.await.unwrap().unwrap();
+    // It was locked all the time: the renewal of the other one went alone.
+    assert_eq!(replies.remove(0).unwrap(), Renewal::Renewed);
+    let stuck = replies.remove(0);
+    assert!(
+        matches!(&stuck, Err(error) if error.outcome == Outcome::NotDone) || stuck.is_ok(),
+        "{stuck:?}"
+    );
+    locked.query_drop("COMMIT").await.unwrap();
+    assert_eq!(renewed(store, "stuck", 2, LEASE).await.unwrap(), Renewal::Renewed);
+}
+
+#[tokio::test]
+async fn what_waits_to_be_sent_goes_together() {
+    let setting = setting().await;
+    let store = connected(
+        setting.server.opts_at(setting.proxy.addr()),
+        &setting.table,
+        PATIENCE,
+    )
+    .await;
+    let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
+    let asks = |from: u64| {
+        keys.iter()
+            .zip(from..)
+            .map(|(key, n)| store.clone().acquire(ask(key, n, LEASE)))
+    };
+    let all = |replies: Vec<Result<AcquireReply, StoreError>>| replies.into_iter().map(token).count();
+    assert_eq!(all(join_all(asks(1)).await), 100);
+    let ends = keys
+        .iter()
+        .zip(1..)
+        .map(|(key, n)| store.clone().release(end(key, n)));
+    assert!(join_all(ends).await.iter().all(is_released));
+    let before = setting.proxy.count(acquires);
+    assert_eq!(all(join_all(asks(1000)).await), 100);
+    let sent = setting.proxy.count(acquires) - before;
+    assert!(sent <= 4, "{sent} round trips");
+}
+
+/// A write for each lock and renewal makes renewals the largest user of a database.
+#[tokio::test]
+async fn ten_thousand_locks_are_renewed_by_few_statements() {
+    let setting = setting().await;
+    let store = connected(
+        setting.server.opts_at(setting.proxy.addr()),
+        &setting.table,
+        PATIENCE,
+    )
+    .await;
+    setting
+        .sql(
+            "INSERT INTO {t} (k, holder, kind, fence, tokens, until_us) \
+             SELECT CONCAT('k', seq), CONCAT('00000000-0000-0000-0000-000000000007:', seq), 'lock', seq, 1, \
+                    CAST((UNIX_TIMESTAMP() + 3600) * 1000000 AS SIGNED) FROM seq_1_to_10000",
+        )
+        .await;
+    let all = (1..=10_000)
+        .map(|n| renewal(&format!("k{n}"), n, LEASE))
+        .collect();
+    let replies = store.clone().renew(all).await.unwrap();
+    assert!(
+        replies.iter().all(|reply| matches!(reply, Ok(Renewal::Renewed))),
+        "{:?}",
+        replies[0]
+    );
+    let requests = setting.proxy.requests();
+    let sent: usize = requests
+        .iter()
+        .map(|request| request.sql.matches("FORCE INDEX (PRIMARY) SET until_us").count())
+        .sum();
+    assert!((50..=60).contains(&sent), "{sent} statements");
+}
+
+#[tokio::test]
+async fn urls_open_it_and_mistakes_are_told() {
+    let server = Mysql::shared().await;
+    let table = format!("by_url_{:08x}", fastrand::u32(..));
+    let url = |more: &str| format!("{}?table={table}&timeout=20s{more}", server.url_at(server.addr()));
+    let open = async |url: String| {
+        let builder = LockClient::builder().scheme(dlock_mysql::scheme()).url(url);
+        builder.build().await
+    };
+    let missing = open(url("")).await.unwrap_err().to_string();
+    assert!(
+        missing.contains("1146") && missing.contains("create_table=true"),
+        "{missing}"
+    );
+    let made = open(url("&create_table=true&lease=10s&name=shop&connections=1"))
+        .await
+        .unwrap();
+    let guard = made.lock("k").acquire().await.unwrap();
+    let same = open(url("").replace("mysql://", "mariadb://")).await.unwrap();
+    assert!(same.lock("k").try_acquire().await.unwrap_err().is_busy());
+    guard.release().await.unwrap();
+    for (wrong, told) in [
+        (url("&connections=0"), "connections"),
+        (url("&connections=x"), "connections"),
+        (url("&tabel=x"), "tabel"),
+        (url("&create_table=x"), "create_table"),
+        (url("&require_ssl=x"), "require_ssl"),
+        (format!("{}?table=a;b", server.url_at(server.addr())), "table"),
+        ("mysql://u:secret@127.0.0.1".to_owned(), "database"),
+    ] {
+        let error = open(wrong.clone()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::InvalidUrl { .. }), "{wrong}: {error:?}");
+        assert!(text.contains(told) && !text.contains("secret"), "{wrong}: {text}");
+    }
+    let wrong = server.url_at(server.addr()).replace("dlock:", "dlock:wrong");
+    let refused = open(wrong).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("1045") && !refused.contains("wrong"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn kinds_that_it_has_not_are_refused_when_the_lock_is_built() {
+    let server = Mysql::shared().await;
+    let table = server.table().await;
+    let store = server.locks(&table).connect().await.unwrap();
+    let client = LockClient::builder().store(store).build().await.unwrap();
+    let fair = client.fair_lock("k").acquire().await.unwrap_err();
+    let semaphore = client.semaphore("s").permits(3).acquire().await.unwrap_err();
+    for error in [fair, semaphore] {
+        let text = error.to_string();
+        assert!(text.contains("MySQL"), "{text}");
+    }
+    let fenced = client.fenced_lock("f").acquire().await.unwrap();
+    assert!(fenced.fencing_token() > 0);
+    fenced.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn user_needs_no_more_rights_than_the_page_names() {
+    let setting = setting().await;
+    let (table, user) = (&setting.table, format!("u{:08x}", fastrand::u32(..)));
+    setting
+        .sql(&format!("CREATE USER {user}@'127.0.0.1' IDENTIFIED BY 'pw'"))
+        .await;
+    let own = setting.server.opts().user(Some(&user)).pass(Some("pw"));
+    let denied = || {
+        MysqlLocks::builder(own.clone())
+            .table(table)
+            .timeout(PATIENCE)
+            .connect()
+    };
+    let error = answered(denied).await;
+    assert!(error.is_err(), "no right to the database");
+    setting
+        .sql(&format!(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON dlock.{table} TO {user}@'127.0.0.1'; \
+             GRANT SELECT, INSERT, UPDATE ON dlock.{table}_floor TO {user}@'127.0.0.1'"
+        ))
+        .await;
+    let store = connected(own, table, PATIENCE).await;
+    let client = client(&store).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    assert_eq!(renewed_by(&client).await, 1);
+    guard.release().await.unwrap();
+    setting.expire().await;
+    assert_eq!(store.remove_free().await.unwrap(), 1);
+}
+
+async fn renewed_by(client: &LockClient) -> usize {
+    client.list("").await.unwrap().len()
+}
+
+/// A connection of the application's own, as it may have set it.
+#[tokio::test]
+async fn defaults_of_the_server_and_changes_by_others_make_no_difference() {
+    let server = Mysql::start_with(
+        &[
+            "--sql-mode=",
+            "--default-time-zone=-11:00",
+            "--transaction-isolation=SERIALIZABLE",
+            "--wait-timeout=1",
+            "--autocommit=0",
+        ],
+        None,
+    )
+    .await;
+    let table = server.table().await;
+    let store = connected(server.opts(), &table, PATIENCE).await;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    let mut admin: Conn = server.client().await;
+    admin
+        .query_drop(
+            "SET GLOBAL time_zone = '+13:00', GLOBAL sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,ORACLE'",
+        )
+        .await
+        .unwrap();
+    // A process that starts after that, in another time zone.
+    let after = connected(server.opts(), &table, PATIENCE).await;
+    let busy = after.clone().acquire(ask("k", 2, LEASE)).await.unwrap();
+    assert!(
+        matches!(busy, AcquireReply::Busy(busy) if busy.remaining > Some(LEASE - 60 * SEC)),
+        "{busy:?}"
+    );
+    assert_eq!(renewed(&after, "k", 1, LEASE).await.unwrap(), Renewal::Renewed);
+    // Longer than the server keeps connections without work by default.
+    let pids =
+        "SELECT GROUP_CONCAT(ID ORDER BY ID) FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID()";
+    let before: Option<String> = admin.query_first(pids).await.unwrap();
+    sleep(Duration::from_millis(2500)).await;
+    let mut admin = server.client().await;
+    let kept: Option<String> = admin.query_first(pids).await.unwrap();
+    assert_eq!(kept, before);
+    assert!(is_released(&after.clone().release(end("k", 1)).await));
+}
+
+#[tokio::test]
+async fn key_that_is_too_long_is_refused_and_not_cut_off() {
+    let server = Mysql::shared().await;
+    let table = server.table().await;
+    let builder = server.locks(&table).prefix("p".repeat(900));
+    let store = Arc::new(builder.connect().await.unwrap());
+    let error = store
+        .clone()
+        .acquire(ask(&"k".repeat(200), 1, LEASE))
+        .await
+        .unwrap_err();
+    assert_eq!((error.outcome, error.reason), (Outcome::NotDone, Reason::Refused));
+    token(store.clone().acquire(ask(&"k".repeat(124), 1, LEASE)).await);
+}

@@ -1,0 +1,387 @@
+//! Locks on ZooKeeper where a server, the network or a process fails: what is promised, and what went wrong elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Store,
+};
+use dlock::{Error, LockClient, LockKey};
+use dlock_tests::eventually;
+use dlock_tests::faults::{PATIENCE, answered};
+use dlock_tests::zookeeper::{Ensemble, ZkProxy, Zookeeper};
+use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
+use futures_util::future::join_all;
+
+/// What one step of a hasty store may take.
+const TIMEOUT: Duration = Duration::from_millis(600);
+/// No test waits for its end.
+const LEASE: Duration = Duration::from_secs(300);
+
+fn fresh_root() -> String {
+    format!("/faults-{:016x}", fastrand::u64(..))
+}
+
+/// A store that is never late, with a session of its own.
+async fn patient(servers: impl ToString, root: &str, session: Duration) -> ZookeeperLocks {
+    store(servers, root, session, PATIENCE).await
+}
+
+async fn store(servers: impl ToString, root: &str, session: Duration, timeout: Duration) -> ZookeeperLocks {
+    let servers = servers.to_string();
+    let builder = || {
+        let builder = ZookeeperLocks::builder(&servers).root(root);
+        builder.session(session).timeout(timeout)
+    };
+    answered(|| builder().connect())
+        .await
+        .expect("the server is there")
+}
+
+async fn client(store: &ZookeeperLocks) -> LockClient {
+    let builder = LockClient::builder().store(store.clone()).retry_for(PATIENCE);
+    builder.build().await.expect("a client on the store")
+}
+
+/// A server that others use too, a network before it, and a root that is unused.
+async fn setting() -> (Arc<Zookeeper>, ZkProxy, String) {
+    let server = Zookeeper::shared().await;
+    let proxy = ZkProxy::start(server.addr());
+    (server, proxy, fresh_root())
+}
+
+fn request(key: &str, number: u64) -> AcquireRequest {
+    AcquireRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), LEASE)
+}
+
+fn release(key: &str, number: u64) -> ReleaseRequest {
+    ReleaseRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number))
+}
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A server that is cut off from its leader answers pings for seconds, while the leader ends the session and gives the lock
+/// to another client. It takes as long as the session, and three servers have to start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_is_told_before_the_lock_is_given_away_when_its_server_is_cut_off_from_the_leader() {
+    let servers = Ensemble::start().await;
+    let leader = servers.leader().await;
+    let follower = (leader + 1) % 3;
+    let (root, session) = (fresh_root(), Duration::from_secs(6));
+    let beside = patient(servers.servers()[leader].addr(), &root, LONG).await;
+    let behind = store(servers.servers()[follower].addr(), &root, session, TIMEOUT).await;
+    let (holder, waiter) = (client(&behind).await, client(&beside).await);
+    let guard = loop {
+        let guard = holder.lock("k").wait(PATIENCE).acquire().await.unwrap();
+        // Long enough that its lease comes from renewals, and not from the begin of the session.
+        tokio::time::sleep(session / 2).await;
+        if guard.is_held() {
+            break guard;
+        }
+    };
+    servers.freeze(follower, leader, true);
+    let taken = waiter.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    assert!(!guard.is_held(), "two clients hold the lock");
+    // A client that goes by its connection would think that it holds it still.
+    let said = servers.servers()[follower].said("srvr").await;
+    assert!(said.is_some_and(|said| said.contains("Mode: follower")));
+    assert!(taken.is_held() && taken.fencing_token() > guard.fencing_token());
+    servers.freeze(follower, leader, false);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquire_that_comes_late_takes_nothing() {
+    let (server, proxy, root) = setting().await;
+    let beside = Arc::new(patient(server.addr(), &root, LONG).await);
+    let behind = Arc::new(store(proxy.addr(), &root, LONG, TIMEOUT).await);
+    let late = proxy.hold(|request| request.creates());
+    let acquire = behind.clone().acquire(request("k", 1)).await;
+    let error = acquire.expect_err("the request was held");
+    assert_eq!(error.outcome, Outcome::Unknown, "{error:?}");
+    late.struck().await;
+    // It is answered when the acquire can do nothing any more.
+    let released = answered(|| behind.clone().release(release("k", 1))).await;
+    assert!(
+        matches!(released, Ok(ReleaseReply::NotHeld { .. })),
+        "{released:?}"
+    );
+    late.release().await;
+    let reply = beside.clone().acquire(request("k", 2)).await.unwrap();
+    assert!(matches!(reply, AcquireReply::Acquired(_)), "{reply:?}");
+    assert_eq!(beside.clone().inspect("k".into()).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_replies_cost_no_lock_and_leave_none() {
+    let (server, proxy, root) = setting().await;
+    let beside = client(&patient(server.addr(), &root, LONG).await).await;
+    let behind = client(&store(proxy.addr(), &root, LONG, Duration::from_secs(5)).await).await;
+    for round in 0..3 {
+        let lost = match round {
+            0 => Some(proxy.swallow(|request| request.creates())),
+            _ => None,
+        };
+        let guard = behind.lock("k").wait(PATIENCE).acquire().await.unwrap();
+        if let Some(lost) = lost {
+            lost.struck().await;
+        }
+        if round == 1 {
+            let renewal = proxy.swallow(|request| request.is_multi());
+            renewal.struck().await;
+            assert!(guard.is_held(), "{:?}", guard.state());
+        }
+        let busy = beside.lock("k").try_acquire().await;
+        assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
+        let lost = (round == 2).then(|| proxy.swallow(|request| request.deletes()));
+        guard.release().await.unwrap();
+        if let Some(lost) = lost {
+            lost.struck().await;
+        }
+        let next = beside.lock("k").wait(PATIENCE).acquire().await.unwrap();
+        next.release().await.unwrap();
+    }
+}
+
+/// At peers the node of the session before was taken for the caller's own, and the holder was not told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_that_expires_ends_its_locks_and_the_next_one_begins_without_them() {
+    let (server, proxy, root) = setting().await;
+    let beside = patient(server.addr(), &root, LONG).await;
+    let behind = store(proxy.addr(), &root, Duration::from_secs(2), TIMEOUT).await;
+    let (holder, waiter) = (client(&behind).await, client(&beside).await);
+    let guard = holder.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { waiter.lock("k").wait(PATIENCE).acquire().await });
+    proxy.block(true);
+    let taken = waiting.await.unwrap().unwrap();
+    assert!(!guard.is_held(), "two clients hold the lock");
+    proxy.block(false);
+    let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
+    assert!(lost.is_ok(), "the holder is not told");
+    let busy = answered(|| holder.lock("k").try_acquire()).await;
+    assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
+    assert!(taken.is_held());
+    taken.release().await.unwrap();
+    let again = holder.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    assert!(again.fencing_token() > guard.fencing_token());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_of_a_process_that_died_is_free_when_its_session_is_over() {
+    let server = Zookeeper::shared().await;
+    let root = fresh_root();
+    let beside = client(&patient(server.addr(), &root, LONG).await).await;
+    let (addr, other) = (server.addr(), root.clone());
+    // Its runtime ends without a goodbye.
+    let died = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let token = runtime.block_on(async {
+            let client = client(&patient(addr, &other, Duration::from_secs(2)).await).await;
+            let guard = client.lock("k").acquire().await.unwrap();
+            let token = guard.fencing_token();
+            std::mem::forget((client, guard));
+            token
+        });
+        runtime.shutdown_background();
+        token
+    });
+    let token = tokio::task::spawn_blocking(|| died.join())
+        .await
+        .unwrap()
+        .unwrap();
+    let next = beside.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    assert!(next.fencing_token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_shuts_down_leaves_no_session() {
+    let server = Zookeeper::shared().await;
+    let root = fresh_root();
+    let beside = client(&patient(server.addr(), &root, LONG).await).await;
+    let store = patient(server.addr(), &root, Duration::from_secs(40)).await;
+    let reply = Arc::new(store.clone()).acquire(request("k", 1)).await.unwrap();
+    assert!(matches!(reply, AcquireReply::Acquired(_)));
+    drop(store);
+    let begun = std::time::Instant::now();
+    let next = beside.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    drop(next);
+    assert!(
+        begun.elapsed() < Duration::from_secs(40),
+        "the session had to expire"
+    );
+}
+
+/// A renewal that only keeps the session alive does not see it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_that_was_forced_open_is_lost_at_the_next_renewal() {
+    let server = Zookeeper::shared().await;
+    let root = fresh_root();
+    let store = patient(server.addr(), &root, LONG).await;
+    let holder = LockClient::builder().store(store).lease(Duration::from_secs(3));
+    let holder = holder.build().await.unwrap();
+    let beside = client(&patient(server.addr(), &root, LONG).await).await;
+    let guard = holder.lock("k").acquire().await.unwrap();
+    let other = holder.lock("other").acquire().await.unwrap();
+    assert!(beside.force_release("k").await.unwrap());
+    let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
+    assert!(lost.is_ok() && !guard.is_held());
+    drop(other);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_are_made_while_the_lock_is_held_and_never_after() {
+    let server = Zookeeper::shared().await;
+    let root = fresh_root();
+    let locks = patient(server.addr(), &root, LONG).await;
+    let holder = client(&locks).await;
+    let beside = client(&patient(server.addr(), &root, LONG).await).await;
+    let effect = format!("{root}-effect");
+    let guard = holder.lock("k").acquire().await.unwrap();
+    locks
+        .write_as(&guard, Writes::new().create(&effect, "1"))
+        .await
+        .unwrap();
+    locks
+        .write_as(&guard, Writes::new().set(&effect, "2", Some(0)))
+        .await
+        .unwrap();
+    let refused = locks
+        .write_as(
+            &guard,
+            Writes::new().check(&effect, None).set(&effect, "3", Some(0)),
+        )
+        .await;
+    assert!(
+        matches!(&refused, Err(WriteError::Refused { at: 1, reason, .. }) if reason == "BadVersion"),
+        "{refused:?}"
+    );
+    let nodes = locks.nodes(&guard).unwrap();
+    assert_eq!(nodes.len(), 1);
+    assert!(nodes[0].path.starts_with(&format!("{root}/k/_c_")), "{nodes:?}");
+
+    // The holder does not know of it yet: only the check in the write does.
+    assert!(beside.force_release("k").await.unwrap());
+    let taken = beside.lock("k").acquire().await.unwrap();
+    let lost = locks
+        .write_as(&guard, Writes::new().set(&effect, "4", None))
+        .await;
+    assert!(matches!(lost, Err(WriteError::Lost { .. })), "{lost:?}");
+    // Nothing was written meanwhile: the version is the second one.
+    taken.release().await.unwrap();
+    let next = holder.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    locks
+        .write_as(&next, Writes::new().delete(&effect, Some(1)))
+        .await
+        .unwrap();
+}
+
+/// Ten thousand locks have to be taken first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_locks_are_renewed_by_few_requests() {
+    let server = Zookeeper::start().await;
+    let store = Arc::new(patient(server.addr(), "/many", LONG).await);
+    let acquires = (0..10_000).map(|n| store.clone().acquire(request(&format!("k{n}"), n)));
+    for reply in join_all(acquires).await {
+        assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
+    }
+    let received = || async {
+        let said = server.said("srvr").await.unwrap_or_default();
+        let line = said
+            .lines()
+            .find_map(|line| line.strip_prefix("Received: "))
+            .map(str::parse::<u64>);
+        line.expect("it counts").expect("a number")
+    };
+    let before = received().await;
+    // As a client does it: at most 200 at a time.
+    let renewals = (0..50).map(|chunk| {
+        let requests = (0..200).map(|n| {
+            let n = chunk * 200 + n;
+            RenewRequest::new(
+                Kind::Mutex,
+                format!("k{n}").into(),
+                GrantId::from_parts(7, n),
+                LEASE,
+            )
+        });
+        store.clone().renew(requests.collect())
+    });
+    for replies in join_all(renewals).await {
+        for reply in replies.unwrap() {
+            assert!(
+                matches!(reply, Ok(Renewal::Renewed | Renewal::RenewedFor(_))),
+                "{reply:?}"
+            );
+        }
+    }
+    let sent = received().await - before;
+    assert!(sent <= 60, "{sent} requests");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_of_a_user_are_closed_to_others() {
+    let server = Zookeeper::shared().await;
+    let root = fresh_root();
+    let url = |user: &str| format!("zookeeper://{user}{}{root}", server.addr());
+    let built = |url: String| async move {
+        let builder = LockClient::builder().scheme(dlock_zookeeper::scheme()).url(url);
+        builder.timeout(PATIENCE).build().await
+    };
+    let (owner, same, other) = (
+        built(url("svc:s%40cret@")).await.unwrap(),
+        built(url("svc:s%40cret@")).await.unwrap(),
+        built(url("svc:other@")).await.unwrap(),
+    );
+    let guard = owner.lock("k").acquire().await.unwrap();
+    assert!(matches!(
+        same.lock("k").try_acquire().await,
+        Err(Error::NotAcquired { .. })
+    ));
+    let refused = other.lock("k").try_acquire().await;
+    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn url_that_makes_no_sense_is_refused() {
+    for (url, said) in [
+        ("zookeeper://h/a//b", "root"),
+        ("zookeeper://h:port/a", "port"),
+        ("zookeeper://", "host"),
+        ("zookeeper://h/a?session=soon", "session"),
+        ("zookeeper://h/a?tick=60s", "tick"),
+        ("zookeeper://h/a?acl=creator", "user"),
+        ("zookeeper://h/a?acl=all", "acl"),
+        ("zookeeper://h/a?sesion=15s", "sesion"),
+        ("zookeeper://h/zookeeper", "servers' own"),
+    ] {
+        let builder = LockClient::builder().scheme(dlock_zookeeper::scheme()).url(url);
+        let error = builder.build().await.expect_err(url).to_string();
+        assert!(error.contains(said), "{url}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn path_of_a_lock_is_what_curator_takes() {
+    let server = Zookeeper::shared().await;
+    let root = fresh_root();
+    let builder = ZookeeperLocks::builder(&server.addr().to_string())
+        .root(&root)
+        .prefix("shop:");
+    let locks = builder.timeout(PATIENCE).connect().await.unwrap();
+    for (key, name) in [
+        ("k", "shop:k"),
+        ("a/b%", "shop:a%2Fb%25"),
+        ("größe", "shop:größe"),
+    ] {
+        assert_eq!(locks.path(&LockKey::from(key)), format!("{root}/{name}"));
+    }
+    let client = client(&locks).await;
+    let guard = client.lock("a/b%").acquire().await.unwrap();
+    eventually("the lock is listed by its key", || async {
+        let listed = client.list("a/").await.unwrap();
+        listed.iter().any(|(key, _)| key.as_str() == "a/b%")
+    })
+    .await;
+    drop(guard);
+}
