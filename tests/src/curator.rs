@@ -51,7 +51,8 @@ impl Curator {
     }
 
     fn spawn(server: SocketAddr, session: Duration) -> Curator {
-        let built = Command::new(format!("{PROJECT}/build.sh"))
+        let built = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/java.sh"))
+            .arg("curator")
             .stdin(Stdio::null())
             .status();
         assert!(

@@ -11,7 +11,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -30,6 +29,7 @@ use tokio::sync::{OnceCell, oneshot};
 use crate::Store;
 
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop");
+const BUILD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/java.sh");
 const START_WITHIN: Duration = Duration::from_secs(60);
 const STDERR_LINES_KEPT: usize = 40;
 
@@ -252,9 +252,7 @@ impl Redisson {
         if major < 17 {
             return Err(format!("java is {major}, redisson's driver needs 17"));
         }
-        if output(&format!("{PROJECT}/build.sh"), &["--check"]).is_none()
-            && output("mvn", &["--version"]).is_none()
-        {
+        if output(BUILD, &["interop", "--check"]).is_none() && output("mvn", &["--version"]).is_none() {
             return Err("mvn is not installed and the driver is not built".to_owned());
         }
         Ok(())
@@ -668,12 +666,12 @@ async fn build() -> Result<(), Error> {
     static BUILT: OnceCell<()> = OnceCell::const_new();
     BUILT
         .get_or_try_init(|| async {
-            let script = Path::new(PROJECT).join("build.sh");
-            let output = Command::new(&script)
+            let output = Command::new(BUILD)
+                .arg("interop")
                 .stdin(Stdio::null())
                 .output()
                 .await
-                .map_err(|error| Error::Gone(format!("{} cannot be run: {error}", script.display())))?;
+                .map_err(|error| Error::Gone(format!("{BUILD} cannot be run: {error}")))?;
             if output.status.success() {
                 return Ok(());
             }
