@@ -47,6 +47,8 @@ const EXPECTED: &[&str] = &[
     "a semaphore whose permits were changed",
     "a service that failed without a response",
     "a set that was granted by one step",
+    "a slot that was begun",
+    "a slot that was missed",
     "a stale write that was refused",
     "a store's clock that stepped",
     "a wait for a latch",
@@ -66,6 +68,8 @@ const EXPECTED: &[&str] = &[
     "an owner that heard of its loss",
     "two acquires of which the first was taken",
     "unowned permits that were taken",
+    "work that is done once, begun",
+    "work that was dropped with its claim",
     "work that was dropped with its lock",
     "work that was taken over while it went on",
 ];

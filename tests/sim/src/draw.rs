@@ -1,6 +1,7 @@
 //! Draws a plan from a seed.
 
 mod busy;
+mod once;
 mod record;
 mod sets;
 mod stores;
@@ -61,7 +62,10 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
     };
     let mut processes: Vec<_> = (0..processes).map(|_| process(&mut rng)).collect();
     let faults = faults(&mut rng, &stores, processes.len(), lease, runtimes);
-    let records = record::add(seed, stores, lease, &mut processes);
+    let mut records = record::add(seed, stores, lease, &mut processes);
+    if let Some(records) = &mut records {
+        once::add(seed, records, &mut processes);
+    }
     let mut plan = Plan {
         seed,
         runtimes,

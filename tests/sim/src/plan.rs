@@ -6,7 +6,7 @@ pub(crate) mod record;
 
 use serde::{Deserialize, Serialize};
 
-use self::record::{Ask, Record, Records};
+use self::record::{Ask, Once, Record, Records};
 
 pub(crate) type Millis = u64;
 
@@ -149,6 +149,7 @@ pub(crate) enum Task {
     Pause(Millis),
     Lock(Lock),
     Record(Record),
+    Once(Once),
     Ask(Ask),
     /// Takes permits that have no owner, keeps them for so long, and gives them back.
     Unowned {

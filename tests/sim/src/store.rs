@@ -352,7 +352,7 @@ pub(crate) fn stop(store: usize, loses_data: bool) {
                 given_back: HashSet::new(),
             });
             it.lost_at = Some(now);
-            world.checks.records.lose_data();
+            world.records_lost();
             tell!(world, Who::Store(store), "has lost its data");
         });
     }
@@ -365,7 +365,7 @@ pub(crate) fn fail_over(store: usize, lag: Millis) {
         let it = &mut world.stores[store];
         if let Some(replica) = it.replica.take_if(|_| lag > 0) {
             it.put(replica);
-            world.checks.records.lose_data();
+            world.records_lost();
             world.counts.sometimes("a fail-over to a replica");
         }
     });
@@ -395,7 +395,7 @@ pub(crate) fn lose_data(store: usize) {
     inside(store, MemoryStore::clear);
     with(|world| {
         world.stores[store].given_back.clear();
-        world.checks.records.lose_data();
+        world.records_lost();
         world.stores[store].lost_at = Some(world.now);
         tell!(world, Who::Store(store), "has lost its data");
     });

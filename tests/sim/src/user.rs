@@ -5,6 +5,7 @@ mod counter;
 mod habit;
 mod hold;
 mod holder;
+mod once;
 mod record;
 mod service;
 pub(crate) mod threads;
@@ -84,6 +85,7 @@ pub(crate) fn user(
                 match task {
                     Task::Pause(pause) => sleep(pause).await,
                     Task::Record(task) => record::record(me, &client, &task).await,
+                    Task::Once(task) => once::once(me, &client, &task).await,
                     Task::Ask(task) => service::ask(me, service.clone(), &task).await,
                     Task::Lock(lock) => hold(me, client.clone(), lock, Vec::new()).await,
                     Task::Unowned {

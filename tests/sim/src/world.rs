@@ -51,6 +51,7 @@ pub(crate) mod streams {
     pub(crate) const PLAN_OF_STORES: u64 = 20;
     pub(crate) const PLAN_OF_BUSY: u64 = 21;
     pub(crate) const PLAN_OF_SETS: u64 = 22;
+    pub(crate) const ONCE: u64 = 23;
 }
 
 pub(crate) struct World {

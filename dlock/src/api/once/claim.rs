@@ -1,7 +1,9 @@
 //! The claim under which work is done: asked for, renewed, and settled or given up.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use tokio::runtime;
@@ -11,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::stored;
-use crate::base::{chance, clock};
+use crate::base::{broken, chance, clock};
 use crate::engine::grant::safety_margin;
 use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal};
 use crate::runtime::client::Shared;
@@ -441,7 +443,18 @@ fn current(deadline: &watch::Receiver<Deadline>) -> Deadline {
     *deadline.borrow()
 }
 
+/// Ends when the claim is lost. The clock is asked with each poll, since the timer of a machine that was suspended fires
+/// late.
 async fn lost(deadline: &watch::Receiver<Deadline>) {
+    let mut told = pin!(told_of_loss(deadline));
+    poll_fn(|cx| match current(deadline) {
+        Some(until) if clock::now() < until => told.as_mut().poll(cx),
+        _ => Poll::Ready(()),
+    })
+    .await;
+}
+
+async fn told_of_loss(deadline: &watch::Receiver<Deadline>) {
     let mut deadline = deadline.clone();
     while let Some(until) = current(&deadline) {
         if until <= clock::now() {
@@ -469,6 +482,9 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
     let mut next = sent + lease / 3;
     loop {
         clock::sleep_until(next).await;
+        if broken!(OnceNotRenewed) {
+            return;
+        }
         let asked = clock::now();
         let step = target.records.extend(&target.record, &token, lease, target.keep);
         match tokio::time::timeout(lease / 3, step).await {

@@ -10,7 +10,7 @@ use tokio::runtime;
 use super::claim::{self, Asking, Claim, OnceClaim, Settled, Settlement, Target};
 use super::{OnFailure, Once, OnceError, Source, record_of, stored};
 use crate::api::builder::DEFAULT_RETRY_FOR;
-use crate::base::clock;
+use crate::base::{broken, clock};
 use crate::runtime::emit::Event;
 use crate::runtime::scope;
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, SlotReply, SlotRequest};
@@ -172,7 +172,7 @@ impl Once {
         let view = claim.view();
         let output = tokio::select! {
             biased;
-            () = claim.lost() => return Err(self.lost(attempt)),
+            () = claim.lost(), if !broken!(OnceGoesOnWithoutClaim) => return Err(self.lost(attempt)),
             output = async { work(view).await } => output,
         };
         let value = match output {

@@ -116,6 +116,14 @@ rules! {
         "a record is completed by its own claim only"
     RecordReplaysOtherResult "record-replays-other-result" RECORDS
         "what is replayed is the result of that very record"
+    OnceGoesOnWithoutClaim "once-goes-on-without-claim" RECORDS
+        "work that is done once is dropped when its claim may have run out"
+    OnceNotRenewed "once-not-renewed" RECORDS
+        "the claim of work that is done once is renewed for as long as it lasts"
+    SlotForgottenByRelease "slot-forgotten-by-release" RECORDS
+        "a claim of a slot that is given back leaves the record, so that no earlier slot is done again"
+    EarlierSlotDone "earlier-slot-done" RECORDS
+        "no slot is done after a later one was claimed"
     NoAnswerIsBusy "no-answer-is-busy" WAITING
         "a store that does not answer is not reported as a busy lock"
     ShutdownIgnoresPartialSet "shutdown-ignores-partial-set" CLEANUP

@@ -291,7 +291,7 @@ impl Table {
             if slot <= latest && last > latest {
                 return reply(slot, SlotOutcome::ClockWentBack);
             }
-            if slot <= latest && last > slot {
+            if slot <= latest && last > slot && !broken!(EarlierSlotDone) {
                 return reply(slot, SlotOutcome::Missed);
             }
         }
@@ -424,7 +424,10 @@ impl Table {
         };
         match record.state {
             State::Claimed { .. }
-                if forget && record.attempt == 1 && micros_of_print(&record.fingerprint).is_some() =>
+                if forget
+                    && record.attempt == 1
+                    && micros_of_print(&record.fingerprint).is_some()
+                    && !broken!(SlotForgottenByRelease) =>
             {
                 record.state = State::Released;
                 Change::Made

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey};
 use dlock_tower::idempotency::IdempotencyHandle;
@@ -17,6 +17,8 @@ use crate::plan::Millis;
 use crate::store::record::{Reply, Request};
 use crate::trace::Who;
 use crate::world::{Event, World, tell};
+
+mod slot;
 
 pub(crate) const RECORDS: &str = "8 records";
 
@@ -37,8 +39,9 @@ pub(crate) struct Records {
     begun: BTreeMap<RecordKey, (u64, Claim)>,
     /// What came of each effect that has a result.
     produced: BTreeMap<u64, Produced>,
-    /// The claims that a record was completed under, and until when each of them counts.
-    completions: BTreeMap<RecordKey, Vec<(Claim, Millis)>>,
+    completions: BTreeMap<RecordKey, Vec<Completion>>,
+    /// When the store lost its data for the last time.
+    forgot: Option<Millis>,
     askers: BTreeMap<u64, Asker>,
     /// The idempotency layers of the processes that live.
     services: BTreeMap<usize, IdempotencyHandle>,
@@ -69,6 +72,15 @@ pub(crate) struct Effect {
     began: Millis,
 }
 
+/// A record was completed under a claim.
+struct Completion {
+    claim: Claim,
+    at: Millis,
+    /// Until when it counts.
+    until: Millis,
+    slot: Option<SystemTime>,
+}
+
 struct Produced {
     claim: Claim,
     key: RecordKey,
@@ -96,17 +108,40 @@ struct Ledger {
 
 struct Entry {
     claim: Claim,
-    fingerprint: Fingerprint,
+    work: Work,
     attempt: u32,
     fence: u64,
     until: Instant,
     state: State,
 }
 
+/// What a record is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Of(Fingerprint),
+    /// That of the slot of time which begins then.
+    InSlot(SystemTime),
+}
+
+impl Work {
+    fn slot(self) -> Option<SystemTime> {
+        match self {
+            Work::Of(_) => None,
+            Work::InSlot(slot) => Some(slot),
+        }
+    }
+}
+
 enum State {
-    Claimed { until: Instant },
+    Claimed {
+        until: Instant,
+    },
     Orphaned,
-    Completed { response: Vec<u8> },
+    /// Nothing was done in the slot.
+    Released,
+    Completed {
+        response: Vec<u8>,
+    },
 }
 
 /// The answer to a claim, as it has to be.
@@ -143,21 +178,29 @@ impl fmt::Debug for Expected {
 }
 
 impl Ledger {
+    fn slot_of(&self, key: &RecordKey) -> Option<SystemTime> {
+        self.entries.get(key)?.work.slot()
+    }
+
     fn get(&self, key: &RecordKey, now: Instant) -> Option<&Entry> {
         self.entries.get(key).filter(|entry| entry.until > now)
     }
 
-    fn expected(&self, request: &ClaimRequest, claim: Claim, now: Instant) -> Expected {
+    fn expected(&self, request: &ClaimRequest, work: Work, claim: Claim, now: Instant) -> Expected {
         let Some(entry) = self.get(&request.key, now) else {
             return Expected::Claimed {
                 attempt: 1,
                 fence: None,
             };
         };
-        if entry.fingerprint != request.fingerprint {
+        if entry.work != work {
             return Expected::Mismatch;
         }
         match &entry.state {
+            State::Released => Expected::Claimed {
+                attempt: 1,
+                fence: None,
+            },
             State::Completed { response } => Expected::Completed(response.clone()),
             State::Claimed { .. } if entry.claim == claim => Expected::Claimed {
                 attempt: entry.attempt,
@@ -172,7 +215,14 @@ impl Ledger {
         }
     }
 
-    fn claimed(&mut self, request: &ClaimRequest, claim: Claim, (attempt, fence): (u32, u64), now: Instant) {
+    fn claimed(
+        &mut self,
+        request: &ClaimRequest,
+        work: Work,
+        claim: Claim,
+        (attempt, fence): (u32, u64),
+        now: Instant,
+    ) {
         let before = self.get(&request.key, now);
         let mut until = now + request.retention.max(request.lease);
         let mut lease_until = now + request.lease;
@@ -188,7 +238,7 @@ impl Ledger {
         *greatest = fence.max(*greatest);
         let entry = Entry {
             claim,
-            fingerprint: request.fingerprint,
+            work,
             attempt,
             fence,
             until,
@@ -218,7 +268,7 @@ impl Ledger {
                 OwnerReply::Done
             }
             State::Completed { .. } => OwnerReply::Done,
-            State::Orphaned => OwnerReply::NotOwner,
+            State::Orphaned | State::Released => OwnerReply::NotOwner,
         }
     }
 
@@ -245,7 +295,7 @@ impl Ledger {
                 (OwnerReply::Done, true)
             }
             State::Completed { .. } => (OwnerReply::Done, false),
-            State::Orphaned => (OwnerReply::NotOwner, false),
+            State::Orphaned | State::Released => (OwnerReply::NotOwner, false),
         }
     }
 
@@ -260,6 +310,10 @@ impl Ledger {
             return OwnerReply::NotOwner;
         }
         match entry.state {
+            State::Claimed { .. } if forget && entry.attempt == 1 && entry.work.slot().is_some() => {
+                entry.state = State::Released;
+                OwnerReply::Done
+            }
             State::Claimed { .. } if forget && entry.attempt == 1 => {
                 self.entries.remove(key);
                 OwnerReply::Done
@@ -268,7 +322,7 @@ impl Ledger {
                 entry.state = State::Orphaned;
                 OwnerReply::Done
             }
-            State::Orphaned => OwnerReply::Done,
+            State::Orphaned | State::Released => OwnerReply::Done,
             State::Completed { .. } => OwnerReply::NotOwner,
         }
     }
@@ -299,8 +353,9 @@ impl Records {
         self.names.get(key).map_or(short, String::as_str)
     }
 
-    pub(crate) fn lose_data(&mut self) {
+    fn lose_data(&mut self, now: Millis) {
         self.ledger.entries.clear();
+        self.forgot = Some(now);
     }
 
     pub(crate) fn service_begins(&mut self, process: usize, service: IdempotencyHandle) {
@@ -349,36 +404,55 @@ fn is_as(expected: &Expected, reply: &ClaimReply, newest: u64) -> bool {
 }
 
 impl World {
+    /// A store has lost its data.
+    pub(crate) fn records_lost(&mut self) {
+        let now = self.now;
+        self.checks.records.lose_data(now);
+    }
+
     /// A store has carried out a step of a record.
     pub(super) fn record_step(&mut self, store: usize, request: &Request, reply: &Reply) {
         let now = self.store_instant(store);
         match (request, reply) {
             (Request::Claim(request), Reply::Claim(reply)) => self.claim_step(request, reply, now),
+            (Request::ClaimSlot(request, slot), Reply::Slot(reply)) => {
+                self.slot_step(request, *slot, reply, now);
+            }
             (request, Reply::Owner(reply)) => self.owner_step(request, *reply, now),
-            (_, Reply::Claim(_)) => {}
+            (_, Reply::Claim(_) | Reply::Slot(_) | Reply::Look(_)) => {}
         }
     }
 
     fn claim_step(&mut self, request: &ClaimRequest, reply: &ClaimReply, now: Instant) {
         let records = &mut self.checks.records;
         let claim = records.name_claim(&request.token);
-        let expected = records.ledger.expected(request, claim, now);
+        let work = Work::Of(request.fingerprint);
+        let expected = records.ledger.expected(request, work, claim, now);
+        if self.is_due(request, &expected, reply) {
+            self.claim_granted(request, work, &expected, reply, now);
+        }
+    }
+
+    /// Whether a store's answer to a claim is the one that is due.
+    fn is_due(&mut self, request: &ClaimRequest, expected: &Expected, reply: &ClaimReply) -> bool {
+        let records = &self.checks.records;
         let newest = records
             .ledger
             .fences
             .get(&request.key)
             .copied()
             .unwrap_or_default();
-        if !is_as(&expected, reply, newest) {
+        if !is_as(expected, reply, newest) {
             let name = records.name_of(&request.key);
             let story = format!(
                 "the store answers a claim of record {name} by \"{}\" where {expected:?} is due (newest fence {newest}): {}",
                 Reply::Claim(reply.clone()).told(),
-                suffered(&expected, reply)
+                suffered(expected, reply)
             );
-            return self.violated(RECORDS, story);
+            self.violated(RECORDS, story);
+            return false;
         }
-        self.counts.sometimes(match (reply, &expected) {
+        self.counts.sometimes(match (reply, expected) {
             (ClaimReply::Claimed { .. }, Expected::Claimed { fence: Some(_), .. }) => {
                 "a claim that was asked for again"
             }
@@ -390,14 +464,28 @@ impl World {
             (ClaimReply::Mismatch, _) => "a claim that asked for something else",
             _ => "a claim that found an orphan which is left",
         });
+        true
+    }
+
+    fn claim_granted(
+        &mut self,
+        request: &ClaimRequest,
+        work: Work,
+        expected: &Expected,
+        reply: &ClaimReply,
+        now: Instant,
+    ) {
         let ClaimReply::Claimed { attempt, fence } = *reply else {
             return;
         };
+        let claim = self.checks.records.name_claim(&request.token);
         if matches!(expected, Expected::Claimed { fence: None, .. }) {
             self.nobody_relies_on(request, claim, now);
         }
         let records = &mut self.checks.records;
-        records.ledger.claimed(request, claim, (attempt, fence), now);
+        records
+            .ledger
+            .claimed(request, work, claim, (attempt, fence), now);
         let grant = Grant {
             key: request.key.clone(),
             attempt,
@@ -436,7 +524,7 @@ impl World {
     fn owner_step(&mut self, request: &Request, reply: OwnerReply, now: Instant) {
         let records = &mut self.checks.records;
         let (key, expected, what, suffered) = match request {
-            Request::Claim(_) => return,
+            Request::Claim(_) | Request::ClaimSlot(..) | Request::Look(_) => return,
             Request::Extend {
                 key,
                 token,
@@ -462,12 +550,17 @@ impl World {
                 let (expected, first) = records.ledger.complete(key, claim, (response, *retention), now);
                 if first && reply == OwnerReply::Done {
                     let kept = u64::try_from(retention.as_millis()).unwrap_or(Millis::MAX);
-                    let until = self.now + kept;
+                    let completion = Completion {
+                        claim,
+                        at: self.now,
+                        until: self.now + kept,
+                        slot: records.ledger.slot_of(key),
+                    };
                     records
                         .completions
                         .entry(key.clone())
                         .or_default()
-                        .push((claim, until));
+                        .push(completion);
                     self.is_completed(key);
                 }
                 let suffered = "a result is stored under a claim that is not its owner's, or is thrown away";
@@ -735,7 +828,7 @@ impl World {
                 && completions
                     .into_iter()
                     .flatten()
-                    .any(|(claim, until)| *claim == produced.claim && *until >= since)
+                    .any(|completion| completion.claim == produced.claim && completion.until >= since)
         });
         if !is_stored {
             let story = format!(

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordLook, RecordStore, SlotOutcome,
+    SlotReply, SlotRequest,
+};
 use dlock::sim;
 use dlock::store::{StoreError, Watch};
 
@@ -71,14 +74,14 @@ impl SimRecords {
 fn owner(reply: Reply) -> Option<OwnerReply> {
     match reply {
         Reply::Owner(reply) => Some(reply),
-        Reply::Claim(_) => None,
+        _ => None,
     }
 }
 
 fn claim(reply: Reply) -> Option<ClaimReply> {
     match reply {
         Reply::Claim(reply) => Some(reply),
-        Reply::Owner(_) => None,
+        _ => None,
     }
 }
 
@@ -92,6 +95,33 @@ impl RecordStore for SimRecords {
         let step = self.ask(Request::Claim(request), claim);
         self.knows(token, lease, step, |reply| {
             matches!(reply, ClaimReply::Claimed { .. })
+        })
+    }
+
+    fn claim_slot(
+        self: Arc<Self>,
+        request: ClaimRequest,
+        slot: SlotRequest,
+    ) -> impl Future<Output = Result<SlotReply, StoreError>> + Send + 'static {
+        if_any(|world| world.checks.records.name_claim(&request.token));
+        let (token, lease) = (request.token.clone(), request.lease);
+        let step = self.ask(Request::ClaimSlot(request, slot), |reply| match reply {
+            Reply::Slot(reply) => Some(reply),
+            _ => None,
+        });
+        self.knows(token, lease, step, |reply| {
+            matches!(reply.outcome, SlotOutcome::Claim(ClaimReply::Claimed { .. }))
+        })
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: RecordKey,
+        _response: bool,
+    ) -> impl Future<Output = Result<RecordLook, StoreError>> + Send + 'static {
+        self.ask(Request::Look(key), |reply| match reply {
+            Reply::Look(look) => Some(look),
+            _ => None,
         })
     }
 

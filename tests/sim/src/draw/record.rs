@@ -30,6 +30,7 @@ pub(super) fn add(seed: u64, stores: Stores, lease: Millis, processes: &mut [Pro
             1 => Some(LockAt::Inside),
             _ => None,
         },
+        period: 0,
     };
     let keys = rng.u32(1..=24);
     for user in processes.iter_mut().flat_map(|process| &mut process.users) {
@@ -70,7 +71,7 @@ fn record(rng: &mut Rng, keys: u32, lease: Millis) -> Record {
     }
 }
 
-fn habit(rng: &mut Rng, lease: Millis) -> Option<Habit> {
+pub(super) fn habit(rng: &mut Rng, lease: Millis) -> Option<Habit> {
     match rng.u32(..16) {
         0 => Some(Habit::DropsAfterPolls(rng.u32(1..8))),
         1 => Some(Habit::DropsAfter(rng.between(1, lease))),

@@ -24,6 +24,9 @@ pub(crate) struct Records {
     pub(crate) cancels: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lock: Option<LockAt>,
+    /// Between two slots of time.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) period: Millis,
 }
 
 /// Claims a record, works, and stores what came of it.
@@ -64,6 +67,45 @@ pub(crate) enum RecordEnd {
     /// Goes away without a word.
     Leave,
     Panic,
+}
+
+/// Does work that is done once, by `LockClient::once`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Once {
+    pub(crate) key: u32,
+    /// Once in each slot of time, and for which slots it asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) slots: Option<Slots>,
+    /// How often it asks again where it has no answer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) retries: u32,
+    /// For how long it waits for the result of another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) wait: Option<Millis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) habit: Option<Habit>,
+    pub(crate) work: Millis,
+    pub(crate) end: OnceEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Slots {
+    /// So many, by the loop of the library.
+    Next(u32),
+    /// The nearest one.
+    Nearest,
+    /// The one that begins so many periods from the present.
+    Named(i64),
+}
+
+/// How the work ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OnceEnd {
+    Returns,
+    Fails,
+    Panics,
 }
 
 /// Sends a request with an idempotency key to the service of its process.

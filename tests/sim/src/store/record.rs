@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordLook, SlotOutcome, SlotReply,
+    SlotRequest,
+};
 use dlock::store::{Store, StoreError};
 use dlock::stores::memory::MemoryStore;
 use futures_util::FutureExt;
@@ -17,6 +20,8 @@ const LARGE: usize = 300;
 #[derive(Debug, Clone)]
 pub(crate) enum Request {
     Claim(ClaimRequest),
+    ClaimSlot(ClaimRequest, SlotRequest),
+    Look(RecordKey),
     Extend {
         key: RecordKey,
         token: ClaimToken,
@@ -42,6 +47,8 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) enum Reply {
     Claim(ClaimReply),
+    Slot(SlotReply),
+    Look(RecordLook),
     Owner(OwnerReply),
 }
 
@@ -49,7 +56,7 @@ impl Request {
     /// Whether a store that is full refuses it.
     pub(super) fn grows(&self) -> bool {
         match self {
-            Request::Claim(_) => true,
+            Request::Claim(_) | Request::ClaimSlot(..) => true,
             Request::Complete { response, .. } => response.len() > LARGE,
             _ => false,
         }
@@ -59,6 +66,11 @@ impl Request {
     pub(crate) fn verb(&self) -> String {
         match self {
             Request::Claim(_) => "claims".to_owned(),
+            Request::ClaimSlot(_, slot) => match slot.time() {
+                Some(_) => "claims a slot of".to_owned(),
+                None => "claims the nearest slot of".to_owned(),
+            },
+            Request::Look(_) => "looks at".to_owned(),
             Request::Extend { .. } => "extends".to_owned(),
             Request::Complete { response, .. } => format!("completes, with {} bytes,", response.len()),
             Request::Release { .. } => "releases".to_owned(),
@@ -69,7 +81,8 @@ impl Request {
     /// The record and the claim.
     pub(crate) fn about(&self, checks: &Checks) -> String {
         let (key, token) = match self {
-            Request::Claim(request) => (&request.key, &request.token),
+            Request::Claim(request) | Request::ClaimSlot(request, _) => (&request.key, &request.token),
+            Request::Look(key) => return format!("record {}", checks.records.name_of(key)),
             Request::Extend { key, token, .. }
             | Request::Complete { key, token, .. }
             | Request::Release { key, token }
@@ -87,6 +100,8 @@ pub(super) fn step(memory: Arc<MemoryStore>, request: Request) -> Result<Reply, 
     let records = Store::records(memory).expect("the memory store keeps records");
     let reply = match request {
         Request::Claim(request) => return Ok(Reply::Claim(now(records.claim(request))?)),
+        Request::ClaimSlot(request, slot) => return Ok(Reply::Slot(now(records.claim_slot(request, slot))?)),
+        Request::Look(key) => return Ok(Reply::Look(now(records.inspect(&key, false))?)),
         Request::Extend {
             key,
             token,
@@ -121,6 +136,13 @@ impl Reply {
             Reply::Claim(ClaimReply::Mismatch) => "it was used for something else".to_owned(),
             Reply::Claim(ClaimReply::Orphan { .. }) => "it was begun, and nobody knows its end".to_owned(),
             Reply::Claim(other) => format!("{other:?}"),
+            Reply::Slot(reply) => match &reply.outcome {
+                SlotOutcome::Claim(claim) => Reply::Claim(claim.clone()).told(),
+                SlotOutcome::Missed => "a later slot was claimed".to_owned(),
+                SlotOutcome::ClockWentBack => "the clock went back".to_owned(),
+                _ => "too far ahead".to_owned(),
+            },
+            Reply::Look(_) => "its state and the time".to_owned(),
             Reply::Owner(OwnerReply::Done) => "done".to_owned(),
             Reply::Owner(_) => "the claim is not its owner's any more".to_owned(),
         }
