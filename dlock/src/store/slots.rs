@@ -76,6 +76,12 @@ impl SlotRequest {
         self.period().unwrap_or(AHEAD)
     }
 
+    /// How long before its beginning a slot may be done.
+    #[cfg(feature = "once")]
+    pub(crate) fn longest_ahead(&self) -> Duration {
+        self.ahead() + self.period().unwrap_or_default() / 2
+    }
+
     /// The slot that this is for, and the latest one that makes sense, by a store's clock in µs since the epoch.
     pub(crate) fn judged(&self, now: u64) -> (u64, u64) {
         let nearest = match self.period {

@@ -77,6 +77,39 @@ fn slots_are_done_once_by_processes_that_loop() {
     });
 }
 
+#[test]
+fn slot_that_was_done_early_is_kept_for_as_long_as_it_may_be_asked_for() {
+    paused(async {
+        let clients = clients(2).await;
+        let (minute, keep) = (60 * SEC, 120 * SEC);
+        until(&clients[0], minute, Duration::ZERO).await;
+        let key = clients[0].once("w").record_key().unwrap();
+        let now = clients[0]
+            .records()
+            .unwrap()
+            .inspect(&key, false)
+            .await
+            .unwrap()
+            .now;
+        let slot = now + 4 * minute; // the clock of this scheduler is four minutes fast
+        let run = async |client: &LockClient| -> Reply<()> {
+            let once = client.once("w").lease(20 * SEC).keep(keep).slot(slot);
+            once.run(async |_| Ok(())).await
+        };
+        assert!(matches!(run(&clients[0]).await, Ok(SlotReply::Ran(()))));
+        for after in [119, 2, 118, 2, 118] {
+            sleep(after * SEC).await;
+            let late = run(&clients[1]).await.unwrap();
+            assert!(
+                matches!(late, SlotReply::Earlier(()) | SlotReply::Missed { .. }),
+                "{late:?}"
+            );
+        }
+        sleep(2 * SEC).await;
+        assert!(matches!(run(&clients[1]).await, Ok(SlotReply::Missed { .. })));
+    });
+}
+
 /// No sooner, and no later than a request takes.
 #[test]
 fn loop_begins_each_slot_when_the_store_does() {

@@ -94,7 +94,7 @@ impl Once {
             ClaimToken::new(),
             [0; 32],
             target.lease,
-            target.keep,
+            self.keep_or_default(),
         );
         request.on_orphan = self.on_orphan;
         let mut asking = Asking::new(target.clone(), request, slot);

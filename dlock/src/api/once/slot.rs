@@ -297,7 +297,10 @@ impl OnceSlot {
         let once = &self.once;
         let admitted = async {
             once.check()?;
-            let target = Arc::new(once.target()?);
+            let mut target = once.target()?;
+            // Counted from the beginning of the slot, and this may be before it.
+            target.keep += self.slot.longest_ahead();
+            let target = Arc::new(target);
             let admitted = Box::pin(once.admitted(&target, Some(self.slot))).await?;
             Ok::<_, Error>((target, admitted))
         };
