@@ -20,14 +20,18 @@ use tempfile::TempDir;
 
 use crate::Certificates;
 use crate::child;
+use crate::network::Gateway;
 use crate::port::Port;
 
 mod base64;
 mod cluster;
-mod proxy;
+mod wire;
 
 pub use cluster::EtcdCluster;
-pub use proxy::{Call, EtcdFault, EtcdProxy};
+pub use wire::{Call, Grpc};
+
+/// A proxy before a server.
+pub type EtcdProxy = Gateway<Grpc>;
 
 /// How long a server may take to start, to stop, or to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Server`] | a real Redis or Valkey of the test's own, which can be frozen, killed and started again |
 //! | [`Cluster`], [`Replicas`] | several of them, as a Cluster or with sentinels, with fail-overs and slots that move |
-//! | [`Proxy`] | the network before it: slow, cut, deaf, or losing exactly one reply |
+//! | [`Proxy`] | the network before it: slow, cut, deaf, or losing exactly one reply; [`Gateway`] before other stores |
 //! | [`Monitor`] | what the server was asked |
 //! | [`postgres`] | the same of PostgreSQL |
 //! | [`etcd`] | the same of etcd |
@@ -28,6 +28,7 @@ pub mod faults;
 mod log;
 mod monitor;
 pub mod mysql;
+mod network;
 pub mod permissions;
 mod port;
 pub mod postgres;
@@ -39,7 +40,7 @@ mod resp;
 mod running;
 mod server;
 pub mod soak;
-mod sql_proxy;
+mod sql;
 mod store;
 mod topology;
 mod watched;
@@ -51,10 +52,12 @@ pub use certificates::Certificates;
 pub use faketime::Clock;
 pub use log::Log;
 pub use monitor::{Monitor, Seen};
-pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
+pub use network::{Direction, Door, Gateway, NetFault, Swallow, Weather};
+pub use proxy::{ConnectionInfo, Fault, Held, Proxy, Sent};
 pub use resp::Command;
 pub use running::{Ended, Running};
 pub use server::{Flavor, Server, ServerBuilder};
+pub use sql::Request;
 pub use store::{Shared, Store, is_of_a_step, settle};
 pub use topology::{Cluster, ClusterBuilder, Independent, Replicas, ReplicasBuilder, slot_of};
 pub use watched::{Seen as StepsSeen, Watched, watched};

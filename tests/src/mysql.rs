@@ -1,6 +1,6 @@
 //! A real MariaDB as a child process, and a network before it that loses exactly one reply.
 //!
-//! [`Mysql`] is a server with an empty database, and [`proxy`] stands between it and its clients.
+//! [`Mysql`] is a server with an empty database, and [`MysqlProxy`] stands between it and its clients.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,10 +23,14 @@ use tempfile::TempDir;
 use crate::child;
 use crate::faketime::{self, Clock};
 use crate::faults::PATIENCE;
+use crate::network::{Gateway, Stream};
 use crate::port::Port;
-use crate::postgres::{PgProxy, give_away, is_root};
+use crate::postgres::{give_away, is_root};
 
-pub(crate) mod wire;
+mod wire;
+
+/// A proxy before a server.
+pub type MysqlProxy = Gateway<Stream<wire::Mysql>>;
 
 /// Where the program is, if not on the `PATH`.
 const VARIABLE: &str = "DLOCK_MARIADBD";
@@ -329,14 +333,6 @@ impl Mysql {
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
     }
-}
-
-/// A proxy before a server.
-///
-/// # Panics
-/// When it cannot listen.
-pub fn proxy(server: &Mysql) -> PgProxy {
-    PgProxy::start_mysql(server.addr())
 }
 
 impl fmt::Debug for Mysql {

@@ -24,13 +24,16 @@ use tokio_postgres::{Client, Config, NoTls};
 
 use crate::child;
 use crate::faketime::{self, Clock};
+use crate::network::{Gateway, Stream};
 use crate::port::Port;
 
 mod pooler;
-pub(crate) mod wire;
+mod wire;
 
-pub use crate::sql_proxy::{Request, SqlFault as PgFault, SqlProxy as PgProxy};
 pub use pooler::Pooler;
+
+/// A proxy before a server.
+pub type PgProxy = Gateway<Stream<wire::Pg>>;
 
 /// How long a server may take to start, to stop, or to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(60);

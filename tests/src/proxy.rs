@@ -16,38 +16,18 @@ mod shared;
 mod wire;
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc as sync_mpsc};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use tokio::sync::mpsc;
+pub use fault::{Fault, Held, Sent};
 
-pub use fault::{Fault, Held, Sent, Swallow};
-
-use crate::port::Port;
+use crate::network::{Direction, Door, Swallow};
 use crate::resp::Command;
 use fault::Deed;
-use shared::{Lane, Shared, Weather};
-use wire::{Door, DoorOrder, doorkeeper, listen};
-
-/// Which way bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From the client to the server: commands.
-    ToServer,
-    /// From the server to the client: replies and messages.
-    ToClient,
-    /// Both ways.
-    Both,
-}
-
-impl Direction {
-    fn covers(self, one: Self) -> bool {
-        self == Self::Both || self == one
-    }
-}
+use shared::Shared;
+use wire::take_in;
 
 /// What the proxy knows of a connection.
 #[derive(Debug, Clone)]
@@ -72,9 +52,15 @@ pub struct ConnectionInfo {
 /// as soon as nothing delays, blocks or holds it.
 pub struct Proxy {
     shared: Arc<Shared>,
-    port: Port,
-    door: Option<mpsc::UnboundedSender<DoorOrder>>,
-    thread: Option<JoinHandle<()>>,
+    door: Door,
+}
+
+impl Deref for Proxy {
+    type Target = Door;
+
+    fn deref(&self) -> &Door {
+        &self.door
+    }
 }
 
 impl std::fmt::Debug for Proxy {
@@ -94,47 +80,11 @@ impl Proxy {
     /// When it cannot listen.
     pub fn start(upstream: SocketAddr) -> Self {
         let shared = Arc::new(Shared::new(upstream));
-        let (door, orders) = mpsc::unbounded_channel();
-        let (ready, started) = sync_mpsc::channel();
-        let inner = shared.clone();
-        let thread = thread::Builder::new()
-            .name("dlock-tests-proxy".into())
-            .spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                    .expect("a runtime can be built");
-                runtime.block_on(async {
-                    let (port, listener) = loop {
-                        let port = Port::reserve();
-                        // another process may have been quicker
-                        if let Ok(listener) = listen(port.number()) {
-                            break (port, listener);
-                        }
-                    };
-                    let number = port.number();
-                    let _ = ready.send(port);
-                    doorkeeper(inner, number, listener, orders).await;
-                });
-            })
-            .expect("a thread can be started");
-        let port = started.recv().expect("the proxy listens");
-        Self {
-            shared,
-            port,
-            door: Some(door),
-            thread: Some(thread),
-        }
-    }
-
-    /// The port to connect to. It stays the same, also while new connections are refused.
-    pub fn port(&self) -> u16 {
-        self.port.number()
-    }
-
-    /// The address to connect to.
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port()).into()
+        let (inner, weather) = (shared.clone(), shared.weather.clone());
+        let door = Door::open("dlock-tests-proxy", weather, move |client, mute| {
+            take_in(&inner, client, mute);
+        });
+        Self { shared, door }
     }
 
     /// The URL to connect to, without user and password.
@@ -158,38 +108,12 @@ impl Proxy {
         self.shared.state.lock().ports = Arc::new(ports);
     }
 
-    fn change(&self, direction: Direction, change: impl Fn(&mut Lane)) {
-        self.shared
-            .weather
-            .send_modify(|weather| weather.change(direction, change));
-    }
-
-    /// Delays what arrives from now on by `delay` plus up to `jitter`, in order. Zero and zero ends it.
-    pub fn delay(&self, direction: Direction, delay: Duration, jitter: Duration) {
-        self.change(direction, |lane| (lane.delay, lane.jitter) = (delay, jitter));
-    }
-
-    /// Forwards byte by byte, each in a packet of its own, with `gap` between two; `None` ends it.
-    pub fn trickle(&self, direction: Direction, gap: Option<Duration>) {
-        self.change(direction, |lane| lane.trickle = gap);
-    }
-
-    /// Forwards nothing in this direction, and closes nothing, until [`unblock`](Self::unblock). What arrives is kept.
-    pub fn block(&self, direction: Direction) {
-        self.change(direction, |lane| lane.blocked = true);
-    }
-
-    /// Lets everything go on that [`block`](Self::block) kept.
-    pub fn unblock(&self, direction: Direction) {
-        self.change(direction, |lane| lane.blocked = false);
-    }
-
-    /// [`block`](Self::block) for one connection.
+    /// [`block`](crate::Weather::block) for one connection.
     pub fn block_connection(&self, id: u64, direction: Direction) {
         self.set_blocked(id, direction, true);
     }
 
-    /// [`unblock`](Self::unblock) for one connection.
+    /// [`unblock`](crate::Weather::unblock) for one connection.
     pub fn unblock_connection(&self, id: u64, direction: Direction) {
         self.set_blocked(id, direction, false);
     }
@@ -198,13 +122,6 @@ impl Proxy {
         if let Some(conn) = self.shared.state.lock().connections.get(&id) {
             conn.set_blocked(direction, blocked);
         }
-    }
-
-    /// Whether messages of subscribed channels are lost on their way. Confirmations of subscriptions pass.
-    pub fn lose_messages(&self, on: bool) {
-        self.shared
-            .weather
-            .send_modify(|weather| weather.lose_messages = on);
     }
 
     /// Closes all connections on both sides, and says how many. New ones are still accepted.
@@ -235,42 +152,6 @@ impl Proxy {
         if let Some(conn) = conn {
             conn.cut();
         }
-    }
-
-    /// Refuses new connections, as a server that is not there does, until [`accept`](Self::accept).
-    ///
-    /// # Panics
-    /// When the proxy has ended.
-    pub fn refuse(&self) {
-        self.set_door(Door::Refuse);
-    }
-
-    /// Accepts new connections and never answers them, as a host behind a dead network seems to do, until
-    /// [`accept`](Self::accept). Those accepted meanwhile stay mute.
-    ///
-    /// For open connections see [`block`](Self::block).
-    ///
-    /// # Panics
-    /// When the proxy has ended.
-    pub fn mute_new(&self) {
-        self.set_door(Door::Mute);
-    }
-
-    /// Accepts new connections again.
-    ///
-    /// # Panics
-    /// When its port was taken in between.
-    pub fn accept(&self) {
-        self.set_door(Door::Open);
-    }
-
-    fn set_door(&self, door: Door) {
-        let (ack, done) = sync_mpsc::channel();
-        let orders = self.door.as_ref().expect("the door is there until drop");
-        orders.send((door, ack)).expect("the proxy runs");
-        done.recv()
-            .expect("the proxy runs")
-            .expect("the proxy's port is free");
     }
 
     /// Keeps the `k`-th command from now on that matches from reaching the server, and with it all that its connection
@@ -319,13 +200,10 @@ impl Proxy {
     /// When its port was taken while connections were refused.
     pub fn heal(&self) {
         self.shared.state.lock().rules.clear();
-        self.shared
-            .weather
-            .send_modify(|weather| *weather = Weather::default());
         for conn in self.shared.state.lock().connections.values() {
             conn.set_blocked(Direction::Both, false);
         }
-        self.accept();
+        self.door.heal();
     }
 
     /// How many connections were made so far.
@@ -387,14 +265,5 @@ impl Proxy {
     /// What arrived that is not the protocol; each time the connection was cut.
     pub fn malformed(&self) -> Vec<String> {
         self.shared.state.lock().malformed.clone()
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.door.take();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

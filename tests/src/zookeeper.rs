@@ -16,11 +16,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::child;
+use crate::network::{Direction, Gateway, Stream};
 use crate::port::Port;
 
-mod proxy;
+mod wire;
 
-pub use proxy::{ZkFault, ZkProxy, ZkRequest};
+pub use wire::{Zk, ZkRequest};
+
+/// A proxy before a server.
+pub type ZkProxy = Gateway<Stream<Zk>>;
+/// The same for connections that are none of clients.
+type RawProxy = Gateway<Stream<wire::Bytes>>;
 
 /// How long a server may take to start, to stop, or to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -237,7 +243,7 @@ impl Drop for Zookeeper {
 pub struct Ensemble {
     servers: Vec<Zookeeper>,
     /// `ways[follower][leader]`; none to itself.
-    ways: Vec<Vec<Option<ZkProxy>>>,
+    ways: Vec<Vec<Option<RawProxy>>>,
     _ports: Vec<[Port; 2]>,
 }
 
@@ -257,8 +263,8 @@ impl Ensemble {
             let mut own_ways = Vec::new();
             for (other, [follow, elect]) in ports.iter().enumerate() {
                 let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, follow.number()));
-                let way = (other != own).then(|| ZkProxy::raw(addr));
-                let follow = way.as_ref().map_or(addr, ZkProxy::addr).port();
+                let way = (other != own).then(|| RawProxy::start(addr));
+                let follow = way.as_ref().map_or(addr.port(), |way| way.port());
                 let line = format!("server.{}=127.0.0.1:{follow}:{}\n", other + 1, elect.number());
                 server.config.push_str(&line);
                 own_ways.push(way);
@@ -311,6 +317,10 @@ impl Ensemble {
     /// When both are the same.
     pub fn freeze(&self, follower: usize, leader: usize, frozen: bool) {
         let way = self.ways[follower][leader].as_ref();
-        way.expect("a server does not follow itself").block(frozen);
+        let way = way.expect("a server does not follow itself");
+        match frozen {
+            true => way.block(Direction::Both),
+            false => way.unblock(Direction::Both),
+        }
     }
 }

@@ -1,119 +1,61 @@
-//! The connections of a proxy before MySQL, packet by packet.
+//! What MySQL and its clients say, packet by packet.
 
-use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, watch};
+use tokio::io::{self, AsyncReadExt};
+use tokio::net::tcp::OwnedReadHalf;
 
-use crate::sql_proxy::{Deed, Request, Shared, Stage};
-use crate::{Direction, Swallow};
+use crate::network::{Asks, Dialect, Unit};
+use crate::sql::Request;
 
 /// A command whose text is SQL.
 const QUERY: u8 = 3;
 /// In a status: another result follows.
 const MORE_RESULTS: u16 = 8;
 
-/// A reply that is still to come, and what is to become of it.
-type Pending = Option<(Swallow, watch::Sender<Stage>)>;
+/// MySQL's protocol.
+#[derive(Debug)]
+pub struct Mysql;
 
-pub(crate) async fn forward(shared: &Shared, client: TcpStream) -> io::Result<()> {
-    let server = TcpStream::connect(shared.upstream).await?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (client_read, client_write) = client.into_split();
-    let (server_read, server_write) = server.into_split();
-    let (asked, replies) = mpsc::unbounded_channel();
-    let requests = requests(shared, client_read, server_write, asked);
-    let replies = self::replies(shared, server_read, client_write, replies);
-    // A client that closes takes nothing back that it has sent; a server that closes ends it all.
-    let mut requests = std::pin::pin!(requests);
-    let mut replies = std::pin::pin!(replies);
-    tokio::select! {
-        outcome = &mut requests => { outcome?; replies.await }
-        outcome = &mut replies => outcome,
-    }
-}
+impl Dialect for Mysql {
+    type Request = Request;
+    type Said = ();
+    type Reply = Reply;
 
-async fn requests(
-    shared: &Shared,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    asked: mpsc::UnboundedSender<Pending>,
-) -> io::Result<()> {
-    while let Some(packet) = packet(&mut from).await? {
+    async fn unit((): &mut (), from: &mut OwnedReadHalf) -> io::Result<Option<Unit<Request>>> {
+        let Some(bytes) = packet(from).await? else {
+            return Ok(None);
+        };
         // Commands begin a sequence of their own; everything else belongs to the greeting.
-        if packet[3] != 0 {
-            shared.pass(Direction::ToServer).await;
-            to.write_all(&packet).await?;
-            continue;
+        if bytes[3] != 0 {
+            let asks = Asks::Nothing;
+            return Ok(Some(Unit { bytes, asks }));
         }
-        let executes = packet.get(4) == Some(&QUERY);
+        let executes = bytes.get(4) == Some(&QUERY);
         let sql = match executes {
-            true => String::from_utf8_lossy(&packet[5..]).into_owned(),
+            true => String::from_utf8_lossy(&bytes[5..]).into_owned(),
             false => String::new(),
         };
-        let mut pending = None;
-        match shared.look(Request { sql, executes }) {
-            Some((Deed::Lose, _)) => return Err(io::ErrorKind::ConnectionAborted.into()),
-            Some((Deed::Swallow(then), stage)) => pending = Some((then, stage)),
-            Some((Deed::Hold, stage)) => {
-                let mut stages = stage.subscribe();
-                let _ = stages.wait_for(|stage| *stage == Stage::Released).await;
-            }
-            None => {}
-        }
-        shared.pass(Direction::ToServer).await;
-        let _ = asked.send(pending);
-        to.write_all(&packet).await?;
+        let asks = Asks::For(Request { sql, executes });
+        Ok(Some(Unit { bytes, asks }))
     }
-    to.shutdown().await
-}
 
-async fn replies(
-    shared: &Shared,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut asked: mpsc::UnboundedReceiver<Pending>,
-) -> io::Result<()> {
-    let mut current: Option<(Pending, Reply)> = None;
-    let mut mute = false;
-    let cut = shared.cut_clients();
-    loop {
-        let packet = tokio::select! {
-            packet = packet(&mut from) => packet?,
-            () = cut.cancelled() => {
-                to.shutdown().await?;
-                // What the server says from now on is for nobody.
-                return io::copy(&mut from, &mut io::sink()).await.map(drop);
-            }
-        };
-        let Some(packet) = packet else { return Ok(()) };
-        if current.is_none() {
-            current = asked.try_recv().ok().map(|pending| (pending, Reply::Head));
-        }
-        shared.pass(Direction::ToClient).await;
-        if !mute && !matches!(&current, Some((Some(_), _))) {
-            // The client may be gone; what it sent still reaches the server.
-            let _ = to.write_all(&packet).await;
-        }
-        let Some((_, reply)) = &mut current else { continue };
-        if !reply.ends_with(&packet[4..]) {
-            continue;
-        }
-        if let Some((Some((then, stage)), _)) = current.take() {
-            stage.send_replace(Stage::Swallowed);
-            match then {
-                Swallow::Cut => return Err(io::ErrorKind::ConnectionAborted.into()),
-                Swallow::Hang => mute = true,
-            }
-        }
+    async fn message(from: &mut OwnedReadHalf) -> io::Result<Option<Vec<u8>>> {
+        packet(from).await
+    }
+
+    fn ends(reply: &mut Reply, _: &Asks<Request>, message: &[u8]) -> bool {
+        reply.ends_with(&message[4..])
+    }
+
+    fn is_step(request: &Request) -> bool {
+        request.executes
     }
 }
 
 /// Where in the reply to a command the server is.
-#[derive(Debug)]
-enum Reply {
+#[derive(Debug, Default)]
+pub enum Reply {
     /// At the beginning of a result.
+    #[default]
     Head,
     /// In the columns of one with rows: how many are left.
     Columns(u64),

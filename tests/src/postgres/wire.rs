@@ -1,65 +1,55 @@
-//! The connections of the proxy, message by message.
+//! What PostgreSQL and its clients say, message by message.
 
 use std::collections::HashMap;
 
-use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, watch};
+use tokio::io::{self, AsyncReadExt};
+use tokio::net::tcp::OwnedReadHalf;
 
-use crate::sql_proxy::{Deed, Request, Shared, Stage};
-use crate::{Direction, Swallow};
+use crate::network::{Asks, Dialect, Unit};
+use crate::sql::Request;
 
-/// A reply that is still to come, and what is to become of it.
-type Pending = Option<(Swallow, watch::Sender<Stage>)>;
+/// PostgreSQL's protocol. The SQL of prepared statements is known too, so that a test can lose the reply to the second
+/// `COMMIT`.
+#[derive(Debug)]
+pub struct Pg;
 
-pub(crate) async fn forward(shared: &Shared, client: TcpStream) -> io::Result<()> {
-    let server = TcpStream::connect(shared.upstream).await?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (client_read, client_write) = client.into_split();
-    let (server_read, server_write) = server.into_split();
-    let (asked, replies) = mpsc::unbounded_channel();
-    let requests = requests(shared, client_read, server_write, asked);
-    let replies = self::replies(shared, server_read, client_write, replies);
-    // A client that closes takes nothing back that it has sent; a server that closes ends it all.
-    let mut requests = std::pin::pin!(requests);
-    let mut replies = std::pin::pin!(replies);
-    tokio::select! {
-        outcome = &mut requests => { outcome?; replies.await }
-        outcome = &mut replies => outcome,
-    }
+/// What a client has said so far.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// It has told who it is.
+    begun: bool,
+    prepared: HashMap<String, String>,
 }
 
-async fn requests(
-    shared: &Shared,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    asked: mpsc::UnboundedSender<Pending>,
-) -> io::Result<()> {
-    let mut startup = vec![0; 4];
-    from.read_exact(&mut startup).await?;
-    let length = u32::from_be_bytes([startup[0], startup[1], startup[2], startup[3]]) as usize;
-    startup.resize(length, 0);
-    from.read_exact(&mut startup[4..]).await?;
-    shared.pass(Direction::ToServer).await;
-    to.write_all(&startup).await?;
-    let _ = asked.send(None);
-    let mut prepared = HashMap::new();
-    loop {
+impl Dialect for Pg {
+    type Request = Request;
+    type Said = Said;
+    type Reply = ();
+
+    async fn unit(said: &mut Said, from: &mut OwnedReadHalf) -> io::Result<Option<Unit<Request>>> {
+        if !said.begun {
+            said.begun = true;
+            let mut bytes = vec![0; 4];
+            from.read_exact(&mut bytes).await?;
+            let length = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+            bytes.resize(length, 0);
+            from.read_exact(&mut bytes[4..]).await?;
+            let asks = Asks::ToBeGreeted;
+            return Ok(Some(Unit { bytes, asks }));
+        }
         let (mut bytes, mut lines, mut executes) = (Vec::new(), Vec::new(), false);
         loop {
-            let Some(message) = message(&mut from).await? else {
-                return to.shutdown().await;
+            let Some(message) = message(from).await? else {
+                return Ok(None);
             };
             let body = &message[5..];
             match message[0] {
                 b'P' => {
                     let (name, sql) = (text(body, 0), text(body, 1));
                     lines.push(sql.clone());
-                    prepared.insert(name, sql);
+                    said.prepared.insert(name, sql);
                 }
-                b'B' => lines.extend(prepared.get(&text(body, 1)).cloned()),
+                b'B' => lines.extend(said.prepared.get(&text(body, 1)).cloned()),
                 b'E' => executes = true,
                 b'Q' => {
                     lines.push(text(body, 0));
@@ -72,69 +62,30 @@ async fn requests(
                 b'S' | b'Q' => break,
                 // Passwords and the end have no reply of their own.
                 b'p' | b'X' => {
-                    to.write_all(&std::mem::take(&mut bytes)).await?;
+                    let asks = Asks::Nothing;
+                    return Ok(Some(Unit { bytes, asks }));
                 }
                 _ => {}
             }
         }
         lines.dedup();
-        let request = Request {
+        let asks = Asks::For(Request {
             sql: lines.join("\n"),
             executes,
-        };
-        let mut pending = None;
-        match shared.look(request) {
-            Some((Deed::Lose, _)) => return Err(io::ErrorKind::ConnectionAborted.into()),
-            Some((Deed::Swallow(then), stage)) => pending = Some((then, stage)),
-            Some((Deed::Hold, stage)) => {
-                let mut stages = stage.subscribe();
-                let _ = stages.wait_for(|stage| *stage == Stage::Released).await;
-            }
-            None => {}
-        }
-        shared.pass(Direction::ToServer).await;
-        let _ = asked.send(pending);
-        to.write_all(&bytes).await?;
+        });
+        Ok(Some(Unit { bytes, asks }))
     }
-}
 
-async fn replies(
-    shared: &Shared,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut asked: mpsc::UnboundedReceiver<Pending>,
-) -> io::Result<()> {
-    let mut current: Option<Pending> = None;
-    let mut mute = false;
-    let cut = shared.cut_clients();
-    loop {
-        let message = tokio::select! {
-            message = message(&mut from) => message?,
-            () = cut.cancelled() => {
-                to.shutdown().await?;
-                // What the server says from now on is for nobody.
-                return io::copy(&mut from, &mut io::sink()).await.map(drop);
-            }
-        };
-        let Some(message) = message else { return Ok(()) };
-        if current.is_none() {
-            current = asked.try_recv().ok();
-        }
-        shared.pass(Direction::ToClient).await;
-        let swallowed = matches!(&current, Some(Some(_)));
-        if !mute && !swallowed {
-            // The client may be gone; what it sent still reaches the server.
-            let _ = to.write_all(&message).await;
-        }
-        if message[0] == b'Z'
-            && let Some(Some((then, stage))) = current.take()
-        {
-            stage.send_replace(Stage::Swallowed);
-            match then {
-                Swallow::Cut => return Err(io::ErrorKind::ConnectionAborted.into()),
-                Swallow::Hang => mute = true,
-            }
-        }
+    async fn message(from: &mut OwnedReadHalf) -> io::Result<Option<Vec<u8>>> {
+        message(from).await
+    }
+
+    fn ends((): &mut (), _: &Asks<Request>, message: &[u8]) -> bool {
+        message[0] == b'Z'
+    }
+
+    fn is_step(request: &Request) -> bool {
+        request.executes
     }
 }
 

@@ -8,20 +8,11 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::shared::Shared;
+use crate::network::Swallow;
 use crate::resp::Command;
 
 /// How long a test waits for a fault to fire.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What becomes of the connection whose reply is swallowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Swallow {
-    /// It stays open and nothing more comes back on it, whatever is sent: the client must time out. (Were later
-    /// replies let through, a client would take them for answers to other commands, which no network brings about.)
-    Hang,
-    /// Both its sides are closed, after the replies before the swallowed one were delivered.
-    Cut,
-}
 
 /// A command that went through the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use bytes::Bytes;
 
-use super::fault::{Swallow, Tracker};
+use super::fault::Tracker;
+use crate::network::Swallow;
 use crate::resp::{Command, Reply, ReplyKind};
 
 /// A command whose reply is still to come.

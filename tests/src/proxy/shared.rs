@@ -4,52 +4,17 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Direction;
 use super::fault::{Deed, Progress, Rule, Sent, Tracker};
+use crate::network::{Direction, Weather};
 use crate::resp::Command;
 
 /// How many commands are kept for asserts; the oldest go first.
 const LOG_LIMIT: usize = 1_000_000;
-
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Lane {
-    pub(super) delay: Duration,
-    pub(super) jitter: Duration,
-    pub(super) trickle: Option<Duration>,
-    pub(super) blocked: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Weather {
-    pub(super) to_server: Lane,
-    pub(super) to_client: Lane,
-    pub(super) lose_messages: bool,
-}
-
-impl Weather {
-    pub(super) fn lane(&self, direction: Direction) -> &Lane {
-        match direction {
-            Direction::ToClient => &self.to_client,
-            Direction::ToServer | Direction::Both => &self.to_server,
-        }
-    }
-
-    pub(super) fn change(&mut self, direction: Direction, change: impl Fn(&mut Lane)) {
-        if direction.covers(Direction::ToServer) {
-            change(&mut self.to_server);
-        }
-        if direction.covers(Direction::ToClient) {
-            change(&mut self.to_client);
-        }
-    }
-}
 
 pub(super) struct State {
     pub(super) rules: Vec<Rule>,
@@ -61,18 +26,17 @@ pub(super) struct State {
     pub(super) malformed: Vec<String>,
     pub(super) upstream: SocketAddr,
     pub(super) ports: Arc<HashMap<u16, u16>>,
-    pub(super) rng: fastrand::Rng,
 }
 
 pub(super) struct Shared {
-    pub(super) weather: watch::Sender<Weather>,
+    pub(super) weather: Arc<Weather>,
     pub(super) state: Mutex<State>,
 }
 
 impl Shared {
     pub(super) fn new(upstream: SocketAddr) -> Self {
         Self {
-            weather: watch::Sender::new(Weather::default()),
+            weather: Arc::default(),
             state: Mutex::new(State {
                 rules: Vec::new(),
                 next_rule: 1,
@@ -83,17 +47,8 @@ impl Shared {
                 malformed: Vec::new(),
                 upstream,
                 ports: Arc::default(),
-                rng: fastrand::Rng::with_seed(1),
             }),
         }
-    }
-
-    /// When bytes that arrive now are to go on; never before those that came earlier.
-    pub(super) fn due(&self, direction: Direction, last: &mut Instant) -> Instant {
-        let lane = *self.weather.borrow().lane(direction);
-        let jitter = lane.jitter.mul_f64(self.state.lock().rng.f64());
-        *last = (*last).max(Instant::now() + lane.delay + jitter);
-        *last
     }
 
     pub(super) async fn unblocked(&self, conn: &Conn, direction: Direction) {

@@ -1,88 +1,36 @@
-//! The connections: which are accepted, and how bytes get from one side to the other.
+//! The connections: how bytes get from one side to the other.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc as sync_mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::Direction;
-use super::fault::{Deed, Swallow, Tracker, Verdict, verdict};
+use super::fault::{Deed, Tracker, Verdict, verdict};
 use super::pairing::{Answer, Pairing, Pending};
 use super::ports::told;
 use super::shared::{Conn, Shared};
+use crate::network::{Direction, Swallow};
 use crate::resp::{Command, ReplyDecoder, RequestDecoder};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Door {
-    Open,
-    Refuse,
-    Mute,
-}
-
-pub(super) type DoorOrder = (Door, sync_mpsc::Sender<io::Result<()>>);
-
-pub(super) fn listen(port: u16) -> io::Result<TcpListener> {
-    let socket = TcpSocket::new_v4()?;
-    // connections of the time before a refusal may still linger on the port
-    socket.set_reuseaddr(true)?;
-    socket.bind((Ipv4Addr::LOCALHOST, port).into())?;
-    socket.listen(1024)
-}
-
-/// Lets connections in until the proxy is dropped.
-pub(super) async fn doorkeeper(
-    shared: Arc<Shared>,
-    port: u16,
-    listener: TcpListener,
-    mut orders: mpsc::UnboundedReceiver<DoorOrder>,
-) {
-    let mut listener = Some(listener);
-    let mut mute = false;
-    loop {
-        let accepted = async {
-            match &listener {
-                Some(listener) => listener.accept().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            order = orders.recv() => {
-                let Some((door, ack)) = order else { return };
-                mute = door == Door::Mute;
-                let mut done = Ok(());
-                if door == Door::Refuse {
-                    listener = None;
-                } else if listener.is_none() {
-                    match listen(port) {
-                        Ok(again) => listener = Some(again),
-                        Err(error) => done = Err(error),
-                    }
-                }
-                let _ = ack.send(done);
-            }
-            accepted = accepted => {
-                let Ok((client, _)) = accepted else { continue };
-                let (conn, upstream) = {
-                    let mut state = shared.state.lock();
-                    state.connections_seen += 1;
-                    let conn = Arc::new(Conn::new(state.connections_seen));
-                    state.connections.insert(conn.id, conn.clone());
-                    (conn, (!mute).then_some(state.upstream))
-                };
-                tokio::spawn(serve(shared.clone(), conn, client, upstream));
-            }
-        }
-    }
+/// Takes a connection in, which a client that is not to be answered has made in vain.
+pub(super) fn take_in(shared: &Arc<Shared>, client: TcpStream, mute: bool) {
+    let (conn, upstream) = {
+        let mut state = shared.state.lock();
+        state.connections_seen += 1;
+        let conn = Arc::new(Conn::new(state.connections_seen));
+        state.connections.insert(conn.id, conn.clone());
+        (conn, (!mute).then_some(state.upstream))
+    };
+    tokio::spawn(serve(shared.clone(), conn, client, upstream));
 }
 
 /// One connection, from its acceptance until both its sides are closed.
@@ -164,7 +112,7 @@ async fn read_client(
         let mut buf = vec![0; 64 * 1024];
         while let Ok(len @ 1..) = client.read(&mut buf).await {
             if conn.is_of_replica.load(Ordering::SeqCst) {
-                let due = shared.due(Direction::ToServer, &mut last);
+                let due = shared.weather.due(Direction::ToServer, &mut last);
                 let raw = Bytes::copy_from_slice(&buf[..len]);
                 let _ = queue.send(ToServer::Piece { raw, due });
                 continue;
@@ -178,7 +126,7 @@ async fn read_client(
                             // It sends nothing more before it has the answer.
                             conn.is_of_replica.store(true, Ordering::SeqCst);
                         }
-                        let due = shared.due(Direction::ToServer, &mut last);
+                        let due = shared.weather.due(Direction::ToServer, &mut last);
                         let (raw, command) = (request.raw, request.command);
                         let _ = queue.send(ToServer::Command {
                             raw,
@@ -211,7 +159,7 @@ async fn read_client(
     }
     conn.open.store(false, Ordering::SeqCst);
     conn.client_done.cancel();
-    let due = shared.due(Direction::ToServer, &mut last);
+    let due = shared.weather.due(Direction::ToServer, &mut last);
     let _ = queue.send(ToServer::End { due });
 }
 
@@ -232,7 +180,7 @@ async fn write_server(
                     raw, command, deeds, ..
                 } => (raw, command, deeds),
                 ToServer::Piece { raw, .. } => {
-                    let gap = shared.weather.borrow().to_server.trickle;
+                    let gap = shared.weather.now().lane(Direction::ToServer).trickle;
                     if write(&mut server, &raw, gap).await.is_err() {
                         return;
                     }
@@ -264,7 +212,7 @@ async fn write_server(
             // it may have become blocked while it was held
             shared.unblocked(conn, Direction::ToServer).await;
             pairing.lock().sent(&command, pending);
-            let gap = shared.weather.borrow().to_server.trickle;
+            let gap = shared.weather.now().lane(Direction::ToServer).trickle;
             if write(&mut server, &raw, gap).await.is_err() {
                 return;
             }
@@ -291,7 +239,7 @@ async fn read_server(
         let mut buf = vec![0; 64 * 1024];
         while let Ok(len @ 1..) = server.read(&mut buf).await {
             if conn.is_of_replica.load(Ordering::SeqCst) {
-                let due = shared.due(Direction::ToClient, &mut last);
+                let due = shared.weather.due(Direction::ToClient, &mut last);
                 let raw = Bytes::copy_from_slice(&buf[..len]);
                 let _ = queue.send(ToClient::Reply { raw, due });
                 continue;
@@ -300,8 +248,8 @@ async fn read_server(
             loop {
                 match decoder.frame() {
                     Ok(Some(reply)) => {
-                        let due = shared.due(Direction::ToClient, &mut last);
-                        let lose_messages = shared.weather.borrow().lose_messages;
+                        let due = shared.weather.due(Direction::ToClient, &mut last);
+                        let lose_messages = shared.weather.now().lose_messages;
                         let _ = match pairing.lock().answered(&reply) {
                             Answer::Message if lose_messages => Ok(()),
                             Answer::To(Some(Swallow::Hang)) => queue.send(ToClient::Hang),
@@ -332,7 +280,7 @@ async fn read_server(
         () = conn.drop_server.cancelled() => {}
         () = read => {}
     }
-    let due = shared.due(Direction::ToClient, &mut last);
+    let due = shared.weather.due(Direction::ToClient, &mut last);
     let _ = queue.send(ToClient::End { due });
 }
 
@@ -348,7 +296,7 @@ async fn write_client(
                 ToClient::Reply { raw, due } => {
                     sleep_until(due).await;
                     shared.unblocked(conn, Direction::ToClient).await;
-                    let gap = shared.weather.borrow().to_client.trickle;
+                    let gap = shared.weather.now().lane(Direction::ToClient).trickle;
                     if write(&mut client, &raw, gap).await.is_err() {
                         break;
                     }

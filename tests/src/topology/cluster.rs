@@ -191,7 +191,7 @@ impl Node {
     /// Where clients find it.
     fn announced(&self) -> SocketAddr {
         let proxy = self.proxy.as_ref();
-        proxy.map_or_else(|| self.server.announced(), Proxy::addr)
+        proxy.map_or_else(|| self.server.announced(), |proxy| proxy.addr())
     }
 }
 

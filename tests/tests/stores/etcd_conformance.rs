@@ -9,6 +9,7 @@ use dlock_conformance::{Fixture, Report, Verdict, conform, run_only};
 use dlock_etcd::EtcdLocksBuilder;
 use dlock_tests::etcd::{Etcd, EtcdProxy, builder_at, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered};
+use dlock_tests::{Direction, Swallow};
 
 /// The unit of leases.
 const TICK: Duration = Duration::from_secs(1);
@@ -101,7 +102,7 @@ impl Fixture for Faulty {
     }
 
     async fn cut(&self) -> bool {
-        self.proxy.refuse(true);
+        self.proxy.refuse();
         self.proxy.cut();
         true
     }
@@ -109,7 +110,7 @@ impl Fixture for Faulty {
     async fn freeze(&self) -> bool {
         match self.own {
             true => self.server.stop(),
-            false => self.proxy.block(true),
+            false => self.proxy.block(Direction::Both),
         }
         true
     }
@@ -118,12 +119,12 @@ impl Fixture for Faulty {
         if self.own {
             self.server.cont();
         }
-        self.proxy.block(false);
-        self.proxy.refuse(false);
+        self.proxy.unblock(Direction::Both);
+        self.proxy.accept();
     }
 
     async fn lose_next_reply(&self) -> bool {
-        (self.proxy).swallow(1, |call| call.is("Txn") && call.has("held "));
+        (self.proxy).swallow(1, Swallow::Cut, |call| call.is("Txn") && call.has("held "));
         true
     }
 }

@@ -11,7 +11,7 @@ use dlock::{Error, LockClient};
 use dlock_etcd::{EtcdLocks, TransactionError};
 use dlock_tests::etcd::{Call, Etcd, EtcdProxy, builder_at, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::{Certificates, eventually};
+use dlock_tests::{Certificates, Swallow, eventually};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -261,7 +261,7 @@ async fn late_copy_of_an_acquire_that_was_undone_takes_nothing() {
     let undone = answered(|| setting.hasty.clone().release(release("k", 2))).await;
     assert_eq!(undone.unwrap(), ReleaseReply::NotHeld { repeated: false });
     late.release();
-    late.done().await;
+    late.swallowed().await;
     let held = setting.held().await;
     assert!(held.iter().all(|(key, _)| !key.contains("q/k")), "{held:?}");
     // Others of the session are as they were, and it goes on.
@@ -291,9 +291,9 @@ async fn lost_requests_and_replies_leave_nothing_wrong() {
         for mute in [false, true] {
             let matches = move |call: &Call| call.is(method);
             match (number % 2 == 0, mute) {
-                (true, false) => setting.proxy.swallow(1, matches),
+                (true, false) => setting.proxy.swallow(1, Swallow::Cut, matches),
                 (false, false) => setting.proxy.lose(1, matches),
-                (_, true) => setting.proxy.mute(1, matches),
+                (_, true) => setting.proxy.swallow(1, Swallow::Hang, matches),
             };
             let guard = client.lock(format!("k{number}")).acquire().await.unwrap();
             guard.release().await.unwrap_or_else(|error| {

@@ -8,9 +8,8 @@ use dlock::store::Store;
 use dlock_conformance::{Fixture, Report, Verdict, conform, run_only};
 use dlock_mysql::{MysqlLocks, OptsBuilder};
 use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::mysql::{Mysql, proxy};
-use dlock_tests::postgres::PgProxy;
-use dlock_tests::{Clock, Swallow};
+use dlock_tests::mysql::{Mysql, MysqlProxy};
+use dlock_tests::{Clock, Direction, Swallow};
 use mysql_async::prelude::Queryable;
 
 /// A store as another process has it.
@@ -58,7 +57,7 @@ conform!(plain);
 /// A server behind a network that fails, and perhaps a process that does.
 struct Faulty {
     server: Arc<Mysql>,
-    proxy: PgProxy,
+    proxy: MysqlProxy,
     table: String,
     own: bool,
 }
@@ -67,7 +66,7 @@ impl Faulty {
     async fn new(server: Arc<Mysql>, own: bool) -> Faulty {
         Faulty {
             table: server.table().await,
-            proxy: proxy(&server),
+            proxy: MysqlProxy::start(server.addr()),
             server,
             own,
         }
@@ -96,7 +95,7 @@ impl Fixture for Faulty {
     }
 
     async fn cut(&self) -> bool {
-        self.proxy.refuse(true);
+        self.proxy.refuse();
         self.proxy.cut();
         true
     }
@@ -104,7 +103,7 @@ impl Fixture for Faulty {
     async fn freeze(&self) -> bool {
         match self.own {
             true => self.server.stop(),
-            false => self.proxy.block(true),
+            false => self.proxy.block(Direction::Both),
         }
         true
     }
@@ -113,8 +112,8 @@ impl Fixture for Faulty {
         if self.own {
             self.server.cont();
         }
-        self.proxy.block(false);
-        self.proxy.refuse(false);
+        self.proxy.unblock(Direction::Both);
+        self.proxy.accept();
     }
 
     async fn lose_next_reply(&self) -> bool {

@@ -8,8 +8,7 @@ use dlock::{Error, HoldState, LockClient};
 use dlock_mysql::MysqlLocks;
 use dlock_tests::faults::{PATIENCE, answered, within};
 use dlock_tests::mysql::Mysql;
-use dlock_tests::postgres::Request;
-use dlock_tests::{Swallow, eventually};
+use dlock_tests::{Request, Swallow, eventually};
 use futures_util::future::join_all;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
@@ -211,7 +210,7 @@ async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
     let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
     late.caught().await;
     // The connection breaks long before the request is late, which is past it and will be served.
-    setting.proxy.cut_clients();
+    setting.proxy.cut();
     assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
     let released = answered(|| store.clone().release(end("k", 2))).await;
     assert!(released.is_ok(), "{released:?}");

@@ -9,9 +9,9 @@ use dlock::store::{
     StoreError,
 };
 use dlock_mysql::{MysqlLocks, OptsBuilder};
+use dlock_tests::Request;
 use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::mysql::{Mysql, proxy};
-use dlock_tests::postgres::{PgProxy, Request};
+use dlock_tests::mysql::{Mysql, MysqlProxy};
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 use tokio::time::sleep;
@@ -49,7 +49,7 @@ pub(super) async fn client(store: &Arc<MysqlLocks>) -> LockClient {
 pub(super) struct Setting {
     pub(super) server: Arc<Mysql>,
     pub(super) table: String,
-    pub(super) proxy: PgProxy,
+    pub(super) proxy: MysqlProxy,
     pub(super) hasty: Arc<MysqlLocks>,
     pub(super) patient: Arc<MysqlLocks>,
 }
@@ -61,7 +61,7 @@ pub(super) async fn setting() -> Setting {
 pub(super) async fn setting_on(server: Arc<Mysql>) -> Setting {
     let table = server.table().await;
     let patient = connected(server.opts(), &table, PATIENCE).await;
-    let proxy = proxy(&server);
+    let proxy = MysqlProxy::start(server.addr());
     let hasty = connected(server.opts_at(proxy.addr()), &table, TIMEOUT).await;
     Setting {
         server,

@@ -10,7 +10,7 @@ use dlock_conformance::{Fixture, Report, Verdict, conform, run_only};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::postgres::{PgProxy, Pooler, Postgres, connect, fresh_table};
-use dlock_tests::{Clock, Swallow};
+use dlock_tests::{Clock, Direction, Swallow};
 use futures_util::future::join_all;
 use tokio_postgres::{Config, NoTls};
 
@@ -111,7 +111,7 @@ impl Fixture for Faulty {
     }
 
     async fn cut(&self) -> bool {
-        self.proxy.refuse(true);
+        self.proxy.refuse();
         self.proxy.cut();
         true
     }
@@ -119,7 +119,7 @@ impl Fixture for Faulty {
     async fn freeze(&self) -> bool {
         match self.own {
             true => self.server.stop(),
-            false => self.proxy.block(true),
+            false => self.proxy.block(Direction::Both),
         }
         true
     }
@@ -128,8 +128,8 @@ impl Fixture for Faulty {
         if self.own {
             self.server.cont();
         }
-        self.proxy.block(false);
-        self.proxy.refuse(false);
+        self.proxy.unblock(Direction::Both);
+        self.proxy.accept();
     }
 
     async fn lose_next_reply(&self) -> bool {

@@ -8,9 +8,9 @@ use dlock::record::{ClaimReply, ClaimRequest, ClaimState, OwnerReply, Records};
 use dlock::store::{Outcome, Reason, StoreError};
 use dlock_postgres::PostgresRecords;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, within};
-use dlock_tests::postgres::{PgFault, PgProxy, Postgres, fresh_table};
+use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
 use dlock_tests::records::{ask, ask_for, claimed, fresh_key};
-use dlock_tests::{Swallow, eventually};
+use dlock_tests::{Direction, NetFault, Swallow, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tokio_postgres::{Config, NoTls};
@@ -141,7 +141,7 @@ impl Step {
 }
 
 /// With records that give up after `limit`; `answered` where the step is to succeed in spite of the fault.
-async fn each_step(arm: impl Fn(&PgProxy, &'static str) -> PgFault, limit: Duration, answered: bool) {
+async fn each_step(arm: impl Fn(&PgProxy, &'static str) -> NetFault, limit: Duration, answered: bool) {
     let (server, table) = (Postgres::start().await, fresh_table());
     let beside = patient(server.config(), &table).await;
     for (step, sql) in STEPS {
@@ -586,15 +586,17 @@ async fn waiter_is_told_of_a_completion_through_broken_connections() {
         watch.changed().await;
         other.changed().await;
         // The news are lost with the connection.
-        proxy.block(blocked);
-        proxy.refuse(refused);
-        if !blocked {
-            proxy.cut();
+        match blocked {
+            true => proxy.block(Direction::Both),
+            false => proxy.cut(),
+        }
+        if refused {
+            proxy.refuse();
         }
         beside.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
         sleep(300 * MS).await;
-        proxy.block(false);
-        proxy.refuse(false);
+        proxy.unblock(Direction::Both);
+        proxy.accept();
         let found = async {
             loop {
                 watch.changed().await;
@@ -614,7 +616,7 @@ async fn a_slow_network_is_only_slow() {
     let (server, table) = (Postgres::start().await, fresh_table());
     let proxy = PgProxy::start(server.addr());
     let records = patient(server.config_at(proxy.addr()), &table).await;
-    proxy.delay(50 * MS);
+    proxy.delay(Direction::ToServer, 50 * MS, Duration::ZERO);
     for _ in 0..5 {
         let request = ask(&fresh_key());
         let (token, _) = claimed(&records, request.clone(), 1).await;

@@ -10,8 +10,8 @@ use dlock::store::{
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::{PATIENCE, SOON, answered, within};
-use dlock_tests::postgres::{PgProxy, Pooler, Postgres, Request, fresh_table};
-use dlock_tests::{Swallow, eventually};
+use dlock_tests::postgres::{PgProxy, Pooler, Postgres, fresh_table};
+use dlock_tests::{Direction, Request, Swallow, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tokio_postgres::{Config, NoTls};
@@ -307,7 +307,7 @@ async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
     let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
     late.caught().await;
     // The connection breaks long before the request is late, which is past it and will be served.
-    setting.proxy.cut_clients();
+    setting.proxy.cut();
     assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
     let released = answered(|| store.clone().release(end("k", 2))).await;
     assert!(released.is_ok(), "{released:?}");
@@ -464,7 +464,7 @@ async fn step_that_fails_for_its_values_fails_alone() {
     let store = connected(behind, "locks", PATIENCE).await;
     token(store.clone().acquire(ask("first", 1, LEASE)).await);
     // All go into one statement.
-    proxy.delay(100 * MS);
+    proxy.delay(Direction::ToServer, 100 * MS, Duration::ZERO);
     let busy: Vec<_> = (2..8)
         .map(|n| tokio::spawn(store.clone().acquire(ask(&format!("a{n}"), n, LEASE))))
         .collect();

@@ -8,6 +8,7 @@ use dlock::store::Store;
 use dlock_conformance::{Fixture, Report, Verdict, conform, run_only};
 use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::zookeeper::{ZkProxy, Zookeeper};
+use dlock_tests::{Direction, Swallow};
 use dlock_zookeeper::ZookeeperLocks;
 
 /// A root that is unused.
@@ -93,7 +94,7 @@ impl Fixture for Faulty {
     }
 
     async fn cut(&self) -> bool {
-        self.proxy.refuse(true);
+        self.proxy.refuse();
         self.proxy.cut();
         true
     }
@@ -101,7 +102,7 @@ impl Fixture for Faulty {
     async fn freeze(&self) -> bool {
         match self.own {
             true => self.server.stop(),
-            false => self.proxy.block(true),
+            false => self.proxy.block(Direction::Both),
         }
         true
     }
@@ -110,12 +111,12 @@ impl Fixture for Faulty {
         if self.own {
             self.server.cont();
         }
-        self.proxy.block(false);
-        self.proxy.refuse(false);
+        self.proxy.unblock(Direction::Both);
+        self.proxy.accept();
     }
 
     async fn lose_next_reply(&self) -> bool {
-        self.proxy.swallow(|request| request.creates());
+        self.proxy.swallow(1, Swallow::Cut, |request| request.creates());
         true
     }
 }

@@ -8,9 +8,9 @@ use dlock::store::{
     Renewal, Store,
 };
 use dlock::{Error, LockClient, LockKey};
-use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::zookeeper::{Ensemble, ZkProxy, Zookeeper};
+use dlock_tests::{Direction, Swallow, eventually};
 use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
 use futures_util::future::join_all;
 
@@ -95,18 +95,19 @@ async fn acquire_that_comes_late_takes_nothing() {
     let (server, proxy, root) = setting().await;
     let beside = Arc::new(patient(server.addr(), &root, LONG).await);
     let behind = Arc::new(store(proxy.addr(), &root, LONG, TIMEOUT).await);
-    let late = proxy.hold(|request| request.creates());
+    let late = proxy.hold(1, |request| request.creates());
     let acquire = behind.clone().acquire(request("k", 1)).await;
     let error = acquire.expect_err("the request was held");
     assert_eq!(error.outcome, Outcome::Unknown, "{error:?}");
-    late.struck().await;
+    late.caught().await;
     // It is answered when the acquire can do nothing any more.
     let released = answered(|| behind.clone().release(release("k", 1))).await;
     assert!(
         matches!(released, Ok(ReleaseReply::NotHeld { .. })),
         "{released:?}"
     );
-    late.release().await;
+    late.release();
+    late.delivered().await;
     let reply = beside.clone().acquire(request("k", 2)).await.unwrap();
     assert!(matches!(reply, AcquireReply::Acquired(_)), "{reply:?}");
     assert_eq!(beside.clone().inspect("k".into()).await.unwrap().len(), 1);
@@ -119,24 +120,24 @@ async fn lost_replies_cost_no_lock_and_leave_none() {
     let behind = client(&store(proxy.addr(), &root, LONG, Duration::from_secs(5)).await).await;
     for round in 0..3 {
         let lost = match round {
-            0 => Some(proxy.swallow(|request| request.creates())),
+            0 => Some(proxy.swallow(1, Swallow::Cut, |request| request.creates())),
             _ => None,
         };
         let guard = behind.lock("k").wait(PATIENCE).acquire().await.unwrap();
         if let Some(lost) = lost {
-            lost.struck().await;
+            lost.swallowed().await;
         }
         if round == 1 {
-            let renewal = proxy.swallow(|request| request.is_multi());
-            renewal.struck().await;
+            let renewal = proxy.swallow(1, Swallow::Cut, |request| request.is_multi());
+            renewal.swallowed().await;
             assert!(guard.is_held(), "{:?}", guard.state());
         }
         let busy = beside.lock("k").try_acquire().await;
         assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
-        let lost = (round == 2).then(|| proxy.swallow(|request| request.deletes()));
+        let lost = (round == 2).then(|| proxy.swallow(1, Swallow::Cut, |request| request.deletes()));
         guard.release().await.unwrap();
         if let Some(lost) = lost {
-            lost.struck().await;
+            lost.swallowed().await;
         }
         let next = beside.lock("k").wait(PATIENCE).acquire().await.unwrap();
         next.release().await.unwrap();
@@ -152,10 +153,10 @@ async fn session_that_expires_ends_its_locks_and_the_next_one_begins_without_the
     let (holder, waiter) = (client(&behind).await, client(&beside).await);
     let guard = holder.lock("k").wait(PATIENCE).acquire().await.unwrap();
     let waiting = tokio::spawn(async move { waiter.lock("k").wait(PATIENCE).acquire().await });
-    proxy.block(true);
+    proxy.block(Direction::Both);
     let taken = waiting.await.unwrap().unwrap();
     assert!(!guard.is_held(), "two clients hold the lock");
-    proxy.block(false);
+    proxy.unblock(Direction::Both);
     let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert!(lost.is_ok(), "the holder is not told");
     let busy = answered(|| holder.lock("k").try_acquire()).await;
