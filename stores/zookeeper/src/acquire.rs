@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::core::{Core, role};
 use crate::grants::{Own, State};
 use crate::names::{Mark, Node, Role};
+use crate::seen::Seen;
 use crate::session::{Answer, Coming, Epoch, Silence, refused};
 use crate::wire::{Code, Mode, Reply, Request};
 
@@ -69,6 +70,8 @@ impl Core {
         match found(&made.nodes, &made.node, attempt.writer.as_ref()) {
             Found::Nothing => attempt.granted(made, called, request.lease),
             Found::Holder => {
+                let others = made.nodes.iter().filter(|node| node.name != made.node.name);
+                self.watches.meet(&lock, Seen::of(others));
                 attempt.undo(&made).await?;
                 Ok(AcquireReply::Busy(Busy::new(None)))
             }

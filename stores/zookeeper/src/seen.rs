@@ -15,11 +15,12 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    pub(crate) fn of(nodes: &[Node]) -> Seen {
+    pub(crate) fn of<'a>(nodes: impl IntoIterator<Item = &'a Node> + Clone) -> Seen {
         let name = |node: &Node| node.name.clone();
+        let mut writers = nodes.clone().into_iter().filter(|node| node.role == Role::Write);
         Seen {
-            first: nodes.first().map(name),
-            writer: nodes.iter().find(|node| node.role == Role::Write).map(name),
+            first: nodes.into_iter().next().map(name),
+            writer: writers.next().map(name),
         }
     }
 }
@@ -51,6 +52,14 @@ impl Watches {
         gone
     }
 
+    /// Enters what was in the way of an attempt. It may have come and gone between two looks of the watch, and its end is to be
+    /// told all the same.
+    pub(crate) fn meet(&self, lock: &str, seen: Seen) {
+        if let Some(before) = self.0.lock().get_mut(lock) {
+            *before = seen;
+        }
+    }
+
     pub(crate) fn forget(&self, lock: &str) {
         self.0.lock().remove(lock);
     }
@@ -73,6 +82,7 @@ mod tests {
             let gone = watches.see(&lock, Seen::of(&Node::sorted(&names)));
             (gone.first, gone.writer)
         };
+        watches.meet(&lock, Seen::of(&[]));
         for (names, wanted) in [
             (&["lock-0000000001"][..], (false, false)),
             // an attempt, and its end
@@ -92,5 +102,9 @@ mod tests {
         ] {
             assert_eq!(see(names), wanted, "{names:?}");
         }
+        // What came and went between two looks was in the way of an attempt.
+        assert_eq!(see(&[]), (true, true));
+        watches.meet(&lock, Seen::of(&Node::sorted(&["lock-0000000008".to_owned()])));
+        assert_eq!(see(&[]), (true, false));
     }
 }

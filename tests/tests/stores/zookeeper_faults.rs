@@ -8,8 +8,8 @@ use dlock::store::{
     Renewal, Store,
 };
 use dlock::{Error, LockClient, LockKey};
-use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::zookeeper::{Ensemble, ZkProxy, Zookeeper};
+use dlock_tests::faults::{PATIENCE, SOON, answered};
+use dlock_tests::zookeeper::{Ensemble, ZkProxy, ZkRequest, Zookeeper};
 use dlock_tests::{Direction, Swallow, eventually};
 use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
 use futures_util::future::join_all;
@@ -88,6 +88,43 @@ async fn holder_is_told_before_the_lock_is_given_away_when_its_server_is_cut_off
     assert!(said.is_some_and(|said| said.contains("Mode: follower")));
     assert!(taken.is_held() && taken.fencing_token() > guard.fencing_token());
     servers.freeze(follower, leader, false);
+}
+
+/// An attempt that meets a holder which comes and goes between two looks of the watch: were its end not told, the waiter
+/// would sleep beside a lock that is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_is_told_of_the_end_of_a_holder_that_only_its_attempt_has_seen() {
+    let (server, proxy, root) = setting().await;
+    let beside = Arc::new(patient(server.addr(), &root, LONG).await);
+    let behind = Arc::new(patient(proxy.addr(), &root, LONG).await);
+    // Most rounds come in the order that matters.
+    for round in 0..20 {
+        let mut watch = behind
+            .clone()
+            .watch(Kind::Mutex, &"k".into(), GrantId::from_parts(7, round));
+        watch.changed().await;
+        let creates = proxy.count(ZkRequest::creates);
+        proxy.block(Direction::ToClient);
+        beside.clone().acquire(request("k", 1000 + round)).await.unwrap();
+        let attempt = tokio::spawn(behind.clone().acquire(request("k", round)));
+        eventually("the attempt is sent", || async {
+            proxy.count(ZkRequest::creates) > creates
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        beside.clone().release(release("k", 1000 + round)).await.unwrap();
+        proxy.unblock(Direction::ToClient);
+        if let AcquireReply::Acquired(_) = attempt.await.unwrap().unwrap() {
+            // It was slower than the holder.
+            behind.clone().release(release("k", round)).await.unwrap();
+            continue;
+        }
+        let told = tokio::time::timeout(SOON, watch.changed()).await;
+        assert!(
+            told.is_ok(),
+            "round {round}: the lock is free, and the waiter is not told"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
