@@ -3,7 +3,7 @@
 //! | part | for |
 //! |---|---|
 //! | `run`, `storm`, `rest` | the course of a run: storms of faults, and quiet times in which all must be well |
-//! | `topology`, `faults` | the servers and the network, and what is done to them |
+//! | `topology`, `stores`, `way`, `faults` | the servers and the network, and what is done to them |
 //! | `lineage` | which server has whose data, and what a fail-over lost |
 //! | `worker`, `team`, `store` | the processes that lock, and their supervisor |
 //! | `register` | what the locks protect |
@@ -26,9 +26,11 @@ mod report;
 mod rest;
 mod run;
 mod store;
+mod stores;
 mod storm;
 mod team;
 mod topology;
+mod way;
 mod witness;
 mod worker;
 

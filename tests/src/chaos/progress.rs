@@ -16,7 +16,7 @@ pub(crate) async fn show(fiend: Arc<Fiend>) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         // The traffic is not needed.
         for link in &fiend.deployment.links {
-            link.proxy.forget();
+            link.way.forget();
         }
         fiend.team.look_for_failures();
         if begun.elapsed() >= next {

@@ -16,8 +16,8 @@ pub(crate) const KEYS: usize = 6;
 pub(crate) const LONG_KEYS: usize = 2;
 /// The lease of most acquisitions.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
-/// The longest lease that a worker asks for.
-pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(3500);
+/// The longest lease that a worker asks for; in whole seconds, as some stores count them.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(3);
 /// What one step may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(400);
 /// How long a call goes on through failures.
@@ -66,6 +66,11 @@ impl StoreSpec {
 
 async fn member(url: &str) -> Result<Arc<dyn Store>, Error> {
     let builder = LockClient::builder().url(url).timeout(TIMEOUT);
+    let builder = builder
+        .scheme(dlock_postgres::scheme())
+        .scheme(dlock_mysql::scheme())
+        .scheme(dlock_etcd::scheme())
+        .scheme(dlock_zookeeper::scheme());
     builder.service_name("chaos").build_store().await
 }
 

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use super::clock::{self, Nanos};
 use super::faults::Kind;
 use super::store::{KEYS, LONGEST_LEASE, StoreSpec, key_name};
+use super::stores::{SESSION_MS, Stores};
+use super::way::{Node, Way};
 use crate::topology::SERVICE;
 use crate::{Clock, Cluster, Flavor, Proxy, Replicas, Server, slot_of};
 
@@ -26,8 +28,18 @@ pub(crate) enum Topology {
     Cluster,
     /// A majority of five independent servers
     Quorum,
+    /// One PostgreSQL
+    Postgres,
+    /// One MariaDB
+    Mysql,
+    /// A cluster of three
+    Etcd,
+    /// Three servers, of which one leads
+    Zookeeper,
 }
 
+/// How long etcd and ZooKeeper may take to elect a leader.
+const ELECTION: Duration = Duration::from_secs(3);
 /// How many members a quorum has.
 const MEMBERS: usize = 5;
 /// How many shards a cluster has.
@@ -40,6 +52,10 @@ impl Topology {
             Topology::Sentinel => "sentinel",
             Topology::Cluster => "cluster",
             Topology::Quorum => "quorum",
+            Topology::Postgres => "postgres",
+            Topology::Mysql => "mysql",
+            Topology::Etcd => "etcd",
+            Topology::Zookeeper => "zookeeper",
         }
     }
 
@@ -50,12 +66,24 @@ impl Topology {
             Kind::Partition => self == Topology::Quorum,
             Kind::FailOver | Kind::MasterKill | Kind::MasterStop => self.fails_over(),
             Kind::SlotMove => self == Topology::Cluster,
+            Kind::FollowerCut => self == Topology::Zookeeper,
+            Kind::Wipe | Kind::ClientPause | Kind::ScriptFlush | Kind::MessagesLost => self.is_redis(),
+            Kind::ClientKill | Kind::ClockStep => {
+                self.is_redis() || matches!(self, Topology::Postgres | Topology::Mysql)
+            }
             _ => true,
         };
         Kind::value_variants().iter().copied().filter(is_made).collect()
     }
 
-    /// Whether a server has replicas, one of which takes its place.
+    fn is_redis(self) -> bool {
+        match self {
+            Topology::Standalone | Topology::Sentinel | Topology::Cluster | Topology::Quorum => true,
+            Topology::Postgres | Topology::Mysql | Topology::Etcd | Topology::Zookeeper => false,
+        }
+    }
+
+    /// Whether a server has replicas, one of which takes its place and may lack its last writes.
     pub(crate) fn fails_over(self) -> bool {
         matches!(self, Topology::Sentinel | Topology::Cluster)
     }
@@ -81,7 +109,12 @@ impl Topology {
     /// How long after everything is healed a lock may be acquired late beyond its lease.
     pub(crate) fn slowness(self) -> Duration {
         match self {
-            Topology::Standalone => Duration::ZERO,
+            Topology::Standalone | Topology::Postgres | Topology::Mysql => Duration::ZERO,
+            // A lease of etcd's is shared, so that it may have begun before it was asked for and last twice as long, and a new
+            // leader begins all of them anew.
+            Topology::Etcd => 2 * LONGEST_LEASE + ELECTION,
+            // A session is not over before a new leader waited for it once more.
+            Topology::Zookeeper => Duration::from_millis(SESSION_MS) + ELECTION,
             // A member that was started anew does not vote for so long.
             Topology::Quorum => LONGEST_LEASE,
             // Clients ask for the masters anew, about once a second after a failure.
@@ -95,7 +128,7 @@ impl Topology {
 pub(crate) struct Link {
     pub(crate) server: usize,
     pub(crate) slot: usize,
-    pub(crate) proxy: Proxy,
+    pub(crate) way: Box<dyn Way>,
 }
 
 #[derive(Debug)]
@@ -103,6 +136,7 @@ enum Servers {
     Alone(Vec<Server>),
     Replicas(Replicas),
     Cluster(Cluster),
+    Stores(Stores),
 }
 
 /// All servers, and all ways to them.
@@ -128,6 +162,9 @@ impl Deployment {
         let flavor = Flavor::from_env();
         let clock = clocks.then(Clock::new).transpose()?.map(Arc::new);
         let servers = match topology {
+            Topology::Postgres | Topology::Mysql | Topology::Etcd | Topology::Zookeeper => {
+                Servers::Stores(Stores::start(topology, clock.as_deref()).await?)
+            }
             Topology::Standalone | Topology::Quorum => {
                 let mut servers = Vec::new();
                 let count = if topology == Topology::Quorum { MEMBERS } else { 1 };
@@ -170,29 +207,55 @@ impl Deployment {
 
     /// Puts a network of its own before each worker.
     fn link(&mut self, slots: usize) {
-        let addresses: Vec<_> = self.all().iter().map(|server| server.addr()).collect();
+        let addresses: Vec<_> = self.nodes().iter().map(|server| server.addr()).collect();
         for slot in 0..slots {
             let mut ports = HashMap::new();
             let first = self.links.len();
             for (server, &at) in addresses.iter().enumerate() {
-                let proxy = Proxy::start(at);
-                ports.insert(at.port(), proxy.port());
-                self.links.push(Link { server, slot, proxy });
+                let way: Box<dyn Way> = match self.stores() {
+                    Some(stores) => stores.way(at),
+                    None => Box::new(Proxy::start(at)),
+                };
+                ports.insert(at.port(), way.port());
+                self.links.push(Link { server, slot, way });
             }
             if self.topology.fails_over() {
                 for link in &self.links[first..] {
-                    link.proxy.tell_ports(ports.clone());
+                    link.way.tell_ports(&ports);
                 }
             }
         }
     }
 
-    /// The servers that have data.
+    /// The servers of a store that is not Redis.
+    pub(crate) fn stores(&self) -> Option<&Stores> {
+        match &self.servers {
+            Servers::Stores(stores) => Some(stores),
+            _ => None,
+        }
+    }
+
+    /// All servers as processes: those that have data first.
+    pub(crate) fn nodes(&self) -> Vec<&dyn Node> {
+        match self.stores() {
+            Some(stores) => stores.nodes(),
+            None => self.all().into_iter().map(|server| server as &dyn Node).collect(),
+        }
+    }
+
+    /// How many of them have data.
+    pub(crate) fn count(&self) -> usize {
+        self.stores()
+            .map_or_else(|| self.servers().len(), |stores| stores.nodes().len())
+    }
+
+    /// The servers of Redis that have data.
     pub(crate) fn servers(&self) -> Vec<&Server> {
         match &self.servers {
             Servers::Alone(servers) => servers.iter().collect(),
             Servers::Replicas(replicas) => replicas.servers().iter().collect(),
             Servers::Cluster(cluster) => cluster.servers().collect(),
+            Servers::Stores(_) => Vec::new(),
         }
     }
 
@@ -205,18 +268,18 @@ impl Deployment {
 
     /// Those that watch over them, by their numbers among all.
     pub(crate) fn sentinels(&self) -> std::ops::Range<usize> {
-        let data = self.servers().len();
+        let data = self.count();
         data..data + self.replicas().len()
     }
 
-    /// All servers: those that have data first.
+    /// All servers of Redis: those that have data first.
     pub(crate) fn all(&self) -> Vec<&Server> {
         let mut all = self.servers();
         all.extend(self.replicas());
         all
     }
 
-    /// The server of this number.
+    /// The server of Redis of this number.
     pub(crate) fn server(&self, at: usize) -> &Server {
         self.all()[at]
     }
@@ -230,13 +293,13 @@ impl Deployment {
 
     /// The servers that have the same data, one of which is the master; alone where there are no replicas.
     pub(crate) fn groups(&self) -> Vec<Vec<usize>> {
-        let count = self.servers().len();
+        let count = self.count();
         match self.topology {
             Topology::Sentinel => vec![(0..count).collect()],
             Topology::Cluster => (0..SHARDS)
                 .map(|shard| (shard..count).step_by(SHARDS).collect())
                 .collect(),
-            Topology::Standalone | Topology::Quorum => (0..count).map(|server| vec![server]).collect(),
+            _ => (0..count).map(|server| vec![server]).collect(),
         }
     }
 
@@ -307,28 +370,37 @@ impl Deployment {
     }
 
     fn store(&self, addresses: &[SocketAddr]) -> StoreSpec {
+        if let Some(stores) = self.stores() {
+            return StoreSpec::Url(stores.url(addresses));
+        }
         let all: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
         let urls = all.iter().map(|address| format!("redis://{address}"));
         match self.topology {
-            Topology::Standalone => StoreSpec::Url(urls.collect()),
             Topology::Quorum => StoreSpec::Quorum(urls.collect()),
             Topology::Cluster => StoreSpec::Url(format!("redis+cluster://{}", all.join(","))),
             Topology::Sentinel => {
                 let sentinels = all[self.sentinels()].join(",");
                 StoreSpec::Url(format!("redis+sentinel://{sentinels}/{SERVICE}"))
             }
+            _ => StoreSpec::Url(urls.collect()),
         }
     }
 
     /// What the worker of a slot opens.
     pub(crate) fn store_of(&self, slot: usize) -> StoreSpec {
         let links = self.links.iter().filter(|link| link.slot == slot);
-        self.store(&links.map(|link| link.proxy.addr()).collect::<Vec<_>>())
+        self.store(&links.map(|link| link.way.addr()).collect::<Vec<_>>())
     }
 
     /// The same without the network in between.
     pub(crate) fn direct(&self) -> StoreSpec {
-        self.store(&self.all().iter().map(|server| server.addr()).collect::<Vec<_>>())
+        self.store(
+            &self
+                .nodes()
+                .iter()
+                .map(|server| server.addr())
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// Copies what the servers printed into the directory of the logs.
@@ -336,7 +408,7 @@ impl Deployment {
     /// # Errors
     /// When that cannot be written.
     pub(crate) fn keep_logs(&self, dir: &Path) -> io::Result<()> {
-        for (at, server) in self.all().into_iter().enumerate() {
+        for (at, server) in self.nodes().into_iter().enumerate() {
             fs::write(dir.join(format!("server{at}.log")), server.log())?;
         }
         Ok(())
@@ -345,7 +417,7 @@ impl Deployment {
     /// Ends what is wrong with the network, and forgets what went over it.
     pub(crate) fn heal(&self) {
         for link in &self.links {
-            link.proxy.heal();
+            link.way.heal();
         }
     }
 
@@ -355,6 +427,16 @@ impl Deployment {
     /// When a server does not answer.
     pub(crate) async fn leftovers(&self) -> anyhow::Result<Vec<String>> {
         let mut left = Vec::new();
+        if self.stores().is_some() {
+            let client = self.direct().open(None).await?;
+            let held = client.list("").await?;
+            left.extend(
+                held.into_iter()
+                    .map(|(key, holder)| format!("lock {key} of {holder:?}")),
+            );
+            client.shutdown(Duration::ZERO).await;
+            return Ok(left);
+        }
         for (at, server) in self.servers().into_iter().enumerate() {
             let keys: Vec<String> = server.try_query(&["KEYS", "*"]).await?;
             let ours = |key: &String| !key.starts_with("dlock:fence") && key != "dlock:voter";
@@ -390,6 +472,13 @@ impl Deployment {
     /// The connections of clients that are still open.
     pub(crate) async fn connections(&self) -> Vec<String> {
         let mut left = Vec::new();
+        if self.stores().is_some() {
+            for link in self.links.iter().filter(|link| link.way.connections() > 0) {
+                let (open, slot, server) = (link.way.connections(), link.slot, link.server);
+                left.push(format!("server {server}: {open} connections of p{slot}"));
+            }
+            return left;
+        }
         for (at, server) in self.all().into_iter().enumerate() {
             for client in server.client_list().await {
                 let field = |name: &str| client.get(name).map_or("-", String::as_str);

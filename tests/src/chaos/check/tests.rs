@@ -295,8 +295,8 @@ fn belief_in_a_lost_grant_for_longer_than_any_lease_has_no_excuse() {
         ..QUIET
     };
     for lost in ["59 splits 40 50 0 -\n", "50 loses 40 *\n"] {
-        assert_eq!(found(&story(lost, "3550")), [0, 0, 1], "{lost}");
-        assert_eq!(found(&story(lost, "3551")), [1, 0, 0], "{lost}");
+        assert_eq!(found(&story(lost, "3050")), [0, 0, 1], "{lost}");
+        assert_eq!(found(&story(lost, "3051")), [1, 0, 0], "{lost}");
     }
 }
 
@@ -327,7 +327,7 @@ fn of_two_masters_the_second_grant_may_be_the_one_that_is_lost() {
     };
     // It was asked for at 2 and granted at 60.
     assert_eq!(found(&story("70 splits 5 65 0 -\n", "90 held")), [0, 0, 1]);
-    assert_eq!(found(&story("70 splits 5 65 0 -\n", "3566 held")), [1, 0, 0]);
+    assert_eq!(found(&story("70 splits 5 65 0 -\n", "3066 held")), [1, 0, 0]);
     assert_eq!(found(&story("70 splits 61 65 0 -\n", "90 held")), [1, 0, 0]);
     // One store that lost its data has lost the first.
     assert_eq!(found(&story("65 loses 5 *\n", "90 held")), [1, 0, 0]);

@@ -66,6 +66,8 @@ pub(crate) enum Kind {
     ScriptFlush,
     /// A minority of the servers is cut off from everybody.
     Partition,
+    /// A follower hears nothing of its leader, and its clients reach it.
+    FollowerCut,
     /// The clocks of the servers step forward.
     ClockStep,
     /// A replica takes over in good order.
@@ -233,6 +235,7 @@ impl Fiend {
             Kind::ServerKill
             | Kind::ServerStop
             | Kind::Wipe
+            | Kind::FollowerCut
             | Kind::ClientPause
             | Kind::ClientKill
             | Kind::ScriptFlush => match self.deployment.topology.fails_over() {
@@ -250,7 +253,7 @@ impl Fiend {
                 // One worker mostly, from everything or from some of it; now and then all of them.
                 let slot = rng.usize(..self.team.len());
                 let everybody = self.deployment.topology.may_be_away() == 1 && rng.u32(..4) == 0;
-                let all = 0..self.deployment.all().len();
+                let all = 0..self.deployment.nodes().len();
                 let away = match rng.bool() {
                     true if self.deployment.topology.fails_over() => all.filter(|_| rng.bool()).collect(),
                     true => self.servers(struck, rng)?,
@@ -316,7 +319,7 @@ impl Fiend {
 
     /// As many servers as may be away at a time, less those that are.
     fn servers(&self, struck: &BTreeSet<Part>, rng: &mut Rng) -> Option<Vec<usize>> {
-        let count = self.deployment.servers().len();
+        let count = self.deployment.count();
         let mut servers: Vec<_> = (0..count).collect();
         servers.retain(|server| !struck.contains(&Part::Server(*server)));
         let away = count - servers.len();

@@ -6,7 +6,8 @@ use fastrand::Rng;
 use tokio::time::sleep;
 
 use super::{Fiend, Kind, Made};
-use crate::{Command, Direction, Proxy, Swallow};
+use crate::chaos::way::Way;
+use crate::{Direction, Swallow};
 
 /// How long a command is waited for that is to be lost or late.
 const TO_COME: Duration = Duration::from_millis(1500);
@@ -19,89 +20,76 @@ impl Fiend {
         lasts: Duration,
         rng: &mut Rng,
     ) -> anyhow::Result<Made> {
-        let proxies = || links.iter().map(|at| &self.deployment.links[*at].proxy);
+        let ways = || links.iter().map(|at| &*self.deployment.links[*at].way);
         match kind {
             Kind::NetCut | Kind::Partition => {
                 let reset = rng.bool();
-                for proxy in proxies() {
-                    proxy.refuse();
-                    if reset {
-                        proxy.reset()
-                    } else {
-                        proxy.cut()
-                    };
+                for way in ways() {
+                    way.refuse();
+                    way.cut(reset);
                 }
                 sleep(lasts).await;
             }
-            Kind::NetHang => hang(proxies(), Direction::Both, lasts, rng).await,
-            Kind::NetHangToServer => hang(proxies(), Direction::ToServer, lasts, rng).await,
-            Kind::NetHangToClient => hang(proxies(), Direction::ToClient, lasts, rng).await,
+            Kind::NetHang => hang(ways(), Direction::Both, lasts, rng).await,
+            Kind::NetHangToServer => hang(ways(), Direction::ToServer, lasts, rng).await,
+            Kind::NetHangToClient => hang(ways(), Direction::ToClient, lasts, rng).await,
             Kind::NetRefuse => {
                 let mute = rng.bool();
-                for proxy in proxies() {
-                    if mute {
-                        proxy.mute_new()
-                    } else {
-                        proxy.refuse()
-                    };
-                    for connection in proxy.connections() {
-                        if rng.bool() {
-                            proxy.cut_connection(connection.id);
-                        }
+                for way in ways() {
+                    match mute {
+                        true => way.mute_new(),
+                        false => way.refuse(),
                     }
+                    way.cut_some(rng);
                 }
                 sleep(lasts).await;
             }
             Kind::NetSlow => {
                 let delay = Duration::from_millis(rng.u64(1..150));
                 let jitter = Duration::from_millis(rng.u64(0..300));
-                let way = direction(rng);
-                proxies().for_each(|proxy| proxy.delay(way, delay, jitter));
+                let direction = direction(rng);
+                ways().for_each(|way| way.delay(direction, delay, jitter));
                 sleep(lasts).await;
             }
             Kind::ReplyLost => {
                 let then = if rng.bool() { Swallow::Cut } else { Swallow::Hang };
-                let lost: Vec<_> = proxies()
-                    .map(|proxy| proxy.swallow(rng.u64(1..6), then, Command::is_script))
-                    .collect();
+                let lost: Vec<_> = ways().map(|way| way.swallow(rng.u64(1..6), then)).collect();
                 until(TO_COME, || lost.iter().all(|lost| lost.fired())).await;
                 sleep(lasts).await;
             }
             Kind::LateCommand => {
-                let late: Vec<_> = proxies()
-                    .map(|proxy| proxy.hold(rng.u64(1..6), Command::is_script))
-                    .collect();
+                let late: Vec<_> = ways().map(|way| way.hold(rng.u64(1..6))).collect();
                 until(TO_COME, || late.iter().all(|late| late.fired())).await;
                 sleep(lasts).await;
                 late.iter().for_each(|late| late.release());
             }
             _ => {
-                proxies().for_each(|proxy| proxy.lose_messages(true));
+                ways().for_each(|way| way.lose_messages(true));
                 sleep(lasts).await;
             }
         }
-        proxies().for_each(Proxy::heal);
+        ways().for_each(Way::heal);
         Ok(Made::Yes)
     }
 }
 
 async fn hang<'a>(
-    proxies: impl Iterator<Item = &'a Proxy> + Clone,
-    way: Direction,
+    ways: impl Iterator<Item = &'a dyn Way> + Clone,
+    direction: Direction,
     lasts: Duration,
     rng: &mut Rng,
 ) {
     let mute = rng.bool();
-    for proxy in proxies.clone() {
-        proxy.block(way);
+    for way in ways.clone() {
+        way.block(direction);
         if mute {
-            proxy.mute_new();
+            way.mute_new();
         }
     }
     sleep(lasts).await;
     // What hung may never arrive.
     if rng.bool() {
-        proxies.for_each(|proxy| _ = proxy.cut());
+        ways.for_each(|way| way.cut(false));
     }
 }
 

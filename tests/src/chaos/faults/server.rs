@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use super::{Fiend, Kind, Made};
 use crate::Server;
 use crate::chaos::clock;
+use crate::chaos::way::Node;
 
 /// What the server may take to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,21 +48,35 @@ impl Fiend {
         rng: &mut Rng,
     ) -> anyhow::Result<Made> {
         let servers = || numbers.iter().map(|at| self.deployment.server(*at));
+        let nodes = || numbers.iter().map(|at| self.deployment.nodes()[*at]);
         match kind {
             Kind::ServerKill => {
-                servers().for_each(Server::kill);
+                nodes().for_each(Node::kill);
                 sleep(lasts).await;
-                for (at, server) in numbers.iter().zip(servers()) {
-                    server.restart().await;
+                for (at, node) in numbers.iter().zip(nodes()) {
+                    node.restart().await;
                     if self.deployment.sentinels().contains(at) {
                         self.deployment.hurry(*at).await;
                     }
                 }
             }
             Kind::ServerStop => {
-                servers().for_each(Server::stop);
+                let mut stopped: Vec<_> = numbers.to_vec();
+                if let Some(stores) = self.deployment.stores() {
+                    for server in &mut stopped {
+                        *server = stores.may_stop(*server).await;
+                    }
+                }
+                let nodes = || stopped.iter().map(|at| self.deployment.nodes()[*at]);
+                nodes().for_each(Node::stop);
                 sleep(lasts).await;
-                servers().for_each(Server::cont);
+                nodes().for_each(Node::cont);
+            }
+            Kind::FollowerCut => {
+                let stores = self.deployment.stores().context("only ZooKeeper has followers")?;
+                let cut = stores.cut_follower(numbers[0]).await?;
+                sleep(lasts).await;
+                stores.thaw(cut)?;
             }
             Kind::Wipe => {
                 let from = clock::now();
@@ -89,6 +104,10 @@ impl Fiend {
                 sleep(lasts).await;
             }
             Kind::ClientKill => {
+                if let Some(stores) = self.deployment.stores() {
+                    stores.disconnect().await?;
+                    return Ok(Made::Yes);
+                }
                 let which = match rng.u32(..3) {
                     0 => "pubsub",
                     _ => "normal",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dlock::store::Capabilities;
 use fastrand::Rng;
 
 use crate::chaos::store::{KEYS, LEASE, LONG_KEYS, LONGEST_LEASE};
@@ -109,6 +110,18 @@ impl Plan {
             end,
             pause: millis(rng, 0..4),
         }
+    }
+
+    /// The same on a store that cannot have all of it.
+    pub(super) fn on(mut self, store: &Capabilities) -> Plan {
+        self.terms = match self.terms {
+            Terms::Fixed(_) if !store.fixed_lease => Terms::Plain,
+            Terms::MinHold(_) if !store.min_hold => Terms::Plain,
+            Terms::Renewed(lease) => Terms::Renewed(lease.max(store.shortest_lease)),
+            Terms::Fixed(lease) => Terms::Fixed(lease.max(store.shortest_lease)),
+            terms => terms,
+        };
+        self
     }
 
     /// The lease that the store is asked for.

@@ -48,7 +48,7 @@ impl Task {
             // Read while it counts as busy: it is not taken for resting now.
             let now = *mode.borrow_and_update();
             if now == Mode::Go {
-                let plan = Plan::draw(&mut self.rng, self.often_long);
+                let plan = Plan::draw(&mut self.rng, self.often_long).on(self.shared.client.capabilities());
                 self.once(&plan, &mut writer).await?;
                 tokio::time::sleep(plan.pause).await;
             }
