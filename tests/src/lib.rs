@@ -145,6 +145,11 @@ pub struct Urls;
 #[doc = include_str!("../../docs/doctor.md")]
 pub struct DoctorPage;
 
+/// The examples of the page about traces.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/traces.md")]
+pub struct Traces;
+
 /// The examples of the page about deploys.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/kubernetes.md")]

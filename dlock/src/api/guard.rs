@@ -9,6 +9,7 @@ use crate::api::held::View;
 use crate::api::methods::hold_methods;
 use crate::api::run::Framed;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::trace::Acquired;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
 use crate::runtime::scope::Frames;
@@ -44,6 +45,12 @@ use crate::{Error, Held};
 /// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard(Hold);
+
+impl Acquired for LockGuard {
+    fn each_grant(&self, with: &mut dyn FnMut(&Grant)) {
+        with(self.grant());
+    }
+}
 
 impl LockGuard {
     pub(crate) fn grant(&self) -> &Arc<Grant> {

@@ -27,6 +27,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::events::Of;
 use crate::runtime::emit::meter::Series;
+use crate::runtime::emit::trace::{AcquireTrace, Acquired, Path};
 use crate::runtime::grants::Issuer;
 use crate::runtime::hold::Hold;
 use crate::runtime::scope::{self, Scope};
@@ -39,6 +40,7 @@ use crate::{Error, LockKey};
 pub(crate) struct Begun {
     pub(crate) started: Instant,
     series: Series,
+    pub(crate) trace: AcquireTrace,
     /// What it is about, where somebody listens.
     heard: Option<Box<Heard>>,
     is_told: bool,
@@ -92,20 +94,32 @@ impl Begun {
         Begun {
             started,
             series,
+            trace: AcquireTrace::default(),
             heard,
             is_told: false,
         }
     }
 
     /// Ends every acquire: reports its outcome.
-    pub(crate) fn told<T>(mut self, outcome: Result<T, Error>, what: &impl Debug) -> Result<T, Error> {
+    pub(crate) fn told<T: Acquired>(
+        mut self,
+        outcome: Result<T, Error>,
+        what: &impl Debug,
+    ) -> Result<T, Error> {
         self.is_told = true;
         let of = self.heard.as_deref().map_or_else(Vec::new, Heard::of);
-        let (series, of, waited) = (&self.series, of.as_slice(), self.waited());
+        let (series, trace, of, waited) = (&self.series, &self.trace, of.as_slice(), self.waited());
         let event = match &outcome {
-            Ok(_) => Event::Acquired { series, of, waited },
+            Ok(got) => Event::Acquired {
+                series,
+                trace,
+                of,
+                waited,
+                got,
+            },
             Err(error) => Event::NotAcquired {
                 series,
+                trace,
                 of,
                 waited,
                 lock: what,
@@ -125,8 +139,13 @@ impl Drop for Begun {
     fn drop(&mut self) {
         if !self.is_told {
             let of = self.heard.as_deref().map_or_else(Vec::new, Heard::of);
-            let (series, of, waited) = (&self.series, of.as_slice(), self.waited());
-            Event::AcquireDropped { series, of, waited }.emit();
+            Event::AcquireDropped {
+                series: &self.series,
+                trace: &self.trace,
+                of: of.as_slice(),
+                waited: self.waited(),
+            }
+            .emit();
         }
     }
 }
@@ -138,7 +157,7 @@ impl AcquireCall {
             let begun = Begun::new(&self, std::slice::from_ref(&self.key));
             let scope = begin().await;
             self.nested = scope.is_inside(self.handle.shared());
-            let outcome = self.go(begun.started, &scope).await;
+            let outcome = self.go(&begun, &scope).await;
             if let (Ok(hold), Some(_)) = (&outcome, &self.options.note) {
                 hold.grant().set_note(self.options.note.clone());
             }
@@ -146,14 +165,14 @@ impl AcquireCall {
         })
     }
 
-    async fn go(&self, started: Instant, scope: &Scope) -> Result<Hold, Error> {
+    async fn go(&self, begun: &Begun, scope: &Scope) -> Result<Hold, Error> {
         self.check()?;
         let wait = Wait {
             call: self,
             target: self,
-            started,
-            until: self.until(started),
-            waiting: Waiting::default(),
+            started: begun.started,
+            until: self.until(begun.started),
+            waiting: Waiting::of(&begun.trace),
         };
         // Two permits are two, also in one frame.
         if !self.options.kind.is_permits()
@@ -203,7 +222,7 @@ pub(crate) struct Wait<'a, G> {
     pub(crate) started: Instant,
     pub(crate) until: Option<Instant>,
     /// Set once it really waits.
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: Waiting<'a>,
 }
 
 impl<G: AcquireTarget> Wait<'_, G> {
@@ -229,7 +248,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 by,
                 options.note.clone(),
             );
-            (handle.shared().waits.clone(), call)
+            (handle.shared().waits.clone(), call, options.lock.group)
         });
     }
 
@@ -384,7 +403,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
 
     /// What was handed off, where it is still held: the process may have been stopped since.
     fn takes(&self, guard: Hold) -> Option<G::Got> {
-        guard.is_held().then(|| self.target.handed_off(guard))
+        guard.is_held().then(|| {
+            self.waiting.comes_by(Path::Handoff);
+            self.target.handed_off(guard)
+        })
     }
 
     /// The error of a step that ends the call without the lock.

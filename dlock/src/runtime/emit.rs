@@ -6,6 +6,7 @@
 pub mod buckets;
 pub(crate) mod events;
 pub(crate) mod meter;
+pub(crate) mod trace;
 
 use std::fmt::{Debug, Display};
 use std::panic::Location;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use crate::base::report::{Intervention, LossReason};
 use crate::runtime::emit::events::{LockEventKind, Of};
 use crate::runtime::emit::meter::{Answer, Ended, Meter, Operation, Outcome, Series};
+use crate::runtime::emit::trace::{AcquireTrace, Acquired};
 use crate::store::{GrantId, StoreError};
 use crate::{Error, LockKey, Loss};
 
@@ -24,12 +26,15 @@ pub(crate) enum Event<'a> {
     /// An acquire succeeded.
     Acquired {
         series: &'a Series,
+        trace: &'a AcquireTrace,
         of: &'a [Of<'a>],
         waited: Duration,
+        got: &'a dyn Acquired,
     },
     /// An acquire failed, or the wait was over.
     NotAcquired {
         series: &'a Series,
+        trace: &'a AcquireTrace,
         of: &'a [Of<'a>],
         waited: Duration,
         lock: &'a dyn Debug,
@@ -38,6 +43,7 @@ pub(crate) enum Event<'a> {
     /// An acquire was dropped before it ended.
     AcquireDropped {
         series: &'a Series,
+        trace: &'a AcquireTrace,
         of: &'a [Of<'a>],
         waited: Duration,
     },
@@ -180,14 +186,22 @@ impl Event<'_> {
     pub(crate) fn emit(self) {
         match self {
             Event::AcquireBegins { series } => series.waits(1.0),
-            Event::Acquired { series, of, waited } => {
+            Event::Acquired {
+                series,
+                trace,
+                of,
+                waited,
+                got,
+            } => {
                 series.waits(-1.0);
                 series.waited(Outcome::Acquired, waited);
+                trace.acquired(waited, got);
                 of.iter()
                     .for_each(|of| of.tell(|| LockEventKind::Acquired { waited }));
             }
             Event::NotAcquired {
                 series,
+                trace,
                 of,
                 waited,
                 lock,
@@ -195,6 +209,7 @@ impl Event<'_> {
             } => {
                 series.waits(-1.0);
                 series.waited(outcome_of(error), waited);
+                trace.not_acquired(waited, outcome_of(error));
                 tracing::debug!(?lock, %error, "a lock was not acquired");
                 for of in of {
                     let error = || error.to_string();
@@ -204,9 +219,15 @@ impl Event<'_> {
                     });
                 }
             }
-            Event::AcquireDropped { series, of, waited } => {
+            Event::AcquireDropped {
+                series,
+                trace,
+                of,
+                waited,
+            } => {
                 series.waits(-1.0);
                 series.waited(Outcome::Cancelled, waited);
+                trace.not_acquired(waited, Outcome::Cancelled);
                 of.iter()
                     .for_each(|of| of.tell(|| LockEventKind::Cancelled { waited }));
             }
@@ -243,6 +264,7 @@ impl Event<'_> {
                 lease,
             } => {
                 series.renewed(left.as_secs_f64() / lease.as_secs_f64());
+                trace::renewed(left);
                 if left < lease / 3 {
                     of.tell(|| LockEventKind::NearMiss { left });
                 }

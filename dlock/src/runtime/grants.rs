@@ -5,6 +5,7 @@
 
 mod renewable;
 mod room;
+mod span;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,7 @@ use uuid::Uuid;
 
 pub(crate) use self::room::{Blocker, EntryMode, EntryRequest, OuterHolds};
 use self::room::{Inside, Room, Wakeups};
+use self::span::HoldSpan;
 use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
@@ -267,7 +269,10 @@ impl Grant {
     ) -> (Grant, u64) {
         let hold = next_id();
         let state = self.state.lock();
-        let state = State::new(state.grant.successor(terms), (hold, by));
+        let mut next = State::new(state.grant.successor(terms), (hold, by));
+        if let Some(HoldSpan::Own(span)) = state.room.span() {
+            next.room.set_span(HoldSpan::Before(span.clone()));
+        }
         let max_end = terms.max_hold.map(|d| Moment::of(clock::now()) + d);
         let grant = Grant {
             kind: self.kind,
@@ -287,7 +292,7 @@ impl Grant {
             since: Moment::of(now),
             task,
             special: Special::of(max_end, None, None),
-            state: Mutex::new(state),
+            state: Mutex::new(next),
         };
         (grant, hold)
     }
@@ -535,14 +540,15 @@ impl Grant {
             };
             let reason = signals.reason.get_or_init(|| reason);
             self.tell_held(Ended::Lost);
-            Event::Lost {
+            let event = Event::Lost {
                 series: &self.series,
                 of: self.of(),
                 key: &self.key,
                 grant: self.id(),
                 reason,
-            }
-            .emit();
+            };
+            self.in_span(|| event.emit());
+            self.ends_span(Ended::Lost);
             wakeups.wake();
             tell(Some(signals));
             // The waiters here ask the store now.
@@ -716,12 +722,12 @@ impl Grant {
 
     /// Says that it has become suspect, for callers that hold no lock.
     pub(crate) fn tell_suspect(&self, error: Option<&StoreError>) {
-        Event::Suspect {
+        let event = Event::Suspect {
             key: &self.key,
             grant: self.id(),
             error,
-        }
-        .emit();
+        };
+        self.in_span(|| event.emit());
     }
 }
 

@@ -34,9 +34,9 @@ pub(crate) fn pass_on(
     now: Instant,
     ended: Ended,
 ) -> Option<ReleaseOutcome> {
-    let ended = Some(ended);
     let mut head = grant.take_head();
     if hand_off(handle, &grant, &mut head, now) {
+        grant.ends_span(Ended::Handoff);
         grant.tell_held(Ended::Handoff);
         Event::HandedOff {
             series: &grant.series,
@@ -44,6 +44,8 @@ pub(crate) fn pass_on(
         .emit();
         return None;
     }
+    grant.ends_span(ended);
+    let ended = Some(ended);
     let Some(mut head) = head else {
         return Some(handle.release(grant, None, now, ended));
     };

@@ -8,6 +8,7 @@ use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::meter::Ended;
+use crate::runtime::emit::trace::Acquired;
 use crate::runtime::grants::{EntryMode, EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::handoff;
 use crate::runtime::release::ReleaseOutcome;
@@ -100,6 +101,7 @@ impl Hold {
         let grant = self.grant();
         if grant.leave(self.hold.id, clock::now()).is_some() {
             self.handle.shared().watchdog.remove(grant.number);
+            grant.ends_span(Ended::Released);
         }
     }
 
@@ -126,6 +128,12 @@ impl Hold {
                 _ => None,
             },
         }
+    }
+}
+
+impl Acquired for Hold {
+    fn each_grant(&self, with: &mut dyn FnMut(&Grant)) {
+        with(self.grant());
     }
 }
 

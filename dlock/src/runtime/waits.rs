@@ -11,6 +11,8 @@ use crate::base::chance::{HashMap, next_id};
 use crate::base::int_hash::BuildIntHasher;
 use crate::base::moment::Moment;
 use crate::runtime::beat::Beat;
+use crate::runtime::emit::trace::{AcquireTrace, Path};
+use crate::runtime::group::Group;
 use crate::runtime::scope;
 use crate::store::{GrantId, Holder, Kind};
 
@@ -90,7 +92,10 @@ impl Waits {
 
 /// The entry of a call that may come to wait; taken out when it is dropped.
 #[derive(Default)]
-pub(crate) struct Waiting(OnceLock<Box<Entered>>);
+pub(crate) struct Waiting<'a> {
+    entered: OnceLock<Box<Entered>>,
+    trace: Option<&'a AcquireTrace>,
+}
 
 struct Entered {
     waits: Arc<Waits>,
@@ -98,11 +103,29 @@ struct Entered {
     call: Arc<WaitingCall>,
 }
 
-impl Waiting {
+impl<'a> Waiting<'a> {
+    /// That of an acquire which is traced so.
+    pub(crate) fn of(trace: &'a AcquireTrace) -> Waiting<'a> {
+        Waiting {
+            trace: Some(trace),
+            ..Waiting::default()
+        }
+    }
+
+    /// How the acquire comes to its lock, as far as it is known by now.
+    pub(crate) fn comes_by(&self, path: Path) {
+        if let Some(trace) = self.trace {
+            trace.comes_by(path);
+        }
+    }
+
     /// Enters the call, the first time.
-    pub(crate) fn begin(&self, call: impl FnOnce() -> (Arc<Waits>, WaitingCall)) {
-        self.0.get_or_init(|| {
-            let (waits, call) = call();
+    pub(crate) fn begin(&self, call: impl FnOnce() -> (Arc<Waits>, WaitingCall, Group)) {
+        self.entered.get_or_init(|| {
+            let (waits, call, group) = call();
+            if let Some(trace) = self.trace {
+                trace.begins_to_wait(&call, group);
+            }
             let (number, call) = (next_id(), Arc::new(call));
             waits.calls.lock().insert(number, call.clone());
             waits.beat.rouse();
@@ -112,7 +135,7 @@ impl Waiting {
 
     /// The holder that it waits for, if that was looked up.
     pub(crate) fn holder(&self) -> Option<Arc<Holder>> {
-        self.0.get()?.call.holder.lock().clone()
+        self.entered.get()?.call.holder.lock().clone()
     }
 }
 

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use tokio::time::Instant;
 
 use super::MultiGuard;
 use super::attempt::{At, Gone, Guards, Round, Step, acquire_groups, groups};
@@ -67,12 +66,13 @@ impl MultiCall {
         let begun = Begun::new(&self.first, &self.keys);
         let scope = acquire::begin().await;
         self.first.nested = scope.is_inside(self.first.handle.shared());
-        let outcome = self.go(begun.started, &scope).await;
+        let outcome = self.go(&begun, &scope).await;
         begun.told(outcome, &self.keys)
     }
 
-    async fn go(&self, started: Instant, scope: &Scope) -> Result<MultiGuard, Error> {
+    async fn go(&self, begun: &Begun, scope: &Scope) -> Result<MultiGuard, Error> {
         self.check()?;
+        let started = begun.started;
         let until = self.first.until(started);
         let mut at = 0;
         let mut in_vain = InVain::new();
@@ -110,7 +110,7 @@ impl MultiCall {
                     target: &all,
                     started,
                     until,
-                    waiting: Waiting::default(),
+                    waiting: Waiting::of(&begun.trace),
                 };
                 let round = match self.first.once {
                     true => all
@@ -129,7 +129,7 @@ impl MultiCall {
                         wait.is_busy(remaining, &mut evidence);
                         let Some(patience) = in_vain.again() else { continue };
                         match self
-                            .in_order(&rest, (started, until), patience, &mut evidence)
+                            .in_order(&rest, (begun, until), patience, &mut evidence)
                             .await?
                         {
                             Some(all) => guards = all,

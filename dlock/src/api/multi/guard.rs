@@ -13,6 +13,7 @@ use crate::api::held::{Held, View};
 use crate::api::methods::hold_methods;
 use crate::api::run::Framed;
 use crate::runtime::emit::meter::Ended;
+use crate::runtime::emit::trace::Acquired;
 use crate::runtime::grants::Grant;
 use crate::runtime::members::Members;
 use crate::runtime::scope::Frames;
@@ -44,6 +45,12 @@ pub(super) type Guards = SmallVec<[LockGuard; 1]>;
 pub struct MultiGuard {
     guards: Guards,
     held: Held,
+}
+
+impl Acquired for MultiGuard {
+    fn each_grant(&self, with: &mut dyn FnMut(&Grant)) {
+        self.guards.iter().for_each(|guard| with(guard.grant()));
+    }
 }
 
 impl MultiGuard {

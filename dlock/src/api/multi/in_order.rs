@@ -17,7 +17,7 @@ use crate::base::clock;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::ASK_IN_SET_EVERY;
-use crate::runtime::acquire::Wait;
+use crate::runtime::acquire::{Begun, Wait};
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
@@ -63,7 +63,7 @@ impl MultiCall {
     pub(super) async fn in_order(
         &self,
         rest: &[usize],
-        (started, until): (Instant, Option<Instant>),
+        (begun, until): (&Begun, Option<Instant>),
         patience: Duration,
         evidence: &mut Evidence,
     ) -> Result<Option<Vec<At<Hold>>>, Error> {
@@ -75,9 +75,9 @@ impl MultiCall {
             let wait = Wait {
                 call: &one,
                 target: &Next { call: self, at: *at },
-                started,
+                started: begun.started,
                 until: until.into_iter().chain(limit).min(),
-                waiting: Waiting::default(),
+                waiting: Waiting::of(&begun.trace),
             };
             let next = tokio::select! {
                 biased;

@@ -22,6 +22,7 @@ use crate::base::moment::Moment;
 use crate::engine::acquire::{Acquire, Event, Next, Report};
 use crate::engine::evidence::Evidence;
 use crate::runtime::attempt::AcquireTarget;
+use crate::runtime::emit::trace::Path;
 use crate::runtime::hold::Hold;
 use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
 use crate::store::{Watch, changed};
@@ -149,7 +150,10 @@ impl Wait<'_, AcquireCall> {
                         listen_at: wait.listen_at,
                     };
                 }
-                Next::Report(Report::HandedOff | Report::Rejoins) => return Ok(handed_off),
+                Next::Report(Report::HandedOff | Report::Rejoins) => {
+                    self.waiting.comes_by(Path::Handoff);
+                    return Ok(handed_off);
+                }
                 Next::Report(_) => return Err(self.reported(step)),
                 // A plain lock has crowds, and a fair one an order.
                 Next::Continue | Next::Draw { .. } | Next::LetGo { .. } | Next::LeaveToOthers { .. } => {}
@@ -200,6 +204,11 @@ impl Wait<'_, AcquireCall> {
                         () = sleep_until(listen_at.map(Moment::instant)) => Event::QuietOver,
                         () = self.over() => Event::WaitOver,
                     };
+                    match event {
+                        Event::CameFree { .. } => self.waiting.comes_by(Path::Notified),
+                        Event::Due => self.waiting.comes_by(Path::Polled),
+                        _ => {}
+                    }
                     if !matches!(event, Event::QuietOver) {
                         entry.on_head(None);
                     }

@@ -17,6 +17,7 @@ use crate::engine::fairness::Yielded;
 use crate::engine::timing::POSITION_ENDS_WITHIN;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::emit;
+use crate::runtime::emit::trace::Path;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
@@ -271,14 +272,19 @@ impl<G: AcquireTarget> Wait<'_, G> {
         if broken!(NotificationLostBeforeSleep) && !matches!(pause.what, Awaited::Other(_)) {
             head.watch.iter_mut().for_each(Watch::seen);
         }
-        Ok(Met::Event(tokio::select! {
+        let event = tokio::select! {
             biased;
             () = self.call.ending().cancelled() => Event::Closed,
             guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
             event = pause.notified(&mut head.watch) => event,
             () = clock::sleep_until(pause.until.instant()) => Event::Due,
             () = self.over() => Event::WaitOver,
-        }))
+        };
+        self.waiting.comes_by(match event {
+            Event::CameFree { .. } | Event::OtherCame { .. } => Path::Notified,
+            _ => Path::Polled,
+        });
+        Ok(Met::Event(event))
     }
 
     /// The store has granted it, by a request sent then. Returns the role of the head, unless that rests in the lock.
@@ -348,7 +354,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
             None => Event::Withdrawn,
         };
         match (acquire.handle(event, Moment::now()).next, guard) {
-            (Next::Report(Report::HandedOff), Some(guard)) => HeadOutcome::Got(self.target.handed_off(guard)),
+            (Next::Report(Report::HandedOff), Some(guard)) => {
+                self.waiting.comes_by(Path::Handoff);
+                HeadOutcome::Got(self.target.handed_off(guard))
+            }
             _ => HeadOutcome::Lost,
         }
     }

@@ -34,8 +34,11 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    #[cfg(feature = "metrics")]
     const NAMES: [&str; 6] = ["acquired", "busy", "timeout", "refused", "error", "cancelled"];
+
+    pub(super) fn name(self) -> &'static str {
+        Outcome::NAMES[self as usize]
+    }
 }
 
 /// How a hold ended.
@@ -49,8 +52,11 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    #[cfg(feature = "metrics")]
     const NAMES: [&str; 4] = ["released", "dropped", "lost", "handoff"];
+
+    pub(super) fn name(self) -> &'static str {
+        Ended::NAMES[self as usize]
+    }
 }
 
 /// What the store is asked for.

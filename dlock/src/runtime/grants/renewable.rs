@@ -53,13 +53,13 @@ impl Renewable for Arc<Grant> {
                 Event::Confirmed { series, of }.emit();
             }
             if self.renewed {
-                Event::Renewed {
+                let event = Event::Renewed {
                     series,
                     of,
                     left: deadline.since(now),
                     lease: terms.lease,
-                }
-                .emit();
+                };
+                self.in_span(|| event.emit());
             }
         }
         confirmed

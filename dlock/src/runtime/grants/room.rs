@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::Signals;
+use super::span::HoldSpan;
 use crate::base::chance::{HashMap, next_id};
 use crate::base::clock;
 use crate::base::int_hash::BuildIntHasher;
@@ -110,6 +111,7 @@ pub(super) struct Room {
 struct More {
     signals: Option<Arc<Signals>>,
     note: Option<Arc<str>>,
+    trace: Option<Box<HoldSpan>>,
     /// The other holds.
     holds: Numbered<&'static Location<'static>>,
     /// The reads under this write grant.
@@ -194,6 +196,19 @@ impl Room {
 
     pub(super) fn set_note(&mut self, note: Option<Arc<str>>) {
         self.more().note = note;
+    }
+
+    pub(super) fn span(&self) -> Option<&HoldSpan> {
+        self.more.as_ref()?.trace.as_deref()
+    }
+
+    pub(super) fn set_span(&mut self, span: HoldSpan) {
+        self.more().trace = Some(Box::new(span));
+    }
+
+    pub(super) fn take_span(&mut self) -> Option<HoldSpan> {
+        let span = self.more.as_mut()?.trace.take();
+        span.map(|span| *span)
     }
 
     /// Where its holds entered, in that order.

@@ -1,0 +1,194 @@
+//! The spans of waits and holds, and what is recorded on the caller's span.
+//!
+//! A span is made in the caller's own poll, so that it is a child of the caller's span. Without a subscriber that wants
+//! them, none of this costs more than a look at a static.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+pub(crate) use tracing::Span;
+use tracing::field::Empty;
+use tracing::level_filters::LevelFilter;
+
+use crate::runtime::emit::meter::{Ended, Outcome};
+use crate::runtime::grants::Grant;
+use crate::runtime::group::Group;
+use crate::runtime::waits::WaitingCall;
+
+/// How an acquire came to its lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Path {
+    /// Without waiting.
+    Free,
+    /// From another caller of this process.
+    Handoff,
+    /// The store said that it is available.
+    Notified,
+    /// By asking again after a pause.
+    Polled,
+    /// As the next one of this process's queue.
+    Queue,
+}
+
+impl Path {
+    const ALL: [Path; 5] = [
+        Path::Free,
+        Path::Handoff,
+        Path::Notified,
+        Path::Polled,
+        Path::Queue,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Path::Free => "free",
+            Path::Handoff => "handoff",
+            Path::Notified => "notified",
+            Path::Polled => "polled",
+            Path::Queue => "queue",
+        }
+    }
+}
+
+/// What an acquire brings to its caller.
+pub(crate) trait Acquired {
+    /// Calls `with` for each of its grants.
+    fn each_grant(&self, with: &mut dyn FnMut(&Grant));
+}
+
+/// The trace of one acquire.
+#[derive(Debug)]
+pub(crate) struct AcquireTrace {
+    path: AtomicU8,
+    /// The span of its wait.
+    wait: OnceLock<Box<Span>>,
+}
+
+impl Default for AcquireTrace {
+    fn default() -> AcquireTrace {
+        AcquireTrace {
+            path: AtomicU8::new(Path::Free as u8),
+            wait: OnceLock::new(),
+        }
+    }
+}
+
+impl AcquireTrace {
+    fn path(&self) -> Path {
+        let path = self.path.load(Ordering::Relaxed);
+        Path::ALL
+            .into_iter()
+            .find(|one| *one as u8 == path)
+            .unwrap_or(Path::Free)
+    }
+
+    /// How it comes to its lock, as far as it is known by now.
+    pub(crate) fn comes_by(&self, path: Path) {
+        self.path.store(path as u8, Ordering::Relaxed);
+    }
+
+    /// The call begins to wait, in the poll of its caller.
+    pub(crate) fn begins_to_wait(&self, call: &WaitingCall, group: Group) {
+        if self.path() == Path::Free {
+            self.comes_by(Path::Queue);
+        }
+        let span = tracing::info_span!(
+            target: "dlock::wait",
+            "dlock.wait",
+            dlock.key = %call.key,
+            dlock.kind = %call.kind,
+            dlock.group = group.name(),
+            dlock.outcome = Empty,
+            dlock.path = Empty,
+            dlock.token = Empty,
+            dlock.wait_ms = Empty,
+        );
+        if !span.is_disabled() {
+            let _ = self.wait.set(Box::new(span));
+        }
+    }
+
+    /// The acquire succeeded, in the poll of its caller.
+    pub(super) fn acquired(&self, waited: Duration, got: &dyn Acquired) {
+        if LevelFilter::current() == LevelFilter::OFF {
+            return;
+        }
+        let wait = self.wait.get();
+        let (mut tokens, mut token) = (0, 0);
+        got.each_grant(&mut |grant| {
+            (tokens, token) = (tokens + 1, grant.token);
+            grant.begins_span(|before| {
+                if let (Some(wait), Some(before)) = (wait, before) {
+                    wait.follows_from(before);
+                }
+            });
+        });
+        for span in [Some(&Span::current()), wait.map(AsRef::as_ref)]
+            .into_iter()
+            .flatten()
+        {
+            span.record("dlock.wait_ms", millis(waited))
+                .record("dlock.path", self.path().name());
+            // The tokens of several locks are on the spans of their holds.
+            if tokens == 1 {
+                span.record("dlock.token", token);
+            }
+        }
+        self.ended(Outcome::Acquired);
+    }
+
+    /// The acquire did not succeed.
+    pub(super) fn not_acquired(&self, waited: Duration, outcome: Outcome) {
+        if LevelFilter::current() == LevelFilter::OFF {
+            return;
+        }
+        Span::current().record("dlock.wait_ms", millis(waited));
+        if let Some(wait) = self.wait.get() {
+            wait.record("dlock.wait_ms", millis(waited));
+        }
+        self.ended(outcome);
+    }
+
+    fn ended(&self, outcome: Outcome) {
+        if let Some(wait) = self.wait.get() {
+            wait.record("dlock.outcome", outcome.name());
+        }
+    }
+}
+
+/// The span of a hold that is made now, in the poll of its caller.
+pub(crate) fn hold(grant: &Grant) -> Span {
+    tracing::debug_span!(
+        target: "dlock::hold",
+        "dlock.hold",
+        dlock.key = %grant.key,
+        dlock.kind = %grant.kind,
+        dlock.group = grant.group.name(),
+        dlock.grant = %grant.id(),
+        dlock.token = grant.token,
+        dlock.ended = Empty,
+        dlock.held_ms = Empty,
+    )
+}
+
+/// Whether anybody wants the spans of holds.
+pub(crate) fn holds_are_traced() -> bool {
+    tracing::span_enabled!(target: "dlock::hold", tracing::Level::DEBUG)
+}
+
+/// The holder has the lock no longer.
+pub(crate) fn hold_ended(span: &Span, ended: Ended, held: Duration) {
+    span.record("dlock.ended", ended.name())
+        .record("dlock.held_ms", millis(held));
+}
+
+/// A renewal of the hold was confirmed, of whose lease so much was left.
+pub(super) fn renewed(left: Duration) {
+    tracing::debug!(target: "dlock::hold", left_ms = millis(left), "a lock was renewed");
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
