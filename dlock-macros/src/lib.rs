@@ -55,6 +55,7 @@ use proc_macro::TokenStream;
 /// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
 /// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
 /// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
+/// | `group = "orders"` | the text of the key | what metrics and traces call these locks: the same text for all calls |
 /// | `prefer_writers = true` | `false` | with `kind = write`: [readers stand back](#kinds) for calls that wait |
 /// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |

@@ -92,7 +92,7 @@ impl Locked<'_> {
         if let Some(kind) = &options.kind {
             set.extend(quote_spanned!(site=> .kind(#krate::LockKind::#kind)));
         }
-        if let Some(group) = options.keys.template() {
+        if let Some(group) = options.group.clone().or_else(|| options.keys.template()) {
             set.extend(quote_spanned!(site=> .group(#group)));
         }
         if options.prefer_writers {

@@ -24,6 +24,7 @@ const NAMES: &[&str] = &[
     "min_hold",
     "max_waiters",
     "kind",
+    "group",
     "prefer_writers",
     "on_busy",
     "on_error",
@@ -36,6 +37,8 @@ pub(crate) struct Options {
     pub(crate) keys: Keys,
     /// What to lock them as; the plain lock without it.
     pub(crate) kind: Option<Ident>,
+    /// What metrics call these locks; the text of the key without it.
+    pub(crate) group: Option<String>,
     /// Readers stand back for a waiting writer.
     pub(crate) prefer_writers: bool,
     /// Which client; the process-wide default without it.
@@ -61,6 +64,7 @@ struct Reader {
     seen: Vec<Ident>,
     keys: Option<Keys>,
     kind: Option<Ident>,
+    group: Option<String>,
     prefer_writers: bool,
     lock: Option<Expr>,
     lease: Option<Time>,
@@ -125,6 +129,7 @@ impl Reader {
             "min_hold" => self.min_hold = Some(Time::parse(&name, equals(&name, input)?)?),
             "max_waiters" => self.max_waiters = Some(value::count(&name, equals(&name, input)?)?),
             "kind" => self.kind = Some(value::kind(equals(&name, input)?)?),
+            "group" => self.group = Some(value::group(equals(&name, input)?)?),
             "prefer_writers" => self.prefer_writers = value::flag(&name, equals(&name, input)?)?,
             "on_busy" => self.on_busy = Some(value::function(&name, equals(&name, input)?)?),
             "on_error" => self.on_error = Some(value::function(&name, equals(&name, input)?)?),
@@ -193,6 +198,7 @@ impl Reader {
             (None, Some(keys)) => Ok(Options {
                 keys,
                 kind: self.kind,
+                group: self.group,
                 prefer_writers: self.prefer_writers,
                 lock: self.lock,
                 lease: self.lease,

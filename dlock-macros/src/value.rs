@@ -107,6 +107,20 @@ pub(crate) fn function(option: &Ident, input: ParseStream<'_>) -> Result<ExprPat
     }
 }
 
+/// The name of a group: a literal, since there is to be one for each kind of work and not for each call.
+pub(crate) fn group(input: ParseStream<'_>) -> Result<String> {
+    let value = bare(input.parse()?);
+    match &value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(text), ..
+        }) if !text.value().is_empty() => Ok(text.value()),
+        _ => Err(Error::new_spanned(
+            value,
+            "`group` takes a text that is the same in all calls, as in `group = \"orders\"`",
+        )),
+    }
+}
+
 /// A count, for `max_waiters`.
 pub(crate) fn count(option: &Ident, input: ParseStream<'_>) -> Result<TokenStream> {
     let value = bare(input.parse()?);

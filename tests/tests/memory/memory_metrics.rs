@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::{LockClient, LockOptions, Loss};
+use dlock::{Error, LockClient, LockOptions, Loss, distributed_lock};
 use dlock_tests::{paused, watched};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::time::sleep;
@@ -118,6 +118,37 @@ fn waits_are_counted_by_their_outcome_and_group() {
             !shown.0.render().contains("order:"),
             "no name of a lock is a label"
         );
+    });
+}
+
+#[distributed_lock(key = "order:{id}", lock = client)]
+async fn by_key(client: &LockClient, id: u64) -> Result<(), Error> {
+    let _ = id;
+    Ok(())
+}
+
+#[distributed_lock(key = "order:{id}", group = "refunds", lock = client)]
+async fn by_name(client: &LockClient, id: u64) -> Result<(), Error> {
+    let _ = id;
+    Ok(())
+}
+
+#[distributed_lock(keys = ["order:{id}", "audit"], group = "audits", lock = client)]
+async fn several_by_name(client: &LockClient, id: u64) -> Result<(), Error> {
+    let _ = id;
+    Ok(())
+}
+
+#[test]
+fn attribute_names_the_group_or_the_text_of_its_key_does() {
+    measured(async |shown| {
+        let client = LockClient::memory();
+        by_key(&client, 7).await.unwrap();
+        by_name(&client, 8).await.unwrap();
+        several_by_name(&client, 9).await.unwrap();
+        for group in ["order:{id}", "refunds", "audits"] {
+            assert_eq!(shown.waits(group, "acquired"), Some(1.0), "{group}");
+        }
     });
 }
 
