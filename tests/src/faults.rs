@@ -196,6 +196,14 @@ pub fn releasing(kind: LockKind) -> &'static str {
     }
 }
 
+/// What the same step is called where the lock has a minimum that is not over yet.
+pub fn keeping(kind: LockKind) -> &'static str {
+    match releasing(kind) {
+        "release" => "keep",
+        with_minimum => with_minimum,
+    }
+}
+
 /// Runs it and sees that it kept its time, or nearly.
 ///
 /// # Panics

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dlock::{Error, HoldState, LockKind};
 use dlock_tests::faults::{
     Pair, RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_back, is_confirmed,
-    is_free, is_free_as, releasing, renewing, setting, setting_of_faults, step, within,
+    is_free, is_free_as, keeping, releasing, renewing, setting, setting_of_faults, step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -37,7 +37,7 @@ async fn release_is_repeated_and_reports_no_loss_when_its_reply_is_lost() {
 
         let started = Instant::now();
         let guard = pair.asked(&a, "k").min_hold(1000 * MS).acquire().await.unwrap();
-        let fault = proxy.swallow(1, then, step(releasing(pair.asks)));
+        let fault = proxy.swallow(1, then, step(keeping(pair.asks)));
         within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
         eventually("the minimum is over", || async {

@@ -118,7 +118,11 @@ fn name_of(command: &Command) -> Option<String> {
         return None;
     }
     let keys: usize = command.arg(2).parse().ok()?;
-    let at = keys + 7;
+    // A short call begins with the name, any other with numbers.
+    let at = match command.arg(keys + 3).parse::<u64>() {
+        Ok(_) => keys + 7,
+        Err(_) => keys + 3,
+    };
     Some(match &*command.arg(at) {
         "vote" => format!("vote {}", command.arg(at + 4)),
         "count" => format!("count {}", command.arg(at + 2)),

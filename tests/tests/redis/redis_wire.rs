@@ -441,8 +441,8 @@ async fn the_fence_is_no_lock() {
     assert!(fence >= token);
 }
 
-/// The script of all steps: always.lua first, run.lua last, and between them, in a function, steps.lua, the others in any
-/// order, and rare.lua.
+/// The script of all steps: always.lua and run.lua first, rest.lua last, and between them, in a function, common.lua,
+/// steps.lua, the others in any order, and rare.lua.
 fn script() -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/stores/redis/lua");
     let mut files: Vec<_> = std::fs::read_dir(folder)
@@ -451,16 +451,18 @@ fn script() -> String {
         .collect();
     let place = |path: &PathBuf| {
         let name = path.file_stem().unwrap();
-        let ends = ["rare", "run"].iter().position(|end| name == *end);
-        let begins = ["always", "steps"].iter().position(|begin| name == *begin);
-        (ends.map_or(0, |at| at + 1), begins.unwrap_or(2))
+        let ends = ["rare", "rest"].iter().position(|end| name == *end);
+        let begins = ["always", "run", "common", "steps"]
+            .iter()
+            .position(|begin| name == *begin);
+        (ends.map_or(0, |at| at + 1), begins.unwrap_or(4))
     };
     files.sort_by_key(place);
     let mut texts: Vec<_> = files
         .into_iter()
         .map(|path| std::fs::read_to_string(path).unwrap())
         .collect();
-    texts.insert(1, "local function rare()\n".to_owned());
+    texts.insert(2, "local function rare()\n".to_owned());
     texts.insert(texts.len() - 1, "end\n".to_owned());
     texts.concat()
 }
@@ -504,6 +506,73 @@ async fn after_a_flush_no_reservation_reaches_back() {
         );
         last = token + count - 1;
         server.flush().await;
+    }
+}
+
+/// A lone step of a plain lock has a call of its own form, which says and does what the long one does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_call_does_what_the_long_one_does() {
+    const GRANT: &str = "00000000-0000-8000-8000-000000000000:1";
+    const IN_TIME: &str = "9000000000000000";
+    let (script, server) = (script(), server().await);
+    let channel = "redisson_lock__channel:{k}";
+    // What the lock and the fence are before, when an acquire is too late, and whether there are slots.
+    let locks: [&[&str]; 4] = [
+        &["DEL", "k"],
+        &["HSET", "k", GRANT, "1"],
+        &["HSET", "k", "11111111-2222-4333-8444-555555555555:7", "1"],
+        &["SET", "k", "text"],
+    ];
+    let fences: [&[&str]; 4] = [
+        &["SET", "dlock:fence", "1"],
+        &["DEL", "dlock:fence"],
+        &["SET", "dlock:fence", "8000000000000000"],
+        &["HSET", "dlock:fence", "no", "number"],
+    ];
+    let cases = locks
+        .into_iter()
+        .flat_map(|lock| fences.map(|fence| (lock, fence)));
+    let cases = cases.flat_map(|case| [IN_TIME, "1"].map(|late| (case, late)));
+    for (((lock, fence), late), in_cluster) in cases.flat_map(|case| ["0", "1"].map(|slots| (case, slots))) {
+        // Without what the clock has to say: the answer, and what is there then.
+        let outcome = async |call: &[&str]| {
+            server.flush().await;
+            server.command(lock).await;
+            server.command(fence).await;
+            let call = [&["EVAL", &script], call].concat();
+            let reply: Value = server.query(&call).await;
+            let answer = match reply {
+                Value::Int(answer) if answer < 1_000_000_000 => format!("{answer}"),
+                Value::Int(_) => "acquired 1".to_owned(),
+                Value::Array(parts) => match &parts[1..] {
+                    [Value::Int(token), Value::Int(count)] if *token > 0 => format!("acquired {count}"),
+                    [Value::Int(answer)] => format!("{answer}"),
+                    [other] => format!("{other:?}"),
+                    others => panic!("{others:?}"),
+                },
+                other => panic!("{other:?}"),
+            };
+            let kind: String = server.query(&["TYPE", "k"]).await;
+            let fields: Vec<String> = match &*kind {
+                "hash" => server.query(&["HGETALL", "k"]).await,
+                _ => Vec::new(),
+            };
+            let has_lease: i64 = server.query(&["TTL", "k"]).await;
+            let fence: String = server.query(&["TYPE", "dlock:fence"]).await;
+            (answer, kind, fields, has_lease > 0, fence)
+        };
+        let mut short = vec!["2", "dlock:fence", "k", "acquire", late, GRANT, "30000", "1"];
+        if in_cluster == "1" {
+            short.push("1");
+        }
+        let step = ["acquire", GRANT, "30000", "1"];
+        let long = [&["2", "dlock:fence", "k", late, "1", "1", in_cluster], &step[..]].concat();
+        let told = format!("acquire, {lock:?}, {fence:?}, {late}, {in_cluster}");
+        assert_eq!(outcome(&short).await, outcome(&long).await, "{told}");
+        let short = ["1", "k", "release", GRANT, channel];
+        let step = ["release", GRANT, channel];
+        let long = [&["2", "k", "k", "0", "0", "0", "0"], &step[..]].concat();
+        assert_eq!(outcome(&short).await, outcome(&long).await, "release, {lock:?}");
     }
 }
 

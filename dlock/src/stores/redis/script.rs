@@ -26,6 +26,7 @@ use crate::store::{AcquireRequest, GrantId, Holder, Kind, Reason, Renewal, Store
 /// The script that all steps are in. What most calls do not need is made only where it is needed: as one function.
 const TEXT: &str = concat!(
     include_str!("lua/always.lua"),
+    include_str!("lua/run.lua"),
     "local function rare()\n",
     include_str!("lua/common.lua"),
     include_str!("lua/steps.lua"),
@@ -40,7 +41,7 @@ const TEXT: &str = concat!(
     include_str!("lua/operations.lua"),
     include_str!("lua/rare.lua"),
     "end\n",
-    include_str!("lua/run.lua")
+    include_str!("lua/rest.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
@@ -394,6 +395,29 @@ impl Call {
         }
     }
 
+    /// Writes it as a call of its own, where one of the short forms fits.
+    fn write_alone(&self, refuse_after: u64, fence: &Fence, cmd: &mut Cmd) -> bool {
+        match (&self.verb, self.slot) {
+            _ if self.vote_after.is_some() => return false,
+            (Verb::Acquire { grant, lease, tokens }, slot) => {
+                cmd.arg(2);
+                match slot {
+                    Some(slot) => cmd.arg(fence.in_slot(slot)),
+                    None => cmd.arg(fence.name()),
+                };
+                cmd.arg(&*self.key).arg("acquire").arg(refuse_after);
+                cmd.arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
+                cmd.arg((*tokens).max(1)).arg(slot.map(|_| 1));
+            }
+            (Verb::Release { grant, keep_until }, None) if left(*keep_until).is_zero() => {
+                cmd.arg(1).arg(&*self.key).arg("release");
+                cmd.arg(id(*grant, &mut [0; 57])).arg(channel(&self.key));
+            }
+            _ => return false,
+        }
+        true
+    }
+
     /// How much of the server's time it takes, in steps on one lock.
     pub(super) fn work(&self) -> usize {
         match &self.verb {
@@ -424,8 +448,13 @@ impl Call {
                 cmd.arg((*tokens).max(1));
             }
             Verb::Release { grant, keep_until } => {
-                cmd.arg("release").arg(id(*grant, &mut [0; 57]));
-                cmd.arg(millis(left(*keep_until)));
+                match millis(left(*keep_until)) {
+                    0 => cmd.arg("release").arg(id(*grant, &mut [0; 57])),
+                    keep => {
+                        cmd.arg("keep").arg(3);
+                        cmd.arg(id(*grant, &mut [0; 57])).arg(keep)
+                    }
+                };
                 cmd.arg(channel(&self.key));
             }
             Verb::All(all) => {
@@ -594,7 +623,14 @@ pub(super) fn call<'a>(
         By::Text => ("EVAL", TEXT),
     };
     let mut cmd = Cmd::with_capacity(8 + 5 * count, script.len() + 128 * (1 + count) + size);
-    cmd.arg(name).arg(script).arg(1 + count).arg(&*fence);
+    cmd.arg(name).arg(script);
+    let mut all = steps.clone();
+    if let (Some((step, refuse_after)), None) = (all.next(), all.next())
+        && step.write_alone(refuse_after, fences, &mut cmd)
+    {
+        return cmd;
+    }
+    cmd.arg(1 + count).arg(&*fence);
     for (step, _) in steps.clone() {
         for key in step.keys() {
             cmd.arg(key);
@@ -616,7 +652,7 @@ pub(super) fn load() -> Cmd {
 
 /// The reply to a call.
 pub(super) struct Reply {
-    /// When the server carried it out (µs of its clock), where it says so.
+    /// When the server carried it out (µs of its clock), where it says so: always where a release found nothing.
     pub(super) server_time: Option<u64>,
     /// To the steps in their order.
     pub(super) answers: Vec<Result<Answer, StoreError>>,
@@ -626,13 +662,8 @@ pub(super) struct Reply {
 pub(super) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'a Call>) -> Option<Reply> {
     let parts = match reply {
         Value::Array(parts) => parts,
-        // To the release of a plain lock that travelled alone.
-        Value::Int(answer) if steps.len() == 1 => {
-            return Some(Reply {
-                server_time: None,
-                answers: vec![read_number(answer, steps.next()?)],
-            });
-        }
+        // To a short call.
+        Value::Int(answer) if steps.len() == 1 => return read_alone(answer, steps.next()?),
         _ => return None,
     };
     let now = number(parts.first()?)?;
@@ -665,8 +696,27 @@ pub(super) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'
         }
     }
     parts.next().is_none().then_some(Reply {
-        server_time: Some(now),
+        server_time: Some(now).filter(|now| *now > 0),
         answers,
+    })
+}
+
+/// The short reply to a call with this step alone.
+fn read_alone(number: i64, step: &Call) -> Option<Reply> {
+    let Verb::Acquire { tokens, .. } = &step.verb else {
+        return Some(Reply {
+            server_time: None,
+            answers: vec![read_number(number, step)],
+        });
+    };
+    let now = u64::try_from(number).ok()?;
+    let acquired = Answer::Acquired {
+        first: now.checked_sub(u64::from(*tokens).saturating_sub(1))?,
+        last: now,
+    };
+    Some(Reply {
+        server_time: Some(now),
+        answers: vec![Ok(acquired)],
     })
 }
 

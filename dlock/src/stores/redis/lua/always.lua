@@ -6,7 +6,8 @@
 --                file of that name, those on several locks at once in several.lua
 --   operations.lua  the entries by which clients say who they are
 --   rare.lua     the end of what is made only in a call that needs it: all from common.lua on is one function
---   run.lua      takes the steps in turn, and has the three that are most of the work
+--   run.lua      takes the steps in turn, and has the three that are most of the work; rest.lua is the end of its loop,
+--                with all that these do seldom, and all others
 --
 -- KEYS[1]      the fence of this prefix, in a Cluster of this slot: the last fencing token that was given. In a
 --              Cluster, where no step gives a token, the key of the first step again
@@ -16,11 +17,20 @@
 -- ARGV[3]      how many fencing tokens they want in all
 -- ARGV[4]      1 in a Cluster, else 0
 -- ARGV[5...]   for each step its name and its arguments:
---                acquire GRANT LEASE-ms TOKENS | release GRANT KEEP-ms CHANNEL |
+--                acquire GRANT LEASE-ms TOKENS | release GRANT CHANNEL |
 --                renew LEASE-ms COUNT GRANT... (it has as many keys as grants) | all, see several.lua
 --                any other: the number of its arguments, its arguments
 --
--- Reply: { server time in µs, answer of step 1, answer of step 2, ... }. Common answers are numbers:
+-- Two common calls of a single step are shorter, with these ARGV:
+--   acquire, ARGV[1] as above, GRANT, LEASE-ms, TOKENS, in a Cluster also 1
+--            KEYS: the fence, the lock. Reply: the last token alone, which is the server time, if it has all of them
+--   release, GRANT, CHANNEL (not in a Cluster)
+--            KEYS: the lock. Reply: the answer alone, if it was released
+-- Whatever else becomes of them is the reply to the same step in the long form.
+--
+-- Reply: { server time in µs, answer of step 1, answer of step 2, ... }; the time is 0 where only locks were released
+-- or renewed, all of which were held.
+-- Common answers are numbers:
 --   acquire  two: the first fencing token, how many there are; or one: -2 - PTTL when the lock is busy
 --   renew    1 all are renewed; or { 'others', PLACE, 0 (gone) or MESSAGE (not done), ... } for those that
 --            are not, places counted from 1
@@ -34,58 +44,71 @@
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
 -- id of a grant and its count is always 1; 0 for one that was released and keeps its key for a while yet.
 --
--- A call with nothing but the release of a plain lock is answered with the number alone.
---
 -- A command costs a fifth of a microsecond or more, as do a call of string.format, a number that becomes text, and a
 -- function that is made; a server that was asleep takes several times as long for all of them. So run.lua does without
 -- what it can.
 
 local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
-local in_cluster = ARGV[4] == '1'
-local is_alone = not ARGV[9]
 
--- The two common calls of one step are written out: with functions that run.lua and steps.lua share, the script takes an
--- eighth longer for them (docs/performance.md).
+-- The two short calls are written out: with functions that run.lua and steps.lua share, the script takes an eighth longer
+-- for them (docs/performance.md).
 
 -- As in run.lua: the release of a plain lock, without a min hold, where there are no slots.
-if is_alone and ARGV[5] == 'release' and ARGV[7] == '0' and not in_cluster
-  and ask('HDEL', KEYS[2], ARGV[6]) == 1 then
-  local heard = ask('PUBLISH', ARGV[8], '0')
-  return type(heard) == 'number' and 1 + heard or -1
+if ARGV[1] == 'release' then
+  local key, grant, channel = KEYS[1], ARGV[2], ARGV[3]
+  if ask('HDEL', key, grant) == 1 then
+    local heard = ask('PUBLISH', channel, '0')
+    return type(heard) == 'number' and 1 + heard or -1
+  end
+  KEYS, ARGV = { key, key }, { '0', '0', '0', '0', 'release', grant, channel }
 end
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 local fence = KEYS[1]
 -- Tokens of the acquires of one call reach back, so that they never outrun the clock: after a flush the clock alone must
 -- be ahead of every token ever given. They reach back by REACH at the most, in µs: a replica that takes over knows an
 -- older last token, and takes longer than that.
 local REACH = 5000
-
--- As in run.lua: the acquire of a plain lock that is free, where the clock is ahead of the last token.
-if is_alone and ARGV[5] == 'acquire' and now <= tonumber(ARGV[1]) and ask('PTTL', KEYS[2]) == -2 then
-  local before = ask('SET', fence, now, 'GET')
-  local known = tonumber(before or nil)
-  if known and known > 0 and known < now and known % 1 == 0 then
-    local key, grant, count = KEYS[2], ARGV[6], ARGV[8] + 0
-    if count > REACH then count = REACH end
-    if count > now - known then count = now - known end
-    if ask('HSET', key, grant, '1') == 1 then
-      local set = ask('PEXPIRE', key, ARGV[7])
-      if set == 1 then return { now, now - count + 1, count } end
-      -- As undo in steps.lua.
-      if type(ask('HDEL', key, grant)) == 'table' and type(ask('DEL', key)) == 'table' then
-        ask('SET', key, '', 'PX', 1)
-      end
-      return { now, { 'failed', tostring(set.err) } }
-    end
-  elseif type(before) == 'string' then
-    ask('SET', fence, before)
-  end
+-- The server time in µs, and its text. Lua prints large numbers as 1.79e+15, and the server takes its time to print one.
+local now, now_text
+local function look_at_the_clock()
+  local time = redis.call('TIME')
+  local seconds, micros = time[1], time[2]
+  now = seconds * 1000000 + micros
+  now_text = seconds .. string.sub('000000', #micros + 1) .. micros
 end
 
+-- As in run.lua: the acquire of a plain lock that is free, where the clock is ahead of the last token.
+if ARGV[1] == 'acquire' then
+  look_at_the_clock()
+  local late, grant, lease, tokens = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+  if now <= late + 0 and ask('PTTL', KEYS[2]) == -2 then
+    local before = ask('SET', fence, now_text, 'GET')
+    local known = tonumber(before or nil)
+    if known and known > 0 and known < now and known % 1 == 0 then
+      local key, wanted = KEYS[2], tokens + 0
+      local count = wanted
+      if count > REACH then count = REACH end
+      if count > now - known then count = now - known end
+      if ask('HSET', key, grant, '1') == 1 then
+        local set = ask('PEXPIRE', key, lease)
+        if set == 1 then return count == wanted and now or { now, now - count + 1, count } end
+        -- As undo in steps.lua.
+        if type(ask('HDEL', key, grant)) == 'table' and type(ask('DEL', key)) == 'table' then
+          ask('SET', key, '', 'PX', 1)
+        end
+        return { now, { 'failed', tostring(set.err) } }
+      end
+    elseif type(before) == 'string' then
+      ask('SET', fence, before)
+    end
+  end
+  ARGV = { late, '1', tokens, ARGV[6] or '0', 'acquire', grant, lease, tokens }
+end
+
+local in_cluster = ARGV[4] == '1'
 -- Acquires from the present one on, the present one not counted any more.
 local acquires = tonumber(ARGV[2])
+if acquires > 0 and not now then look_at_the_clock() end
 -- The next fencing token, and the last of those that were reserved for the acquires of this call.
 local token, last
 -- Whether this server, as a member of a quorum, has no say in the acquire that comes next.

@@ -307,7 +307,7 @@ local function add_fair_steps()
   end
 
   function steps.release_fair(key, grant, keep)
-    if keep ~= '0' then return steps.keep(key, grant, keep, next_channel(key)) end
+    if keep ~= '0' then return others('keep').keep(key, grant, keep, next_channel(key)) end
     local gone = ask('HDEL', key, grant)
     if gone == 1 then return released(tell(next_channel(key))) end
     if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end

@@ -84,8 +84,9 @@ end
 
 -- The steps that run.lua does not have itself; and those that acquire a lock of another kind than the plain one: they
 -- count as acquires, and refuse themselves when they are late.
-local steps
-local acquire_as = {}
+local steps, acquire_as = {}, {}
+-- Makes those that a step needs.
+local others
 -- Of kinds with data of their own: what is answered to an inspection, and to a release by force; nil where the
 -- key does not hold theirs.
 local inspect_as, force_as = {}, {}
