@@ -9,7 +9,10 @@ use dlock_tests::faults::{PATIENCE, SOON, in_rounds, ordinary, step, within};
 use dlock_tests::{Flavor, Proxy, Server, Store, eventually, settle};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
+use redis::Value;
 use tokio::task::JoinHandle;
+
+use crate::redis_wire::script;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// What Redisson gives each of its waiters.
@@ -34,6 +37,53 @@ async fn now(server: &Server) -> i64 {
 
 async fn queue(server: &Server) -> Vec<String> {
     server.query(&["LRANGE", QUEUE, "0", "-1"]).await
+}
+
+/// Steps of a fair lock, as the script takes them: waiters come, ask again, hold it for a while yet or release it, and
+/// give up.
+fn random_steps() -> Vec<Vec<String>> {
+    let mut waiters = 1;
+    let mut step = |_| {
+        let (step, rest): (_, &[&str]) = match fastrand::u32(..8) {
+            0..=2 => ("fair", &["30000", "1", "1", "-1"]),
+            3 => ("fair", &["30000", "3", "1", "1000"]),
+            4 => ("fair", &["30000", "1", "0", "-1"]),
+            5 => ("release_fair", &["60000"]),
+            _ => ("release_fair", &["0"]),
+        };
+        let number = match rest {
+            [.., "-1"] => waiters,
+            _ => fastrand::u32(1..=waiters),
+        };
+        waiters = waiters.max(number + 1);
+        let grant = format!("00000000-0000-8000-8000-000000000000:{number}");
+        let words = [step.to_owned(), (1 + rest.len()).to_string(), grant];
+        words
+            .into_iter()
+            .chain(rest.iter().map(|word| (*word).to_owned()))
+            .collect()
+    };
+    (0..fastrand::usize(2..40)).map(&mut step).collect()
+}
+
+/// Performs steps on a fair lock in one call, and says what each was answered, without times and tokens.
+async fn in_one_call(server: &Server, script: &str, key: &str, steps: &[Vec<String>]) -> Vec<String> {
+    let acquires = steps.iter().filter(|step| step[0] == "fair").count().to_string();
+    let keys = (1 + steps.len()).to_string();
+    let mut call = vec!["EVAL", script, &keys, "dlock:fence"];
+    call.extend(steps.iter().map(|_| key));
+    call.extend(["9000000000000000", &acquires, &acquires, "0"]);
+    call.extend(steps.iter().flatten().map(String::as_str));
+    let replies: Vec<Value> = server.query(&call).await;
+    let told = |reply: &Value| match reply {
+        Value::Array(words) => {
+            // What names are behind it in the queue.
+            let behind = words.get(3..).unwrap_or_default();
+            format!("{:?} {behind:?}", words[0])
+        }
+        other => format!("{other:?}"),
+    };
+    replies[1..].iter().map(told).collect()
 }
 
 /// Until when a waiter keeps its position, in ms from now; `None` without a position.
@@ -102,6 +152,52 @@ async fn setting() -> (Store, LockClient, LockClient) {
     let store = Store::server().await;
     let url = store.as_server().url();
     (store, ordinary(&url).await, ordinary(&url).await)
+}
+
+/// In a call with many steps on one lock the later ones rely on what the earlier ones have found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_in_one_call_do_what_they_do_one_by_one() {
+    let (script, store) = (script(), Store::server().await);
+    let server = store.as_server();
+    let queue_of = |key: &str| ["queue", "timeout"].map(|what| format!("redisson_lock_{what}:{{{key}}}"));
+    let data = async |key: &str| {
+        let [queue, times] = queue_of(key);
+        let waiting: Vec<String> = server.query(&["LRANGE", &queue, "0", "-1"]).await;
+        let mut kept: Vec<String> = server.query(&["ZRANGE", &times, "0", "-1"]).await;
+        kept.sort_unstable();
+        let holder: Vec<String> = server.query(&["HGETALL", key]).await;
+        let mut ends = Vec::new();
+        for key in [&queue, &times] {
+            let left: i64 = server.query(&["PTTL", key]).await;
+            ends.push((left + 1000) / 60_000);
+        }
+        (waiting, kept, holder, ends)
+    };
+    for _ in 0..100 {
+        server.flush().await;
+        server.command(&["SET", "dlock:fence", "1"]).await;
+        // One of Redisson's may wait before them, perhaps for a lock that is held.
+        let (waits, is_held) = (fastrand::usize(..3), fastrand::bool());
+        for key in ["a", "b"] {
+            if let Some(until) = [-500, PATIENT].get(waits) {
+                let until = (now(server).await + until).to_string();
+                let [queue, times] = queue_of(key);
+                server.command(&["RPUSH", &queue, &java(1)]).await;
+                server.command(&["ZADD", &times, &until, &java(1)]).await;
+            }
+            if is_held {
+                server.command(&["HSET", key, &java(2), "1"]).await;
+            }
+        }
+        let steps = random_steps();
+        let together = in_one_call(server, &script, "a", &steps).await;
+        let mut apart = Vec::new();
+        for step in &steps {
+            apart.extend(in_one_call(server, &script, "b", std::slice::from_ref(step)).await);
+        }
+        assert_eq!(together, apart, "{steps:?}");
+        assert_eq!(data("a").await, data("b").await, "{steps:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -443,7 +443,7 @@ async fn the_fence_is_no_lock() {
 
 /// The script of all steps: always.lua and run.lua first, rest.lua last, and between them, in a function, common.lua,
 /// steps.lua, the others in any order, and rare.lua.
-fn script() -> String {
+pub(crate) fn script() -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/stores/redis/lua");
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()

@@ -33,6 +33,30 @@ local function add_fair_steps()
   local MOST, FEW = 256, 32
   local now_ms = math.floor(now / 1000)
 
+  -- What the step before has found, where this one is about the same lock: in a call with many of them nearly all else is
+  -- the same, and need not be asked for again. `left` and `holder` are those of the lock; `last` is the last in the queue,
+  -- where that is one of ours; `is_calm` says that nobody's place is kept for longer than that of a newcomer of ours,
+  -- `is_kept` that the keys of the queue were told when to go.
+  local seen = {}
+  local function seen_of(key)
+    if seen.key ~= key or seen.step < step - 1 then seen = { key = key } end
+    seen.step = step
+    return seen
+  end
+
+  -- For how long a lock is held yet, -2 if it is free, and its holder.
+  local function held(key)
+    local known = seen_of(key)
+    if not known.holder then
+      local left = run('PTTL', key)
+      local holder = left ~= -2 and holder_of(key)
+      -- It may have ended since its time was asked for.
+      if not holder then return -2 end
+      known.left, known.holder = left, holder
+    end
+    return known.left, known.holder
+  end
+
   local function names_of(key)
     return prefixed('redisson_lock_queue', key), prefixed('redisson_lock_timeout', key)
   end
@@ -116,6 +140,7 @@ local function add_fair_steps()
     if last and not is_ours(last) then
       on('PERSIST', queue)
       on('PERSIST', times)
+      seen.is_kept = false
     end
     return last
   end
@@ -148,9 +173,11 @@ local function add_fair_steps()
   -- Until when a place is kept that was kept until `upto` and asked for so long ago; of a newcomer both are not known.
   local function new_time(queue, times, grant, upto, last)
     local new = now_ms + PLACE
+    if seen.is_calm then return new end
     -- The first of Redisson's, or one of ours that was behind one.
     local first = on('ZRANGE', times, '(' .. digits(new + 1), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
-    if not first[1] then return new end
+    seen.is_calm = not first[1]
+    if seen.is_calm then return new end
     if not upto or last < 0 then
       -- All are before it.
       local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
@@ -213,15 +240,22 @@ local function add_fair_steps()
     local new = new_time(queue, times, grant, upto, last)
     if last < 0 then
       on('RPUSH', queue, grant)
+      seen.last = grant
     elseif not stands_in(queue, times, grant, upto) then
       take_back(queue, grant)
     end
     local function set() on('ZADD', times, digits(new), grant) end
     if upto then keeping_distance(times, upto, set) else set() end
     -- A newcomer is the last entry itself.
-    if last >= 0 then tidy_end(queue, times) end
-    on('PEXPIRE', queue, RESIDUE)
-    on('PEXPIRE', times, RESIDUE)
+    if last >= 0 then
+      tidy_end(queue, times)
+      seen.last = nil
+    end
+    if not seen.is_kept then
+      on('PEXPIRE', queue, RESIDUE)
+      on('PEXPIRE', times, RESIDUE)
+      seen.is_kept = true
+    end
   end
 
   -- Those of the same client who are in front from this place on, up to the first of somebody else, and so many at most.
@@ -238,11 +272,10 @@ local function add_fair_steps()
   end
 
   function acquire_as.fair(key, grant, lease, tokens, waits, last)
-    local left = run('PTTL', key)
-    -- It may have ended since its time was asked for.
-    if left ~= -2 and not holder_of(key) then left = -2 end
+    local left = held(key)
     local queue, times = names_of(key)
     if left == -2 then
+      seen = {}
       local first, have_left, kept = front(queue, times, grant)
       if not first or first == grant then
         local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
@@ -274,22 +307,29 @@ local function add_fair_steps()
 
   -- Whether nobody holds it: it is free, or was released and is kept for a while yet.
   local function is_released(key)
-    local holder = run('PTTL', key) ~= -2 and holder_of(key)
+    local _, holder = held(key)
     return not holder or holder[2] == '0'
   end
 
-  -- Takes a waiter out, while another one holds the lock: the next waiter is looked for at the release.
+  -- Takes out the first waiter, while another one holds the lock: the next waiter is looked for at the release.
   local function pop(queue, times, grant)
     on('LREM', queue, 1, grant)
     on('ZREM', times, grant)
-    local last = on('LINDEX', queue, -1)
-    if last and not is_ours(last) then tidy_end(queue, times) end
+    if not seen.last then
+      local last = on('LINDEX', queue, -1)
+      if last and is_ours(last) then seen.last = last else seen = {} end
+      if last and not is_ours(last) then tidy_end(queue, times) end
+    elseif seen.last == grant then
+      -- It was the only one, and the keys are gone.
+      seen.last, seen.is_kept = nil, false
+    end
   end
 
   local function give_up(key, grant)
     local queue, times = names_of(key)
     local was_first = on('LINDEX', queue, 0) == grant
     if was_first and not is_released(key) then return pop(queue, times, grant) end
+    seen = {}
     local upto = time_of(times, grant)
     local function go() leave(queue, times, grant, upto) end
     if was_first or not upto then go() else keeping_distance(times, upto, go) end
@@ -307,7 +347,16 @@ local function add_fair_steps()
   end
 
   function steps.release_fair(key, grant, keep)
-    if keep ~= '0' then return others('keep').keep(key, grant, keep, next_channel(key)) end
+    if keep ~= '0' then
+      seen = {}
+      return others('keep').keep(key, grant, keep, next_channel(key))
+    end
+    local holder = seen_of(key).holder
+    if holder and holder[1] ~= grant then
+      pcall(give_up, key, grant)
+      return 0
+    end
+    seen = {}
     local gone = ask('HDEL', key, grant)
     if gone == 1 then return released(tell(next_channel(key))) end
     if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end
