@@ -3,6 +3,7 @@
 mod etcd_conformance;
 mod etcd_faults;
 mod etcd_locks;
+mod leaders;
 mod mysql_conformance;
 mod mysql_faults;
 mod mysql_locks;
