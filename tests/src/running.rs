@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 use std::{mem, thread};
@@ -11,6 +11,7 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
 
+use crate::faketime::{self, Clock};
 use crate::faults::PATIENCE;
 use crate::{bins, child, eventually};
 
@@ -66,8 +67,21 @@ impl Running {
     /// # Panics
     /// When it cannot be started.
     pub fn start(url: &str, args: &[impl AsRef<OsStr>]) -> Running {
-        // Away from the terminal that the tests may have been started from.
+        Running::begin(url, child::command("setsid"), args)
+    }
+
+    /// The same with this clock.
+    ///
+    /// # Panics
+    /// When it cannot be started, or without libfaketime.
+    pub fn with_clock(url: &str, clock: &Clock, args: &[&str]) -> Running {
         let mut command = child::command("setsid");
+        faketime::preload_by_env(&mut command, &clock.file()).expect("libfaketime is there");
+        Running::begin(url, command, args)
+    }
+
+    fn begin(url: &str, mut command: Command, args: &[impl AsRef<OsStr>]) -> Running {
+        // Away from the terminal that the tests may have been started from.
         command.arg(bins::dlock()).arg("run").args(args);
         command.env("DLOCK_URL", url).env_remove("RUST_LOG");
         command
@@ -122,6 +136,11 @@ impl Running {
     /// What the command has said so far.
     pub fn said(&self) -> String {
         self.stdout.said()
+    }
+
+    /// What both have said so far on standard error.
+    pub fn complained(&self) -> String {
+        self.stderr.said()
     }
 
     /// Waits until the command has said this.

@@ -8,6 +8,8 @@ use clap::{Args, ValueEnum};
 use dlock::store::Kind;
 use dlock::{Lease, LockKey, LockKind, LockOptions};
 
+use super::once_args::{OnceArgs, OncePlan};
+
 /// What the help ends with.
 const MORE: &str = "\
 Exit status:
@@ -15,6 +17,7 @@ Exit status:
     2  the arguments make no sense
    75  the lock could not be acquired (see --conflict-exit-code), or its store not be reached
    76  the lock was lost, and the command was ended
+   77  the command failed or crashed before, and is not tried again (--on-failure, --attempts, --on-crash)
   126  the command could not be started
   127  the command was not found
 
@@ -22,13 +25,18 @@ In the command's environment:
   DLOCK_FENCING_TOKEN  grows with each acquisition; send it along with what is written, and have older ones refused
   DLOCK_KEY            the name of the lock
                        (of several locks both have a line for each, in the order in which they were named)
-  DLOCK_KIND           the kind of lock
+  DLOCK_KIND           the kind of lock; once with --once, --every and --slot, and then also:
+  DLOCK_ATTEMPT        1; one more for each attempt before that ended without success
+  DLOCK_SLOT           with --every and --slot: when the slot begins, as in 2026-11-22T03:05:00Z
+  DLOCK_SKIPPED        with --every: how many slots were left out before this one
 
 Examples:
   dlock run nightly-report -- ./report.sh
       one at a time in the whole fleet, one after the other
-  dlock run --try --min-hold 50s -E 0 minutely -- ./poll.sh
-      for cron: once a minute, on whichever machine is first
+  dlock run --every 1min minutely -- ./poll.sh
+      for cron on every machine: once a minute, on one of them
+  dlock run --once import-2026-11-22 -- ./import.sh
+      once in the whole fleet: not again after it has succeeded
   dlock run --wait 30s --fixed-lease 10m migrate -- sh -c './migrate && ./check'
       waits for half a minute, and works for ten minutes at the most
   dlock run account:7 account:3 -- ./transfer.sh 7 3
@@ -76,13 +84,16 @@ pub(crate) struct RunArgs {
     /// What becomes of the command when the lock is lost.
     #[arg(long, value_enum, value_name = "WHAT", default_value = "end")]
     on_lost: OnLost,
-    /// The exit status when another client holds the lock.
-    #[arg(long, short = 'E', value_name = "N", default_value_t = super::end::NOT_HAD)]
-    conflict_exit_code: u8,
+    /// The exit status when another client holds the lock [default: 75]; with --once, --every and --slot also when the
+    /// command was run before [default: 0 then].
+    #[arg(long, short = 'E', value_name = "N")]
+    conflict_exit_code: Option<u8>,
     /// Say nothing but what is wrong with the arguments.
     #[arg(long, short)]
     quiet: bool,
-    /// The name of the lock. Of several, all are acquired or none.
+    #[command(flatten)]
+    once: OnceArgs,
+    /// The name of the lock, or of what is run once. Of several locks, all are acquired or none.
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<String>,
     /// The command and its arguments, after `--`.
@@ -147,17 +158,19 @@ pub(super) struct Plan {
     pub(super) kind: Wanted,
     pub(super) prefer_writers: bool,
     /// Asks once, without waiting.
-    pub(super) once: bool,
+    pub(super) tries: bool,
+    /// What is run once, in place of under a lock.
+    pub(super) once: Option<OncePlan>,
     pub(super) options: LockOptions,
     pub(super) grace: Option<Duration>,
     pub(super) on_lost: OnLost,
-    pub(super) conflict: u8,
+    pub(super) conflict: Option<u8>,
     pub(super) quiet: bool,
     pub(super) command: Vec<OsString>,
 }
 
 impl RunArgs {
-    pub(super) fn plan(self) -> Plan {
+    pub(super) fn plan(self) -> Result<Plan, String> {
         let mut keys: Vec<LockKey> = Vec::new();
         for key in self.keys {
             // A command line means what it says, braces included.
@@ -173,18 +186,20 @@ impl RunArgs {
         };
         options.min_hold = self.min_hold;
         options.wait = self.wait.filter(|wait| !wait.is_zero());
-        Plan {
+        let once = self.once.plan(&keys)?;
+        Ok(Plan {
             keys,
             kind: self.kind,
             prefer_writers: self.prefer_writers,
-            once: self.r#try || self.wait == Some(Duration::ZERO),
+            tries: self.r#try || self.wait == Some(Duration::ZERO),
+            once,
             options,
             grace: self.grace,
             on_lost: self.on_lost,
             conflict: self.conflict_exit_code,
             quiet: self.quiet,
             command: self.command,
-        }
+        })
     }
 }
 
@@ -201,6 +216,7 @@ impl Plan {
     pub(super) fn locks(&self) -> String {
         let names: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
         let noun = match (self.kind, names.len()) {
+            _ if self.once.is_some() => "work",
             (Wanted::Permit(_), _) => "semaphore",
             (_, 1) => "lock",
             _ => "locks",
@@ -251,14 +267,65 @@ mod tests {
 
     fn plan(args: &[&str]) -> Plan {
         let line = [&["run"], args].concat();
-        Line::try_parse_from(line).unwrap().run.plan()
+        Line::try_parse_from(line).unwrap().run.plan().unwrap()
     }
 
     #[test]
     fn what_stands_after_the_dashes_is_the_command_whatever_it_looks_like() {
         let plan = plan(&["-n", "-E", "0", "k", "--", "--try", "-x", "--", "y"]);
-        assert_eq!((plan.once, plan.conflict), (true, 0));
+        assert_eq!((plan.tries, plan.conflict), (true, Some(0)));
         assert_eq!(plan.command, ["--try", "-x", "--", "y"]);
+    }
+
+    #[test]
+    fn what_is_run_once_has_one_name_and_no_option_of_a_lock() {
+        let parsed = |args: &[&str]| {
+            let line = [&["run"], args, &["k", "--", "x"]].concat();
+            Line::try_parse_from(line).map(|line| line.run.plan())
+        };
+        for args in [
+            &["--once"][..],
+            &["--every", "5min"],
+            &["--slot", "2026-11-22T03:00:00+01:00"],
+            &[
+                "--every",
+                "1h",
+                "--slot",
+                "@1763780400",
+                "--keep",
+                "3h",
+                "--attempts",
+                "3",
+            ],
+            &[
+                "--once",
+                "--on-failure",
+                "keep",
+                "--on-crash",
+                "leave",
+                "--lease",
+                "1min",
+            ],
+        ] {
+            let plan = parsed(args).unwrap().unwrap();
+            assert!(plan.once.is_some(), "{args:?}");
+            assert_eq!(plan.locks(), "work \"k\"");
+        }
+        for args in [
+            &["--once", "--kind", "fair"][..],
+            &["--every", "1h", "--min-hold", "1s"],
+            &["--once", "--fixed-lease", "1h"],
+            &["--slot", "tomorrow"],
+            &["--every", "5"],
+            &["--keep", "1h"],
+            &["--attempts", "3"],
+            &["--on-crash", "leave"],
+            &["--once", "--attempts", "0"],
+            &["--once", "--attempts", "3", "--on-failure", "keep"],
+        ] {
+            assert!(parsed(args).is_err(), "{args:?}");
+        }
+        assert!(parsed(&["--once", "other"]).unwrap().is_err());
     }
 
     #[test]
@@ -292,7 +359,7 @@ mod tests {
     fn to_wait_for_no_time_is_to_try() {
         let wait = |args: &[&str]| {
             let plan = plan(&[args, &["k", "--", "x"]].concat());
-            (plan.once, plan.options.wait)
+            (plan.tries, plan.options.wait)
         };
         assert_eq!(wait(&["--wait", "0s"]), (true, None));
         assert_eq!(wait(&["-w", "3s"]), (false, Some(Duration::from_secs(3))));

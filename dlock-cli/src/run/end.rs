@@ -2,10 +2,14 @@
 
 use nix::sys::signal::Signal;
 
+use super::terminal::Terminal;
+
 /// The lock was not acquired: the same that sendmail and flock's users take for "try again later" (`EX_TEMPFAIL`).
 pub(super) const NOT_HAD: u8 = 75;
 /// The lock was lost.
 pub(super) const LOST: u8 = 76;
+/// Work that is done once was given up: it failed or crashed, and is not tried again.
+pub(super) const GIVEN_UP: u8 = 77;
 /// As shells have it.
 pub(super) const NOT_STARTED: u8 = 126;
 pub(super) const NOT_FOUND: u8 = 127;
@@ -26,6 +30,11 @@ pub(super) enum End {
 }
 
 impl End {
+    /// By a signal while there is no command.
+    pub(super) fn given_up(signal: Signal, terminal: Option<&Terminal>) -> End {
+        End::signalled(signal, terminal.is_some_and(Terminal::is_ours), true)
+    }
+
     /// For a command that a signal has ended, or for dlock while there is none.
     pub(super) fn signalled(signal: Signal, from_terminal: bool, told: bool) -> End {
         match signal {

@@ -1,8 +1,10 @@
 //! What is held while the command runs: locks, or a permit.
 
+use std::process::Command;
 use std::time::Duration;
 
-use dlock::{Error, Held, LockClient, MultiGuard, Permit};
+use dlock::{Error, Held, LockClient, LockKey, Loss, MultiGuard, OnceClaim, Permit};
+use futures_util::future::BoxFuture;
 
 use super::args::{Plan, Wanted};
 use super::end::{End, NOT_HAD};
@@ -18,7 +20,7 @@ pub(super) enum Hold {
 macro_rules! take {
     ($of:expr, $client:ident, $plan:ident, $say:ident) => {{
         let of = $of.options($plan.options.clone());
-        match $plan.once {
+        match $plan.tries {
             true => of.try_acquire().await,
             false => $say.while_waiting($client, $plan, of.acquire()).await,
         }
@@ -52,11 +54,11 @@ impl Hold {
             .map_err(|error| not_had(&error, plan, say))
     }
 
-    pub(super) fn held(&self) -> Held {
-        match self {
+    pub(super) fn view(&self) -> View {
+        View::Hold(match self {
             Hold::Locks(guard) => guard.held(),
             Hold::Permit(permit) => permit.held(),
-        }
+        })
     }
 
     async fn release(self) -> Result<(), Error> {
@@ -68,7 +70,7 @@ impl Hold {
 
     /// The command has ended, and what becomes of the lock changes nothing about how.
     pub(super) async fn give_back(self, say: Say) {
-        let was_held = self.held().is_held();
+        let was_held = self.view().is_held();
         match self.release().await {
             Err(error) if was_held => say.line(&error.to_string()),
             _ => {}
@@ -76,10 +78,68 @@ impl Hold {
     }
 }
 
+/// What the command needs, as it is seen while that runs.
+pub(super) enum View {
+    Hold(Held),
+    /// Of work that is done once.
+    Claim(OnceClaim),
+}
+
+impl View {
+    pub(super) fn is_held(&self) -> bool {
+        match self {
+            View::Hold(held) => held.is_held(),
+            View::Claim(claim) => claim.is_held(),
+        }
+    }
+
+    /// How long it is held for sure.
+    pub(super) fn remaining(&self) -> Duration {
+        match self {
+            View::Hold(held) => held.remaining(),
+            View::Claim(claim) => claim.remaining(),
+        }
+    }
+
+    pub(super) fn lost(&self) -> BoxFuture<'static, Loss> {
+        match self {
+            View::Hold(held) => Box::pin(held.lost()),
+            View::Claim(claim) => Box::pin(claim.lost()),
+        }
+    }
+
+    /// Tells the command what it runs under.
+    pub(super) fn tell(&self, command: &mut Command, plan: &Plan) {
+        command.env("DLOCK_KEY", plan.lines(LockKey::to_string));
+        match self {
+            View::Hold(held) => {
+                let token = |key: &LockKey| {
+                    held.fencing_token_of(key.clone())
+                        .unwrap_or_else(|| held.fencing_token())
+                };
+                command
+                    .env("DLOCK_FENCING_TOKEN", plan.lines(token))
+                    .env("DLOCK_KIND", plan.kind.kind().to_string());
+            }
+            View::Claim(claim) => {
+                command
+                    .env("DLOCK_FENCING_TOKEN", claim.fencing_token().to_string())
+                    .env("DLOCK_KIND", "once")
+                    .env("DLOCK_ATTEMPT", claim.attempt().to_string());
+                if let Some(slot) = claim.slot() {
+                    command
+                        .env("DLOCK_SLOT", humantime::format_rfc3339(slot).to_string())
+                        .env("DLOCK_SKIPPED", claim.skipped().to_string());
+                }
+            }
+        }
+    }
+}
+
 /// The end of a command whose lock was not acquired.
 pub(super) fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
     let status = match error {
-        Error::NotAcquired { .. } => plan.conflict,
+        Error::NotAcquired { .. } => plan.conflict.unwrap_or(NOT_HAD),
         error if error.is_unavailable() => NOT_HAD,
         error => return End::Misused(error.to_string()),
     };

@@ -1,9 +1,11 @@
-//! `dlock run`: a command under a lock.
+//! `dlock run`: a command under a lock, or once in a fleet.
 //!
 //! | file | for |
 //! |---|---|
 //! | `args` | what is asked for |
 //! | `hold` | acquiring the lock, and releasing it |
+//! | `once` | claiming what is run once, and settling it |
+//! | `once_args`, `when` | what is asked for then |
 //! | `watch` | the command and its lock: which of them ends first, and what then |
 //! | `command`, `start` | the processes of the command, and how the first of them comes to be |
 //! | `signals`, `terminal` | what is passed on to it and lent to it |
@@ -16,14 +18,19 @@ mod command;
 mod end;
 mod hold;
 mod keeper;
+mod once;
+mod once_args;
 mod say;
 mod signals;
 mod start;
 mod terminal;
 mod watch;
+mod when;
 
 use std::process::ExitCode;
 use std::time::Duration;
+
+use dlock::LockClient;
 
 use crate::stores;
 
@@ -39,13 +46,13 @@ use terminal::Terminal;
 
 /// `dlock run`.
 pub(crate) fn run(url: &str, args: RunArgs) -> Result<ExitCode, String> {
-    let plan = args.plan();
+    let plan = args.plan()?;
     let signals = Signals::catch().map_err(|error| format!("signals cannot be waited for: {error}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| format!("the runtime does not start: {error}"))?;
-    let end = runtime.block_on(under_lock(url, &plan, signals));
+    let end = runtime.block_on(carried_out(url, &plan, signals));
     // A name that is still looked up is not waited for.
     runtime.shutdown_background();
     match end {
@@ -62,10 +69,10 @@ pub(crate) fn run(url: &str, args: RunArgs) -> Result<ExitCode, String> {
     }
 }
 
-async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
+async fn carried_out(url: &str, plan: &Plan, mut signals: Signals) -> End {
     let say = Say::new(plan.quiet);
     let terminal = Terminal::controlling();
-    let given_up = |signal| End::signalled(signal, terminal.as_ref().is_some_and(Terminal::is_ours), true);
+    let given_up = |signal| End::given_up(signal, terminal.as_ref());
     if url.starts_with("memory:") {
         say.line(
             "the locks of memory:// are inside of this process: no other process will ever wait for this one",
@@ -80,22 +87,9 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
             Err(error) => return not_had(&error, plan, say),
         },
     };
-    let had = tokio::select! {
-        biased;
-        signal = signals.end() => Err(given_up(signal)),
-        had = Hold::take(&client, plan, say) => had,
-    };
-    let end = match had {
-        Ok((hold, grace)) => {
-            let end = watch::run(plan, hold.held(), grace, terminal, &mut signals, say).await;
-            tokio::select! {
-                biased;
-                _ = signals.end() => {}
-                () = hold.give_back(say) => {}
-            }
-            end
-        }
-        Err(end) => end,
+    let end = match &plan.once {
+        Some(once) => once::run(&client, plan, once, terminal, &mut signals, say).await,
+        None => locked(&client, plan, terminal, &mut signals, say).await,
     };
     tokio::select! {
         biased;
@@ -103,4 +97,29 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
         _ = client.shutdown(Duration::ZERO) => {}
     }
     end
+}
+
+async fn locked(
+    client: &LockClient,
+    plan: &Plan,
+    terminal: Option<Terminal>,
+    signals: &mut Signals,
+    say: Say,
+) -> End {
+    let had = tokio::select! {
+        biased;
+        signal = signals.end() => return End::given_up(signal, terminal.as_ref()),
+        had = Hold::take(client, plan, say) => had,
+    };
+    let (hold, grace) = match had {
+        Ok(had) => had,
+        Err(end) => return end,
+    };
+    let ended = watch::run(plan, hold.view(), grace, terminal, signals, say).await;
+    tokio::select! {
+        biased;
+        _ = signals.end() => {}
+        () = hold.give_back(say) => {}
+    }
+    ended.end
 }

@@ -59,7 +59,8 @@ impl Shown {
         tokio::time::sleep(SOON).await;
         loop {
             let mut by = String::new();
-            for key in &plan.keys {
+            let locks_held = plan.keys.iter().filter(|_| plan.once.is_none());
+            for key in locks_held {
                 if let Ok(Some(holder)) = client.inspect(key.clone()).await {
                     by = match &plan.keys[..] {
                         [_] => format!(", held by {}", holder.id),

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use dlock::{Held, LockKey, Loss};
+use dlock::Loss;
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep_until};
 
 use super::args::{OnLost, Plan};
 use super::command::{Change, Running};
 use super::end::{End, LOST, NOT_STARTED};
+use super::hold::View;
 use super::keeper::Keeper;
 use super::say::Say;
 use super::signals::{ENDING, Signals};
@@ -22,33 +23,49 @@ const LOOKS_A_LEASE: u32 = 10;
 /// No timer can be set for longer, nor has to be.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// What became of a command, for what is settled after it.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) end: End,
+    pub(super) how: How,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// It could not be started.
+    NotStarted,
+    /// It ran while what it needs was lost.
+    Lost,
+    /// Otherwise.
+    Ended(Change),
+}
+
 /// Runs the command until it has ended, or had to.
 pub(super) async fn run(
     plan: &Plan,
-    held: Held,
+    held: View,
     grace: Duration,
     terminal: Option<Terminal>,
     signals: &mut Signals,
     say: Say,
-) -> End {
+) -> Ended {
     let mut watch = match Watch::start(plan, held, grace, terminal, say) {
         Ok(watch) => watch,
         Err(error) => {
             say.line(&format!("the command cannot be started: {error}"));
-            return End::With(NOT_STARTED);
+            return Ended {
+                end: End::With(NOT_STARTED),
+                how: How::NotStarted,
+            };
         }
     };
     let change = watch.until_ended(signals).await;
     watch.end(change).await
 }
 
-fn token(held: &Held, key: &LockKey) -> u64 {
-    held.fencing_token_of(key.clone())
-        .unwrap_or_else(|| held.fencing_token())
-}
-
 struct Watch {
-    held: Held,
+    held: View,
     /// What is held, for messages.
     locks: String,
     running: Running,
@@ -73,7 +90,7 @@ struct Watch {
 impl Watch {
     fn start(
         plan: &Plan,
-        held: Held,
+        held: View,
         grace: Duration,
         terminal: Option<Terminal>,
         say: Say,
@@ -82,10 +99,7 @@ impl Watch {
         let keeper = ended.then(Keeper::start).transpose()?;
         let lent = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
         let mut command = StartArgs::command(&plan.command, ended, lent);
-        command
-            .env("DLOCK_FENCING_TOKEN", plan.lines(|key| token(&held, key)))
-            .env("DLOCK_KEY", plan.lines(LockKey::to_string))
-            .env("DLOCK_KIND", plan.kind.kind().to_string());
+        held.tell(&mut command, plan);
         Ok(Watch {
             held,
             locks: plan.locks(),
@@ -257,7 +271,7 @@ impl Watch {
     }
 
     /// The command has ended: what of the rest of its group, and what is to be said of it?
-    async fn end(mut self, how: Change) -> End {
+    async fn end(mut self, how: Change) -> Ended {
         if self.on_lost == OnLost::End && !self.lost && !self.held.is_held() {
             self.lost = true;
             self.say
@@ -274,13 +288,18 @@ impl Watch {
             terminal.take_back(self.running.group);
             terminal.is_ours()
         });
-        match how {
+        let end = match how {
             _ if lost => End::With(LOST),
             Change::Exited(code) => End::With(code as u8),
             Change::Killed(signal) | Change::Stopped(signal) => {
                 let told = self.passed_on == Some(signal);
                 End::signalled(signal, at_terminal && (told || self.lent), told)
             }
-        }
+        };
+        let how = match lost {
+            true => How::Lost,
+            false => How::Ended(how),
+        };
+        Ended { end, how }
     }
 }

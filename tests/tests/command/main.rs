@@ -18,5 +18,6 @@ mod redis_operations;
 mod redis_restart;
 mod redis_run;
 mod redis_run_lost;
+mod redis_run_once;
 mod redis_run_terminal;
 mod redis_soak;

@@ -246,7 +246,20 @@ impl OnceEvery {
         }
     }
 
-    pub(super) fn at(&self, time: SystemTime) -> OnceSlot {
+    /// The slot that begins then, for a scheduler that knows both the period and the time for which it fires: as
+    /// [`Once::slot`], but it may be one period ahead of the store's clock, and slots that were left out are counted.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock::{LockClient, SlotReply};
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// let poll = LockClient::memory().once("poll").every(Duration::from_secs(300));
+    /// let fired_for = SystemTime::now();
+    /// assert!(matches!(poll.slot(fired_for).run(async |_| Ok::<_, String>(3)).await?, SlotReply::Ran(3)));
+    /// # Ok(()) }
+    /// ```
+    pub fn slot(&self, time: SystemTime) -> OnceSlot {
         OnceSlot {
             once: self.once.clone(),
             slot: SlotRequest::at(time).with_period(self.period),

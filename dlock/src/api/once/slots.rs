@@ -110,7 +110,7 @@ impl Slots {
         self.every.check()?;
         let slot = self.begin().await?;
         self.last = Some(slot);
-        let result = self.every.at(UNIX_EPOCH + slot).run_with_time(work).await;
+        let result = self.every.slot(UNIX_EPOCH + slot).run_with_time(work).await;
         let now = match &result {
             Ok((_, now)) | Err((_, now)) => *now,
         };
