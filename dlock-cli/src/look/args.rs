@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use http::Method;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Look {
@@ -12,6 +13,12 @@ pub(crate) enum Look {
     Watch(WatchArgs),
     Break(HoldArgs),
     Revoke(HoldArgs),
+    /// Find, or forget, what is kept of work that is done once, or of an HTTP request with an idempotency key.
+    Record {
+        /// What to do.
+        #[command(subcommand)]
+        command: RecordCommand,
+    },
     /// End the hold of a lock, whichever client has it. Prefer `break`, which ends one hold and no other.
     ///
     /// Exit status: 0 released, 1 it was free, 2 failed.
@@ -99,7 +106,17 @@ pub(crate) struct HoldArgs {
     /// The id of the holder.
     #[arg(long, value_name = "ID")]
     pub(crate) holder: String,
-    /// Why, for the holder and the audit log.
+    #[command(flatten)]
+    pub(crate) why: InterventionArgs,
+    /// One JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Why something is done, and by whom.
+#[derive(Debug, Args)]
+pub(crate) struct InterventionArgs {
+    /// Why, for the audit log, and for the holder where there is one.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
     /// Who does it; the user of this shell by default.
@@ -108,7 +125,64 @@ pub(crate) struct HoldArgs {
     /// Do not write it to the audit log.
     #[arg(long)]
     pub(crate) no_audit: bool,
-    /// One JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RecordCommand {
+    /// Show what became of the work: in progress, done, failed, since which attempt, and for how long that is kept.
+    ///
+    /// Exit status: 0 there is a record, 1 there is none, 2 failed.
+    Show {
+        #[command(flatten)]
+        name: RecordName,
+        /// Show the result too, or the answer to the request: it may be meant for its caller only.
+        #[arg(long)]
+        result: bool,
+        /// One JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget it, so that the work is done again when it is next asked for. Not while an attempt is in progress.
+    ///
+    /// It is written to the audit log of the store first (XADD on `dlock:audit`).
+    ///
+    /// Exit status: 0 forgotten, 1 there is none, 2 failed, 3 an attempt is in progress: nothing was changed.
+    Forget {
+        #[command(flatten)]
+        name: RecordName,
+        #[command(flatten)]
+        why: InterventionArgs,
+        /// One JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which record.
+#[derive(Debug, Args)]
+pub(crate) struct RecordName {
+    /// The name of the work (`once`, `dlock run --once`); with --path the idempotency key, as the client sent it; with --raw
+    /// the name of the record as logs have it.
+    pub(crate) key: String,
+    /// The path that the request was sent to, without its query, as in /orders.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<String>,
+    /// In place of the path: what the layer's `route` makes of the request.
+    #[arg(long, value_name = "TEXT", conflicts_with = "path")]
+    pub(crate) route: Option<String>,
+    /// The method of the request.
+    #[arg(long, value_name = "METHOD", default_value = "POST")]
+    pub(crate) method: Method,
+    /// Who sent it, as the layer knows its callers; without it, any caller (`caller::public()`).
+    #[arg(long, value_name = "ID")]
+    pub(crate) caller: Option<String>,
+    /// The layer's `namespace`.
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub(crate) namespace: String,
+    /// The host that the request was sent to, where the layer is `per_host`.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// KEY is the name of the record itself.
+    #[arg(long, conflicts_with_all = ["path", "route", "caller", "host"])]
+    pub(crate) raw: bool,
 }

@@ -7,20 +7,22 @@ use dlock::{Error, LockClient, LockKey};
 use serde_json::json;
 
 use super::NOT_HELD;
-use super::args::HoldArgs;
+use super::args::{HoldArgs, InterventionArgs};
 use super::text::{clean, json_line};
 
 /// Ends a hold, if it is still that one.
 pub(super) async fn break_hold(client: &LockClient, args: &HoldArgs) -> Result<ExitCode, Error> {
     let key = LockKey::raw(args.key.as_str());
-    let is_done = client.break_hold(key, &args.holder, intervention(args)).await?;
+    let is_done = client
+        .break_hold(key, &args.holder, intervention(&args.why))
+        .await?;
     Ok(told(args, "broken", is_done))
 }
 
 /// Asks its holder to stop.
 pub(super) async fn revoke(client: &LockClient, args: &HoldArgs) -> Result<ExitCode, Error> {
     let key = LockKey::raw(args.key.as_str());
-    let is_done = client.revoke(key, &args.holder, intervention(args)).await?;
+    let is_done = client.revoke(key, &args.holder, intervention(&args.why)).await?;
     Ok(told(args, "its holder is asked to stop", is_done))
 }
 
@@ -35,7 +37,8 @@ pub(super) async fn force_unlock(client: &LockClient, key: &str) -> Result<ExitC
     })
 }
 
-fn intervention(args: &HoldArgs) -> Intervention {
+/// As it was asked for.
+pub(super) fn intervention(args: &InterventionArgs) -> Intervention {
     let user = || std::env::var("USER").ok();
     let by = args.by.clone().or_else(user).filter(|by| !by.is_empty());
     let intervention = Intervention::new(args.reason.as_str()).audited(!args.no_audit);

@@ -1,10 +1,11 @@
-//! Who holds what, and what to do about it: `list`, `show`, `why`, `watch`, `break`, `revoke` and `force-unlock`.
+//! Who holds what, and what to do about it: `list`, `show`, `why`, `watch`, `break`, `revoke`, `force-unlock` and `record`.
 
 mod args;
 mod break_hold;
 mod chain;
 mod diagnosis;
 mod list;
+mod record;
 mod show;
 mod survey;
 mod text;
@@ -37,6 +38,7 @@ pub(crate) async fn run(url: String, look: Look) -> Result<ExitCode, Error> {
         Look::Watch(args) => watch::watch(&client, &args).await,
         Look::Break(args) => break_hold::break_hold(&client, &args).await,
         Look::Revoke(args) => break_hold::revoke(&client, &args).await,
+        Look::Record { command } => record::record(&client, &command).await,
         Look::ForceUnlock { key } => break_hold::force_unlock(&client, &key).await,
     };
     client.shutdown(Duration::ZERO).await;

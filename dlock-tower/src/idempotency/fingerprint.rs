@@ -4,40 +4,13 @@ use bytes::Bytes;
 use dlock::record::{Fingerprint, RecordKey};
 use http::header::{self, HeaderName};
 use http::request::Parts;
-use sha2::{Digest, Sha256};
 
 use super::caller::Caller;
+use super::keyed::KeyedRequest;
+use super::parted::Parted;
 use super::settings::Settings;
 use crate::Rejection;
 use crate::key::original_uri;
-
-/// A hash over parts, of which each is told from the next by its length.
-struct Parted(Sha256);
-
-impl Parted {
-    /// `what` keeps hashes of different things apart.
-    fn new(what: &str) -> Parted {
-        Parted(Sha256::new()).with(what)
-    }
-
-    fn with(mut self, part: impl AsRef<[u8]>) -> Parted {
-        let part = part.as_ref();
-        self.0.update((part.len() as u64).to_be_bytes());
-        self.0.update(part);
-        self
-    }
-
-    fn with_optional(self, part: Option<impl AsRef<[u8]>>) -> Parted {
-        match part {
-            Some(part) => self.with([1]).with(part),
-            None => self.with([0]),
-        }
-    }
-
-    fn digest(self) -> [u8; 32] {
-        self.0.finalize().into()
-    }
-}
 
 /// The name of the record: of the caller, the method, the path and the key.
 pub(super) fn record_key(
@@ -47,26 +20,18 @@ pub(super) fn record_key(
     route: Option<&str>,
     key: &str,
 ) -> Result<RecordKey, Rejection> {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    let mut name = Parted::new("dlock idempotency key 1")
-        .with(&settings.namespace)
-        .with_optional(caller.id())
-        .with(parts.method.as_str());
+    // As it was sent: what the router makes of it changes from one deploy to the next.
+    let mut request = KeyedRequest::new(&parts.method, original_uri(parts).path(), key)
+        .namespace(&settings.namespace)
+        .caller(caller);
     if settings.per_host {
-        name = name.with("host").with_optional(host(parts));
+        request = request.host_if_any(host(parts));
     }
-    let name = match route {
-        Some(route) => name.with("given").with(route),
-        // As it was sent: what the router makes of it changes from one deploy to the next.
-        None => name.with("path").with(original_uri(parts).path()),
-    };
-    let digest = name.with(key).digest();
-    let hex: String = digest
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(HEX[usize::from(digit)]))
-        .collect();
-    RecordKey::new(hex).map_err(|error| Rejection::internal(error.to_string()))
+    if let Some(route) = route {
+        request = request.route(route);
+    }
+    let record = request.record_key();
+    record.map_err(|error| Rejection::internal(error.to_string()))
 }
 
 /// The authority that the request was sent to: of the URI (HTTP/2), otherwise the `Host` header.

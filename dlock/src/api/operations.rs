@@ -12,7 +12,8 @@ use crate::runtime::emit::events::LockEvents;
 use crate::runtime::presence;
 use crate::runtime::presence::mailbox::Message;
 use crate::store::operations::{Connection, EntryName, Operations};
-use crate::store::{GrantId, Kind, ReleaseReply, ReleaseRequest, StoreError};
+use crate::store::records::{ForgetReply, RecordKey, RecordLook};
+use crate::store::{GrantId, Kind, Reason, ReleaseReply, ReleaseRequest, StoreError};
 use crate::{Error, LockClient, LockKey};
 
 /// How long an answer is waited for.
@@ -237,6 +238,56 @@ impl LockClient {
         Ok(true)
     }
 
+    /// What became of the work of a record, with its result if that is asked for. See
+    /// [`forget_record`](Self::forget_record) for its name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the store has no records, or a failure of the store. Cancel safe.
+    pub async fn inspect_record(&self, record: &RecordKey, response: bool) -> Result<RecordLook, Error> {
+        let look = self.records()?.inspect(record, response).await;
+        look.map_err(|error| error.into_error("the look at a record", &LockKey::raw(record.as_str())))
+    }
+
+    /// Forgets a record, so that its work is done by whichever request comes next, and writes that to the audit log first.
+    /// Of an attempt that is in progress nothing is forgotten. See [`Once::record_key`](crate::Once::record_key), and
+    /// `KeyedRequest` of `dlock-tower` for the record of an HTTP request.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the store has no records or no audit log, [`Error::InvalidOption`] without a reason, or
+    /// a failure of the store: then the record may or may not have been forgotten. Also where the audit log cannot be
+    /// written: then nothing was changed.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock::operations::Intervention;
+    /// use dlock::record::{ForgetReply, RecordKey};
+    ///
+    /// let client = dlock::LockClient::memory();
+    /// let why = Intervention::new("the answer was wrong").by("ops");
+    /// let reply = client.forget_record(&RecordKey::new("once-report")?, why).await?;
+    /// assert_eq!(reply, ForgetReply::Missing);
+    /// # Ok(()) }
+    /// ```
+    pub async fn forget_record(
+        &self,
+        record: &RecordKey,
+        intervention: Intervention,
+    ) -> Result<ForgetReply, Error> {
+        const WHAT: &str = "forgetting a record";
+        let records = self.records()?;
+        let intervention = self.signed(intervention)?;
+        let name = LockKey::raw(record.as_str());
+        if intervention.audited {
+            let operations = self.operations(WHAT)?;
+            self.audits(&operations, "forget", (&name, ""), &intervention)
+                .await?;
+        }
+        let reply = records.forget(record).await;
+        reply.map_err(|error| error.into_error(WHAT, &name))
+    }
+
     async fn holder(&self, key: &LockKey, id: &str) -> Result<Option<Holder>, Error> {
         let holders = self.holders(key.clone()).await?;
         Ok(holders.into_iter().find(|holder| holder.id == id))
@@ -277,7 +328,11 @@ impl LockClient {
         ];
         let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let audited = operations.clone().audit(fields.to_vec()).await;
-        audited.map_err(|error| error.into_error("the entry in the audit log about lock", key))
+        audited.map_err(|error| match error.reason {
+            // It is not that key which holds something else.
+            Reason::KeyTaken(_) => error.into_error("the audit log", &LockKey::raw("the audit log")),
+            _ => error.into_error("the entry in the audit log about", key),
+        })
     }
 
     fn operations(&self, what: &str) -> Result<Arc<dyn Operations>, Error> {

@@ -15,6 +15,7 @@ mod redis_bench;
 mod redis_checkout;
 mod redis_examples;
 mod redis_operations;
+mod redis_record;
 mod redis_restart;
 mod redis_run;
 mod redis_run_lost;
