@@ -13,6 +13,7 @@ mod postgres_faults;
 mod postgres_hold;
 mod postgres_layer;
 mod postgres_locks;
+mod postgres_once;
 mod postgres_read_write;
 mod postgres_records;
 mod postgres_transaction;

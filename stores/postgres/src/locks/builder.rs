@@ -19,6 +19,7 @@ use super::table::{self, Table};
 use super::waiters::Waiters;
 use super::{Inner, PostgresLocks, pooler};
 use crate::connect::Connector;
+use crate::records::PostgresRecords;
 
 /// How often rows of free locks are removed, on average.
 const SWEEP: Duration = Duration::from_secs(300);
@@ -49,6 +50,7 @@ pub struct PostgresLocksBuilder<T> {
     connections: usize,
     timeout: Duration,
     listen: bool,
+    records: Option<PostgresRecords>,
 }
 
 impl<T> PostgresLocksBuilder<T> {
@@ -61,6 +63,7 @@ impl<T> PostgresLocksBuilder<T> {
             connections: 2,
             timeout: DEFAULT_TIMEOUT,
             listen: true,
+            records: None,
         }
     }
 
@@ -87,6 +90,13 @@ impl<T> PostgresLocksBuilder<T> {
     /// How long one step may take, connecting included; 1 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// The records of a client on this store ([`LockClient::records`](dlock::LockClient::records),
+    /// [`LockClient::once`](https://docs.rs/dlock/latest/dlock/struct.LockClient.html#method.once)); none by default.
+    pub fn records(mut self, records: PostgresRecords) -> Self {
+        self.records = Some(records);
         self
     }
 
@@ -177,6 +187,7 @@ where
             setup,
             waiters,
             prefix: self.prefix,
+            records: self.records,
             _ended: ended.clone().drop_guard(),
         });
         let sweeping = sweep(Arc::downgrade(&inner));

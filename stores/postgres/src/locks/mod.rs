@@ -18,6 +18,7 @@ use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use dlock::record::Records;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
     Notifications, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
@@ -37,6 +38,7 @@ use self::statements::{Statements, column, one};
 use self::table::Sql;
 pub use self::transaction::{HoldError, LockInError};
 use self::waiters::Waiters;
+use crate::records::PostgresRecords;
 
 /// The kinds that this version has.
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
@@ -67,6 +69,7 @@ struct Inner {
     /// None where waiters ask now and then.
     waiters: Option<Waiters>,
     prefix: String,
+    records: Option<PostgresRecords>,
     /// Ends what runs in the background.
     _ended: DropGuard,
 }
@@ -260,6 +263,10 @@ impl Store for PostgresLocks {
     /// Which transaction holds it, where one was found that does.
     fn explain(&self, _kind: Kind, key: &LockKey) -> Option<Arc<str>> {
         self.0.setup.pins.why(&self.name(key), Instant::now())
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        self.0.records.clone().map(Records::new)
     }
 
     fn doubts(&self) -> Doubts {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dlock::record::{RecordKey, RecordStore};
 use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio_postgres::config::SslMode;
@@ -10,6 +11,7 @@ use tokio_postgres::{Config, NoTls, Socket};
 
 use super::{PostgresLocks, PostgresLocksBuilder};
 use crate::failure;
+use crate::records::PostgresRecords;
 
 /// What the driver knows; it says itself what is wrong with a value.
 const OF_THE_DRIVER: [&str; 19] = [
@@ -44,7 +46,8 @@ const OF_THE_DRIVER: [&str; 19] = [
 /// | `table` | `dlock_locks` | see [`PostgresLocksBuilder::table`] |
 /// | `connections` | 2 | see [`PostgresLocksBuilder::connections`] |
 /// | `listen` | `true` | see [`PostgresLocksBuilder::listen`] |
-/// | `create_table` | `false` | whether the table is created if it is missing |
+/// | `create_table` | `false` | whether the tables are created if they are missing |
+/// | `records` | none | the table of the client's records, as `dlock_records`; see [`PostgresRecords`] |
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock::Error> {
@@ -85,6 +88,7 @@ where
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
 {
     let table = request.take("table");
+    let records = request.take("records");
     let connections = parse(request.take("connections"), "connections")?;
     let listen = parse(request.take("listen"), "listen")?;
     let create = parse(request.take("create_table"), "create_table")?.unwrap_or(false);
@@ -98,9 +102,16 @@ where
     if config.get_application_name().is_none() && !request.service_name.is_empty() {
         config.application_name(&request.service_name);
     }
+    let records = match records {
+        Some(table) => Some(open_records(&config, tls.clone(), &request, table, create).await?),
+        None => None,
+    };
     let mut builder: PostgresLocksBuilder<T> = PostgresLocks::builder(config, tls)
         .prefix(&request.prefix)
         .timeout(request.timeout);
+    if let Some(records) = records {
+        builder = builder.records(records);
+    }
     if let Some(table) = table {
         builder = builder.table(table);
     }
@@ -124,6 +135,42 @@ where
         }
     }
     Ok(Arc::new(locks))
+}
+
+/// The table of records, if it is there.
+async fn open_records<T>(
+    config: &Config,
+    tls: T,
+    request: &OpenRequest,
+    table: String,
+    create: bool,
+) -> Result<PostgresRecords, StoreError>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    if !request.prefix.is_empty() {
+        return Err(wrong(
+            "records have no prefix: give each service a table of its own by records=",
+        ));
+    }
+    let builder = PostgresRecords::builder(config.clone(), tls)
+        .table(table)
+        .timeout(request.timeout);
+    let records = builder.open_by_url().await?;
+    let key = RecordKey::new("dlock").map_err(|error| wrong(&error.to_string()))?;
+    match Arc::new(records.clone()).inspect(key, false).await {
+        Ok(_) => {}
+        Err(error) if !failure::is_missing_table(&error) => return Err(error),
+        Err(_) if create => records.create_table().await?,
+        Err(mut error) => {
+            error
+                .message
+                .push_str(", or once with create_table=true in the URL");
+            return Err(error);
+        }
+    }
+    Ok(records)
 }
 
 /// What the driver makes of the URL.

@@ -15,7 +15,7 @@ use super::sweep::SweepBatch;
 use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
 use crate::connect::Connector;
-use dlock::store::StoreError;
+use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 
 /// Options of [`PostgresRecords`].
@@ -105,31 +105,49 @@ where
     ///
     /// When the server cannot be reached, or refuses, or an option is invalid.
     pub async fn connect(self) -> Result<PostgresRecords, Error> {
-        let invalid = Error::invalid_option;
-        let table = Table::new(&self.table).map_err(|reason| invalid("table", &reason))?;
+        let table = self
+            .check()
+            .map_err(|(option, reason)| Error::invalid_option(option, &reason))?;
+        let runtime = runtime::Handle::try_current().map_err(|_| Error::ClientClosed)?;
+        let opened = self.open(table, runtime).await;
+        opened.map_err(StoreError::into_connect_error)
+    }
+
+    /// The same where the options come from a URL.
+    pub(crate) async fn open_by_url(self) -> Result<PostgresRecords, StoreError> {
+        let wrong = |(option, reason)| {
+            StoreError::not_done(
+                Reason::WrongUrl,
+                format!("the {option} of its records is invalid: {reason}"),
+            )
+        };
+        let table = self.check().map_err(wrong)?;
+        self.open(table, runtime::Handle::current()).await
+    }
+
+    /// The statements, or the option that is invalid.
+    fn check(&self) -> Result<Table, (&'static str, String)> {
+        let invalid = |option, reason: &str| Err((option, reason.to_owned()));
         if self.connections == 0 {
-            return Err(invalid("connections", "steps need one connection at least"));
+            return invalid("connections", "steps need one connection at least");
         }
         if self.timeout.is_zero() {
-            return Err(invalid("timeout", "no step can be carried out in no time"));
+            return invalid("timeout", "no step can be carried out in no time");
         }
         if self.sweep_every.is_some_and(|every| every.is_zero()) {
-            return Err(invalid("sweep_every", "it would never pause"));
+            return invalid("sweep_every", "it would never pause");
         }
-        let runtime = runtime::Handle::try_current().map_err(|_| Error::ClientClosed)?;
+        Table::new(&self.table).map_err(|reason| ("table", reason))
+    }
+
+    async fn open(self, table: Table, runtime: runtime::Handle) -> Result<PostgresRecords, StoreError> {
         let setup = Arc::new(Setup {
             connector: Connector::new(&self.config, self.tls, self.timeout),
             table,
             tell: self.listen,
             trouble: Mutex::default(),
         });
-        let mut first = Some(
-            setup
-                .connector
-                .connect()
-                .await
-                .map_err(StoreError::into_connect_error)?,
-        );
+        let mut first = Some(setup.connector.connect().await?);
         let lanes = (0..self.connections)
             .map(|_| Lane::start(setup.clone(), first.take(), &runtime))
             .collect();

@@ -70,6 +70,15 @@ pub enum CompleteError {
         /// The record.
         key: RecordKey,
     },
+    /// The result of work that is done once cannot be kept: it has more than 1 MiB, or no JSON form. Nothing was changed.
+    #[error("the result of record \"{}\" cannot be kept, {why}: roll the transaction back", key.as_str())]
+    #[non_exhaustive]
+    NotKept {
+        /// The record.
+        key: RecordKey,
+        /// Why.
+        why: String,
+    },
     /// The statement failed; the transaction cannot be committed.
     #[error("the result of record \"{}\" could not be stored: roll the transaction back", key.as_str())]
     #[non_exhaustive]
@@ -86,6 +95,61 @@ impl CompleteError {
     #[must_use]
     pub fn is_claim_lost(&self) -> bool {
         matches!(self, CompleteError::ClaimLost { .. })
+    }
+}
+
+#[cfg(feature = "once")]
+impl super::PostgresRecords {
+    /// Stores the result of work that is [done once](dlock::Once) as part of the transaction, which has its effects: the
+    /// last statement before its commit. So they are there once, whatever crashes when. One round trip.
+    ///
+    /// The work returns the same result after the commit. Where the commit fails, or its reply is lost, it returns an error:
+    /// the next call finds what became of the transaction, and either gets the result or does the work again.
+    ///
+    /// ```no_run
+    /// use dlock::{OnceError, OnceReply, record::Records};
+    /// use dlock_postgres::PostgresRecords;
+    /// use std::error::Error;
+    ///
+    /// async fn pay(
+    ///     store: &PostgresRecords,
+    ///     db: &mut tokio_postgres::Client,
+    ///     order: u64,
+    /// ) -> Result<OnceReply<u64>, OnceError<Box<dyn Error>>> {
+    ///     let work = Records::new(store.clone()).once(format!("pay:{order}"));
+    ///     work.run(async |claim| {
+    ///         let tx = db.transaction().await?;
+    ///         tx.execute("UPDATE accounts SET balance = balance - 5 WHERE id = 1", &[]).await?;
+    ///         store.complete_once_in(&tx, &claim, &order).await?; // an error here drops, and so rolls back, the transaction
+    ///         tx.commit().await?;
+    ///         Ok(order)
+    ///     })
+    ///     .await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresClaim::complete_in`], and [`CompleteError::NotKept`]. Under `REPEATABLE READ` and `SERIALIZABLE` make
+    /// [`hold_in`](PostgresClaim::hold_in) the first statement, of the claim that [`owned`](Self::owned) gives for
+    /// [`OnceClaim::record_key`](dlock::OnceClaim::record_key) and [`token`](dlock::OnceClaim::token).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    pub async fn complete_once_in<T: serde::Serialize>(
+        &self,
+        tx: &Transaction<'_>,
+        claim: &dlock::OnceClaim,
+        result: &T,
+    ) -> Result<(), CompleteError> {
+        let key = claim.record_key();
+        let stored = dlock::OnceClaim::stored_form(result).map_err(|why| CompleteError::NotKept {
+            key: key.clone(),
+            why,
+        })?;
+        let owned = self.owned(key, claim.token(), claim.keep());
+        owned.complete_in(tx, &stored).await
     }
 }
 
