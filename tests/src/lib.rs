@@ -159,3 +159,8 @@ pub struct Kubernetes;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/testing.md")]
 pub struct Testing;
+
+/// The examples of the page about schedules.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/cron.md")]
+pub struct Cron;

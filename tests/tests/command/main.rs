@@ -13,6 +13,7 @@ mod peers_report;
 mod postgres_command;
 mod redis_bench;
 mod redis_checkout;
+mod redis_cron;
 mod redis_examples;
 mod redis_operations;
 mod redis_record;

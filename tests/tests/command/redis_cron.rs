@@ -1,0 +1,241 @@
+//! The samples of docs/cron.md: each is taken from the page, and runs once on a fleet.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dlock::SlotReply;
+use dlock_tests::faults::{PATIENCE, patient};
+use dlock_tests::{Flavor, Server, bins, child};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio_cron_scheduler::{Job, JobScheduler};
+
+const PAGE: &str = include_str!("../../../docs/cron.md");
+
+/// The blocks of the page in this language.
+fn blocks(language: &str) -> Vec<&'static str> {
+    let begin = format!("```{language}\n");
+    let blocks = PAGE.split(&begin).skip(1);
+    blocks.map(|rest| rest.split("\n```").next().unwrap()).collect()
+}
+
+/// A fleet whose machines have the jobs of the page as programs, which write down that they ran, and in which slot.
+struct Fleet {
+    server: Server,
+    shop: PathBuf,
+}
+
+impl Fleet {
+    async fn new() -> Fleet {
+        tokio::task::spawn_blocking(bins::dlock).await.unwrap();
+        let server = Server::start(Flavor::from_env()).await;
+        let shop = server.data_dir().join("shop");
+        fs::create_dir(&shop).unwrap();
+        for job in [
+            "poll-orders",
+            "count-stock",
+            "noon-report",
+            "close-the-month",
+            "nightly",
+        ] {
+            let log = shop.join("log");
+            let script = format!(
+                "#!/bin/sh\necho \"{job} ${{DLOCK_SLOT-none}} $DLOCK_ATTEMPT\" >> {}\nexit \"${{STATUS-0}}\"\n",
+                log.display()
+            );
+            fs::write(shop.join(job), script).unwrap();
+            fs::set_permissions(shop.join(job), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        // Whatever the hour: noon was yesterday.
+        let date = "#!/bin/sh\nexec /bin/date -d yesterday \"$@\"\n";
+        fs::write(shop.join("date"), date).unwrap();
+        fs::set_permissions(shop.join("date"), fs::Permissions::from_mode(0o755)).unwrap();
+        Fleet { server, shop }
+    }
+
+    /// Has the shell run a line of the page, as a machine of the fleet.
+    async fn sh(&self, line: &str, env: &[(&str, &str)]) -> Output {
+        let dlock = bins::dlock();
+        let line = line
+            .replace("/opt/shop", self.shop.to_str().unwrap())
+            .replace("/usr/bin/dlock", dlock.to_str().unwrap());
+        let dirs = [
+            self.shop.as_path(),
+            dlock.parent().unwrap(),
+            "/usr/bin".as_ref(),
+            "/bin".as_ref(),
+        ];
+        let path = std::env::join_paths(dirs).unwrap();
+        let mut command = child::command("sh");
+        command.args(["-c", &line]).env("PATH", path);
+        command.env("DLOCK_URL", self.server.url()).stdin(Stdio::null());
+        command.envs(env.iter().copied());
+        tokio::task::spawn_blocking(move || bins::output(command, PATIENCE))
+            .await
+            .unwrap()
+    }
+
+    /// The same on several machines at once.
+    async fn on(&self, machines: usize, line: &str) {
+        let outputs = join_all((0..machines).map(|_| self.sh(line, &[]))).await;
+        for output in outputs {
+            assert_eq!(output.status.code(), Some(0), "{line}: {output:?}");
+        }
+    }
+
+    fn log(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.shop.join("log")).unwrap_or_default();
+        log.lines().map(str::to_owned).collect()
+    }
+}
+
+/// The command of a crontab's line: without its five fields, and with its percent signs unescaped.
+fn command_of(line: &str) -> String {
+    let mut rest = line;
+    for _ in 0..5 {
+        rest = rest.split_once(char::is_whitespace).unwrap().1.trim_start();
+    }
+    rest.replace("\\%", "%")
+}
+
+/// Begins early enough in a slot of five minutes that the next one does not begin before the end.
+async fn in_one_slot(test: impl AsyncFn()) {
+    const SLOT: u64 = 300;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    // The nearest slot changes in the middle.
+    let until_next = SLOT - (now + SLOT / 2) % SLOT;
+    if until_next < 30 {
+        tokio::time::sleep(Duration::from_secs(until_next + 1)).await;
+    }
+    test().await;
+}
+
+#[tokio::test]
+async fn lines_of_the_crontab_run_once_on_three_machines() {
+    in_one_slot(async || {
+        let fleet = Fleet::new().await;
+        let crontab = blocks("cron").join("\n");
+        let lines: Vec<_> = crontab
+            .lines()
+            .filter(|line| line.contains("dlock run"))
+            .collect();
+        assert_eq!(lines.len(), 4, "{crontab}");
+        for line in &lines {
+            let command = command_of(line);
+            fleet.on(3, &command).await;
+            fleet.on(1, &command).await;
+        }
+        let mut log = fleet.log();
+        log.sort();
+        let jobs: Vec<_> = log.iter().map(|line| line.split(' ').next().unwrap()).collect();
+        assert_eq!(
+            jobs,
+            ["close-the-month", "count-stock", "noon-report", "poll-orders"],
+            "{log:?}"
+        );
+        for line in &log {
+            let slot = line.split(' ').nth(1).unwrap();
+            match line.split(' ').next() {
+                Some("close-the-month") => assert_eq!(slot, "none"),
+                Some("noon-report") => assert!(slot.ends_with("T12:00:00Z"), "{line}"),
+                _ => assert!(slot.ends_with("0:00Z") || slot.ends_with("5:00Z"), "{line}"),
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn unit_of_systemd_runs_once() {
+    in_one_slot(async || {
+        let fleet = Fleet::new().await;
+        let unit = blocks("ini").join("\n");
+        let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+        fleet.on(3, line.expect("the unit starts something")).await;
+        assert_eq!(fleet.log().len(), 1, "{:?}", fleet.log());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn pods_of_a_cron_job_run_their_slot_once() {
+    let fleet = Fleet::new().await;
+    let yaml = blocks("yaml").join("\n");
+    let args = yaml.split_once("args:\n").unwrap().1.trim();
+    let script = args.strip_prefix("- ").expect("one argument");
+    assert!(yaml.contains("fieldPath: metadata.labels['batch.kubernetes.io/job-name']"));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 60;
+    let name = |minutes: u64| format!("nightly-{minutes}");
+    let slot = |minutes: u64| {
+        let at = UNIX_EPOCH + Duration::from_secs(minutes * 60);
+        humantime::format_rfc3339(at).to_string()
+    };
+    // A pod that fails is started again, and then there is one in another cluster.
+    let job = name(now - 60);
+    for (status, exits) in [("3", 3), ("0", 0), ("0", 0)] {
+        let output = fleet.sh(script, &[("JOB_NAME", &job), ("STATUS", status)]).await;
+        assert_eq!(output.status.code(), Some(exits), "{output:?}");
+    }
+    let first = slot(now - 60);
+    assert_eq!(
+        fleet.log(),
+        [format!("nightly {first} 1"), format!("nightly {first} 2")]
+    );
+    // The next firing, one that comes late, and one by hand.
+    for job in [name(now), name(now - 60), name(now - 120), "try-1".to_owned()] {
+        let output = fleet.sh(script, &[("JOB_NAME", &job)]).await;
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+    assert_eq!(fleet.log()[2..], [format!("nightly {} 1", slot(now))]);
+    // What the annotation says of a time zone.
+    let annotated =
+        script.split("\"@").next().unwrap().to_owned() + "2016-05-19T03:00:00-07:00 other -- true";
+    let output = fleet.sh(&annotated, &[]).await;
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.success() && said.contains("2016-05-19T10:00:00Z"),
+        "{said}"
+    );
+}
+
+/// Three seconds, in which three schedulers tick each second. What is judged: no slot is done twice, whatever the ticks do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokio_cron_scheduler_fires_once_on_three_machines() {
+    let server = Server::start(Flavor::from_env()).await;
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let asked = Arc::new(AtomicU32::new(0));
+    let mut machines = Vec::new();
+    for _ in 0..3 {
+        let client = patient(&server.url()).await;
+        let once = client.once("poll-orders").every(Duration::from_secs(1));
+        let (done, asked) = (done.clone(), asked.clone());
+        let job = Job::new_async("* * * * * *", move |_, _| {
+            let (once, done, asked) = (once.clone(), done.clone(), asked.clone());
+            Box::pin(async move {
+                asked.fetch_add(1, Ordering::Relaxed);
+                let reply = once.run(async |claim| {
+                    done.lock().push(claim.slot());
+                    Ok::<_, String>(())
+                });
+                let reply = reply.await.unwrap();
+                assert!(!matches!(reply, SlotReply::Unrecorded(..)), "{reply:?}");
+            })
+        });
+        let scheduler = JobScheduler::new().await.unwrap();
+        scheduler.add(job.unwrap()).await.unwrap();
+        scheduler.start().await.unwrap();
+        machines.push((scheduler, client));
+    }
+    dlock_tests::eventually("nine ticks", async || asked.load(Ordering::Relaxed) >= 9).await;
+    for (scheduler, _) in &mut machines {
+        scheduler.shutdown().await.unwrap();
+    }
+    let done = done.lock().clone();
+    assert!(done.len() >= 2 && done.is_sorted_by(|a, b| a < b), "{done:?}");
+    assert!(asked.load(Ordering::Relaxed) as usize > done.len());
+}
