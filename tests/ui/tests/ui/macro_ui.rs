@@ -1,4 +1,4 @@
-//! What the compiler says about `#[distributed_lock]`: nothing where it is used well, and the user's own
+//! What the compiler says about `#[distributed_lock]` and `#[once]`: nothing where it is used well, and the user's own
 //! token with what to do where it is not.
 //!
 //! The expected messages are those of the stable compiler. `TRYBUILD=overwrite` writes them anew.

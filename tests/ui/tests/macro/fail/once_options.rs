@@ -1,0 +1,38 @@
+use dlock::{NotRun, once};
+
+#[once]
+async fn without_a_name() -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once("welcome")]
+async fn bare_name() -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome:{user}", kepe = "30d")]
+async fn mistyped(user: u64) -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome", max_hold = "30s")]
+async fn of_a_lock() -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome", keep = "1d", keep = "2d")]
+async fn twice() -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome", keep = "30 parsecs")]
+async fn no_duration() -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome")]
+fn not_async() -> Result<(), NotRun> {
+    Ok(())
+}
+
+fn main() {}
