@@ -15,6 +15,7 @@ use super::key::MAX_KEY_BYTES;
 use super::lease::Grant;
 use super::owned::Owned;
 use super::places::Taken;
+use super::replayed::Replay;
 use super::shared::Core;
 use super::stored::{Kept, Stored};
 use super::undo::undo;
@@ -70,12 +71,13 @@ where
     let (parts, body) = request.into_parts();
     let body = Buffered::read_within(body, core.settings.body_limit, core.settings.body_timeout).await?;
     body.check_length(&parts.headers)?;
+    let retention = core.settings.retention_of(&parts);
     let mut claim = ClaimRequest::new(
         record,
         ClaimToken::new(),
-        fingerprint(&parts, body.data()),
+        fingerprint(&core.settings, &parts, body.data()),
         core.settings.lease,
-        core.settings.retention,
+        retention,
     );
     claim.on_orphan = core.settings.on_orphan;
     let mut asking = Asking::new(core.clone(), claim);
@@ -83,6 +85,9 @@ where
         Ok(Decision::Claimed { attempt, fence }) => (attempt, fence),
         Ok(Decision::Replay(kept)) => {
             core.shared.counters.replayed();
+            if let Some(on_replay) = &core.settings.on_replay {
+                on_replay(&Replay::new(&kept, &key, &asking.claim.key, &parts));
+            }
             return Err(Refused::Replay(kept, parts.version));
         }
         Ok(Decision::Refuse(problem)) => return Err(problem.into()),
@@ -103,6 +108,7 @@ where
         attempt,
         fence,
         since: asking.sent,
+        retention,
     };
     let locks = parts.extensions.get::<RequestLocks>().cloned();
     let claim = Owned::take(core, key, grant, locks.unwrap_or_default());

@@ -111,6 +111,7 @@ impl Capture {
                 headers: self.headers,
                 body: self.body,
                 trailers: self.trailers.map(headers::kept_trailers),
+                stamp: None,
             };
             Stored::Response(Box::new(kept)).into()
         })

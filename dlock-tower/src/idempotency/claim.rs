@@ -100,6 +100,10 @@ impl Claim {
         }
         match (self.core.settings.judge(ending), class) {
             (Verdict::Keep, _) => Fate::Keep,
+            (Verdict::KeepFor(retention), _) => {
+                self.lease.keep_for(self.core.settings.bounded(retention));
+                Fate::Keep
+            }
             (Verdict::Release, Class::Ambiguous) => Fate::Abandon,
             (Verdict::Release, Class::Result | Class::NothingDone) => Fate::Forget,
         }

@@ -18,7 +18,7 @@ use super::headers;
 use super::owned::Owned;
 use super::policy::Ending;
 use super::settlement::Settlement;
-use super::stored::{Kept, Stored};
+use super::stored::{Kept, Stamp, Stored};
 use super::transaction::Put;
 use crate::asker::Asker;
 use crate::problem::Problem;
@@ -30,7 +30,7 @@ impl Claim {
         self.transaction.put(response);
         // The transaction holds the record now.
         self.core.shared.renewals.stop(&self.lease);
-        stored.encode()
+        stored.encode(Stamp::now(self.lease.retention()))
     }
 
     fn to_store(&self, response: &Response<Bytes>) -> Stored {
@@ -43,6 +43,7 @@ impl Claim {
             headers,
             body: vec![response.body().clone()],
             trailers: None,
+            stamp: None,
         }))
     }
 
@@ -50,19 +51,22 @@ impl Claim {
     /// another response into a second transaction, which then found the record completed: what is stored counts.
     fn committed<R>(&self, put: Put, stored: Vec<u8>, asker: &Asker) -> Response<ResponseBody<R>> {
         let last = self.to_store(&put.response);
+        let stored = Stored::decode(stored);
         // All responses that are too long are stored alike.
-        let is_last = last.encode() == stored && !(put.again && last == Stored::Unavailable);
+        let is_last = matches!(&stored, Ok(stored) if stored.is_of(&last))
+            && !(put.again && last == Stored::Unavailable);
         if is_last {
             let response = Response::clone(&put.response);
             return response.map(|body| ResponseBody::whole(vec![body], None));
         }
-        let problem = match Stored::decode(stored) {
+        let problem = match stored {
             Ok(Stored::Response(kept)) => {
                 let Kept {
                     status,
                     headers,
                     body,
                     trailers,
+                    stamp: _,
                 } = *kept;
                 let mut response = Response::new(ResponseBody::whole(body, trailers));
                 *response.status_mut() = status;

@@ -64,10 +64,10 @@ impl Idempotency {
         self.claim.lease.attempt
     }
 
-    /// How long the result is to be kept.
+    /// How long the result is to be kept, unless the policy says otherwise of its end.
     #[must_use]
     pub fn retention(&self) -> std::time::Duration {
-        self.claim.core.settings.retention
+        self.claim.lease.retention()
     }
 
     /// Declares that all effects of the handler are in one transaction, which ends with what

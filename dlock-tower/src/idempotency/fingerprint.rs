@@ -56,9 +56,17 @@ const MEANINGFUL: [HeaderName; 8] = [
     header::RANGE,
 ];
 
-/// The digest of method, path, query, content type, the other [`MEANINGFUL`] headers and the body's bytes.
-pub(super) fn fingerprint(parts: &Parts, body: &Bytes) -> Fingerprint {
+/// The digest of method, path, query, content type, the other [`MEANINGFUL`] headers and the body's bytes; or of method, path
+/// and what the service chooses.
+pub(super) fn fingerprint(settings: &Settings, parts: &Parts, body: &Bytes) -> Fingerprint {
     let uri = original_uri(parts);
+    if let Some(fingerprint_of) = &settings.fingerprint_of {
+        return Parted::new("dlock idempotency fingerprint 1, chosen")
+            .with(parts.method.as_str())
+            .with(uri.path())
+            .with(fingerprint_of(parts, body))
+            .digest();
+    }
     let mut all = Parted::new("dlock idempotency fingerprint 1")
         .with(parts.method.as_str())
         .with(uri.path())

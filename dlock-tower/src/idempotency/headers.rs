@@ -24,12 +24,13 @@ pub const KEPT_HEADERS: [HeaderName; 15] = [
 
 /// Headers that belong to one exchange and no other: never sent again.
 pub(super) fn is_of_one_exchange(name: &HeaderName) -> bool {
-    const NAMES: [&str; 26] = [
+    const NAMES: [&str; 27] = [
         "age",
         "connection",
         "content-length",
         "correlation-id",
         "date",
+        "dlock-idempotency-stamp",
         "keep-alive",
         "proxy-authenticate",
         "proxy-authorization",

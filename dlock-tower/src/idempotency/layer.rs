@@ -14,6 +14,7 @@ use tower_layer::Layer;
 use super::caller::FindCaller;
 use super::handle::IdempotencyHandle;
 use super::policy::{Policy, RetryAmbiguous};
+use super::replayed::Replay;
 use super::service::IdempotencyService;
 use super::settings::Settings;
 use super::shared::{Core, Shared};
@@ -137,6 +138,78 @@ impl<C> IdempotencyLayer<C> {
     /// that comes later runs again.
     pub fn retention(self, retention: Duration) -> Self {
         self.set(|settings| settings.retention = retention)
+    }
+
+    /// Sets how long the result is kept by the head of the request: by its route, its tenant. In place of
+    /// [`retention`](Self::retention); at least as long as the [`lease`](Self::lease), at most a year. How long by the outcome,
+    /// [`Verdict::KeepFor`](super::Verdict::KeepFor) says.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock_tower::{IdempotencyLayer, idempotency::caller};
+    /// use std::time::Duration;
+    ///
+    /// const HOUR: Duration = Duration::from_secs(3600);
+    /// # let client = dlock::LockClient::memory();
+    /// let layer = IdempotencyLayer::new(client.records()?, caller::public())
+    ///     .retention_of(|parts| if parts.uri.path().starts_with("/payments") { 72 * HOUR } else { HOUR });
+    /// # let _ = layer; Ok(()) }
+    /// ```
+    pub fn retention_of<F>(self, retention: F) -> Self
+    where
+        F: Fn(&Parts) -> Duration + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.retention_of = Some(Arc::new(retention)))
+    }
+
+    /// Sets what is compared when a key comes again, beside method and path: by default the query, the headers that change the
+    /// meaning, and the body's bytes. For clients whose retries differ in what does not matter, as a timestamp. **What the
+    /// closure leaves out is not compared**: a request for something else, under the same key, gets the first answer.
+    ///
+    /// Requests that are in progress or kept while this is changed are taken for others (422).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock_tower::{IdempotencyLayer, idempotency::caller};
+    /// use serde_json::Value;
+    ///
+    /// # let client = dlock::LockClient::memory();
+    /// let layer = IdempotencyLayer::new(client.records()?, caller::public()).fingerprint(|_parts, body| {
+    ///     let order: Value = serde_json::from_slice(body).unwrap_or_default();
+    ///     format!("{} of {}", order["quantity"], order["item"]) // not `sent_at`
+    /// });
+    /// # let _ = layer; Ok(()) }
+    /// ```
+    pub fn fingerprint<F, D>(self, fingerprint: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> D + Send + Sync + 'static,
+        D: AsRef<[u8]>,
+    {
+        self.set(|settings| {
+            settings.fingerprint_of = Some(Arc::new(move |parts: &Parts, body: &Bytes| {
+                fingerprint(parts, body).as_ref().to_vec()
+            }));
+        })
+    }
+
+    /// Calls this for each replay, before it is sent: to count by route, to log whose clients retry. It must not block.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock_tower::{IdempotencyLayer, idempotency::caller};
+    ///
+    /// # let client = dlock::LockClient::memory();
+    /// let layer = IdempotencyLayer::new(client.records()?, caller::public()).on_replay(|replay| {
+    ///     let (uri, age) = (&replay.request.uri, replay.age.unwrap_or_default());
+    ///     println!("{uri}: {} was sent again, after {age:?}", replay.status);
+    /// });
+    /// # let _ = layer; Ok(()) }
+    /// ```
+    pub fn on_replay<F>(self, on_replay: F) -> Self
+    where
+        F: Fn(&Replay<'_>) + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.on_replay = Some(Arc::new(on_replay)))
     }
 
     /// How many bytes the body of a request may have; 1 MiB by default. It is read before anything else; a longer one

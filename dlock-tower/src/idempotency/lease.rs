@@ -20,6 +20,8 @@ pub(super) struct Grant {
     pub(super) fence: u64,
     /// Before the claim was sent.
     pub(super) since: Instant,
+    /// How long the result is kept.
+    pub(super) retention: Duration,
 }
 
 /// A granted claim that is renewed until it is settled or lost.
@@ -35,7 +37,8 @@ pub(super) struct ClaimLease {
     pub(super) since: Instant,
     /// How long the claim lasts after each renewal.
     pub(super) length: Duration,
-    pub(super) retention: Duration,
+    /// How long the result is kept; its end may say otherwise.
+    retention: Mutex<Duration>,
     /// The runtime that the request came on.
     pub(super) runtime: Handle,
     counters: Arc<Counters>,
@@ -55,13 +58,21 @@ impl ClaimLease {
             fence: grant.fence,
             since: grant.since,
             length: settings.lease,
-            retention: settings.retention,
+            retention: Mutex::new(grant.retention),
             runtime: Handle::current(),
             counters,
             held_until: Mutex::new(grant.since + settings.lease),
             lost: AtomicBool::new(false),
             settled: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn retention(&self) -> Duration {
+        *self.retention.lock()
+    }
+
+    pub(super) fn keep_for(&self, retention: Duration) {
+        *self.retention.lock() = retention;
     }
 
     pub(super) fn is_lost(&self) -> bool {

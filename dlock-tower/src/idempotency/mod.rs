@@ -102,8 +102,8 @@
 //! # What a retry gets
 //!
 //! The same status, the same bytes, the same trailers, and those of the headers that are in [`KEPT_HEADERS`]
-//! or added by [`keep_header`](IdempotencyLayer::keep_header); with `Idempotent-Replayed: true` and
-//! `Cache-Control: no-store`. Never `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS or request-id
+//! or added by [`keep_header`](IdempotencyLayer::keep_header); with `Idempotent-Replayed: true`, its age and for how long
+//! it is kept (`Idempotent-Replayed-Age`, `Idempotent-Replayed-Expires-In`, in seconds), and `Cache-Control: no-store`. Never `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS or request-id
 //! headers of the first exchange. A response larger than
 //! [`response_limit`](IdempotencyLayer::response_limit), an event stream or an upgrade reaches the first
 //! caller whole; of it is kept only that there was one, stored before the first byte past the limit goes
@@ -168,7 +168,8 @@
 //!   persistence (`appendonly yes`; with `appendfsync everysec` the last second can be lost), no eviction
 //!   (`maxmemory-policy noeviction`), and a replica that missed the last writes must not become the primary.
 //!   `memory://` forgets with the process.
-//! - **Anything past the retention** (24 h, [`retention`](IdempotencyLayer::retention)): a retry that comes
+//! - **Anything past the retention** (24 h, [`retention`](IdempotencyLayer::retention), or as
+//!   [`retention_of`](IdempotencyLayer::retention_of) and [`Verdict::KeepFor`] say): a retry that comes
 //!   later runs again.
 //! - **Order.** Two requests with different keys run side by side: that takes a [lock](crate::LockLayer).
 //!
@@ -205,6 +206,7 @@ mod places;
 mod policy;
 mod renewal;
 mod replay;
+mod replayed;
 mod run;
 mod service;
 mod settings;
@@ -229,7 +231,8 @@ pub use key::MAX_KEY_BYTES;
 pub use keyed::KeyedRequest;
 pub use layer::IdempotencyLayer;
 pub use policy::{Class, Ending, KeepAmbiguous, Outcome, Policy, RetryAmbiguous, Verdict};
-pub use replay::REPLAYED;
+pub use replay::{REPLAYED, REPLAYED_AGE, REPLAYED_EXPIRES_IN};
+pub use replayed::Replay;
 pub use service::IdempotencyService;
 pub use settings::{
     DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,

@@ -14,7 +14,7 @@ use super::claim::Claim;
 use super::lease::{ClaimLease, Grant};
 use super::settlement::Settlement;
 use super::shared::Core;
-use super::stored::Stored;
+use super::stored::{Stamp, Stored};
 use crate::lock::RequestLocks;
 
 /// A claim together with the duty to settle it. Dropped unsettled (the runtime ends), it is no longer renewed and its
@@ -159,15 +159,13 @@ impl Owned {
     /// Stores the result; or, where the store refuses a response, as a full one does, only that there was one: work
     /// that was done must not be done again.
     async fn store(&self, stored: &Stored) -> Result<OwnerReply, StoreError> {
-        let Core { shared, settings } = &self.core;
+        let shared = &self.core.shared;
+        let retention = self.lease.retention();
         let complete = |stored: &Stored| {
-            let response = stored.encode();
-            shared.records.complete(
-                &self.lease.record,
-                &self.lease.token,
-                response,
-                settings.retention,
-            )
+            let response = stored.encode(Stamp::now(retention));
+            shared
+                .records
+                .complete(&self.lease.record, &self.lease.token, response, retention)
         };
         let error = match complete(stored).await {
             Err(error) if matches!(stored, Stored::Response(_)) && is_refused(&error) => error,

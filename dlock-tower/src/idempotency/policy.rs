@@ -1,6 +1,7 @@
 //! What becomes of the key when the handler is done: whether its outcome is a result.
 
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
@@ -77,6 +78,10 @@ pub enum Class {
 pub enum Verdict {
     /// The outcome of the request is kept, and a retry gets it.
     Keep,
+    /// The same for so long from its end on, whatever the layer's
+    /// [`retention`](super::IdempotencyLayer::retention) is: a refusal for a minute, a payment for a year. At least as long
+    /// as the lease, at most a year.
+    KeepFor(Duration),
     /// A retry runs. After an [ambiguous](Class::Ambiguous) end the record stays: the retry is the next attempt, and
     /// another request under the same key is refused. Otherwise the key is as if it had never been used.
     Release,

@@ -181,7 +181,7 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
         let sent = Instant::now();
         let step = renewals
             .records
-            .extend(&lease.record, &lease.token, length, lease.retention);
+            .extend(&lease.record, &lease.token, length, lease.retention());
         let pause = match timeout(length / 3, step).await {
             Ok(Ok(OwnerReply::NotOwner)) => {
                 // After the outcome is decided, a renewal that comes late finds no claim: no loss.

@@ -9,6 +9,12 @@ use super::stored::Kept;
 /// Marks a response that is sent again, and was not made for this request: `true`.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
+/// How many seconds ago the response that is sent again was stored, by the clocks of the servers.
+pub const REPLAYED_AGE: HeaderName = HeaderName::from_static("idempotent-replayed-age");
+
+/// For how many more seconds it is kept: a retry that comes later is carried out anew.
+pub const REPLAYED_EXPIRES_IN: HeaderName = HeaderName::from_static("idempotent-replayed-expires-in");
+
 /// The response, to be sent again.
 pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody<R>> {
     let Kept {
@@ -16,8 +22,13 @@ pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody
         mut headers,
         body,
         trailers,
+        stamp,
     } = kept;
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    if let Some(stamp) = stamp {
+        headers.insert(REPLAYED_AGE, stamp.age().as_secs().into());
+        headers.insert(REPLAYED_EXPIRES_IN, stamp.expires_in().as_secs().into());
+    }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(trailers) = &trailers {
         announce(&mut headers, trailers, version);

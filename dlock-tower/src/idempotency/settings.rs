@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use dlock::record::OnOrphan;
 use http::header::HeaderName;
 use http::request::Parts;
@@ -11,6 +12,7 @@ use http::{Method, Response, StatusCode};
 
 use super::headers::is_of_one_exchange;
 use super::policy::{Ending, KeepAmbiguous, Policy, Verdict};
+use super::replayed::Replay;
 use crate::Rejection;
 use crate::asker::{AnswerBody, Asker, Render};
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
@@ -36,7 +38,13 @@ pub const DEFAULT_READ_ON: Duration = Duration::from_secs(10);
 /// By default how long the store is asked again when it cannot be reached: 1 s.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
 
+/// The longest time of any option.
+const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
+
 pub(super) type Route = dyn Fn(&Parts) -> String + Send + Sync;
+pub(super) type RetentionOf = dyn Fn(&Parts) -> Duration + Send + Sync;
+pub(super) type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Vec<u8> + Send + Sync;
+pub(super) type OnReplay = dyn Fn(&Replay<'_>) + Send + Sync;
 
 #[derive(Clone)]
 pub(super) struct Settings {
@@ -48,6 +56,10 @@ pub(super) struct Settings {
     pub(super) route: Option<Arc<Route>>,
     pub(super) lease: Duration,
     pub(super) retention: Duration,
+    /// By the head of the request.
+    pub(super) retention_of: Option<Arc<RetentionOf>>,
+    pub(super) fingerprint_of: Option<Arc<FingerprintOf>>,
+    pub(super) on_replay: Option<Arc<OnReplay>>,
     pub(super) body_limit: usize,
     pub(super) body_timeout: Duration,
     pub(super) response_limit: usize,
@@ -77,6 +89,9 @@ impl Default for Settings {
             route: None,
             lease: DEFAULT_LEASE,
             retention: DEFAULT_RETENTION,
+            retention_of: None,
+            fingerprint_of: None,
+            on_replay: None,
             body_limit: DEFAULT_LIMIT,
             body_timeout: DEFAULT_BODY_TIMEOUT,
             response_limit: DEFAULT_LIMIT,
@@ -106,8 +121,18 @@ impl Settings {
         }
     }
 
+    /// How long the result of this request is kept, unless its end says otherwise.
+    pub(super) fn retention_of(&self, parts: &Parts) -> Duration {
+        let retention = self.retention_of.as_ref().map(|retention| retention(parts));
+        self.bounded(retention.unwrap_or(self.retention))
+    }
+
+    /// A retention that a store can keep, and that does not end before the claim.
+    pub(super) fn bounded(&self, retention: Duration) -> Duration {
+        retention.max(self.lease).min(YEAR)
+    }
+
     pub(super) fn check(&self) -> Result<(), String> {
-        const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
         const SHORTEST: Duration = Duration::from_millis(100);
         if self.lease < SHORTEST {
             return Err(format!(

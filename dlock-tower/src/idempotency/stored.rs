@@ -5,6 +5,7 @@
 //! not decode to the last byte is an error: a record that cannot be read is never taken for none.
 
 use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf, BufMut, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -13,6 +14,55 @@ const VERSION: u8 = 1;
 const RESPONSE: u8 = 1;
 const UNAVAILABLE: u8 = 2;
 const FAILED: u8 = 3;
+
+/// The header that has the [`Stamp`] of a response, in its stored form only.
+const STAMP: HeaderName = HeaderName::from_static("dlock-idempotency-stamp");
+
+/// When a result was stored, by the clock of the process that did it, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    /// Since the Unix epoch.
+    at: Duration,
+    retention: Duration,
+}
+
+impl Stamp {
+    pub(super) fn now(retention: Duration) -> Stamp {
+        Stamp {
+            at: since_epoch(),
+            retention,
+        }
+    }
+
+    /// How long ago that was; zero where the clocks of two processes differ by more.
+    pub(super) fn age(self) -> Duration {
+        since_epoch().saturating_sub(self.at)
+    }
+
+    /// For how long it is kept from now on.
+    pub(super) fn expires_in(self) -> Duration {
+        self.retention.saturating_sub(self.age())
+    }
+
+    fn write(self) -> Option<HeaderValue> {
+        let text = format!("{} {}", self.at.as_millis(), self.retention.as_millis());
+        HeaderValue::try_from(text).ok()
+    }
+
+    fn read(value: &HeaderValue) -> Option<Stamp> {
+        let (at, retention) = value.to_str().ok()?.split_once(' ')?;
+        Some(Stamp {
+            at: Duration::from_millis(at.parse().ok()?),
+            retention: Duration::from_millis(retention.parse().ok()?),
+        })
+    }
+}
+
+fn since_epoch() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // As it is stored.
+    Duration::from_millis(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
 
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +83,8 @@ pub(super) struct Kept {
     /// In the pieces in which it came.
     pub(super) body: Vec<Bytes>,
     pub(super) trailers: Option<HeaderMap>,
+    /// Of one that was read; `None` of an earlier version.
+    pub(super) stamp: Option<Stamp>,
 }
 
 /// Why stored bytes were not read.
@@ -54,7 +106,8 @@ impl fmt::Display for Unreadable {
 }
 
 impl Stored {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// With the stamp, where it is a response. Versions that know none pass it over, as a header.
+    pub(super) fn encode(&self, stamp: Stamp) -> Vec<u8> {
         match self {
             Stored::Unavailable => vec![VERSION, UNAVAILABLE],
             Stored::Failed => vec![VERSION, FAILED],
@@ -63,7 +116,9 @@ impl Stored {
                 let mut out = Vec::with_capacity(body + 256);
                 out.put_slice(&[VERSION, RESPONSE]);
                 out.put_u16(kept.status.as_u16());
-                put_headers(&mut out, &kept.headers);
+                let mut headers = kept.headers.clone();
+                headers.extend(stamp.write().map(|value| (STAMP, value)));
+                put_headers(&mut out, &headers);
                 out.put_u32(length(body));
                 for piece in &kept.body {
                     out.put_slice(piece);
@@ -78,6 +133,15 @@ impl Stored {
                 out
             }
         }
+    }
+
+    /// Whether both are the same, whenever they were stored.
+    pub(super) fn is_of(&self, other: &Stored) -> bool {
+        let at = Stamp {
+            at: Duration::ZERO,
+            retention: Duration::ZERO,
+        };
+        self.encode(at) == other.encode(at)
     }
 
     pub(super) fn decode(bytes: Vec<u8>) -> Result<Stored, Unreadable> {
@@ -119,7 +183,8 @@ fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
 fn take_response(rest: &mut Bytes) -> Result<Kept, Unreadable> {
     let status = rest.try_get_u16().map_err(|_| Unreadable::Broken)?;
     let status = StatusCode::from_u16(status).map_err(|_| Unreadable::Broken)?;
-    let headers = take_headers(rest)?;
+    let mut headers = take_headers(rest)?;
+    let stamp = headers.remove(STAMP).as_ref().and_then(Stamp::read);
     let body = take_bytes(rest)?;
     let trailers = match take_u8(rest)? {
         0 => None,
@@ -132,6 +197,7 @@ fn take_response(rest: &mut Bytes) -> Result<Kept, Unreadable> {
         headers,
         body,
         trailers,
+        stamp,
     })
 }
 
@@ -166,6 +232,11 @@ fn take_headers(rest: &mut Bytes) -> Result<HeaderMap, Unreadable> {
 mod tests {
     use super::*;
 
+    const STAMPED: Stamp = Stamp {
+        at: Duration::from_millis(1_763_780_400_123),
+        retention: Duration::from_secs(60),
+    };
+
     fn kept() -> Stored {
         let mut headers = HeaderMap::new();
         headers.append("link", HeaderValue::from_static("</a>"));
@@ -180,18 +251,19 @@ mod tests {
             headers,
             body: vec![Bytes::from_static(b"one"), Bytes::from_static(b"\0two")],
             trailers: Some(trailers),
+            stamp: None,
         }))
     }
 
     #[test]
     fn what_is_stored_comes_back() {
         for stored in [Stored::Unavailable, Stored::Failed] {
-            assert_eq!(Stored::decode(stored.encode()), Ok(stored));
+            assert_eq!(Stored::decode(stored.encode(STAMPED)), Ok(stored));
         }
         let Stored::Response(before) = kept() else {
             unreachable!()
         };
-        let Ok(Stored::Response(after)) = Stored::decode(kept().encode()) else {
+        let Ok(Stored::Response(after)) = Stored::decode(kept().encode(STAMPED)) else {
             panic!("not a response")
         };
         assert_eq!(after.body.concat(), before.body.concat());
@@ -199,11 +271,12 @@ mod tests {
             (after.status, after.headers, after.trailers),
             (before.status, before.headers, before.trailers)
         );
+        assert_eq!(after.stamp, Some(STAMPED));
     }
 
     #[test]
     fn bytes_that_are_cut_or_too_many_are_an_error() {
-        let whole = kept().encode();
+        let whole = kept().encode(STAMPED);
         for cut in 0..whole.len() {
             assert_eq!(
                 Stored::decode(whole[..cut].to_vec()),
@@ -218,8 +291,29 @@ mod tests {
     }
 
     #[test]
+    fn stamp_says_how_old_and_for_how_long() {
+        let seconds = Duration::from_secs;
+        let ago = |age| Stamp {
+            at: since_epoch() - age,
+            retention: seconds(60),
+        };
+        let old = ago(seconds(20));
+        assert!(old.age() >= seconds(20) && old.expires_in() <= seconds(40));
+        assert_eq!(ago(seconds(100)).expires_in(), seconds(0));
+        let of_a_clock_ahead = Stamp {
+            at: since_epoch() + seconds(100),
+            ..old
+        };
+        assert_eq!(
+            (of_a_clock_ahead.age(), of_a_clock_ahead.expires_in()),
+            (seconds(0), seconds(60))
+        );
+        assert_eq!(Stamp::read(&HeaderValue::from_static("soon")), None);
+    }
+
+    #[test]
     fn a_newer_format_is_told_apart() {
-        let mut newer = kept().encode();
+        let mut newer = kept().encode(STAMPED);
         newer[0] = 2;
         assert_eq!(Stored::decode(newer), Err(Unreadable::Newer(2)));
     }

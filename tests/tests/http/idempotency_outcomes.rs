@@ -276,6 +276,8 @@ async fn a_replay_has_the_allowed_headers_whole_and_no_others() {
         .iter()
         .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
         .collect();
+    // How old it is, and for how long it is kept: another suite's.
+    got.retain(|(name, _)| !name.starts_with("idempotent-replayed-"));
     got.sort_unstable();
     let mut wanted = GIVEN[..9].to_vec();
     wanted.extend([("cache-control", "no-store"), ("idempotent-replayed", "true")]);

@@ -8,6 +8,7 @@ mod idempotency_grpc;
 mod idempotency_http;
 mod idempotency_keys;
 mod idempotency_limits;
+mod idempotency_operators;
 mod idempotency_outcomes;
 mod idempotency_progress;
 mod idempotency_released;
