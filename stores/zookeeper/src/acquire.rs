@@ -71,7 +71,7 @@ impl Core {
             Found::Nothing => attempt.granted(made, called, request.lease),
             Found::Holder => {
                 let others = made.nodes.iter().filter(|node| node.name != made.node.name);
-                self.watches.meet(&lock, Seen::of(others));
+                self.tell(&lock, &self.watches.meet(&lock, Seen::of(others)));
                 attempt.undo(&made).await?;
                 Ok(AcquireReply::Busy(Busy::new(None)))
             }

@@ -52,11 +52,14 @@ impl Watches {
         gone
     }
 
-    /// Enters what was in the way of an attempt. It may have come and gone between two looks of the watch, and its end is to be
-    /// told all the same.
-    pub(crate) fn meet(&self, lock: &str, seen: Seen) {
-        if let Some(before) = self.0.lock().get_mut(lock) {
-            *before = seen;
+    /// The same of a lock that an attempt has met, if it is watched: what was in its way may have come and gone between two
+    /// looks of the watch, and its end is to be told all the same.
+    pub(crate) fn meet(&self, lock: &Arc<str>, seen: Seen) -> Gone {
+        let is_watched = self.0.lock().contains_key(lock);
+        if is_watched {
+            self.see(lock, seen)
+        } else {
+            Gone::default()
         }
     }
 
@@ -82,7 +85,12 @@ mod tests {
             let gone = watches.see(&lock, Seen::of(&Node::sorted(&names)));
             (gone.first, gone.writer)
         };
-        watches.meet(&lock, Seen::of(&[]));
+        let meet = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let gone = watches.meet(&lock, Seen::of(&Node::sorted(&names)));
+            (gone.first, gone.writer)
+        };
+        assert_eq!(meet(&["lock-0000000000"]), (false, false));
         for (names, wanted) in [
             (&["lock-0000000001"][..], (false, false)),
             // an attempt, and its end
@@ -104,7 +112,11 @@ mod tests {
         }
         // What came and went between two looks was in the way of an attempt.
         assert_eq!(see(&[]), (true, true));
-        watches.meet(&lock, Seen::of(&Node::sorted(&["lock-0000000008".to_owned()])));
+        assert_eq!(meet(&["lock-0000000008"]), (false, false));
         assert_eq!(see(&[]), (true, false));
+        // An attempt that meets a reader is told first that the writer is gone.
+        assert_eq!(see(&["__WRIT__0000000009"]), (false, false));
+        assert_eq!(meet(&["__READ__0000000010"]), (true, true));
+        assert_eq!(see(&["__READ__0000000010"]), (false, false));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::core::Core;
 use crate::names::Node;
-use crate::seen::Seen;
+use crate::seen::{Gone, Seen};
 use crate::session::Silence;
 use crate::wire::{Code, Reply, Request};
 use dlock::store::Kind;
@@ -65,15 +65,19 @@ impl Core {
                 Err(_) => return,
             }
         };
-        let gone = self.watches.see(&lock, Seen::of(&nodes));
-        if gone.first {
-            self.hub.tell(&Class::All.topic(&lock));
-        }
-        if gone.writer {
-            self.hub.tell(&Class::Readers.topic(&lock));
-        }
+        self.tell(&lock, &self.watches.see(&lock, Seen::of(&nodes)));
         if let Some(topic) = topic {
             self.hub.confirm(topic);
+        }
+    }
+
+    /// Tells those who wait for what is gone.
+    pub(crate) fn tell(&self, lock: &str, gone: &Gone) {
+        if gone.first {
+            self.hub.tell(&Class::All.topic(lock));
+        }
+        if gone.writer {
+            self.hub.tell(&Class::Readers.topic(lock));
         }
     }
 
