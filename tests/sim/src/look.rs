@@ -113,11 +113,19 @@ impl World {
         // Clients of a quorum may each get a minority, and try again after a pause.
         let attempts = if self.plan.stores.count() > 1 { 10 } else { 1 };
         let anyway = attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500);
-        let patience = |kind| match kind {
+        // One that is polled once in between has its time anew.
+        let unpolled = |key: &LockKey| {
+            let others = self
+                .checks
+                .waiting()
+                .filter(|other| other.key == *key && !other.attentive);
+            UNPOLLED * Millis::try_from(others.count().max(1)).unwrap_or(1)
+        };
+        let patience = |waiter: &Waiter| match waiter.kind {
             Kind::Fair if !has_unpolled => anyway + ASKS_AGAIN,
             _ if !has_unpolled => anyway,
-            Kind::Fair | Kind::Read | Kind::Write => anyway + UNPOLLED + POSITION,
-            _ => anyway + UNPOLLED,
+            Kind::Fair | Kind::Read | Kind::Write => anyway + unpolled(&waiter.key) + POSITION,
+            _ => anyway + unpolled(&waiter.key),
         };
         let left_out = self.checks.waiting().find(|waiter| {
             let from = self.looks.unused_since.get(&waiter.key).copied();
@@ -127,23 +135,23 @@ impl World {
             waiter.attentive
                 && !waiter.nested
                 && from.is_some_and(|from| {
-                    from.max(waiter.since).max(settled) + patience(waiter.kind) < now
+                    from.max(waiter.since).max(settled) + patience(waiter) < now
                         && self.can_have_permits(waiter, from)
                 })
         });
-        if let Some(Waiter {
-            process,
-            user,
-            key,
-            kind,
-            since,
-            ..
-        }) = left_out.cloned()
-        {
+        if let Some(waiter) = left_out {
+            let most = patience(waiter);
+            let Waiter {
+                process,
+                user,
+                key,
+                since,
+                ..
+            } = waiter;
             let story = format!(
                 "nobody uses {key} for more than {} ms, and p{process}/u{user}, which waits for it since {since} \
                  ms, does not get it",
-                patience(kind)
+                most
             );
             self.violated(WAITING, story);
         }
