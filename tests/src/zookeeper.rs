@@ -58,6 +58,17 @@ impl Zookeeper {
         server
     }
 
+    /// The same with further lines of its configuration, which count more than those that all have.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn start_with(lines: &str) -> Zookeeper {
+        let mut server = Zookeeper::create();
+        server.config.push_str(lines);
+        server.restart().await;
+        server
+    }
+
     /// A server that all tests of this process share which hold it at the same time: for those that break nothing,
     /// each under a root of its own.
     ///
@@ -93,7 +104,7 @@ impl Zookeeper {
         let port = Port::reserve();
         let config = format!(
             "tickTime={}\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
-             maxSessionTimeout={}\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons\nextendedTypesEnabled=true\n\
+             maxSessionTimeout={}\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons,conf,mntr\nextendedTypesEnabled=true\n\
              preAllocSize=1024\nsnapCount=100000\n",
             TICK.as_millis(),
             dir.path().display(),

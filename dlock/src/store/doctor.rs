@@ -1,8 +1,13 @@
 //! What a store finds out about its servers: the part of a diagnosis that only the store knows how to ask for.
 
+mod tried;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+pub(crate) use self::tried::judged_times;
+pub use self::tried::{ClockReading, not_tried, request_times, scratch_key};
 use super::StoreFuture;
 
 /// The ability to examine the servers of a store, see [`Store::diagnose`](super::Store::diagnose) and

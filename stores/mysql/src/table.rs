@@ -188,6 +188,44 @@ impl Table {
     }
 }
 
+/// For the doctor.
+impl Table {
+    /// Its tables and their engines.
+    pub(crate) fn engines(&self) -> String {
+        let (database, table) = match self.name.split_once('.') {
+            Some((database, table)) => (format!("'{database}'"), table),
+            None => ("DATABASE()".to_owned(), &*self.name),
+        };
+        format!(
+            "SELECT table_name, engine FROM information_schema.tables \
+             WHERE table_schema = {database} AND table_name IN ('{table}', '{table}_floor')"
+        )
+    }
+
+    /// Statements of every kind that locks need, which change nothing where they are explained.
+    pub(crate) fn needed(&self) -> [String; 7] {
+        let (table, floor) = (&self.quoted, &self.floor);
+        [
+            format!("SELECT k FROM {table} WHERE k = ''"),
+            format!("INSERT INTO {table} (k) VALUES ('')"),
+            format!("UPDATE {table} SET kept = 0 WHERE k = ''"),
+            format!("DELETE FROM {table} WHERE k = ''"),
+            format!("SELECT fence FROM {floor}"),
+            format!("INSERT INTO {floor} (one) VALUES (1)"),
+            format!("UPDATE {floor} SET fence = 0 WHERE one = 2"),
+        ]
+    }
+
+    /// Removes the row of a lock that is free and was for nobody.
+    pub(crate) fn forget(&self, key: &str) -> String {
+        format!(
+            "DELETE FROM {} WHERE k = {} AND holder = ''",
+            self.quoted,
+            hex(key)
+        )
+    }
+}
+
 /// What the server's clock shows.
 pub(crate) fn clock() -> String {
     format!("SELECT {NOW}")

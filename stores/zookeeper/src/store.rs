@@ -5,6 +5,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use dlock::LockKey;
+use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Kind, Notifications,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
@@ -203,6 +204,10 @@ impl Store for ZookeeperLocks {
             false
         };
         self.0.core.hub.listen(topic(kind, &lock).into(), first, |_| {})
+    }
+
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        Some(self)
     }
 
     fn doubts(&self) -> Doubts {

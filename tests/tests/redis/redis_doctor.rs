@@ -339,3 +339,55 @@ async fn members_of_a_quorum_that_share_a_host_or_copy_each_other_are_told() {
         "{copies}"
     );
 }
+
+#[tokio::test]
+async fn replica_that_is_behind_is_told() {
+    let master = Server::start(Flavor::from_env()).await;
+    let replica = Server::builder(Flavor::from_env())
+        .replica_of(master.addr())
+        .start()
+        .await;
+    let client = client(&master.url()).await;
+    eventually("the replica is linked", async || {
+        found(&client.doctor().await.unwrap(), "replicas")
+            .why
+            .contains("1 of 1")
+    })
+    .await;
+    is(
+        &client.doctor().await.unwrap(),
+        "replicas",
+        Verdict::Good,
+        "1 of 1",
+    );
+    replica.stop();
+    let large = "x".repeat(2 << 20);
+    let _: () = master.query(&["SET", "large", &large]).await;
+    is(
+        &client.doctor().await.unwrap(),
+        "replicas",
+        Verdict::Bad,
+        "has not received",
+    );
+    replica.cont();
+    eventually("the replica has caught up", async || {
+        found(&client.doctor().await.unwrap(), "replicas").verdict == Verdict::Good
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn server_that_stood_still_is_told_by_its_latency_events() {
+    let server = Server::builder(Flavor::from_env())
+        .config("latency-monitor-threshold", "100")
+        .config("slowlog-log-slower-than", "-1")
+        .start()
+        .await;
+    let client = client(&server.url()).await;
+    let verdict = async || found(&client.doctor().await.unwrap(), "stalls").verdict;
+    assert_eq!(verdict().await, Verdict::Good);
+    let slow = "local t = redis.call('TIME') local s = t[1] * 1000000 + t[2] \
+                repeat t = redis.call('TIME') until t[1] * 1000000 + t[2] - s > 300000 return 1";
+    let _: i64 = server.query(&["EVAL", slow, "0"]).await;
+    is(&client.doctor().await.unwrap(), "stalls", Verdict::Bad, "command");
+}

@@ -149,7 +149,8 @@ impl Links {
         refused.map_or(Ok(()), Err)
     }
 
-    async fn connect_to(&self, server: &str) -> Result<Rpc, StoreError> {
+    /// A connection to this server, which serves locks.
+    pub(crate) async fn connect_to(&self, server: &str) -> Result<Rpc, StoreError> {
         let Config {
             login,
             allow_old_server,

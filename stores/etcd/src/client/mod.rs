@@ -5,8 +5,9 @@ mod failure;
 mod link;
 pub(crate) mod proto;
 mod rpc;
-mod version;
+pub(crate) mod version;
 
 pub(crate) use self::config::{Config, Login};
 pub(crate) use self::failure::{Failure, Refusal};
 pub(crate) use self::link::{Link, Links};
+pub(crate) use self::rpc::{Call, Rpc, Trouble};

@@ -285,6 +285,56 @@ pub(crate) struct StatusRequest {}
 pub(crate) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(crate) version: String,
+    #[prost(int64, tag = "3")]
+    pub(crate) db_size: i64,
+    /// 0 while there is none.
+    #[prost(uint64, tag = "4")]
+    pub(crate) leader: u64,
+    #[prost(uint64, tag = "5")]
+    pub(crate) raft_index: u64,
+    #[prost(uint64, tag = "7")]
+    pub(crate) raft_applied: u64,
+    /// 0 from servers before 3.6.
+    #[prost(int64, tag = "12")]
+    pub(crate) db_size_quota: i64,
+}
+
+/// Asks for the alarms of all members.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct AlarmRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct AlarmResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) alarms: Vec<Alarm>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Alarm {
+    #[prost(uint64, tag = "1")]
+    pub(crate) member: u64,
+    /// 1: no space is left; 2: data are corrupt.
+    #[prost(int32, tag = "2")]
+    pub(crate) kind: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct MemberListRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct MemberListResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) members: Vec<Member>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Member {
+    #[prost(string, tag = "2")]
+    pub(crate) name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) client_urls: Vec<String>,
+    #[prost(bool, tag = "5")]
+    pub(crate) is_learner: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -10,11 +10,11 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::proto::{
-    AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest,
-    LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
-    LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse,
-    RangeRequest, RangeResponse, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchRequest,
-    WatchResponse,
+    AlarmRequest, AlarmResponse, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest,
+    DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, MemberListRequest, MemberListResponse, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 
 /// A request with one reply.
@@ -43,6 +43,8 @@ calls! {
     LeaseRevokeRequest => LeaseRevokeResponse at "/etcdserverpb.Lease/LeaseRevoke",
     LeaseTimeToLiveRequest => LeaseTimeToLiveResponse at "/etcdserverpb.Lease/LeaseTimeToLive",
     StatusRequest => StatusResponse at "/etcdserverpb.Maintenance/Status",
+    AlarmRequest => AlarmResponse at "/etcdserverpb.Maintenance/Alarm",
+    MemberListRequest => MemberListResponse at "/etcdserverpb.Cluster/MemberList",
     AuthenticateRequest => AuthenticateResponse at "/etcdserverpb.Auth/Authenticate",
 }
 

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod builder;
+mod doctor;
 mod grants;
 mod inner;
 mod lines;
@@ -19,6 +20,7 @@ use std::fmt;
 use std::future::ready;
 use std::sync::Arc;
 
+use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
     Notifications, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
@@ -186,6 +188,10 @@ impl Store for EtcdLocks {
         self.acquires(asks, move |inner, asks, deadline| {
             acquire::all(inner, asks, called, deadline)
         })
+    }
+
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        Some(self)
     }
 
     fn doubts(&self) -> Doubts {

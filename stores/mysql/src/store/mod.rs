@@ -1,12 +1,14 @@
 //! The store, and its connections.
 
 mod builder;
+mod doctor;
 
 use std::fmt;
 use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::doctor::Diagnose;
 use dlock::store::queue::{Connect, Link, Next};
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind, Notifications, ReleaseReply,
@@ -317,6 +319,10 @@ impl Store for MysqlLocks {
 
     fn watch(self: Arc<Self>, _kind: Kind, _key: &LockKey, _grant: GrantId) -> Watch {
         Watch::polling(Duration::from_millis(fastrand::u64(POLL.0..=POLL.1)))
+    }
+
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        Some(self)
     }
 
     fn doubts(&self) -> Doubts {

@@ -1,6 +1,7 @@
 //! Locks as rows with leases.
 
 mod builder;
+mod doctor;
 mod job;
 mod link;
 mod perform;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dlock::record::Records;
+use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
     Notifications, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
@@ -267,6 +269,10 @@ impl Store for PostgresLocks {
 
     fn records(self: Arc<Self>) -> Option<Records> {
         self.0.records.clone().map(Records::new)
+    }
+
+    fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
+        Some(self)
     }
 
     fn doubts(&self) -> Doubts {

@@ -17,6 +17,8 @@ pub(crate) struct Table {
     pub(crate) schema: String,
     pub(crate) hold_in: String,
     pub(crate) lock_in: String,
+    /// The tables, as statements name them, and what is needed of each.
+    needed: [(String, &'static [&'static str]); 4],
     /// The first number of the advisory locks of this table.
     pub(crate) class: i32,
     /// In the order of [`Sql`].
@@ -120,7 +122,14 @@ impl Table {
                 .replace("{lock_in}", &name.with("_lock_in"))
                 .replace("{make}", &name.with("_make"))
         };
+        const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
         Ok(Table {
+            needed: [
+                (name.quoted(), ALL),
+                (name.with("_readers"), ALL),
+                (name.with("_floor"), &["SELECT", "UPDATE"]),
+                (name.with("_pins"), &["SELECT"]),
+            ],
             schema: write(include_str!("sql/schema.sql")),
             class,
             hold_in: write(include_str!("sql/hold_in.sql")),
@@ -128,6 +137,25 @@ impl Table {
             statements: Sql::ALL.map(|sql| write(sql.template())),
             name: name.plain,
         })
+    }
+
+    /// A query for the privileges that the user lacks, each as text.
+    pub(crate) fn privileges(&self) -> String {
+        let each = |(table, privileges): &(String, &'static [&'static str])| {
+            let one = |privilege: &&str| format!("('{}', '{privilege}')", table.replace('\'', "''"));
+            privileges.iter().map(one).collect::<Vec<_>>().join(", ")
+        };
+        let all: Vec<String> = self.needed.iter().map(each).collect();
+        format!(
+            "SELECT CASE WHEN to_regclass(t) IS NULL THEN 'the table' ELSE p END || ' ON ' || t FROM (VALUES {}) AS n (t, p) \
+             WHERE CASE WHEN to_regclass(t) IS NULL THEN true ELSE NOT has_table_privilege(to_regclass(t), p) END",
+            all.join(", ")
+        )
+    }
+
+    /// Removes the row of a lock that is free and was for nobody.
+    pub(crate) fn forget(&self) -> String {
+        format!("DELETE FROM {} WHERE key = $1 AND holder = ''", self.needed[0].0)
     }
 
     pub(crate) fn sql(&self, sql: Sql) -> &str {

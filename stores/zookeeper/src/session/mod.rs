@@ -149,6 +149,11 @@ impl Session {
         requests.into_iter().map(|request| self.ask(request)).collect()
     }
 
+    /// How it reaches the servers.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     pub(crate) fn epoch(&self) -> Epoch {
         self.state.lock().epoch
     }

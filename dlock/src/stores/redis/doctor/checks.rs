@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::facts::{ClockReading, Facts, Info, Seen};
-use crate::store::doctor::{Durability, Finding};
+use super::facts::{Facts, Info, Seen};
+use crate::store::doctor::{ClockReading, Durability, Finding};
 
 /// What is known of the server besides.
 pub(super) struct Context {
@@ -512,34 +512,7 @@ pub(super) fn clock(first: &Seen<ClockReading>, second: &Seen<ClockReading>) -> 
         (Ok(first), Ok(second)) => (first, second),
         (Err(why), _) | (_, Err(why)) => return hidden(CHECK, why, "+time"),
     };
-    let here = second.at.saturating_duration_since(first.at);
-    if here < Duration::from_secs(1) {
-        return Finding::unknown(
-            CHECK,
-            "not visible in so short a time",
-            Some("let the doctor try: it looks for some seconds then".to_owned()),
-        );
-    }
-    let there = second.server - first.server;
-    let here_us = i64::try_from(here.as_micros()).unwrap_or(i64::MAX);
-    let apart = there.abs_diff(here_us);
-    let error = (first.round_trip + second.round_trip).as_micros() as u64;
-    let allowed = (here_us.unsigned_abs() / 1000).saturating_add(error);
-    match apart > allowed {
-        true => Finding::bad(
-            CHECK,
-            format!(
-                "in {here:.1?} by the clock of this process the server's went {:.3} s: it drifts or steps, and leases end \
-                 at other times than their holders believe",
-                there as f64 / 1e6
-            ),
-            "let a time service slew the clock and not step it; look at the virtual machine",
-        ),
-        false => Finding::good(
-            CHECK,
-            format!("it went as fast as ours for {here:.1?}, within {error} µs"),
-        ),
-    }
+    first.judged(second)
 }
 
 #[cfg(test)]
@@ -609,29 +582,6 @@ mod tests {
         assert_eq!(verdict(one, &context(Some(1), true)), Verdict::Good);
         assert_eq!(verdict(one, &context(Some(2), true)), Verdict::Bad);
         assert_eq!(verdict(late, &context(None, true)), Verdict::Bad);
-    }
-
-    #[test]
-    fn clock_that_drifts_or_steps_is_bad_and_a_slow_reply_is_not() {
-        let start = crate::base::clock::now();
-        let reading = |server: i64, after: u64, trip: u64| {
-            Ok(ClockReading {
-                server,
-                at: start + Duration::from_millis(after),
-                round_trip: Duration::from_millis(trip),
-                ahead_ms: 0,
-            })
-        };
-        let verdict = |server, after, trip| clock(&reading(0, 0, 1), &reading(server, after, trip)).verdict;
-        assert_eq!(verdict(3_000_000, 3000, 1), Verdict::Good);
-        assert_eq!(verdict(3_100_000, 3000, 1), Verdict::Bad);
-        assert_eq!(
-            verdict(3_100_000, 3000, 200),
-            Verdict::Good,
-            "the reply took longer"
-        );
-        assert_eq!(verdict(-5_000_000, 3000, 1), Verdict::Bad);
-        assert_eq!(verdict(500_000, 500, 1), Verdict::Unknown);
     }
 
     impl Facts {

@@ -1,7 +1,7 @@
 //! What a server tells of itself, as far as it does: `INFO`, `CONFIG GET`, `LATENCY`, `SLOWLOG`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::super::node::Node;
 use crate::base::clock;
 use crate::store::StoreError;
+use crate::store::doctor::ClockReading;
 
 /// Between two commands: at most a hundred a second.
 const PACE: Duration = Duration::from_millis(10);
@@ -123,18 +124,6 @@ pub(super) struct Facts {
     pub(super) clock: Seen<ClockReading>,
 }
 
-/// The server's clock, beside that of this process.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ClockReading {
-    /// In microseconds.
-    pub(super) server: i64,
-    /// In the middle of the round trip.
-    pub(super) at: Instant,
-    pub(super) round_trip: Duration,
-    /// How far it is ahead of the wall clock here, in milliseconds.
-    pub(super) ahead_ms: i64,
-}
-
 impl Facts {
     pub(super) async fn of(patient: &mut Patient<'_>, in_cluster: bool) -> Facts {
         let clock = read_clock(patient).await;
@@ -195,22 +184,13 @@ impl Facts {
 /// Reads the clock of the server.
 pub(super) async fn read_clock(patient: &mut Patient<'_>) -> Seen<ClockReading> {
     patient.pace().await;
-    let (before, wall) = (clock::now(), SystemTime::now());
-    let value = patient.node.plain(redis::cmd("TIME")).await;
-    let round_trip = clock::now().saturating_duration_since(before);
-    let value = value.map_err(|error| error.message)?;
-    let (secs, micros): (i64, i64) = redis::from_redis_value(value).map_err(|error| error.to_string())?;
-    let server = secs * 1_000_000 + micros;
-    let wall = (wall + round_trip / 2)
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let wall = i64::try_from(wall.as_micros()).unwrap_or(i64::MAX);
-    Ok(ClockReading {
-        server,
-        at: before + round_trip / 2,
-        round_trip,
-        ahead_ms: (server - wall) / 1000,
+    ClockReading::of(async {
+        let value = patient.node.plain(redis::cmd("TIME")).await;
+        let value = value.map_err(|error| error.message)?;
+        let (secs, micros): (i64, i64) = redis::from_redis_value(value).map_err(|error| error.to_string())?;
+        Ok(secs * 1_000_000 + micros)
     })
+    .await
 }
 
 fn latency_event(row: &Value) -> Option<(String, u64)> {

@@ -14,7 +14,9 @@ use super::RedisStore;
 use super::endpoint::Endpoint;
 use super::node::Node;
 use crate::base::clock;
-use crate::store::doctor::{Diagnose, Durability, Examination, Failover, Finding, ServerFacts, StoreReport};
+use crate::store::doctor::{
+    ClockReading, Diagnose, Durability, Examination, Failover, Finding, ServerFacts, StoreReport,
+};
 use crate::store::{StoreError, StoreFuture};
 
 /// The election of a replica, and until clients have heard of it.
@@ -90,7 +92,7 @@ impl RedisStore {
             server.replica_of = (info.text("master_host").zip(info.text("master_port")))
                 .map(|(host, port)| format!("{host}:{port}"));
         }
-        server.clock_ahead_ms = facts.clock.as_ref().ok().map(|reading| reading.ahead_ms);
+        server.clock_ahead_ms = facts.clock.as_ref().ok().map(ClockReading::ahead_ms);
         Ok(Examined {
             name: node.endpoint.to_string(),
             findings,

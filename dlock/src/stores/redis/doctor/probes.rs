@@ -9,7 +9,7 @@ use super::super::kinds::channel;
 use super::facts::{Patient, Seen};
 use crate::base::chance;
 use crate::base::clock;
-use crate::store::doctor::Finding;
+use crate::store::doctor::{Finding, judged_times};
 use crate::store::{GrantId, Kind, Watch};
 
 /// How long a scratch key stays if the doctor dies.
@@ -180,20 +180,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
                 }
             }
         }
-        took.sort_unstable();
-        let (middle, p99) = (took[took.len() / 2], took[took.len() * 99 / 100]);
-        let times = format!(
-            "a step takes {middle:.1?}, and {p99:.1?} at the 99th percentile of {}",
-            took.len()
-        );
-        match p99 > self.timeout / 5 {
-            true => Finding::bad(
-                CHECK,
-                format!("{times}: more than a fifth of the timeout of {:?}", self.timeout),
-                "a server that is nearer or less busy, or a longer timeout and lease",
-            ),
-            false => Finding::good(CHECK, times),
-        }
+        judged_times(took, self.timeout)
     }
 
     /// Whether a key goes when its time is over, and not before.

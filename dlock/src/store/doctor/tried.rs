@@ -1,0 +1,246 @@
+//! What every store can try in the same way, and how it is judged.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use super::{Examination, Finding};
+use crate::LockKey;
+use crate::base::{chance, clock};
+use crate::store::{
+    AcquireReply, AcquireRequest, GrantId, Kind, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store,
+    StoreError,
+};
+
+/// How often an acquire, a renewal and a release are timed.
+const ROUNDS: usize = 60;
+/// For how long at most.
+const LONGEST: Duration = Duration::from_secs(2);
+/// The time between two steps at least.
+const PACE: Duration = Duration::from_millis(10);
+/// Between two looks at a clock.
+const CLOCK: Duration = Duration::from_secs(3);
+
+/// Findings that a doctor which only reads cannot have, for these checks.
+#[must_use]
+pub fn not_tried(checks: &[&'static str]) -> Vec<Finding> {
+    let unknown = |check: &&'static str| {
+        let remedy = "let the doctor try: `dlock doctor`, or `doctor().probe(true)`".to_owned();
+        Finding::unknown(
+            check,
+            "not visible: nothing was tried, this only reads",
+            Some(remedy),
+        )
+    };
+    checks.iter().map(unknown).collect()
+}
+
+/// The name of a lock for a diagnosis, which nobody else has.
+#[must_use]
+pub fn scratch_key() -> LockKey {
+    LockKey::raw(format!("dlock:doctor:{}", chance::uuid()))
+}
+
+/// The check `request-times`: acquires, renews and releases a scratch lock for some seconds, at most a hundred steps a
+/// second. What a store keeps of a lock that was released is for the store to remove.
+pub async fn request_times(store: Arc<dyn Store>, key: &LockKey, examination: &Examination) -> Finding {
+    let (mut took, begun) = (Vec::new(), clock::now());
+    for round in 0..ROUNDS {
+        if round > 0 && clock::now().saturating_duration_since(begun) > LONGEST {
+            break;
+        }
+        if let Err(why) = pair(&store, key, examination.lease, round, &mut took).await {
+            return Finding::bad(
+                TIMES,
+                format!("a scratch lock could not be acquired, renewed and released: {why}"),
+                "what the locks need: the page of the store, under permissions",
+            );
+        }
+    }
+    judged_times(took, examination.timeout)
+}
+
+const TIMES: &str = "request-times";
+
+/// Acquires, renews and releases once.
+async fn pair(
+    store: &Arc<dyn Store>,
+    key: &LockKey,
+    lease: Duration,
+    round: usize,
+    took: &mut Vec<Duration>,
+) -> Result<(), String> {
+    let said = |error: StoreError| error.message;
+    let grant = GrantId::new(chance::uuid(), round as u64 + 1);
+    let mut timed = |sent: Instant| took.push(clock::now().saturating_duration_since(sent));
+    let sent = clock::now();
+    let acquire = AcquireRequest::new(Kind::Mutex, key.clone(), grant, lease);
+    let acquired = store.clone().acquire(acquire).await.map_err(said)?;
+    timed(sent);
+    if !matches!(acquired, AcquireReply::Acquired(_)) {
+        return Err(format!("the store answered {acquired:?}"));
+    }
+    tokio::time::sleep(PACE).await;
+    let sent = clock::now();
+    let renew = RenewRequest::new(Kind::Mutex, key.clone(), grant, lease);
+    let renewed = store.clone().renew(vec![renew]).await.map_err(said)?;
+    timed(sent);
+    match renewed.into_iter().next() {
+        Some(Ok(Renewal::Gone)) => return Err("a lock of some milliseconds was gone".to_owned()),
+        Some(Err(error)) => return Err(said(error)),
+        Some(Ok(_)) | None => {}
+    }
+    tokio::time::sleep(PACE).await;
+    let sent = clock::now();
+    let release = ReleaseRequest::new(Kind::Mutex, key.clone(), grant);
+    let released = store.clone().release(release).await.map_err(said)?;
+    timed(sent);
+    tokio::time::sleep(PACE).await;
+    match released {
+        ReleaseReply::Released { .. } => Ok(()),
+        other => Err(format!("a release answered {other:?}")),
+    }
+}
+
+/// The check `request-times`, of how long steps took.
+pub(crate) fn judged_times(mut took: Vec<Duration>, timeout: Duration) -> Finding {
+    took.sort_unstable();
+    let Some((middle, p99)) = took.get(took.len() / 2).zip(took.get(took.len() * 99 / 100)) else {
+        return Finding::unknown(TIMES, "not visible: no step was timed", None);
+    };
+    let times = format!(
+        "a step takes {middle:.1?}, and {p99:.1?} at the 99th percentile of {}",
+        took.len()
+    );
+    match *p99 > timeout / 5 {
+        true => Finding::bad(
+            TIMES,
+            format!("{times}: more than a fifth of the timeout of {timeout:?}"),
+            "a server that is nearer or less busy, or a longer timeout and lease",
+        ),
+        false => Finding::good(TIMES, times),
+    }
+}
+
+/// A look at the clock of a server, beside that of this process.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock::store::doctor::ClockReading;
+///
+/// # let ask_the_server = async || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+/// let reading = ClockReading::of(async { Ok(ask_the_server().await.as_micros() as i64) }).await.unwrap();
+/// assert!(reading.ahead_ms().abs() < 1000);
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct ClockReading {
+    /// In microseconds.
+    server: i64,
+    /// In the middle of the round trip.
+    at: Instant,
+    round_trip: Duration,
+    ahead_ms: i64,
+}
+
+impl ClockReading {
+    /// Asks for the server's time, in microseconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// The failure of `ask`.
+    pub async fn of(ask: impl Future<Output = Result<i64, String>>) -> Result<ClockReading, String> {
+        let (before, wall) = (clock::now(), SystemTime::now());
+        let server = ask.await?;
+        let round_trip = clock::now().saturating_duration_since(before);
+        let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
+        let wall = i64::try_from(wall.as_micros()).unwrap_or(i64::MAX);
+        Ok(ClockReading {
+            server,
+            at: before + round_trip / 2,
+            round_trip,
+            ahead_ms: server.saturating_sub(wall) / 1000,
+        })
+    }
+
+    /// By how much the server's clock is ahead of the wall clock of this process, in milliseconds.
+    #[must_use]
+    pub fn ahead_ms(&self) -> i64 {
+        self.ahead_ms
+    }
+
+    /// Waits until a second look says something.
+    pub async fn long_enough(&self) {
+        clock::sleep_until(self.at + CLOCK).await;
+    }
+
+    /// The check `clock`: this look and a later one.
+    #[must_use]
+    pub fn judged(&self, later: &ClockReading) -> Finding {
+        const CHECK: &str = "clock";
+        let here = later.at.saturating_duration_since(self.at);
+        if here < Duration::from_secs(1) {
+            return Finding::unknown(
+                CHECK,
+                "not visible in so short a time",
+                Some("let the doctor try: it looks for some seconds then".to_owned()),
+            );
+        }
+        let there = later.server.saturating_sub(self.server);
+        let here_us = i64::try_from(here.as_micros()).unwrap_or(i64::MAX);
+        let apart = there.abs_diff(here_us);
+        let error = u64::try_from((self.round_trip + later.round_trip).as_micros()).unwrap_or(u64::MAX);
+        let allowed = (here_us.unsigned_abs() / 1000).saturating_add(error);
+        match apart > allowed {
+            true => Finding::bad(
+                CHECK,
+                format!(
+                    "in {here:.1?} by the clock of this process the server's went {:.3} s: it drifts or steps, and leases \
+                     end at other times than their holders believe",
+                    there as f64 / 1e6
+                ),
+                "let a time service slew the clock and not step it; look at the virtual machine",
+            ),
+            false => Finding::good(
+                CHECK,
+                format!("it went as fast as ours for {here:.1?}, within {error} µs"),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::doctor::Verdict;
+
+    #[test]
+    fn clock_that_drifts_or_steps_is_bad_and_a_slow_reply_is_not() {
+        let start = clock::now();
+        let reading = |server_ms: i64, after_ms, trip_ms| ClockReading {
+            server: server_ms * 1000,
+            at: start + Duration::from_millis(after_ms),
+            round_trip: Duration::from_millis(trip_ms),
+            ahead_ms: 0,
+        };
+        let verdict = |server, after, trip| reading(0, 0, 1).judged(&reading(server, after, trip)).verdict;
+        assert_eq!(verdict(3000, 3000, 1), Verdict::Good);
+        assert_eq!(verdict(3004, 3000, 1), Verdict::Good);
+        assert_eq!(verdict(3006, 3000, 1), Verdict::Bad);
+        assert_eq!(verdict(-57_000, 3000, 1), Verdict::Bad);
+        assert_eq!(verdict(3200, 3000, 300), Verdict::Good);
+        assert_eq!(verdict(500, 500, 1), Verdict::Unknown);
+    }
+
+    #[test]
+    fn steps_may_take_a_fifth_of_the_timeout() {
+        let verdict =
+            |took| judged_times(vec![Duration::from_millis(took); 100], Duration::from_secs(1)).verdict;
+        assert_eq!((verdict(200), verdict(201)), (Verdict::Good, Verdict::Bad));
+        assert_eq!(
+            judged_times(Vec::new(), Duration::from_secs(1)).verdict,
+            Verdict::Unknown
+        );
+    }
+}

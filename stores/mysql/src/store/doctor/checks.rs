@@ -1,0 +1,344 @@
+//! The checks of what the server told: decisions only.
+
+use std::collections::HashMap;
+
+use dlock::store::doctor::{Durability, Failover, Finding};
+
+/// What was read, or why it is not visible.
+pub(super) type Seen<T> = Result<T, String>;
+
+/// What the server told.
+pub(super) struct Facts {
+    pub(super) settings: HashMap<String, String>,
+    pub(super) status: Seen<HashMap<String, String>>,
+    /// For how many seconds the oldest transaction runs.
+    pub(super) oldest: Seen<i64>,
+    /// The tables of the locks, and the engines that keep them.
+    pub(super) engines: Seen<Vec<(String, Option<String>)>>,
+    /// What the user may not do.
+    pub(super) missing: Seen<Vec<String>>,
+}
+
+/// Seconds after which a transaction is too old.
+const LONG: i64 = 600;
+
+pub(super) fn hidden(check: &'static str, why: &str, grant: &str) -> Finding {
+    let remedy = format!("let the user of the doctor have the privilege {grant}");
+    Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
+}
+
+/// All checks, how long a fail-over takes, and what a crash leaves.
+pub(super) fn all(facts: &Facts) -> (Vec<Finding>, Failover, Durability) {
+    let settings = Settings(&facts.settings);
+    let (persistence, durability) = persistence(&settings);
+    let (replicas, failover) = replicas(&settings, &facts.status);
+    let findings = vec![
+        persistence,
+        writes(&settings),
+        replicas,
+        binlog(&settings),
+        versions(&settings),
+        timeouts(&settings),
+        engines(&facts.engines),
+        purge(&facts.oldest),
+        connections(&settings, &facts.status),
+        permissions(&facts.missing),
+    ];
+    (findings, failover, durability)
+}
+
+struct Settings<'a>(&'a HashMap<String, String>);
+
+impl Settings<'_> {
+    fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    fn is_on(&self, name: &str) -> bool {
+        matches!(self.text(name), "ON" | "1")
+    }
+}
+
+fn persistence(settings: &Settings<'_>) -> (Finding, Durability) {
+    const CHECK: &str = "persistence";
+    let bad = |why: String, remedy: &str| (Finding::bad(CHECK, why, remedy), Durability::LastSecond);
+    match settings.text("innodb_flush_log_at_trx_commit") {
+        "1" => {}
+        other => {
+            let why = format!(
+                "innodb_flush_log_at_trx_commit is {other}: a crash forgets the newest locks, about a second of them, and \
+                 others acquire them while their holders work"
+            );
+            return bad(why, "innodb_flush_log_at_trx_commit = 1");
+        }
+    }
+    if settings.is_on("log_bin") && settings.text("sync_binlog") != "1" {
+        let why =
+            "sync_binlog is not 1: after a crash replicas have locks that this server forgot, or the reverse";
+        return bad(why.to_owned(), "sync_binlog = 1");
+    }
+    if matches!(settings.text("innodb_doublewrite"), "OFF" | "0") {
+        let why = "innodb_doublewrite is off: a crash of the machine may corrupt pages";
+        return bad(
+            why.to_owned(),
+            "innodb_doublewrite = ON, unless the file system never tears a page",
+        );
+    }
+    (
+        Finding::good(CHECK, "what is answered is on disk"),
+        Durability::All,
+    )
+}
+
+fn writes(settings: &Settings<'_>) -> Finding {
+    const CHECK: &str = "writes";
+    match settings.text("read_only") {
+        "OFF" | "0" => Finding::good(CHECK, "the server takes writes"),
+        _ => Finding::bad(
+            CHECK,
+            "read_only is on: no lock can be acquired, unless this user is exempt",
+            "the address of the primary, or a name that follows it",
+        ),
+    }
+}
+
+fn replicas(settings: &Settings<'_>, status: &Seen<HashMap<String, String>>) -> (Finding, Failover) {
+    const CHECK: &str = "replicas";
+    let takes_over = || {
+        Failover::Unknown(
+            "when a replica takes over is up to others (orchestrator, a managed service?)".to_owned(),
+        )
+    };
+    if !settings.is_on("log_bin") {
+        let why = "none, since there is no binary log: a fail-over cannot forget a lock, and an outage lasts until it is back";
+        return (Finding::good(CHECK, why), Failover::None);
+    }
+    let status = match status {
+        Ok(status) => status,
+        Err(why) => return (hidden(CHECK, why, "REPLICATION CLIENT"), takes_over()),
+    };
+    let count = |name: &str| status.get(name).and_then(|count| count.parse::<u64>().ok());
+    let semi = ["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"];
+    if semi.iter().any(|name| settings.is_on(name)) {
+        let clients = ["Rpl_semi_sync_master_clients", "Rpl_semi_sync_source_clients"];
+        let finding = match clients.iter().find_map(|name| count(name)) {
+            Some(0) => Finding::bad(
+                CHECK,
+                "semi-synchronous replication is on, and no such replica is linked: after its time-out commits do not wait",
+                "link the replica",
+            ),
+            Some(_) => Finding::good(
+                CHECK,
+                "a commit is on a semi-synchronous replica before it is answered",
+            ),
+            None => hidden(
+                CHECK,
+                "the number of semi-synchronous replicas",
+                "REPLICATION CLIENT",
+            ),
+        };
+        return (finding, takes_over());
+    }
+    match count("Slaves_connected") {
+        Some(0) => (
+            Finding::good(
+                CHECK,
+                "none: a fail-over cannot forget a lock, and an outage lasts until it is back",
+            ),
+            Failover::None,
+        ),
+        Some(linked) => (
+            Finding::bad(
+                CHECK,
+                format!(
+                    "{linked} replicas are asynchronous: one that takes over has not the newest locks, and others acquire \
+                     them while their holders work; fencing tokens may repeat"
+                ),
+                "semi-synchronous replication with AFTER_SYNC, or locks on a server that no replica replaces",
+            ),
+            takes_over(),
+        ),
+        None => (
+            hidden(CHECK, "how many replicas are linked", "REPLICATION CLIENT"),
+            takes_over(),
+        ),
+    }
+}
+
+fn binlog(settings: &Settings<'_>) -> Finding {
+    const CHECK: &str = "binlog";
+    match (settings.is_on("log_bin"), settings.text("binlog_format")) {
+        (true, "STATEMENT") => Finding::bad(
+            CHECK,
+            "binlog_format is STATEMENT: steps read the clock, so the server refuses them or replicas have other leases",
+            "binlog_format = ROW",
+        ),
+        (true, "") => hidden(CHECK, "the server does not tell binlog_format", "SELECT"),
+        (true, format) => Finding::good(CHECK, format!("binlog_format is {format}")),
+        (false, _) => Finding::good(CHECK, "there is no binary log"),
+    }
+}
+
+fn versions(settings: &Settings<'_>) -> Finding {
+    const CHECK: &str = "versions";
+    let text = settings.text("version");
+    let mut numbers = text
+        .split(['.', '-'])
+        .map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let (name, oldest) = match text.contains("MariaDB") {
+        true => ("MariaDB", (10, 6)),
+        false => ("MySQL", (8, 0)),
+    };
+    if version == (0, 0) {
+        return hidden(CHECK, "the server does not tell its version", "SELECT");
+    }
+    match version < oldest {
+        true => Finding::bad(
+            CHECK,
+            format!("{name} {text}: what locks need came later"),
+            format!("{name} {}.{} or newer", oldest.0, oldest.1),
+        ),
+        false => Finding::good(CHECK, format!("{name} {text}")),
+    }
+}
+
+fn timeouts(settings: &Settings<'_>) -> Finding {
+    const CHECK: &str = "timeouts";
+    // In seconds on MariaDB, in milliseconds on MySQL, where only SELECT has it.
+    let limit = settings.text("max_statement_time").parse::<f64>().unwrap_or(0.0);
+    match limit > 0.0 {
+        true => Finding::bad(
+            CHECK,
+            format!(
+                "max_statement_time is {limit} s: a step that waits for the row of its lock is ended after that"
+            ),
+            "max_statement_time = 0 for the user of the locks",
+        ),
+        false => Finding::good(CHECK, "no step is ended by a setting of the server"),
+    }
+}
+
+fn engines(engines: &Seen<Vec<(String, Option<String>)>>) -> Finding {
+    const CHECK: &str = "engine";
+    let engines = match engines {
+        Ok(engines) => engines,
+        Err(why) => return hidden(CHECK, why, "SELECT"),
+    };
+    if engines.len() < 2 {
+        return Finding::bad(
+            CHECK,
+            "the tables of the locks are not there",
+            "create_table, or a migration with schema()",
+        );
+    }
+    let other = engines
+        .iter()
+        .find(|(_, engine)| engine.as_deref() != Some("InnoDB"));
+    match other {
+        Some((table, engine)) => Finding::bad(
+            CHECK,
+            format!(
+                "{table} is kept by {}: its steps are no transactions, and a crash leaves half of them",
+                engine.as_deref().unwrap_or("no engine")
+            ),
+            "ALTER TABLE … ENGINE = InnoDB",
+        ),
+        None => Finding::good(CHECK, "the tables are of InnoDB"),
+    }
+}
+
+fn purge(oldest: &Seen<i64>) -> Finding {
+    const CHECK: &str = "purge";
+    match oldest {
+        Ok(oldest) if *oldest > LONG => Finding::bad(
+            CHECK,
+            format!(
+                "a transaction is open for {oldest} s: until it ends old versions of rows stay, and each step leaves one"
+            ),
+            "end it (information_schema.innodb_trx)",
+        ),
+        Ok(_) => Finding::good(CHECK, "no transaction is old"),
+        Err(why) => hidden(CHECK, why, "PROCESS"),
+    }
+}
+
+fn connections(settings: &Settings<'_>, status: &Seen<HashMap<String, String>>) -> Finding {
+    const CHECK: &str = "connections";
+    let used = match status {
+        Ok(status) => status
+            .get("Threads_connected")
+            .and_then(|used| used.parse::<u64>().ok()),
+        Err(why) => return hidden(CHECK, why, "SELECT"),
+    };
+    let Some((used, most)) = used.zip(settings.text("max_connections").parse::<u64>().ok()) else {
+        return hidden(
+            CHECK,
+            "the server tells neither its limit nor how many there are",
+            "SELECT",
+        );
+    };
+    let why = format!("{used} of {most} connections are in use");
+    match most.saturating_sub(used) * 5 < most {
+        true => Finding::bad(
+            CHECK,
+            format!("{why}: the next deploy finds none"),
+            "max_connections; fewer connections for each process (?connections=)",
+        ),
+        false => Finding::good(CHECK, why),
+    }
+}
+
+fn permissions(missing: &Seen<Vec<String>>) -> Finding {
+    const CHECK: &str = "permissions";
+    let page = "GRANT what docs/mysql.md has under permissions, or create_table";
+    match missing {
+        Ok(missing) if missing.is_empty() => Finding::good(CHECK, "the user may do what the locks need"),
+        Ok(missing) => Finding::bad(CHECK, missing.join("; "), page),
+        Err(why) => hidden(CHECK, why, "SELECT"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock::store::doctor::Verdict;
+
+    use super::*;
+
+    fn settings(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn versions_are_those_of_their_own_line() {
+        let verdict = |text| versions(&Settings(&settings(&[("version", text)]))).verdict;
+        assert_eq!(verdict("10.11.6-MariaDB-1"), Verdict::Good);
+        assert_eq!(verdict("10.5.29-MariaDB"), Verdict::Bad);
+        assert_eq!(verdict("8.0.43"), Verdict::Good);
+        assert_eq!(verdict("5.7.44-log"), Verdict::Bad);
+        assert_eq!(verdict("?"), Verdict::Unknown);
+    }
+
+    #[test]
+    fn semi_synchronous_replication_needs_a_replica() {
+        let on = settings(&[("log_bin", "ON"), ("rpl_semi_sync_source_enabled", "ON")]);
+        let verdict = |clients: &[(&str, &str)]| replicas(&Settings(&on), &Ok(settings(clients))).0.verdict;
+        assert_eq!(verdict(&[("Rpl_semi_sync_source_clients", "1")]), Verdict::Good);
+        assert_eq!(verdict(&[("Rpl_semi_sync_source_clients", "0")]), Verdict::Bad);
+        assert_eq!(verdict(&[]), Verdict::Unknown);
+        let plain = settings(&[("log_bin", "ON")]);
+        let hidden = replicas(&Settings(&plain), &Err("denied".to_owned())).0.verdict;
+        assert_eq!(hidden, Verdict::Unknown);
+    }
+
+    #[test]
+    fn transaction_of_ten_minutes_is_too_old() {
+        let verdict = |oldest| purge(&oldest).verdict;
+        assert_eq!(verdict(Ok(LONG)), Verdict::Good);
+        assert_eq!(verdict(Ok(LONG + 1)), Verdict::Bad);
+        assert_eq!(verdict(Err("denied".to_owned())), Verdict::Unknown);
+    }
+}

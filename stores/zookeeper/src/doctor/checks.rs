@@ -1,0 +1,340 @@
+//! The checks of what the servers told: decisions only.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use dlock::store::doctor::{Failover, Finding};
+
+/// What was read, or why it is not visible.
+pub(super) type Seen<T> = Result<T, String>;
+
+/// What a server told, by its words.
+pub(super) struct Told {
+    pub(super) srvr: HashMap<String, String>,
+    pub(super) conf: Seen<HashMap<String, String>>,
+    pub(super) mntr: Seen<HashMap<String, String>>,
+}
+
+/// What is known of the client.
+pub(super) struct Context {
+    /// The session that it asks for.
+    pub(super) session: Duration,
+    pub(super) timeout: Duration,
+}
+
+/// Each server of the URL, and what it told.
+type Servers = [(String, Seen<Told>)];
+
+/// More requests than this wait at a server that is overloaded.
+const OUTSTANDING: u64 = 100;
+
+fn hidden(check: &'static str, why: &str) -> Finding {
+    let remedy = "4lw.commands.whitelist=srvr,conf,mntr".to_owned();
+    Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
+}
+
+/// How many servers the ensemble has, as far as it is visible.
+pub(super) fn members(servers: &Servers) -> usize {
+    let named =
+        |conf: &HashMap<String, String>| conf.keys().filter(|name| name.starts_with("server.")).count();
+    let told = servers
+        .iter()
+        .filter_map(|(_, told)| told.as_ref().ok()?.conf.as_ref().ok());
+    told.map(named).max().unwrap_or(0).max(servers.len())
+}
+
+/// All checks, and how long a fail-over takes.
+pub(super) fn all(servers: &Servers, context: &Context) -> (Vec<Finding>, Failover) {
+    let failover = match members(servers) {
+        1 => Failover::None,
+        _ => Failover::Unknown(
+            "an election takes less than a second as a rule, and begins syncLimit ticks after the leader fell silent".to_owned(),
+        ),
+    };
+    let told: Vec<(String, Vec<Finding>)> = servers
+        .iter()
+        .filter_map(|(server, told)| Some((server.clone(), each(told.as_ref().ok()?, context))))
+        .collect();
+    let mut findings = vec![ensemble(servers), followers(servers)];
+    findings.extend(Finding::combined(told));
+    (findings, failover)
+}
+
+/// The checks of one server.
+fn each(told: &Told, context: &Context) -> Vec<Finding> {
+    vec![
+        of("session", &told.conf, |conf| session(conf, context)),
+        versions(&told.srvr),
+        stalls(told, context),
+        connections(told),
+        Finding::unknown(
+            "persistence",
+            "not visible: whether forceSync is off, with which a crash forgets the newest locks",
+            Some("leave zookeeper.forceSync at yes".to_owned()),
+        ),
+    ]
+}
+
+fn of(
+    check: &'static str,
+    seen: &Seen<HashMap<String, String>>,
+    decide: impl FnOnce(&HashMap<String, String>) -> Finding,
+) -> Finding {
+    match seen {
+        Ok(seen) => decide(seen),
+        Err(why) => hidden(check, why),
+    }
+}
+
+fn number(pairs: &HashMap<String, String>, name: &str) -> Option<u64> {
+    pairs.get(name)?.parse().ok()
+}
+
+fn ensemble(servers: &Servers) -> Finding {
+    const CHECK: &str = "members";
+    if let Some((_, Err(why))) = servers.iter().find(|(_, told)| told.is_err()) {
+        return Finding::bad(
+            CHECK,
+            why.clone(),
+            "start it again, or take it out of the URL and out of the ensemble",
+        );
+    }
+    let count = members(servers);
+    if count > servers.len() {
+        return Finding::bad(
+            CHECK,
+            format!(
+                "the URL names {} of {count} servers: where these fail, no lock can be acquired though the others serve",
+                servers.len()
+            ),
+            "all servers in the URL",
+        );
+    }
+    match count {
+        1 => Finding::good(
+            CHECK,
+            "one: while it is down no lock can be acquired, and none is forgotten",
+        ),
+        count if count % 2 == 0 => Finding::bad(
+            CHECK,
+            format!("{count} servers: no more of them may fail than of {}", count - 1),
+            "an odd number of servers",
+        ),
+        count => Finding::good(
+            CHECK,
+            format!("{count} servers serve, {} may fail", (count - 1) / 2),
+        ),
+    }
+}
+
+/// Whether the leader has all followers with it.
+fn followers(servers: &Servers) -> Finding {
+    const CHECK: &str = "replicas";
+    let count = members(servers) as u64;
+    if count == 1 {
+        return Finding::good(
+            CHECK,
+            "none: a fail-over cannot forget a lock, and an outage lasts until it is back",
+        );
+    }
+    let told = servers.iter().filter_map(|(_, told)| told.as_ref().ok());
+    let leader = told
+        .clone()
+        .find(|told| told.srvr.get("Mode").is_some_and(|mode| mode == "leader"));
+    let Some(leader) = leader else {
+        return Finding::bad(
+            CHECK,
+            "no server of the URL says that it leads",
+            "most of the servers have to be up, and all of them in the URL",
+        );
+    };
+    of(CHECK, &leader.mntr, |mntr| {
+        match number(mntr, "zk_synced_followers") {
+            Some(synced) if synced + 1 >= count => {
+                Finding::good(CHECK, format!("{synced} followers are in step"))
+            }
+            Some(synced) => Finding::bad(
+                CHECK,
+                format!(
+                    "{synced} of {} followers are in step: fewer failures are left",
+                    count - 1
+                ),
+                "the servers that are down, and the network between them",
+            ),
+            None => hidden(CHECK, "the leader does not tell zk_synced_followers"),
+        }
+    })
+}
+
+fn session(conf: &HashMap<String, String>, context: &Context) -> Finding {
+    const CHECK: &str = "session";
+    let limit = |name| number(conf, name).map(Duration::from_millis);
+    let Some((least, most)) = limit("minSessionTimeout").zip(limit("maxSessionTimeout")) else {
+        return hidden(CHECK, "the server does not tell the limits of sessions");
+    };
+    let asked = context.session;
+    if asked > most {
+        return Finding::bad(
+            CHECK,
+            format!(
+                "sessions last {most:?} at most, and {asked:?} is asked for: locks are lost after {most:?} of silence"
+            ),
+            format!(
+                "maxSessionTimeout={} for the servers, or ?session={}ms",
+                asked.as_millis(),
+                most.as_millis()
+            ),
+        );
+    }
+    match asked < least {
+        true => Finding::bad(
+            CHECK,
+            format!(
+                "sessions last {least:?} at least, and {asked:?} is asked for: after a crash others wait longer"
+            ),
+            format!(
+                "minSessionTimeout={} for the servers, or a shorter tickTime",
+                asked.as_millis()
+            ),
+        ),
+        false => Finding::good(
+            CHECK,
+            format!("a session of {asked:?} is between {least:?} and {most:?}"),
+        ),
+    }
+}
+
+/// The first versions of each line without CVE-2023-44981 and CVE-2024-23944.
+const FIXED: [(u32, u32, u32); 2] = [(3, 8, 4), (3, 9, 2)];
+
+fn versions(srvr: &HashMap<String, String>) -> Finding {
+    const CHECK: &str = "versions";
+    let text = srvr.get("Zookeeper version").map_or("", String::as_str);
+    let text = text.split(['-', ',']).next().unwrap_or_default();
+    let mut numbers = text.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    let version = (next(), next(), next());
+    if version == (0, 0, 0) {
+        return hidden(CHECK, "the server does not tell its version");
+    }
+    let line = FIXED
+        .iter()
+        .find(|fixed| (fixed.0, fixed.1) == (version.0, version.1));
+    let is_fixed = match line {
+        Some(fixed) => version >= *fixed,
+        None => version > FIXED[1],
+    };
+    match is_fixed {
+        true => Finding::good(CHECK, format!("ZooKeeper {text}")),
+        false => Finding::bad(
+            CHECK,
+            format!(
+                "ZooKeeper {text}: clients may see names that they may not read (CVE-2024-23944), and more"
+            ),
+            "3.8.4, 3.9.2 or newer",
+        ),
+    }
+}
+
+fn stalls(told: &Told, context: &Context) -> Finding {
+    const CHECK: &str = "stalls";
+    let latency = told.srvr.iter().find(|(name, _)| name.starts_with("Latency"));
+    let longest = latency.and_then(|(_, times)| times.rsplit('/').next()?.parse::<f64>().ok());
+    let Some(longest) = longest else {
+        return hidden(CHECK, "the server does not tell how long requests took");
+    };
+    let waiting = number(&told.srvr, "Outstanding").unwrap_or(0);
+    if waiting > OUTSTANDING {
+        return Finding::bad(
+            CHECK,
+            format!("{waiting} requests wait at the server"),
+            "fewer clients, or a disk of its own for dataLogDir",
+        );
+    }
+    match longest > context.timeout.as_secs_f64() * 1000.0 {
+        true => Finding::bad(
+            CHECK,
+            format!(
+                "a request took {longest} ms since the server started, more than the timeout of {:?}",
+                context.timeout
+            ),
+            "a disk of its own for dataLogDir, a larger heap without long collections; `srst` forgets old ones",
+        ),
+        false => Finding::good(CHECK, format!("no request took longer than {longest} ms")),
+    }
+}
+
+fn connections(told: &Told) -> Finding {
+    const CHECK: &str = "connections";
+    of(CHECK, &told.conf, |conf| {
+        let Some(most) = number(conf, "maxClientCnxns") else {
+            return hidden(CHECK, "the server does not tell maxClientCnxns");
+        };
+        let used = number(&told.srvr, "Connections").unwrap_or(0);
+        let why = match most {
+            0 => format!("{used} connections, and no limit for each address"),
+            most => format!("{used} connections, and at most {most} from each address"),
+        };
+        // All of them may come from one address: a node, or a gateway.
+        match most > 0 && used * 5 > most * 4 {
+            true => Finding::bad(
+                CHECK,
+                format!("{why}: if they come from one, the next deploy finds none"),
+                "maxClientCnxns; one client for each process",
+            ),
+            false => Finding::good(CHECK, why),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock::store::doctor::Verdict;
+
+    use super::*;
+
+    fn pairs(all: &[(&str, &str)]) -> HashMap<String, String> {
+        all.iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn versions_are_judged_by_their_line() {
+        let verdict = |text| versions(&pairs(&[("Zookeeper version", text)])).verdict;
+        for (text, good) in [
+            (
+                "3.8.0-5a02a05eddb59aee6ac762f7ea82e92a68eb9c0f, built on 2022",
+                false,
+            ),
+            ("3.8.4-9316c2a7", true),
+            ("3.9.1", false),
+            ("3.9.2", true),
+            ("3.10.0", true),
+            ("3.7.2", false),
+        ] {
+            assert_eq!(verdict(text) == Verdict::Good, good, "{text}");
+        }
+        assert_eq!(verdict(""), Verdict::Unknown);
+    }
+
+    #[test]
+    fn request_that_took_longer_than_the_timeout_is_a_stall() {
+        let context = Context {
+            session: Duration::from_secs(30),
+            timeout: Duration::from_secs(1),
+        };
+        let verdict = |latency, waiting| {
+            let told = Told {
+                srvr: pairs(&[("Latency min/avg/max", latency), ("Outstanding", waiting)]),
+                conf: Err(String::new()),
+                mntr: Err(String::new()),
+            };
+            stalls(&told, &context).verdict
+        };
+        assert_eq!(verdict("0/0.5/1000", "100"), Verdict::Good);
+        assert_eq!(verdict("0/0.5/1001", "0"), Verdict::Bad);
+        assert_eq!(verdict("0/0.5/3", "101"), Verdict::Bad);
+        assert_eq!(verdict("?", "0"), Verdict::Unknown);
+    }
+}

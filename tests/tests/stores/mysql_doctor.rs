@@ -1,0 +1,173 @@
+//! The doctor on MariaDB, on servers that are set up wrongly on purpose: one for each row of docs/doctor.md.
+
+use std::time::Duration;
+
+use dlock::LockClient;
+use dlock::store::doctor::Verdict::{Bad, Good, Unknown};
+use dlock_mysql::{MysqlLocks, OptsBuilder};
+use dlock_tests::mysql::Mysql;
+use dlock_tests::{Clock, eventually};
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts};
+
+use crate::doctor_support::{are_good, found, is, read, tried};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const SAFE: &str = "--innodb-flush-log-at-trx-commit=1";
+
+async fn store(opts: OptsBuilder) -> MysqlLocks {
+    let builder = MysqlLocks::builder(opts).timeout(PATIENCE);
+    builder.connect().await.expect("the server is there")
+}
+
+async fn client(opts: OptsBuilder) -> LockClient {
+    let client = LockClient::builder().store(store(opts).await).timeout(PATIENCE);
+    client.build().await.expect("a client")
+}
+
+/// A server with these options and a table, and a client.
+async fn server_with(options: &[&str]) -> (Mysql, LockClient) {
+    let server = Mysql::start_with(options, None).await;
+    store(server.opts()).await.create_table().await.unwrap();
+    let client = client(server.opts()).await;
+    (server, client)
+}
+
+async fn sql(server: &Mysql, statements: &[&str]) {
+    let mut conn = server.client().await;
+    for statement in statements {
+        conn.query_drop(*statement).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn healthy_server_is_good_and_keeps_nothing_of_the_doctor() {
+    let (server, client) = server_with(&[SAFE]).await;
+    let diagnosis = tried(&client).await;
+    are_good(
+        &diagnosis,
+        &[
+            "lease-budget",
+            "persistence",
+            "writes",
+            "replicas",
+            "binlog",
+            "versions",
+            "timeouts",
+            "engine",
+            "purge",
+            "connections",
+            "permissions",
+            "clock",
+            "request-times",
+        ],
+    );
+    assert!(diagnosis.what_if[1].lost.starts_with("none"), "{diagnosis}");
+    let mut conn = server.client().await;
+    let rows: Option<u64> = conn
+        .query_first("SELECT COUNT(*) FROM dlock_locks")
+        .await
+        .unwrap();
+    assert_eq!(rows, Some(0), "no row stays");
+    is(&read(&client).await, "request-times", Unknown, "only reads");
+}
+
+#[tokio::test]
+async fn settings_that_lose_locks_or_break_steps_are_told() {
+    let (server, client) = server_with(&[SAFE, "--log-bin=bin", "--server-id=1", "--sync-binlog=1"]).await;
+    is(&read(&client).await, "persistence", Good, "on disk");
+    for (setting, wrong, right, check, why) in [
+        ("innodb_flush_log_at_trx_commit", "2", "1", "persistence", "is 2"),
+        ("sync_binlog", "0", "1", "persistence", "sync_binlog is not 1"),
+        ("read_only", "ON", "OFF", "writes", "read_only is on"),
+        (
+            "binlog_format",
+            "'STATEMENT'",
+            "'MIXED'",
+            "binlog",
+            "is STATEMENT",
+        ),
+        (
+            "max_statement_time",
+            "0.5",
+            "0",
+            "timeouts",
+            "max_statement_time is 0.5 s",
+        ),
+    ] {
+        sql(&server, &[&format!("SET GLOBAL {setting} = {wrong}")]).await;
+        is(&read(&client).await, check, Bad, why);
+        sql(&server, &[&format!("SET GLOBAL {setting} = {right}")]).await;
+        is(&read(&client).await, check, Good, "");
+    }
+    sql(&server, &["ALTER TABLE dlock_locks_floor ENGINE = MyISAM"]).await;
+    is(&read(&client).await, "engine", Bad, "kept by MyISAM");
+    sql(&server, &["DROP TABLE dlock_locks_floor"]).await;
+    is(&read(&client).await, "engine", Bad, "not there");
+    let (_server, torn) = server_with(&[SAFE, "--skip-innodb-doublewrite"]).await;
+    is(&read(&torn).await, "persistence", Bad, "may corrupt pages");
+}
+
+#[tokio::test]
+async fn asynchronous_replica_is_told() {
+    let (server, client) = server_with(&[SAFE, "--log-bin=bin", "--server-id=1"]).await;
+    is(&read(&client).await, "replicas", Good, "none");
+    let replica = Mysql::start_with(&["--server-id=2"], None).await;
+    let opts = Opts::from(server.opts());
+    let follow = format!(
+        "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = 'dlock', MASTER_PASSWORD = '{}'",
+        server.port(),
+        opts.pass().expect("a password")
+    );
+    sql(&replica, &[&follow, "START SLAVE"]).await;
+    eventually("the replica is linked", async || {
+        found(&read(&client).await, "replicas").verdict == Bad
+    })
+    .await;
+    let diagnosis = read(&client).await;
+    is(&diagnosis, "replicas", Bad, "asynchronous");
+    is(&diagnosis, "lease-budget", Unknown, "when a replica takes over");
+}
+
+#[tokio::test]
+async fn missing_privileges_are_told_and_what_is_hidden_is_unknown() {
+    let (server, _) = server_with(&[SAFE]).await;
+    sql(
+        &server,
+        &[
+            "CREATE USER svc@'127.0.0.1' IDENTIFIED BY 'secret'",
+            "GRANT SELECT, INSERT ON dlock.dlock_locks TO svc@'127.0.0.1'",
+            "GRANT SELECT ON dlock.dlock_locks_floor TO svc@'127.0.0.1'",
+        ],
+    )
+    .await;
+    let limited = client(server.opts().user(Some("svc")).pass(Some("secret"))).await;
+    let diagnosis = read(&limited).await;
+    is(&diagnosis, "permissions", Bad, "UPDATE command denied");
+    is(&diagnosis, "permissions", Bad, "DELETE command denied");
+    is(&diagnosis, "purge", Unknown, "PROCESS");
+}
+
+#[tokio::test]
+async fn server_without_room_for_connections_is_told() {
+    let (server, client) = server_with(&[SAFE, "--max-connections=12"]).await;
+    let mut others = Vec::new();
+    for _ in 0..8 {
+        others.push(Conn::new(server.opts()).await.unwrap());
+    }
+    is(&read(&client).await, "connections", Bad, "of 12 connections");
+}
+
+#[tokio::test]
+async fn clock_that_steps_is_told() {
+    let clock = Clock::new().expect("libfaketime is there");
+    let server = Mysql::start_with(&[], Some(&clock)).await;
+    store(server.opts()).await.create_table().await.unwrap();
+    let client = client(server.opts()).await;
+    let steps = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        clock.set(Duration::from_secs(60)).expect("the clock is set");
+    };
+    let (diagnosis, ()) = tokio::join!(tried(&client), steps);
+    is(&diagnosis, "clock", Bad, "drifts or steps");
+}
