@@ -9,6 +9,7 @@ mod redis_cluster_notifications;
 mod redis_connect;
 mod redis_distant;
 mod redis_doctor;
+mod redis_events;
 mod redis_fair;
 mod redis_faults;
 mod redis_hostile;

@@ -81,6 +81,10 @@ impl MultiGuard {
         /// It ends when the first of them is lost; [`check`](Self::check) tells which.
         lost,
         ensure,
+        /// The first of them whose holder is asked to stop.
+        revoked,
+        /// The first of them that was lost; [`check`](Self::check) tells which.
+        why_lost,
         held,
         scope,
         frame,

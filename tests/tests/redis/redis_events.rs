@@ -1,0 +1,150 @@
+//! What a client tells its listeners, where the store is a server.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use dlock::operations::{HoldEnd, Intervention, LockEvent, LockEventKind, LockEvents, LossReason};
+use dlock::{LockClient, Loss};
+use dlock_tests::{Flavor, Server, eventually};
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn server() -> (Server, LockClient) {
+    let server = Server::start(Flavor::from_env()).await;
+    let builder = LockClient::builder().url(format!("{}?lease=2s", server.url()));
+    let client = builder.control(true).build().await.expect("a client");
+    (server, client)
+}
+
+/// The next event that is one of these.
+async fn next<T>(events: &mut LockEvents, wanted: impl Fn(&LockEvent) -> Option<T>) -> T {
+    let looking = async {
+        loop {
+            let event = events.next().await.expect("the client is there");
+            if let Some(found) = wanted(&event) {
+                return found;
+            }
+        }
+    };
+    timeout(PATIENCE, looking).await.expect("the event comes")
+}
+
+#[tokio::test]
+async fn hold_that_the_server_forgot_is_told_as_lost_once_and_with_its_reason() {
+    let (server, client) = server().await;
+    let mut events = client.events();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let granted = next(&mut events, |event| match event.what {
+        LockEventKind::Granted {
+            token, handed_off, ..
+        } => Some((token, handed_off, event.grant.clone())),
+        _ => None,
+    })
+    .await;
+    let id = client.inspect("k").await.unwrap().unwrap().id;
+    assert_eq!(granted, (guard.fencing_token(), false, Some(id.clone())));
+    server.flush().await;
+    assert_eq!(timeout(PATIENCE, guard.lost()).await.unwrap(), Loss::Gone);
+    let reason = next(&mut events, |event| match &event.what {
+        LockEventKind::Lost { reason, .. } if event.grant.as_ref() == Some(&id) => Some(reason.clone()),
+        _ => None,
+    })
+    .await;
+    assert_eq!(reason, LossReason::Gone);
+    drop(guard);
+    client
+        .lock("later")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let again = next(&mut events, |event| match &event.what {
+        LockEventKind::Lost { .. } => Some(true),
+        LockEventKind::Ended { .. } if event.key.as_str() == "later" => Some(false),
+        _ => None,
+    })
+    .await;
+    assert!(!again, "it is lost once");
+}
+
+#[tokio::test]
+async fn set_of_locks_says_why_the_first_of_them_was_lost() {
+    let (server, client) = server().await;
+    let set = client.multi(["a", "b"]).acquire().await.unwrap();
+    let id = client.inspect("b").await.unwrap().unwrap().id;
+    let broken = client
+        .break_hold("b", &id, Intervention::new("it hangs").by("anna"))
+        .await;
+    assert!(broken.unwrap());
+    assert_eq!(timeout(PATIENCE, set.lost()).await.unwrap(), Loss::Gone);
+    let why = set.why_lost().await.expect("it is lost");
+    assert!(
+        matches!(&why, LossReason::Broken(by) if by.by == "anna" && by.reason == "it hangs"),
+        "{why:?}"
+    );
+    drop(set);
+    eventually("the other lock is released", async || {
+        server.keys().await.iter().all(|key| key != "a")
+    })
+    .await;
+}
+
+/// Under threads, each hold begins, and ends once, and no two of a key overlap.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn events_of_many_threads_are_whole_and_in_order() {
+    const TASKS: usize = 8;
+    const TURNS: usize = 25;
+    let (_server, client) = server().await;
+    let mut events = client.events();
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for turn in 0..TURNS {
+                    let guard = client
+                        .lock(format!("k{}", (task + turn) % 3))
+                        .acquire()
+                        .await
+                        .unwrap();
+                    tokio::task::yield_now().await;
+                    match turn % 2 {
+                        0 => drop(guard),
+                        _ => guard.release().await.unwrap(),
+                    }
+                }
+            })
+        })
+        .collect();
+    let (mut acquired, mut ended) = (0, 0);
+    let mut last: HashMap<String, u64> = HashMap::new();
+    while ended < TASKS * TURNS {
+        let event = timeout(PATIENCE, events.next()).await.expect("it comes").unwrap();
+        match event.what {
+            LockEventKind::Granted { token, .. } => {
+                let before = last.insert(event.key.to_string(), token);
+                assert!(
+                    before.is_none_or(|before| before < token),
+                    "{event:?} after {before:?}"
+                );
+            }
+            LockEventKind::Acquired { .. } => acquired += 1,
+            LockEventKind::Ended { how, .. } => {
+                assert_ne!(how, HoldEnd::Lost, "{event:?}");
+                ended += 1;
+            }
+            LockEventKind::NotAcquired { .. }
+            | LockEventKind::Cancelled { .. }
+            | LockEventKind::Lost { .. } => {
+                panic!("{event:?}")
+            }
+            _ => {}
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!((acquired, events.dropped()), (TASKS * TURNS, 0));
+}
