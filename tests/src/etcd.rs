@@ -290,6 +290,22 @@ impl Etcd {
         }
     }
 
+    /// How many messages clients have sent it, by its own count.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn requests(&self) -> u64 {
+        let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+        let url = format!("http://{}/metrics", self.addr());
+        let reply = client.get(url).send().await.expect("the server answers");
+        let text = reply.text().await.expect("it is text");
+        let counters = text
+            .lines()
+            .filter(|line| line.starts_with("grpc_server_msg_received_total{"))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        counters.sum::<f64>() as u64
+    }
+
     /// Deletes all keys that begin so, and says how many.
     ///
     /// # Panics

@@ -12,6 +12,7 @@ use dlock_etcd::{EtcdLocks, TransactionError};
 use dlock_tests::etcd::{Call, Etcd, EtcdProxy, builder_at, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::{Certificates, Swallow, eventually};
+use futures_util::future::join_all;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -396,6 +397,29 @@ async fn locks_of_one_session_exclude_each_other_and_end_only_themselves() {
     }
     let busy = store.clone().acquire(ask("k", 4, LEASE)).await.unwrap();
     assert!(matches!(busy, AcquireReply::Busy(_)), "{busy:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_locks_are_renewed_by_few_requests() {
+    let server = Arc::new(Etcd::start().await);
+    let store = connected(server.builder("many/").timeout(PATIENCE)).await;
+    let acquires = (1..=10_000).map(|n| store.clone().acquire(ask(&format!("k{n}"), n, LEASE)));
+    for reply in join_all(acquires).await {
+        granted(reply);
+    }
+    let before = server.requests().await;
+    // As a client does it: at most 200 at a time.
+    let renewals = (0..50).map(|chunk| {
+        let requests = (1..=200).map(|n| renewal(&format!("k{}", chunk * 200 + n), chunk * 200 + n, LEASE));
+        store.clone().renew(requests.collect())
+    });
+    for replies in join_all(renewals).await {
+        for reply in replies.unwrap() {
+            assert!(matches!(reply, Ok(Renewal::RenewedFor(_))), "{reply:?}");
+        }
+    }
+    let sent = server.requests().await - before;
+    assert!(sent <= 60, "{sent} requests");
 }
 
 #[tokio::test]
