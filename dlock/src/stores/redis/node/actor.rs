@@ -390,7 +390,7 @@ impl Actor {
         let end = loop {
             // Callers with a reply run first, so that what they ask for next goes out together; before that goes what
             // has waited for them, so that the server works meanwhile.
-            if self.flow_control.answered > 1 {
+            if self.flow_control.answered_come_first() {
                 if self.depart(&mut wires) {
                     wires.write().await;
                 }
@@ -431,7 +431,7 @@ impl Actor {
                     let mut taken = std::mem::take(&mut self.taken);
                     taken.drain(..).for_each(|request| self.take_in(request));
                     self.taken = taken;
-                    if self.flow_control.expects_more(!self.calls.is_empty()) {
+                    if self.flow_control.expects_more(self.calls.len()) {
                         self.let_others_come().await;
                     }
                     continue;

@@ -9,7 +9,8 @@
 //! that the next one ends soon.
 //!
 //! On a runtime with several threads the first of several callers wakes the task that sends, which then runs before the
-//! others have come. So where others are about, it lets them come first.
+//! others have come. So where many are about, it lets them come first. With few calls under way that costs more than it
+//! saves: the next call goes out at once, and so it does after a call with few steps.
 
 use std::time::Duration;
 
@@ -21,6 +22,11 @@ use super::send_queue::BATCH;
 const CROWD: usize = 16;
 /// Only a server that answers as soon as this is worth it; a distant one is given all at once.
 const NEAR: Duration = Duration::from_millis(1);
+
+/// With so many calls under way a step lets others come first, on a runtime with several threads.
+const MANY_CALLS: usize = 4;
+/// So many steps make a call after which the answered callers come first, there.
+const MANY_STEPS: usize = 8;
 
 /// Calls under way at a time where each waits for those before it: those that replicas are to acknowledge, and those of one
 /// slot of a Cluster.
@@ -71,9 +77,14 @@ impl FlowControl {
         self.fastest = self.fastest.min(round_trip);
     }
 
-    /// Whether more steps are likely to come at once behind the one that has come. `is_busy` says that calls are under way.
-    pub(super) fn expects_more(&self, is_busy: bool) -> bool {
-        self.has_threads && (is_busy || self.last > 1)
+    /// Whether more steps are likely to come at once behind the one that has come while so many calls are under way.
+    pub(super) fn expects_more(&self, under_way: usize) -> bool {
+        self.has_threads && (under_way >= MANY_CALLS || self.last > 1)
+    }
+
+    /// Whether the callers that have just been answered come before the next call.
+    pub(super) fn answered_come_first(&self) -> bool {
+        self.answered >= if self.has_threads { MANY_STEPS } else { 2 }
     }
 
     /// How long the fastest call took, where one was answered.
@@ -146,10 +157,26 @@ mod tests {
             has_threads: true,
             ..after(steps, Duration::from_micros(80))
         };
-        assert!(threads(1).expects_more(true) && threads(2).expects_more(false));
-        // A single caller waits for no other.
-        assert!(!threads(1).expects_more(false) && !threads(0).expects_more(false));
-        assert!(!after(2, Duration::from_micros(80)).expects_more(true));
+        assert!(threads(1).expects_more(4) && threads(2).expects_more(0));
+        // A single caller waits for no other, nor do few.
+        assert!(!threads(1).expects_more(0) && !threads(0).expects_more(3));
+        assert!(!after(2, Duration::from_micros(80)).expects_more(4));
+    }
+
+    #[test]
+    fn answered_callers_come_first_where_they_are_many_or_on_the_same_thread() {
+        let come_first = |has_threads, steps| {
+            let near = after(steps, Duration::from_micros(80));
+            FlowControl { has_threads, ..near }.answered_come_first()
+        };
+        assert_eq!(
+            [1, 2, 7, 8].map(|steps| come_first(true, steps)),
+            [false, false, false, true]
+        );
+        assert_eq!(
+            [0, 1, 2, 8].map(|steps| come_first(false, steps)),
+            [false, false, true, true]
+        );
     }
 
     #[test]
