@@ -58,6 +58,39 @@ async fn command_runs_lists_and_measures() {
     assert_eq!(code, Some(0), "{said}");
 }
 
+#[tokio::test]
+async fn command_runs_once_and_its_record_is_shown() {
+    let server = Postgres::shared().await;
+    let (base, table) = (server.url_at(server.addr()), fresh_table());
+    let url = format!("{base}?table={table}&lease=60s&timeout=20s&create_table=true");
+    let without = Running::script(&url, &["--once", "import"], "echo run")
+        .all_ended()
+        .await;
+    assert_eq!(
+        (without.status.code(), without.stdout.as_str()),
+        (Some(2), ""),
+        "{without:?}"
+    );
+    let url = format!("{url}&records={table}_records");
+    for said in ["run\n", ""] {
+        let ended = Running::script(&url, &["--once", "import"], "echo run")
+            .all_ended()
+            .await;
+        assert_eq!(
+            (ended.status.code(), ended.stdout.as_str()),
+            (Some(0), said),
+            "{ended:?}"
+        );
+    }
+    let (code, said) = look(&url, &["record", "show", "import"]);
+    assert!(code == Some(0) && said.contains("done, "), "{said}");
+    let forget = ["record", "forget", "import", "--reason", "again"];
+    let (code, said) = look(&url, &forget);
+    assert!(code == Some(2) && said.contains("E0019"), "no audit log: {said}");
+    let (code, said) = look(&url, &[&forget[..], &["--no-audit"]].concat());
+    assert!(code == Some(0) && said.contains("forgotten"), "{said}");
+}
+
 /// The lease is 1 s, and the first process stands still for three of them with its transaction open.
 #[tokio::test]
 async fn payment_that_stands_still_is_neither_lost_nor_overtaken() {
