@@ -18,7 +18,11 @@ fn read(path: &str) -> String {
 }
 
 fn all_results() -> Vec<(PathBuf, Results)> {
-    let dir = fs::read_dir(root().join("benches/peers/results")).expect("there are results");
+    results_in("benches/peers/results")
+}
+
+fn results_in(dir: &str) -> Vec<(PathBuf, Results)> {
+    let dir = fs::read_dir(root().join(dir)).expect("there are results");
     let paths = dir.map(|entry| entry.expect("it can be listed").path());
     paths
         .map(|path| {
@@ -74,8 +78,21 @@ fn the_measured_versions_are_the_pinned_ones() {
             read("benches/peers/rslock/Cargo.toml"),
             "rslock = { version = \"={}\"",
         ),
+        (
+            "etcd-go",
+            read("benches/peers/etcd-go/go.mod"),
+            "go.etcd.io/etcd/client/v3 v{}\n",
+        ),
+        (
+            "curator",
+            read("benches/peers/curator/pom.xml"),
+            "<version>{}</version>",
+        ),
     ];
-    for (path, results) in all_results() {
+    let all = all_results()
+        .into_iter()
+        .chain(results_in("benches/peers/stores"));
+    for (path, results) in all {
         for (peer, file, pin) in &pins {
             for run in results.runs.iter().filter(|run| run.entrant == *peer) {
                 let pin = pin.replace("{}", &run.version);

@@ -7,6 +7,7 @@
 //! | [`entrant`] | the libraries that take part in each workload |
 //! | [`measure`] | the rounds, on a server of their own |
 //! | [`curve`], [`curve_chart`] | how the rate grows with the tasks, and its picture |
+//! | [`stores`] | the same on etcd, ZooKeeper and PostgreSQL |
 //! | [`results`] | what was measured, as it is committed |
 //! | [`report`], [`chart`] | the page and its pictures, made from that alone |
 
@@ -23,4 +24,5 @@ mod process;
 pub mod report;
 pub mod results;
 mod server;
+pub mod stores;
 pub mod workload;

@@ -10,6 +10,7 @@ use dlock_peers::curve::{self, Curve};
 use dlock_peers::measure::{Options, measure};
 use dlock_peers::peer::Peer;
 use dlock_peers::report;
+use dlock_peers::stores::{self, Store};
 use dlock_peers::workload::Workload;
 
 /// dlock beside the locks that people use now.
@@ -25,6 +26,8 @@ enum Command {
     Measure(Measure),
     /// Measure how the rate grows with the tasks, and print one line of JSON for each point.
     Curve(Measure),
+    /// Measure another store, and print one line of JSON for each measurement.
+    Store(StoreArgs),
     /// Make BENCHMARKS.md and the charts from the results.
     Report,
 }
@@ -60,6 +63,37 @@ struct Measure {
     out: Option<PathBuf>,
 }
 
+#[derive(Debug, clap::Args)]
+struct StoreArgs {
+    /// The store.
+    #[arg(long)]
+    store: Store,
+    /// As in `etcd 3.4.23`.
+    #[arg(long)]
+    server: String,
+    /// Where other libraries find it.
+    #[arg(long)]
+    address: String,
+    /// Where dlock finds it.
+    #[arg(long)]
+    url: String,
+    /// How often each.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// For how many seconds.
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// dlock's command.
+    #[arg(long)]
+    dlock: PathBuf,
+    /// Today, as in 2026-01-31.
+    #[arg(long)]
+    day: String,
+    /// Where the results go.
+    #[arg(long)]
+    out: PathBuf,
+}
+
 fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("there is no '='")?;
     Ok((name.to_owned(), value.to_owned()))
@@ -69,6 +103,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Measure(args) => measure_all(args),
         Command::Curve(args) => measure_curve(args),
+        Command::Store(args) => measure_store(args),
         Command::Report => write_report(),
     }
 }
@@ -88,6 +123,21 @@ fn measure_curve(args: Measure) -> anyhow::Result<()> {
         ..curve::measure(&options(args)?, print)?
     };
     out.map_or(Ok(()), |path| curve.write(&path))
+}
+
+fn measure_store(args: StoreArgs) -> anyhow::Result<()> {
+    let options = stores::Options {
+        store: args.store,
+        server: args.server,
+        address: args.address,
+        url: args.url,
+        drivers: drivers().to_owned(),
+        dlock: args.dlock,
+        rounds: args.rounds,
+        seconds: args.seconds,
+        day: args.day,
+    };
+    stores::measure(&options, print)?.write(&args.out)
 }
 
 fn print(measured: &impl serde::Serialize) {

@@ -55,12 +55,12 @@ pub(crate) struct Driven {
 pub(crate) struct Benched {
     pub(crate) seconds: f64,
     pub(crate) pairs_per_s: f64,
-    p50_us: Option<f64>,
-    p99_us: Option<f64>,
+    pub(crate) p50_us: Option<f64>,
+    pub(crate) p99_us: Option<f64>,
     p999_us: Option<f64>,
     share_min: Option<f64>,
     share_max: Option<f64>,
-    process_share_min: Option<f64>,
+    pub(crate) process_share_min: Option<f64>,
     pub(crate) errors: u64,
     pub(crate) client_cpu_s: Option<f64>,
     pub(crate) server_us_per_pair: Option<f64>,
@@ -344,7 +344,7 @@ fn lone_of(run: &Run) -> Lone {
 }
 
 /// What several processes have done together.
-fn together(answers: &[Driven]) -> anyhow::Result<Run> {
+pub(crate) fn together(answers: &[Driven]) -> anyhow::Result<Run> {
     let Some(first) = answers.first() else {
         bail!("nothing was measured");
     };

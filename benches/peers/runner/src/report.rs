@@ -10,10 +10,12 @@ use crate::markdown::{table, wrapped};
 use crate::peer::Peer;
 use crate::results::{Median, Results, Run};
 use crate::workload::{PERIOD, Workload};
-use crate::{chart, curve_chart, curve_report};
+use crate::{chart, curve_chart, curve_report, stores};
 
 /// Where the results lie, in the repository.
 const RESULTS: &str = "benches/peers/results";
+/// Where those on stores beside Redis lie.
+const STORES: &str = "benches/peers/stores";
 /// Where the curves lie.
 const CURVES: &str = "benches/peers/curves";
 /// The servers whose results are shown, when they are there.
@@ -45,7 +47,8 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
             curves.push((server, chart, Curve::read(&path)?));
         }
     }
-    let mut files = vec![(PathBuf::from(PAGE), page(&all, &curves))];
+    let others = stores::read(&root.join(STORES))?;
+    let mut files = vec![(PathBuf::from(PAGE), page(&all, &curves, &others))];
     for (_, chart, curve) in &curves {
         files.push((chart.into(), curve_chart::draw(curve)));
     }
@@ -56,7 +59,11 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     Ok(files)
 }
 
-fn page(all: &[(String, Results)], curves: &[(&str, String, Curve)]) -> String {
+fn page(
+    all: &[(String, Results)],
+    curves: &[(&str, String, Curve)],
+    others: &[(stores::Store, Results)],
+) -> String {
     let mut page = String::new();
     page.push_str(HEAD);
     page.push_str(&how(all));
@@ -74,6 +81,7 @@ fn page(all: &[(String, Results)], curves: &[(&str, String, Curve)]) -> String {
         }
         page.push_str(&left_out(results));
     }
+    page.push_str(&stores::section(others));
     page.push_str(TAIL);
     page
 }
