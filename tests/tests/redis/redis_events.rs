@@ -13,7 +13,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn server() -> (Server, LockClient) {
     let server = Server::start(Flavor::from_env()).await;
     let builder = LockClient::builder().url(format!("{}?lease=2s", server.url()));
-    let client = builder.control(true).build().await.expect("a client");
+    let client = builder
+        .presence(true)
+        .control(true)
+        .build()
+        .await
+        .expect("a client");
     (server, client)
 }
 
@@ -68,6 +73,54 @@ async fn hold_that_the_server_forgot_is_told_as_lost_once_and_with_its_reason() 
     })
     .await;
     assert!(!again, "it is lost once");
+}
+
+/// What a listener is told of the request to stop.
+async fn told(events: &mut LockEvents) -> (String, Intervention) {
+    next(events, |event| match &event.what {
+        LockEventKind::Revoked { intervention, .. } => Some((event.key.to_string(), intervention.clone())),
+        _ => None,
+    })
+    .await
+}
+
+#[tokio::test]
+async fn holder_that_is_asked_to_stop_is_told_by_whom_and_why() {
+    let (_server, client) = server().await;
+    let mut events = client.events();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let id = client.inspect("k").await.unwrap().unwrap().id;
+    let asked = client
+        .revoke("k", &id, Intervention::new("a deploy").by("anna"))
+        .await;
+    assert!(asked.unwrap());
+    let (key, why) = told(&mut events).await;
+    assert_eq!(
+        (key.as_str(), why.by.as_str(), why.reason.as_str()),
+        ("k", "anna", "a deploy")
+    );
+    assert!(guard.is_held());
+}
+
+#[tokio::test]
+async fn set_of_locks_is_asked_to_stop_by_one_of_them() {
+    let (_server, client) = server().await;
+    let mut events = client.events();
+    let set = client.multi(["a", "b"]).acquire().await.unwrap();
+    assert_eq!(set.why_lost().await, None);
+    let id = client.inspect("b").await.unwrap().unwrap().id;
+    let asked = client
+        .revoke("b", &id, Intervention::new("a migration").by("anna"))
+        .await;
+    assert!(asked.unwrap());
+    assert_eq!(told(&mut events).await.0, "b");
+    let revoked = timeout(PATIENCE, set.revoked())
+        .await
+        .unwrap()
+        .expect("it is asked to stop");
+    assert_eq!(revoked.reason, "a migration");
+    assert!(set.is_held());
+    set.release().await.unwrap();
 }
 
 #[tokio::test]
