@@ -148,7 +148,7 @@ impl LockClientBuilder {
 
     /// Whether this client answers [`LockClient::ask`]: says what it holds and waits for at that moment, ten times a second
     /// at most. `false` by default; in a URL `control=on`. It takes a subscription for as long as the client lives, and
-    /// [`presence`](Self::presence).
+    /// switches [`presence`](Self::presence) on.
     ///
     /// A question carries no authority: whoever can ask learns what the client would write down anyway, and can do
     /// nothing to a lock.
@@ -333,11 +333,17 @@ impl LockClientBuilder {
         let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
         let service_name = self.service_name.or_else(|| in_url.name.clone());
         let service_name = service_name.unwrap_or_else(program_name);
+        let answers = self.control.or(in_url.control).unwrap_or(false);
+        let presence = self.presence.or(in_url.presence);
+        if answers && presence == Some(false) {
+            let reason = "a client that answers also writes down who it is, and presence is off";
+            return Err(Error::invalid_option("control", reason));
+        }
         let mut settings = Settings {
             publicity: Publicity {
                 service: service_name.clone(),
-                presence: self.presence.or(in_url.presence).unwrap_or(false),
-                answers: self.control.or(in_url.control).unwrap_or(false),
+                presence: presence.unwrap_or(answers),
+                answers,
             },
             lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
             retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),

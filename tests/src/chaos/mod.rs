@@ -128,9 +128,10 @@ fn tell(report: &Report<'_>, json: bool, logs: &Path) -> ExitCode {
             rare.join(", ")
         );
     }
-    match report.is_clean() && rare.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    match (report.is_clean(), rare.is_empty()) {
+        (false, _) => ExitCode::FAILURE,
+        (true, false) => ExitCode::from(3),
+        (true, true) => ExitCode::SUCCESS,
     }
 }
 

@@ -11,7 +11,8 @@ use super::topology::Topology;
 /// Tries to break dlock: worker processes lock, work and write under random faults, and their history is checked.
 ///
 /// The exit code is 0 when nothing is wrong with the history and every kind of fault came at least five times while a
-/// lock was held and waited for; 1 otherwise; 2 when the arguments make no sense.
+/// lock was held and waited for; 1 when something is wrong; 2 when the arguments make no sense; 3 when the run does not
+/// count.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "chaos",

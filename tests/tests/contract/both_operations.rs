@@ -143,7 +143,7 @@ on_every_store! {
     }
 
     async fn holder_is_asked_to_stop_and_goes_on_holding(store: &Store) {
-        let a = store.client_with(|builder| builder.presence(true).control(true)).await;
+        let a = store.client_with(|builder| builder.control(true)).await;
         let b = visible(store).await;
         let guard = a.lock("k").acquire().await.unwrap();
         let id = b.inspect("k").await.unwrap().unwrap().id;

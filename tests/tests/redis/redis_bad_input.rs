@@ -167,6 +167,10 @@ async fn options_that_make_no_sense_are_refused_before_anything_is_sent() {
             connect_fails("in the URL", &format!("{url}?lease=0s")).await,
             "lease: it is zero",
         ),
+        (
+            fails("answers in secret", with(|b| b.presence(false).control(true))).await,
+            "control: a client that answers also writes down who it is",
+        ),
     ];
     for (error, says) in errors {
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
