@@ -576,6 +576,66 @@ async fn short_call_does_what_the_long_one_does() {
     }
 }
 
+/// Of the rare steps a call makes those that it needs: what comes behind finds all that it would find alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rare_step_finds_the_others_whole_behind_any_step() {
+    const GRANT: &str = "00000000-0000-8000-8000-000000000000:1";
+    const IN_TIME: &str = "9000000000000000";
+    let (script, server) = (script(), server().await);
+    let store = LockClient::builder()
+        .url(server.url())
+        .build_store()
+        .await
+        .unwrap();
+    let openers: [&[&str]; 3] = [
+        &["keep", "3", GRANT, "1", "channel"],
+        &["release_fair", "2", GRANT, "1"],
+        &["forget", "1", "token"],
+    ];
+    let steps: [&[&str]; 3] = [
+        &["inspect", "0"],
+        &["force", "2", "channel", IN_TIME],
+        &["look_at_record", "1", "0"],
+    ];
+    for (kind, step) in [Kind::Mutex, Kind::Read, Kind::Write]
+        .into_iter()
+        .flat_map(|kind| steps.map(|step| (kind, step)))
+    {
+        let outcome = async |opener: Option<&[&str]>| {
+            server.flush().await;
+            let key = LockKey::new("k").unwrap();
+            let request = AcquireRequest::new(kind, key, GrantId::from_parts(7, 1), 30 * SECOND);
+            store.clone().acquire(request).await.unwrap();
+            let count = if opener.is_some() { "3" } else { "2" };
+            let mut call = vec!["EVAL", &script, count, "dlock:fence"];
+            call.extend(opener.map(|_| "opened"));
+            call.extend(["k", IN_TIME, "0", "0", "0"]);
+            call.extend(opener.into_iter().flatten());
+            call.extend(step);
+            let reply: Vec<Value> = server.query(&call).await;
+            let there: i64 = server.query(&["EXISTS", "k"]).await;
+            (without_times(reply.last().unwrap()), there)
+        };
+        let alone = outcome(None).await;
+        for opener in openers {
+            assert_eq!(
+                outcome(Some(opener)).await,
+                alone,
+                "{kind:?}: {step:?} behind {opener:?}"
+            );
+        }
+    }
+}
+
+/// Times are different each time.
+fn without_times(reply: &Value) -> String {
+    match reply {
+        Value::Int(1000..) => "a time".to_owned(),
+        Value::Array(parts) => parts.iter().map(|part| without_times(part) + " ").collect(),
+        other => format!("{other:?}"),
+    }
+}
+
 /// One of many processes that wait takes no lock whose lease has less than a millisecond left, and none without a token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquire_in_a_crowd_takes_a_free_lock_only_and_leaves_nothing_without_a_token() {

@@ -353,7 +353,11 @@ local function add_fair_steps()
     end
     local holder = seen_of(key).holder
     if holder and holder[1] ~= grant then
-      pcall(give_up, key, grant)
+      local done, why = pcall(give_up, key, grant)
+      -- Other data in place of the queue is a loss like any other; what a server refuses is not done.
+      if not done and not string.find(tostring(type(why) == 'table' and why.failed or why), 'WRONGTYPE', 1, true) then
+        error(why)
+      end
       return 0
     end
     seen = {}

@@ -33,20 +33,22 @@ local function add_crowded_steps()
   end
 end
 
--- The families of which a call needs none but its own: making all steps takes longer than any of these.
+-- The steps that need nothing but their own family: making all steps takes longer than any of these. A family may bring others,
+-- which are not whole without the rest.
 local family_of = {
   keep = add_lock_steps, crowded = add_crowded_steps, fenced = add_fenced_steps,
   fair = add_fair_steps, release_fair = add_fair_steps,
   claim = add_record_steps, extend = add_record_steps, complete = add_record_steps, forget = add_record_steps,
-  abandon = add_record_steps,
+  abandon = add_record_steps, claim_slot = add_record_steps, look_at_record = add_record_steps,
+  forget_record = add_record_steps,
 }
 local has_all = false
 
 -- The steps that run.lua does not have itself, this one among them.
 function others(what)
-  if has_all or steps[what] or acquire_as[what] then return steps, acquire_as end
+  if has_all then return steps, acquire_as end
   if family_of[what] then
-    family_of[what]()
+    if not (steps[what] or acquire_as[what]) then family_of[what]() end
     return steps, acquire_as
   end
   has_all = true

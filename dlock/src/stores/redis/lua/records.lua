@@ -18,9 +18,11 @@
 -- LEASE has 16 digits: the end of the claim's lease, server time in µs. The fingerprint has 32 bytes, any
 -- bytes, and all that follows is the response. News go to the channel that is called like the key.
 
+-- How many bytes of results the call carries.
+local results = 0
+
 -- Adds the steps, where one of them is asked for: calls without any do not pay for them.
 local function add_record_steps()
-  local results = 0
   local enough = 4 * 1024 * 1024
   -- A response of so many bytes is stored on a server that is full, too: work that was done must not be done again. What is
   -- larger is refused there, and whoever has it stores something small in its place.
