@@ -165,24 +165,30 @@ pub(crate) struct RecordName {
     /// the name of the record as logs have it.
     pub(crate) key: String,
     /// The path that the request was sent to, without its query, as in /orders.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", group = "place")]
     pub(crate) path: Option<String>,
     /// In place of the path: what the layer's `route` makes of the request.
-    #[arg(long, value_name = "TEXT", conflicts_with = "path")]
+    #[arg(long, value_name = "TEXT", group = "place")]
     pub(crate) route: Option<String>,
     /// The method of the request.
-    #[arg(long, value_name = "METHOD", default_value = "POST")]
+    #[arg(long, value_name = "METHOD", default_value = "POST", requires = "place")]
     pub(crate) method: Method,
     /// Who sent it, as the layer knows its callers; without it, any caller (`caller::public()`).
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", requires = "place")]
     pub(crate) caller: Option<String>,
     /// The layer's `namespace`.
-    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true,
+        requires = "place"
+    )]
     pub(crate) namespace: String,
     /// The host that the request was sent to, where the layer is `per_host`.
-    #[arg(long, value_name = "HOST")]
+    #[arg(long, value_name = "HOST", requires = "place")]
     pub(crate) host: Option<String>,
     /// KEY is the name of the record itself.
-    #[arg(long, conflicts_with_all = ["path", "route", "caller", "host"])]
+    #[arg(long, conflicts_with = "place")]
     pub(crate) raw: bool,
 }

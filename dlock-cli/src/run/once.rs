@@ -22,6 +22,9 @@ use crate::look::clean;
 /// The longest wait that the library takes.
 const AS_LONG_AS_IT_TAKES: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// For so long a settlement is waited for after a signal to end.
+const A_MOMENT: Duration = Duration::from_secs(2);
+
 /// Runs the command, unless it was run before.
 pub(super) async fn run(
     client: &LockClient,
@@ -53,15 +56,23 @@ pub(super) async fn run(
         How::Ended(Change::Exited(status)) => status == 0,
         How::NotStarted => false,
         // It ended in the middle: the claim is given up, as that of a process that crashed.
-        How::Lost | How::Ended(_) => return ended.end,
+        How::Lost | How::Interrupted | How::Ended(_) => return ended.end,
     };
     let host = client.active().host.clone();
+    let work = plan.locks();
+    let mut settling = std::pin::pin!(settling.settle(is_success.then(|| result(&host))));
     let settled = tokio::select! {
         biased;
-        _ = signals.end() => return ended.end,
-        settled = settling.settle(is_success.then(|| result(&host))) => settled,
+        settled = &mut settling => settled,
+        // What came of the command is sent all the same, and has a moment to arrive.
+        _ = signals.end() => match tokio::time::timeout(A_MOMENT, settling).await {
+            Ok(settled) => settled,
+            Err(_) => {
+                say.line(&format!("{work}: it has ended, and the store did not confirm it within {A_MOMENT:?}"));
+                return ended.end;
+            }
+        },
     };
-    let work = plan.locks();
     match settled {
         Ok(Reply::Unrecorded(error)) => {
             say.line(&format!("{work}: it succeeded, but may be run again: {error}"));

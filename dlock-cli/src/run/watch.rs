@@ -37,6 +37,8 @@ pub(super) enum How {
     NotStarted,
     /// It ran while what it needs was lost.
     Lost,
+    /// It was told to end, and gave a status that is no success.
+    Interrupted,
     /// Otherwise.
     Ended(Change),
 }
@@ -296,9 +298,10 @@ impl Watch {
                 End::signalled(signal, at_terminal && (told || self.lent), told)
             }
         };
-        let how = match lost {
-            true => How::Lost,
-            false => How::Ended(how),
+        let how = match (lost, self.passed_on, how) {
+            (true, ..) => How::Lost,
+            (_, Some(_), Change::Exited(status)) if status != 0 => How::Interrupted,
+            _ => How::Ended(how),
         };
         Ended { end, how }
     }

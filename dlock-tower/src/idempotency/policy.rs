@@ -80,7 +80,7 @@ pub enum Verdict {
     Keep,
     /// The same for so long from its end on, whatever the layer's
     /// [`retention`](super::IdempotencyLayer::retention) is: a refusal for a minute, a payment for a year. At least as long
-    /// as the lease, at most a year.
+    /// as the lease, at most a year. An answer that the service has put into its own transaction is kept as the layer says.
     KeepFor(Duration),
     /// A retry runs. After an [ambiguous](Class::Ambiguous) end the record stays: the retry is the next attempt, and
     /// another request under the same key is refused. Otherwise the key is as if it had never been used.

@@ -33,14 +33,15 @@ fn hidden(check: &'static str, why: &str) -> Finding {
     Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
 }
 
-/// How many servers the ensemble has, as far as it is visible.
+/// How many servers of the ensemble vote, as far as it is visible.
 pub(super) fn members(servers: &Servers) -> usize {
-    let named =
-        |conf: &HashMap<String, String>| conf.keys().filter(|name| name.starts_with("server.")).count();
+    let votes = |(name, at): (&String, &String)| name.starts_with("server.") && !at.contains(":observer");
+    let named = |conf: &HashMap<String, String>| conf.iter().filter(|server| votes(*server)).count();
     let told = servers
         .iter()
         .filter_map(|(_, told)| told.as_ref().ok()?.conf.as_ref().ok());
-    told.map(named).max().unwrap_or(0).max(servers.len())
+    let named = told.map(named).max().filter(|named| *named > 0);
+    named.unwrap_or(servers.len())
 }
 
 /// All checks, and how long a fail-over takes.
@@ -142,6 +143,9 @@ fn followers(servers: &Servers) -> Finding {
         .clone()
         .find(|told| told.srvr.get("Mode").is_some_and(|mode| mode == "leader"));
     let Some(leader) = leader else {
+        if told.clone().any(|told| !told.srvr.contains_key("Mode")) {
+            return hidden(CHECK, "a server does not tell whether it leads");
+        }
         return Finding::bad(
             CHECK,
             "no server of the URL says that it leads",
@@ -297,6 +301,42 @@ mod tests {
         all.iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect()
+    }
+
+    #[test]
+    fn observers_have_no_vote_and_servers_that_may_not_speak_are_not_down() {
+        let told = |mode: &[(&str, &str)]| Told {
+            srvr: pairs(mode),
+            conf: Ok(pairs(&[
+                ("server.1", "a:2888:3888:participant;2181"),
+                ("server.2", "b:2888:3888:participant;2181"),
+                ("server.3", "c:2888:3888:participant;2181"),
+                ("server.4", "d:2888:3888:observer;2181"),
+            ])),
+            mntr: Ok(pairs(&[("zk_synced_followers", "2")])),
+        };
+        let servers = |modes: [&[(&str, &str)]; 3]| {
+            let names = ["a", "b", "c"].map(str::to_owned);
+            let all = names.into_iter().zip(modes);
+            all.map(|(name, mode)| (name, Ok(told(mode)))).collect::<Vec<_>>()
+        };
+        let verdicts = |modes| {
+            let servers = servers(modes);
+            (ensemble(&servers).verdict, followers(&servers).verdict)
+        };
+        let (leads, follows): (&[_], &[_]) = (&[("Mode", "leader")], &[("Mode", "follower")]);
+        assert_eq!(
+            verdicts([follows, leads, follows]),
+            (Verdict::Good, Verdict::Good)
+        );
+        assert_eq!(
+            verdicts([follows, &[], follows]),
+            (Verdict::Good, Verdict::Unknown)
+        );
+        assert_eq!(
+            verdicts([follows, follows, follows]),
+            (Verdict::Good, Verdict::Bad)
+        );
     }
 
     #[test]
