@@ -264,7 +264,6 @@ impl Event<'_> {
                 lease,
             } => {
                 series.renewed(left.as_secs_f64() / lease.as_secs_f64());
-                trace::renewed(left);
                 if left < lease / 3 {
                     of.tell(|| LockEventKind::NearMiss { left });
                 }

@@ -270,7 +270,7 @@ impl Grant {
         let hold = next_id();
         let state = self.state.lock();
         let mut next = State::new(state.grant.successor(terms), (hold, by));
-        if let Some(HoldSpan::Own(span)) = state.room.span() {
+        if let Some(HoldSpan::Own(span, _)) = state.room.span() {
             next.room.set_span(HoldSpan::Before(span.clone()));
         }
         let max_end = terms.max_hold.map(|d| Moment::of(clock::now()) + d);

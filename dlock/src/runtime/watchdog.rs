@@ -274,6 +274,9 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
         },
     });
     shared.watchdog.replies(sent, replies);
+    for (grant, _) in &grants {
+        grant.tell_renewed();
+    }
 }
 
 /// A store has to answer each of the renewals that it was asked for together.
@@ -302,6 +305,7 @@ impl Shared {
             result,
         };
         self.watchdog.replies(sent, std::iter::once(reply));
+        grant.tell_renewed();
         match failed {
             Some(error) if grant.status() != HoldState::Lost(Loss::Gone) => {
                 Err(error.into_error("the renewal of lock", &grant.key))

@@ -185,7 +185,7 @@ pub(crate) fn hold_ended(span: &Span, ended: Ended, held: Duration) {
 }
 
 /// A renewal of the hold was confirmed, of whose lease so much was left.
-pub(super) fn renewed(left: Duration) {
+pub(crate) fn renewed(left: Duration) {
     tracing::debug!(target: "dlock::hold", left_ms = millis(left), "a lock was renewed");
 }
 

@@ -53,13 +53,16 @@ impl Renewable for Arc<Grant> {
                 Event::Confirmed { series, of }.emit();
             }
             if self.renewed {
-                let event = Event::Renewed {
+                let left = deadline.since(now);
+                let lease = terms.lease;
+                Event::Renewed {
                     series,
                     of,
-                    left: deadline.since(now),
-                    lease: terms.lease,
-                };
-                self.in_span(|| event.emit());
+                    left,
+                    lease,
+                }
+                .emit();
+                self.renewed_with(left);
             }
         }
         confirmed

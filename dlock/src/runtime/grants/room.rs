@@ -202,6 +202,10 @@ impl Room {
         self.more.as_ref()?.trace.as_deref()
     }
 
+    pub(super) fn span_mut(&mut self) -> Option<&mut HoldSpan> {
+        self.more.as_mut()?.trace.as_deref_mut()
+    }
+
     pub(super) fn set_span(&mut self, span: HoldSpan) {
         self.more().trace = Some(Box::new(span));
     }

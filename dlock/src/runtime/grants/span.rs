@@ -1,5 +1,7 @@
 //! The span of a hold, from when its caller has it until the caller gives it up.
 
+use std::time::Duration;
+
 use super::Grant;
 use crate::base::moment::Moment;
 use crate::runtime::emit::meter::Ended;
@@ -7,8 +9,8 @@ use crate::runtime::emit::trace::{self, Span};
 
 /// What a grant keeps of the trace.
 pub(super) enum HoldSpan {
-    /// That of its holder.
-    Own(Span),
+    /// That of its holder, and what was left of the lease at a renewal that is not told yet.
+    Own(Span, Option<Duration>),
     /// That of the holder who handed it off, until the next one has begun.
     Before(Span),
 }
@@ -22,7 +24,7 @@ impl Grant {
         let before = {
             let mut state = self.state.lock();
             // It was entered once more.
-            if let Some(HoldSpan::Own(_)) = state.room.span() {
+            if let Some(HoldSpan::Own(..)) = state.room.span() {
                 return;
             }
             state.room.take_span()
@@ -32,7 +34,7 @@ impl Grant {
             span.follows_from(before);
             tell(Some(before));
         }
-        self.state.lock().room.set_span(HoldSpan::Own(span));
+        self.state.lock().room.set_span(HoldSpan::Own(span, None));
         // That of the hold before ends here, without the lock.
         drop(before);
     }
@@ -40,7 +42,7 @@ impl Grant {
     /// Runs `tell` in the span, where there is one.
     pub(super) fn in_span(&self, tell: impl FnOnce()) {
         let span = match self.state.lock().room.span() {
-            Some(HoldSpan::Own(span)) => Some(span.clone()),
+            Some(HoldSpan::Own(span, _)) => Some(span.clone()),
             _ => None,
         };
         match span {
@@ -49,10 +51,31 @@ impl Grant {
         }
     }
 
+    /// A renewal was confirmed, of whose lease so much was left: under the lock of the watchdog, where no subscriber is called.
+    pub(super) fn renewed_with(&self, left: Duration) {
+        if let Some(HoldSpan::Own(_, renewed)) = self.state.lock().room.span_mut() {
+            *renewed = Some(left);
+        }
+    }
+
+    /// Tells of a renewal that was confirmed.
+    pub(crate) fn tell_renewed(&self) {
+        if !trace::holds_are_traced() {
+            return;
+        }
+        let renewed = match self.state.lock().room.span_mut() {
+            Some(HoldSpan::Own(span, renewed)) => renewed.take().map(|left| (span.clone(), left)),
+            _ => None,
+        };
+        if let Some((span, left)) = renewed {
+            span.in_scope(|| trace::renewed(left));
+        }
+    }
+
     /// The caller gives it up, or has lost it.
     pub(crate) fn ends_span(&self, ended: Ended) {
         let span = self.state.lock().room.take_span();
-        if let Some(HoldSpan::Own(span)) = span {
+        if let Some(HoldSpan::Own(span, _)) = span {
             trace::hold_ended(&span, ended, Moment::now().since(self.since));
         }
     }
