@@ -46,6 +46,10 @@ impl Renewable for Arc<Grant> {
         let (was_suspect, deadline) = (state.grant.is_suspect(), state.grant.deadline());
         let confirmed = state.grant.confirmed(&terms, now, sent, lease, ends_doubt);
         let (is_held, is_suspect) = (state.grant.ended().is_none(), state.grant.is_suspect());
+        let left = deadline.since(now);
+        if confirmed.is_ok() && is_held && self.renewed {
+            state.room.renewed_with(left);
+        }
         drop(state);
         let (series, of) = (&self.series, self.of());
         if confirmed.is_ok() && is_held {
@@ -53,7 +57,6 @@ impl Renewable for Arc<Grant> {
                 Event::Confirmed { series, of }.emit();
             }
             if self.renewed {
-                let left = deadline.since(now);
                 let lease = terms.lease;
                 Event::Renewed {
                     series,
@@ -62,7 +65,6 @@ impl Renewable for Arc<Grant> {
                     lease,
                 }
                 .emit();
-                self.renewed_with(left);
             }
         }
         confirmed

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -204,6 +205,13 @@ impl Room {
 
     pub(super) fn span_mut(&mut self) -> Option<&mut HoldSpan> {
         self.more.as_mut()?.trace.as_deref_mut()
+    }
+
+    /// A renewal was confirmed, of whose lease so much was left; told later, where there is a span.
+    pub(super) fn renewed_with(&mut self, left: Duration) {
+        if let Some(HoldSpan::Own(_, renewed)) = self.span_mut() {
+            *renewed = Some(left);
+        }
     }
 
     pub(super) fn set_span(&mut self, span: HoldSpan) {

@@ -51,14 +51,7 @@ impl Grant {
         }
     }
 
-    /// A renewal was confirmed, of whose lease so much was left: under the lock of the watchdog, where no subscriber is called.
-    pub(super) fn renewed_with(&self, left: Duration) {
-        if let Some(HoldSpan::Own(_, renewed)) = self.state.lock().room.span_mut() {
-            *renewed = Some(left);
-        }
-    }
-
-    /// Tells of a renewal that was confirmed.
+    /// Tells of a renewal that was confirmed: not under the lock of the watchdog, as the subscriber may ask the client.
     pub(crate) fn tell_renewed(&self) {
         if !trace::holds_are_traced() {
             return;
