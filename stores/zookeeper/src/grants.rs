@@ -100,6 +100,19 @@ impl Grants {
         }
     }
 
+    /// Looks at the grant again at its deadline, if it was renewed since its lease was over; whether it was.
+    pub(crate) fn was_renewed(&self, grant: GrantId, now: Instant) -> bool {
+        let mut inner = self.0.lock();
+        let Some(deadline) = inner.own.get(&grant).map(|own| own.deadline) else {
+            return false;
+        };
+        let renewed = deadline > now;
+        if renewed {
+            inner.ends.push(Reverse((deadline, grant)));
+        }
+        renewed
+    }
+
     /// Tries to end the grant again after a while.
     pub(crate) fn again(&self, grant: GrantId, after: Duration) {
         let at = Instant::now() + after;
@@ -110,7 +123,8 @@ impl Grants {
         }
     }
 
-    /// Those whose leases are over, with their locks; and when to look again.
+    /// Those whose leases are over, with their locks; and when to look again. Each is looked at no more until it is ended,
+    /// or tried again.
     pub(crate) fn over(&self, now: Instant) -> (Vec<(GrantId, Arc<str>)>, Option<Instant>) {
         let mut inner = self.0.lock();
         let Inner { own, ends } = &mut *inner;
@@ -181,6 +195,17 @@ mod tests {
         grants.remove(grant(1));
         assert_eq!(over(10), (vec![grant(3)], Some(s(20))));
         assert_eq!(over(20), (vec![grant(0)], None));
+    }
+
+    #[test]
+    fn grant_that_was_renewed_when_its_lease_was_over_has_an_end_again() {
+        let (grants, start) = (Grants::default(), Instant::now());
+        grants.insert(grant(0), own(0, start + s(10)));
+        assert_eq!(grants.over(start + s(10)).0.len(), 1);
+        assert!(!grants.was_renewed(grant(0), start + s(10)));
+        grants.extend(grant(0), start + s(20));
+        assert!(grants.was_renewed(grant(0), start + s(11)));
+        assert_eq!(grants.over(start + s(20)).0.len(), 1);
     }
 
     #[test]

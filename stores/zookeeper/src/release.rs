@@ -78,11 +78,8 @@ impl Core {
 
     /// Ends a grant whose lease is over, and tries until it succeeds.
     pub(crate) async fn expire(&self, grant: GrantId) {
-        let over = self
-            .grants
-            .get(grant)
-            .is_some_and(|own| own.deadline <= Instant::now());
-        if !over {
+        // By a renewal that was on its way.
+        if self.grants.was_renewed(grant, Instant::now()) {
             return;
         }
         if let Err(error) = self.release(grant, None).await {

@@ -150,6 +150,28 @@ async fn acquire_that_comes_late_takes_nothing() {
     assert_eq!(beside.clone().inspect("k".into()).await.unwrap().len(), 1);
 }
 
+/// The end of the lease comes while its renewal is on the way: after that it is due once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_whose_renewal_came_after_its_end_ends_with_that() {
+    let (server, proxy, root) = setting().await;
+    let beside = client(&patient(server.addr(), &root, LONG).await).await;
+    let behind = Arc::new(patient(proxy.addr(), &root, LONG).await);
+    let lease = Duration::from_millis(300);
+    let (key, grant) = (LockKey::from("k"), GrantId::from_parts(7, 1));
+    let acquire = AcquireRequest::new(Kind::Mutex, key.clone(), grant, lease);
+    behind.clone().acquire(acquire).await.unwrap();
+    let late = proxy.hold(1, ZkRequest::is_multi);
+    let renewal = RenewRequest::new(Kind::Mutex, key, grant, 10 * lease);
+    let renewal = tokio::spawn(behind.clone().renew(vec![renewal]));
+    late.caught().await;
+    tokio::time::sleep(2 * lease).await;
+    late.release();
+    let renewed = renewal.await.unwrap().unwrap();
+    assert!(renewed[0].is_ok(), "{renewed:?}");
+    // By nobody else than its own client: the session goes on.
+    drop(beside.lock("k").wait(PATIENCE).acquire().await.unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replies_cost_no_lock_and_leave_none() {
     let (server, proxy, root) = setting().await;
