@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep_until};
 
 use crate::core::Core;
-use crate::line::{Inbox, Lines, Step};
+use crate::line::{Inbox, Lines, Step, Work};
 use crate::renew::Batch;
 use crate::session::Event;
 
@@ -114,11 +114,19 @@ impl Driver {
     fn expire(&mut self) -> Option<Instant> {
         let (over, next) = self.core.grants.over(Instant::now());
         for (grant, lock) in over {
-            let core = self.core.clone();
-            let work = move || -> crate::line::Work { Box::pin(async move { core.expire(grant).await }) };
-            self.enter(Some(lock), Step::Work(Box::new(work)));
+            self.work(lock, move |core| async move { core.expire(grant).await });
         }
         next
+    }
+
+    /// Something of its own that is done for a lock when it is its turn.
+    fn work<F>(&mut self, lock: Arc<str>, work: impl FnOnce(Arc<Core>) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let core = self.core.clone();
+        let work = move || -> Work { Box::pin(work(core)) };
+        self.enter(Some(lock), Step::Work(Box::new(work)));
     }
 
     fn event(&mut self, event: Event) {
@@ -133,6 +141,9 @@ impl Driver {
                 self.core.hub.tell_all(false);
                 for (lock, topic) in self.core.waited_for() {
                     self.watch(lock, Some(topic));
+                }
+                for (grant, lock) in self.core.grants.absent() {
+                    self.work(lock, move |core| async move { core.look_again(grant).await });
                 }
             }
             Event::Changed(path) => {

@@ -35,6 +35,8 @@ pub(crate) enum State {
     Held(Node),
     /// It may be there.
     Unknown,
+    /// It was not there, and may come until then.
+    Absent(Instant),
     /// It is to be deleted, which was not answered.
     Leaves(Node),
 }
@@ -98,6 +100,26 @@ impl Grants {
         if let Some(own) = self.0.lock().own.get_mut(&grant) {
             own.state = state;
         }
+    }
+
+    /// The node was not there, and may come until then.
+    pub(crate) fn is_absent(&self, grant: GrantId, until: Instant) {
+        let mut inner = self.0.lock();
+        if let Some(own) = inner.own.get_mut(&grant) {
+            own.state = State::Absent(until);
+            own.deadline = until;
+            inner.ends.push(Reverse((until, grant)));
+        }
+    }
+
+    /// Those whose nodes were not there and may come, with their locks.
+    pub(crate) fn absent(&self) -> Vec<(GrantId, Arc<str>)> {
+        let inner = self.0.lock();
+        let absent = inner
+            .own
+            .iter()
+            .filter(|(_, own)| matches!(own.state, State::Absent(_)));
+        absent.map(|(grant, own)| (*grant, own.lock.clone())).collect()
     }
 
     /// Looks at the grant again at its deadline, if it was renewed since its lease was over; whether it was.
@@ -206,6 +228,27 @@ mod tests {
         grants.extend(grant(0), start + s(20));
         assert!(grants.was_renewed(grant(0), start + s(11)));
         assert_eq!(grants.over(start + s(20)).0.len(), 1);
+    }
+
+    #[test]
+    fn absent_node_is_looked_for_until_it_can_come_no_more() {
+        let (grants, start) = (Grants::default(), Instant::now());
+        for number in 0..2 {
+            grants.insert(grant(number), own(0, start + s(10)));
+        }
+        grants.is_absent(grant(1), start + s(20));
+        let absent = |grants: &Grants| {
+            grants
+                .absent()
+                .into_iter()
+                .map(|(grant, _)| grant)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(absent(&grants), [grant(1)]);
+        assert_eq!(grants.over(start + s(10)).0.len(), 1);
+        assert!(grants.over(start + s(20)).0.iter().any(|(of, _)| *of == grant(1)));
+        grants.remove(grant(1));
+        assert!(absent(&grants).is_empty());
     }
 
     #[test]

@@ -40,7 +40,11 @@ impl Core {
                 self.delete_node(grant, &own, node, false).await
             }
             State::Leaves(node) => self.delete_node(grant, &own, node, true).await,
-            State::Unknown => self.undo(grant, &own).await,
+            State::Unknown => {
+                self.undo(grant, &own, Instant::now() + 2 * self.session.lasts())
+                    .await
+            }
+            State::Absent(until) => self.undo(grant, &own, *until).await,
         }
     }
 
@@ -63,16 +67,26 @@ impl Core {
         Ok(reply)
     }
 
-    /// Deletes what an acquire without a reply may have created. The session goes on over another connection, after which
-    /// the servers take nothing more from the one before; and what they took is seen after they have caught up.
-    async fn undo(&self, grant: GrantId, own: &Own) -> Result<ReleaseReply, StoreError> {
+    /// Deletes what an acquire without a reply may have created. The session goes on over another connection, and what the
+    /// servers took before is seen after they have caught up.
+    ///
+    /// They take nothing more from the connection before, as long as the session is at another server. When it comes back
+    /// to the first one, a request that has just arrived there is taken. So it is looked for after each connect, until the
+    /// first one has closed a connection that was silent for as long as the session.
+    async fn undo(&self, grant: GrantId, own: &Own, until: Instant) -> Result<ReleaseReply, StoreError> {
         let nodes = self.nodes(&own.lock).await?;
         match nodes.into_iter().find(|node| own.mark.is_of(&node.name)) {
-            Some(node) => self.delete_node(grant, own, &node, true).await,
-            None => {
-                self.grants.remove(grant);
-                Ok(NOT_HELD)
-            }
+            Some(node) => return self.delete_node(grant, own, &node, true).await,
+            None if until > Instant::now() => self.grants.is_absent(grant, until),
+            None => self.grants.remove(grant),
+        }
+        Ok(NOT_HELD)
+    }
+
+    /// Looks for a node that was not there, over a new connection; after an error there is another one.
+    pub(crate) async fn look_again(&self, grant: GrantId) {
+        if let Err(error) = self.release(grant, None).await {
+            tracing::debug!(%grant, %error, "a node that may have come late could not be looked for");
         }
     }
 

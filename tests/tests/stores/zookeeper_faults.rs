@@ -150,6 +150,49 @@ async fn acquire_that_comes_late_takes_nothing() {
     assert_eq!(beside.clone().inspect("k".into()).await.unwrap().len(), 1);
 }
 
+/// Servers refuse a request from a connection that the session has left for another server; not so when it has just come
+/// back. Rounds in which it is refused are as good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquire_that_comes_as_late_as_its_session_comes_back_takes_nothing() {
+    let servers = Ensemble::start().await;
+    let ways = servers.servers()[..2].iter();
+    let ways: Vec<ZkProxy> = ways.map(|server| ZkProxy::start(server.addr())).collect();
+    let root = fresh_root();
+    let beside = client(&patient(servers.servers()[2].addr(), &root, LONG).await).await;
+    let both = format!("{},{}", ways[0].addr(), ways[1].addr());
+    let behind = Arc::new(store(both, &root, LONG, TIMEOUT).await);
+    for round in 0..20 {
+        let key = format!("k{round}");
+        let asked = ways[0].count(|_| true);
+        answered(|| behind.clone().inspect(key.as_str().into()))
+            .await
+            .unwrap();
+        let (first, second) = match ways[0].count(|_| true) > asked {
+            true => (&ways[0], &ways[1]),
+            false => (&ways[1], &ways[0]),
+        };
+        let late = first.hold(1, ZkRequest::creates);
+        let error = behind.clone().acquire(request(&key, round)).await.unwrap_err();
+        assert_eq!(error.outcome, Outcome::Unknown, "{error:?}");
+        late.caught().await;
+        let released = answered(|| behind.clone().release(release(&key, round))).await;
+        assert!(
+            matches!(released, Ok(ReleaseReply::NotHeld { .. })),
+            "{released:?}"
+        );
+        second.refuse();
+        second.cut();
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(..3000))).await;
+        late.release();
+        late.delivered().await;
+        answered(|| behind.clone().inspect(key.as_str().into()))
+            .await
+            .unwrap();
+        second.accept();
+        drop(beside.lock(&key).wait(PATIENCE).acquire().await.unwrap());
+    }
+}
+
 /// The end of the lease comes while its renewal is on the way: after that it is due once more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_whose_renewal_came_after_its_end_ends_with_that() {

@@ -105,6 +105,8 @@ struct State {
     waiting: VecDeque<Op>,
     closed: bool,
     epoch: Epoch,
+    /// For how long the servers keep the session of a client that is silent.
+    lasts: Duration,
     /// Until when the servers keep the session at least.
     kept_until: Option<Instant>,
     /// Why there is no connection.
@@ -177,8 +179,16 @@ impl Session {
         state.kept_until = state.kept_until.max(Some(until));
     }
 
-    fn connected(&self) {
-        self.state.lock().trouble = None;
+    /// For how long the servers keep the session of a client that is silent.
+    pub(crate) fn lasts(&self) -> Duration {
+        self.state.lock().lasts
+    }
+
+    /// To a server that keeps the session for so long.
+    fn connected(&self, lasts: Duration) {
+        let mut state = self.state.lock();
+        state.trouble = None;
+        state.lasts = lasts;
     }
 
     fn has_trouble(&self, trouble: String) {

@@ -177,7 +177,7 @@ impl Owner {
         };
         // To begin a session or to go on with it, the leader was asked.
         self.session.is_kept(sent + lasts);
-        self.session.connected();
+        self.session.connected(lasts);
         let tick = config.tick.unwrap_or(lasts / 2);
         Ok(Link {
             connection,
