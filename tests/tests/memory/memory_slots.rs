@@ -279,6 +279,8 @@ fn options_of_slots_are_checked() {
         let once = || clients[0].once("w");
         invalid(once().every(MS), "every");
         invalid(once().every(Duration::from_nanos(20_000_001)), "every");
+        invalid(once().every(Duration::MAX), "every");
+        invalid(once().every(400 * DAY), "every");
         invalid(once().keep(3 * DAY).every(2 * DAY), "keep");
         invalid(once().lease(DAY).keep(DAY).every(SEC), "keep");
         assert!(once().every(2 * DAY).check().is_ok(), "kept for three periods");
@@ -288,6 +290,16 @@ fn options_of_slots_are_checked() {
             matches!(refused, Err(OnceError::SlotTooFarAhead { .. })),
             "{refused:?}"
         );
+        // Of a slot that is named, too.
+        for (every, which) in [
+            (once().every(Duration::ZERO), "every"),
+            (once().keep(DAY).every(DAY), "keep"),
+        ] {
+            let named = every.slot(SystemTime::now() - SEC);
+            let refused: Reply<u8> = named.run(async |_| panic!("its options are invalid")).await;
+            let is_told = matches!(&refused, Err(OnceError::Store(Error::InvalidOption { option, .. })) if *option == which);
+            assert!(is_told, "{refused:?}");
+        }
     });
 }
 

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::run::{self, Admitted, Carried};
 use super::slots::Slots;
 use super::{DEFAULT_KEEP, Once, OnceClaim, OnceError, stored};
+use crate::runtime::options::check_duration;
 use crate::store::records::{RecordKey, SlotOutcome, SlotRequest};
 use crate::{Error, LockKey};
 
@@ -65,8 +66,9 @@ pub struct OnceEvery {
 #[derive(Debug, Clone)]
 #[must_use = "nothing is done until it runs"]
 pub struct OnceSlot {
-    pub(super) once: Once,
-    pub(super) slot: SlotRequest,
+    once: Once,
+    slot: SlotRequest,
+    period: Option<Duration>,
 }
 
 /// What came of a call for a slot.
@@ -147,7 +149,9 @@ impl Once {
     /// `keep` is at least two periods; by default a day, or three periods where that is longer. The period has whole
     /// microseconds and at least 10 ms.
     pub fn every(self, period: Duration) -> OnceEvery {
-        let keep = self.keep.unwrap_or_else(|| DEFAULT_KEEP.max(3 * period));
+        let keep = self
+            .keep
+            .unwrap_or_else(|| DEFAULT_KEEP.max(period.saturating_mul(3)));
         OnceEvery {
             once: self.keep(keep),
             period,
@@ -164,6 +168,7 @@ impl Once {
         OnceSlot {
             once: self,
             slot: SlotRequest::at(time),
+            period: None,
         }
     }
 }
@@ -196,16 +201,7 @@ impl OnceEvery {
     ///
     /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
     pub fn check(&self) -> Result<(), Error> {
-        let (period, keep) = (self.period, self.once.keep_or_default());
-        if period < SHORTEST || period.subsec_nanos() % 1000 != 0 {
-            let reason = format!("{period:?} is not at least {SHORTEST:?}, in whole microseconds");
-            return Err(Error::invalid_option("every", &reason));
-        }
-        if keep < 2 * period {
-            let reason = format!("{keep:?} is less than two periods of {period:?}");
-            return Err(Error::invalid_option("keep", &reason));
-        }
-        self.once.check()
+        self.nearest().check()
     }
 
     /// Does the work of the slot whose beginning is **nearest** to the present of the store, unless it was done: for a
@@ -227,11 +223,7 @@ impl OnceEvery {
         W: FnOnce(OnceClaim) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
-        let (checked, run) = (self.check(), self.nearest().run(work));
-        async move {
-            checked?;
-            run.await
-        }
+        self.nearest().run(work)
     }
 
     /// The slots to come, one after the other: dlock's own loop, which sleeps until the store's next slot begins.
@@ -240,9 +232,14 @@ impl OnceEvery {
     }
 
     fn nearest(&self) -> OnceSlot {
+        self.of(SlotRequest::nearest(self.period))
+    }
+
+    fn of(&self, slot: SlotRequest) -> OnceSlot {
         OnceSlot {
             once: self.once.clone(),
-            slot: SlotRequest::nearest(self.period),
+            slot,
+            period: Some(self.period),
         }
     }
 
@@ -260,10 +257,7 @@ impl OnceEvery {
     /// # Ok(()) }
     /// ```
     pub fn slot(&self, time: SystemTime) -> OnceSlot {
-        OnceSlot {
-            once: self.once.clone(),
-            slot: SlotRequest::at(time).with_period(self.period),
-        }
+        self.of(SlotRequest::at(time).with_period(self.period))
     }
 
     pub(super) fn once(&self) -> &Once {
@@ -300,6 +294,23 @@ impl OnceSlot {
         async move { run.await.map(|(reply, _)| reply).map_err(|(error, _)| error) }
     }
 
+    /// Whether name and options make sense, as each call checks it.
+    fn check(&self) -> Result<(), Error> {
+        let keep = self.once.keep_or_default();
+        if let Some(period) = self.period {
+            check_duration("every", Some(period))?;
+            if period < SHORTEST || period.subsec_nanos() % 1000 != 0 {
+                let reason = format!("{period:?} is not at least {SHORTEST:?}, in whole microseconds");
+                return Err(Error::invalid_option("every", &reason));
+            }
+            if keep < 2 * period {
+                let reason = format!("{keep:?} is less than two periods of {period:?}");
+                return Err(Error::invalid_option("keep", &reason));
+            }
+        }
+        self.once.check()
+    }
+
     /// The same, with the store's present where that was learnt.
     pub(super) async fn run_with_time<T, E, W, Fut>(self, work: W) -> Timed<T, E>
     where
@@ -309,7 +320,7 @@ impl OnceSlot {
     {
         let once = &self.once;
         let admitted = async {
-            once.check()?;
+            self.check()?;
             let mut target = once.target()?;
             // Counted from the beginning of the slot, and this may be before it.
             target.keep += self.slot.longest_ahead();
