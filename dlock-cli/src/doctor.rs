@@ -8,7 +8,7 @@ use dlock::store::doctor::Verdict;
 use dlock::{Diagnosis, Error, LockClient};
 use serde_json::json;
 
-use crate::stores;
+use crate::{output, stores};
 
 /// Exit code where something is to be done.
 const ILL: u8 = 1;
@@ -57,8 +57,8 @@ async fn doctor(client: &LockClient, args: &DoctorArgs) -> Result<ExitCode, Erro
     }
     let diagnosis = doctor.await?;
     match args.json {
-        true => println!("{:#}", as_json(&diagnosis)),
-        false => print!("{diagnosis}"),
+        true => say!("{:#}", as_json(&diagnosis)),
+        false => output::print(&diagnosis),
     }
     let is_ill = |verdict| verdict == Verdict::Bad || args.strict && verdict == Verdict::Unknown;
     Ok(

@@ -162,9 +162,9 @@ pub(crate) fn explain(code: Option<&str>, json: bool) -> Result<ExitCode, String
     for (code, says, cause, remedy) in found {
         if json {
             let object = serde_json::json!({ "code": code, "says": says, "cause": cause, "remedy": remedy });
-            println!("{object}");
+            say!("{object}");
         } else {
-            println!("{code}: {says}\n  cause: {cause}\n  remedy: {remedy}");
+            say!("{code}: {says}\n  cause: {cause}\n  remedy: {remedy}");
         }
     }
     Ok(ExitCode::SUCCESS)

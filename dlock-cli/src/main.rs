@@ -1,6 +1,9 @@
 //! The `dlock` command: runs a command under a lock, and looks at the locks of a store and measures what it gives, for
 //! people.
 
+#[macro_use]
+mod output;
+
 mod bench;
 mod doctor;
 mod explain;

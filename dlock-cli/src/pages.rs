@@ -5,9 +5,13 @@ use std::process::ExitCode;
 use clap::Command;
 use clap_complete::Shell;
 
+use crate::output;
+
 /// For this shell.
 pub(crate) fn completions(mut all: Command, shell: Shell) -> Result<ExitCode, String> {
-    clap_complete::generate(shell, &mut all, "dlock", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut all, "dlock", &mut script);
+    output::print(String::from_utf8_lossy(&script));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -24,7 +28,9 @@ pub(crate) fn man(mut all: Command, command: Option<&str>) -> Result<ExitCode, S
                 .ok_or_else(|| format!("there is no command {name}"))?
         }
     };
-    let rendered = clap_mangen::Man::new(page).render(&mut std::io::stdout());
+    let mut text = Vec::new();
+    let rendered = clap_mangen::Man::new(page).render(&mut text);
     rendered.map_err(|error| error.to_string())?;
+    output::print(String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)
 }

@@ -96,9 +96,9 @@ fn show(
     }
     if output.json {
         let json = serde_json::to_string(&report).map_err(|error| error.to_string())?;
-        println!("{json}");
+        say!("{json}");
     } else {
-        println!("{report}");
+        say!("{report}");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,20 @@ pub(crate) enum Look {
     List(ListArgs),
     Why(WhyArgs),
     Watch(WatchArgs),
+    /// End one hold, by the id of its holder as `show` and `list` print it.
+    ///
+    /// Ends the hold, if it is still that one, and wakes the waiters. The holder is told to look; its work goes on until it asks
+    /// its guard, and only the fencing token protects what it writes until then. It is written to the audit log of the store
+    /// first (XADD on `dlock:audit`).
+    ///
+    /// Exit status: 0 done, 1 that hold is over, 2 failed: nothing was changed.
     Break(HoldArgs),
+    /// Ask one holder to stop, by its id as `show` and `list` print it.
+    ///
+    /// The holder is told, and keeps the lock until it releases it. It is written to the audit log of the store first (XADD on
+    /// `dlock:audit`).
+    ///
+    /// Exit status: 0 done, 1 that hold is over, 2 failed: nothing was changed.
     Revoke(HoldArgs),
     /// Find, or forget, what is kept of work that is done once, or of an HTTP request with an idempotency key.
     Record {
@@ -92,13 +105,7 @@ pub(crate) struct WatchArgs {
     pub(crate) json: bool,
 }
 
-/// Act on one hold, by the id of its holder as `show` and `list` print it.
-///
-/// `break` ends the hold, if it is still that one, and wakes the waiters. The holder is told to look; its work goes on until
-/// it asks its guard, and only the fencing token protects what it writes until then. `revoke` asks the holder to stop, and
-/// leaves the lock with it. Both are written to the audit log of the store first (XADD on `dlock:audit`).
-///
-/// Exit status: 0 done, 1 that hold is over, 2 failed: nothing was changed.
+/// One hold, and why it is acted on.
 #[derive(Debug, Args)]
 pub(crate) struct HoldArgs {
     /// The name of the lock.

@@ -29,10 +29,10 @@ pub(super) async fn revoke(client: &LockClient, args: &HoldArgs) -> Result<ExitC
 /// Takes a lock away from its holder, whoever that is.
 pub(super) async fn force_unlock(client: &LockClient, key: &str) -> Result<ExitCode, Error> {
     Ok(if client.force_release(LockKey::raw(key)).await? {
-        println!("{}  released", clean(key));
+        say!("{}  released", clean(key));
         ExitCode::SUCCESS
     } else {
-        println!("{}  was free", clean(key));
+        say!("{}  was free", clean(key));
         ExitCode::from(NOT_HELD)
     })
 }
@@ -53,10 +53,10 @@ fn told(args: &HoldArgs, done: &str, is_done: bool) -> ExitCode {
     match (args.json, is_done) {
         (true, _) => {
             let told = json!({ "key": args.key, "holder": { "id": args.holder }, "done": is_done });
-            println!("{}", json_line(&told));
+            say!("{}", json_line(&told));
         }
-        (false, true) => println!("{key}  {done} ({holder})"),
-        (false, false) => println!("{key}  is not held by {holder} any more: nothing was changed"),
+        (false, true) => say!("{key}  {done} ({holder})"),
+        (false, false) => say!("{key}  is not held by {holder} any more: nothing was changed"),
     }
     match is_done {
         true => ExitCode::SUCCESS,

@@ -30,9 +30,9 @@ struct Link {
 pub(super) async fn why(client: &LockClient, args: &WhyArgs) -> Result<ExitCode, Error> {
     let (links, cycle) = follow(client, LockKey::raw(args.key.as_str())).await?;
     if args.json {
-        println!("{}", json_line(&all_json(&args.key, &links, cycle.as_deref())));
+        say!("{}", json_line(&all_json(&args.key, &links, cycle.as_deref())));
     } else if links.is_empty() {
-        println!("{}  free", clean(&args.key));
+        say!("{}  free", clean(&args.key));
     } else {
         links.iter().for_each(print);
         print_end(&links, cycle.as_deref());
@@ -98,13 +98,13 @@ fn wait_of<'a>(report: &'a ClientReport, grant: &str) -> Option<&'a WaitReport> 
 }
 
 fn print(link: &Link) {
-    println!("{}", link.row.line());
-    println!("  {}", link.diagnosis.line());
+    say!("{}", link.row.line());
+    say!("  {}", link.diagnosis.line());
     if let Some(wait) = &link.waits {
         let (key, location) = (clean(wait.key.as_str()), clean(&wait.location));
-        println!("  it waits for {key} since {} at {location}", time(wait.waited));
+        say!("  it waits for {key} since {} at {location}", time(wait.waited));
     } else if link.others > 0 {
-        println!(
+        say!(
             "  other calls of its process wait: {}, none of them known to be under this hold",
             link.others
         );
@@ -115,18 +115,18 @@ fn print_end(links: &[Link], cycle: Option<&[LockKey]>) {
     if let Some(cycle) = cycle {
         let first = cycle.first().into_iter();
         let names: Vec<_> = cycle.iter().chain(first).map(|key| clean(key.as_str())).collect();
-        println!(
+        say!(
             "deadlock: {} (each holder waits for the next lock)",
             names.join(" -> ")
         );
-        println!(
+        say!(
             "take them together with LockClient::multi, or in the same order everywhere; break one hold to go on"
         );
     } else if let Some(last) = links.last()
         && last.waits.is_none()
     {
         let key = clean(last.row.key.as_str());
-        println!("the end of the chain: whoever holds {key} waits for no lock that is known");
+        say!("the end of the chain: whoever holds {key} waits for no lock that is known");
     }
 }
 

@@ -15,8 +15,8 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
     let rows: Vec<_> = survey.rows.iter().filter(|row| is_meant(row, args)).collect();
     for row in &rows {
         match args.json {
-            true => println!("{}", json_line(&row.json())),
-            false => println!("{}", row.line()),
+            true => say!("{}", json_line(&row.json())),
+            false => say!("{}", row.line()),
         }
     }
     if rows.is_empty() && !args.json {

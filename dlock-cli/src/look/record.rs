@@ -62,27 +62,27 @@ async fn show(
         None => ExitCode::from(NOT_HELD),
     };
     if as_json {
-        println!("{}", json_line(&in_json(name, &record, look.record.as_ref())));
+        say!("{}", json_line(&in_json(name, &record, look.record.as_ref())));
         return Ok(code);
     }
     let key = clean(&name.key);
     let Some(view) = look.record else {
-        println!("{key}  no record");
+        say!("{key}  no record");
         return Ok(code);
     };
-    println!(
+    say!(
         "{key}  {}  attempt {}, token {}  forgotten in {}",
         state(&view.state),
         view.attempt,
         view.fence,
         time(view.expires_in)
     );
-    println!("  record: {}", record.as_str());
+    say!("  record: {}", record.as_str());
     if let Some(slot) = view.slot() {
-        println!("  slot: {}", humantime::format_rfc3339(slot));
+        say!("  slot: {}", humantime::format_rfc3339(slot));
     }
     if let Some(result) = result(&view.state) {
-        println!("  result: {}", json_line(&result));
+        say!("  result: {}", json_line(&result));
     }
     Ok(code)
 }
@@ -163,22 +163,22 @@ fn forgotten(name: &RecordName, record: &RecordKey, reply: ForgetReply, as_json:
     };
     if as_json {
         let object = json!({ "key": name.key, "record": record.as_str(), "outcome": word });
-        println!("{}", json_line(&object));
+        say!("{}", json_line(&object));
         return code;
     }
     let key = clean(&name.key);
     match reply {
-        ForgetReply::Forgotten => println!("{key}  forgotten ({})", record.as_str()),
-        ForgetReply::Missing => println!("{key}  no record"),
+        ForgetReply::Forgotten => say!("{key}  forgotten ({})", record.as_str()),
+        ForgetReply::Missing => say!("{key}  no record"),
         ForgetReply::Claimed {
             remaining,
             attempt,
             fence,
-        } => println!(
+        } => say!(
             "{key}  attempt {attempt} with token {fence} is in progress, {} left of its lease: nothing was changed",
             time(remaining)
         ),
-        _ => println!("{key}  nothing was changed"),
+        _ => say!("{key}  nothing was changed"),
     }
     code
 }

@@ -19,11 +19,11 @@ pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCod
     let holders = client.holders(key.clone()).await?;
     if holders.is_empty() {
         match args.json {
-            true => println!(
+            true => say!(
                 "{}",
                 json_line(&json!({ "key": args.key, "holder": null, "waiters": 0 }))
             ),
-            false => println!("{}  free", clean(&args.key)),
+            false => say!("{}  free", clean(&args.key)),
         }
         return Ok(ExitCode::from(NOT_HELD));
     }
@@ -45,14 +45,14 @@ pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCod
         if args.json {
             let mut object = row.json();
             object["diagnosis"] = diagnosis.json();
-            println!("{}", json_line(&object));
+            say!("{}", json_line(&object));
         } else {
             print(&row, &diagnosis);
         }
     }
     if !args.json {
         for (client, wait) in &waits {
-            println!("  {}", wait_line(client, wait));
+            say!("  {}", wait_line(client, wait));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -67,26 +67,26 @@ pub(super) fn know(holder: &mut Holder, diagnosis: &Diagnosis) {
 }
 
 fn print(row: &Row, diagnosis: &Diagnosis) {
-    println!("{}", row.line());
-    println!("  {}", diagnosis.line());
+    say!("{}", row.line());
+    say!("  {}", diagnosis.line());
     if let Some(client) = &row.holder.client {
-        println!("  client: {}, dlock {}", place(client), clean(&client.version));
+        say!("  client: {}, dlock {}", place(client), clean(&client.version));
     }
     if let Some(hold) = &row.holder.hold {
-        println!(
+        say!(
             "  acquired at {}, {} ago, token {}",
             clean(&hold.location),
             time(hold.held),
             hold.token
         );
         for line in &hold.reentered {
-            println!("  entered again at {}", clean(line));
+            say!("  entered again at {}", clean(line));
         }
         if hold.suspect {
-            println!("  suspect: the store has not confirmed the lease when that was due");
+            say!("  suspect: the store has not confirmed the lease when that was due");
         }
         if let Some(note) = &hold.note {
-            println!("  note: {}", clean(note));
+            say!("  note: {}", clean(note));
         }
     }
 }

@@ -17,8 +17,8 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
         loop {
             let survey = Survey::of(client, &args.pattern).await?;
             match args.json {
-                true => println!("{}", json_line(&all_json(&survey))),
-                false => lines(&survey).iter().for_each(|line| println!("{line}")),
+                true => say!("{}", json_line(&all_json(&survey))),
+                false => lines(&survey).iter().for_each(|line| say!("{line}")),
             }
             if args.once {
                 return Ok(ExitCode::SUCCESS);

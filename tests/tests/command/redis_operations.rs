@@ -1,7 +1,7 @@
 //! What the person on call finds out with the command, by incidents: a holder that is killed, stopped, hung or cut off;
 //! services that wait for each other; a hold that has to be broken.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -402,6 +402,33 @@ async fn completions_manual_and_explanations_are_printed() {
     let output = dlock("redis://nowhere", &["explain", "E0007"]).await;
     assert!(String::from_utf8_lossy(&output.stdout).contains("remedy"));
     assert_eq!(code(&dlock("redis://nowhere", &["explain", "E9999"]).await), 2);
+}
+
+#[tokio::test]
+async fn reader_that_has_enough_ends_the_command_without_a_word() {
+    for args in [
+        &["completions", "bash"][..],
+        &["man", "run"],
+        &["explain"],
+        &["show", "k"],
+        &["doctor"],
+    ] {
+        let mut command = child::command(
+            tokio::task::spawn_blocking(dlock_tests::bins::dlock)
+                .await
+                .unwrap(),
+        );
+        command.args(["--url", "memory://"]).args(args);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stdout(writer).stderr(Stdio::piped());
+        let running = command.spawn().unwrap();
+        let output = tokio::task::spawn_blocking(|| running.wait_with_output());
+        let output = within(PATIENCE, "the command ends", output).await;
+        let output = output.unwrap().unwrap();
+        assert_eq!(code(&output), 141, "{args:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{args:?}: {output:?}");
+    }
 }
 
 #[tokio::test]

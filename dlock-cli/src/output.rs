@@ -1,0 +1,25 @@
+//! What commands print, for readers that may have enough before its end, as `head` has.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+/// As a command that the signal `SIGPIPE` ends, which Rust's programs ignore.
+const NOBODY_READS: i32 = 128 + 13;
+
+/// As `println!`.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// Prints to standard output. Where that cannot be, the command ends.
+pub(crate) fn print(text: impl Display) {
+    let mut output = std::io::stdout().lock();
+    let Err(error) = write!(output, "{text}").and_then(|()| output.flush()) else {
+        return;
+    };
+    if error.kind() != ErrorKind::BrokenPipe {
+        eprintln!("dlock: standard output: {error}");
+        std::process::exit(crate::FAILED.into());
+    }
+    std::process::exit(NOBODY_READS);
+}
