@@ -142,7 +142,7 @@ impl Ending<'_> {
 /// }
 /// ```
 pub trait Policy: Send + Sync + 'static {
-    /// What becomes of the key of a request that ended so.
+    /// What becomes of the key of a request that ended so. Where this panics, [`KeepAmbiguous`] judges.
     fn judge(&self, ending: &Ending<'_>) -> Verdict;
 }
 

@@ -1,6 +1,7 @@
 //! The options of a layer.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,7 +118,11 @@ impl Settings {
     pub(super) fn judge(&self, ending: &Ending<'_>) -> Verdict {
         match ending {
             Ending::Response { status, .. } if self.released_on.contains(status) => Verdict::Release,
-            ending => self.policy.judge(ending),
+            // What was done is not done again because of a fault there.
+            ending => catch_unwind(AssertUnwindSafe(|| self.policy.judge(ending))).unwrap_or_else(|_| {
+                tracing::error!("the policy of a request panicked, that of the library takes its place");
+                KeepAmbiguous.judge(ending)
+            }),
         }
     }
 

@@ -222,6 +222,20 @@ async fn the_policy_can_be_replaced() {
 }
 
 #[tokio::test]
+async fn what_was_done_is_kept_where_the_policy_panics() {
+    struct Broken;
+    impl Policy for Broken {
+        fn judge(&self, _: &Ending<'_>) -> Verdict {
+            panic!("a fault of its own");
+        }
+    }
+    for status in [200, 500] {
+        let runs = runs_of_two(|| layer().policy(Broken), move |n| with_status(status, n)).await;
+        assert_eq!(runs, 1, "{status}");
+    }
+}
+
+#[tokio::test]
 async fn a_replay_has_the_allowed_headers_whole_and_no_others() {
     const GIVEN: [(&str, &str); 24] = [
         ("content-type", "text/plain; charset=utf-8"),
