@@ -21,8 +21,8 @@ use crate::session::refused;
 use crate::store::ZookeeperLocks;
 use crate::wire::{Code, Request};
 
-/// The longest answer that is read.
-const LONGEST: u64 = 64 << 10;
+/// The longest answer that is read: of tens of thousands of connections.
+const LONGEST: u64 = 8 << 20;
 
 impl Diagnose for ZookeeperLocks {
     fn examine(self: Arc<Self>, examination: Examination) -> StoreFuture<StoreReport> {
@@ -89,6 +89,7 @@ async fn told(host: &str, limit: Duration) -> Seen<Told> {
         srvr: pairs(&srvr.unwrap_or_default(), ": "),
         conf: allowed(word(host, "conf", limit).await).map(|text| pairs(&text, "=")),
         mntr: allowed(word(host, "mntr", limit).await).map(|text| pairs(&text, "\t")),
+        cons: allowed(word(host, "cons", limit).await).map(|text| addresses(&text)),
     })
 }
 
@@ -124,4 +125,20 @@ fn pairs(text: &str, between: &str) -> HashMap<String, String> {
         .filter_map(|line| line.split_once(between))
         .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
         .collect()
+}
+
+/// The address of each connection, as in ` /10.0.0.7:41234[1](queued=0,…)`, without its port.
+fn addresses(cons: &str) -> Vec<String> {
+    let of = |line: &str| {
+        Some(
+            line.trim()
+                .strip_prefix('/')?
+                .split_once('[')?
+                .0
+                .rsplit_once(':')?
+                .0
+                .to_owned(),
+        )
+    };
+    cons.lines().filter_map(of).collect()
 }

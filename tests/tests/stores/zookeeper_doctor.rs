@@ -7,6 +7,7 @@ use dlock::store::doctor::Verdict::{Bad, Good, Unknown};
 use dlock_tests::eventually;
 use dlock_tests::zookeeper::{Ensemble, Zookeeper};
 use dlock_zookeeper::ZookeeperLocks;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::doctor_support::{are_good, found, is, read, tried};
 
@@ -55,6 +56,17 @@ async fn healthy_server_is_good_and_keeps_nothing_of_the_doctor() {
     is(&read(&client).await, "request-times", Unknown, "only reads");
 }
 
+/// Three connections from this address.
+async fn from(address: &str, server: &Zookeeper) -> [TcpStream; 3] {
+    let connect = async || {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        let local = format!("{address}:0").parse().expect("an address");
+        socket.bind(local).expect("an address of this machine");
+        socket.connect(server.addr()).await.expect("a connection")
+    };
+    [connect().await, connect().await, connect().await]
+}
+
 /// How many nodes the server has.
 async fn nodes(server: &Zookeeper) -> String {
     let said = server.said("srvr").await.expect("it answers");
@@ -68,12 +80,19 @@ async fn session_that_the_servers_shorten_and_a_low_limit_of_connections_are_tol
     let address = server.addr().to_string();
     let asks = client(&address, SESSION).await;
     is(&read(&asks).await, "session", Bad, "5s at most");
-    is(&read(&asks).await, "connections", Good, "at most 6");
+    is(&read(&asks).await, "connections", Good, "each address may have 6");
+    // Many all together, of which each address has few.
+    eventually("others are connected from elsewhere", async || {
+        let _elsewhere = [from("127.0.0.2", &server).await, from("127.0.0.3", &server).await];
+        let connections = found(&read(&asks).await, "connections").clone();
+        connections.verdict == Good && connections.why.contains("3 of 8 connections are from")
+    })
+    .await;
     let mut others = Vec::new();
     for _ in 0..4 {
         others.push(store(&address, Duration::from_secs(4)).await);
     }
-    is(&read(&asks).await, "connections", Bad, "at most 6");
+    is(&read(&asks).await, "connections", Bad, "are from 127.0.0.1");
     let long = Zookeeper::start_with("minSessionTimeout=20000\nmaxSessionTimeout=40000\n").await;
     let asks = client(&long.addr().to_string(), SESSION).await;
     is(&read(&asks).await, "session", Bad, "20s at least");

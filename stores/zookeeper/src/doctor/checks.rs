@@ -13,6 +13,8 @@ pub(super) struct Told {
     pub(super) srvr: HashMap<String, String>,
     pub(super) conf: Seen<HashMap<String, String>>,
     pub(super) mntr: Seen<HashMap<String, String>>,
+    /// The address of each connection.
+    pub(super) cons: Seen<Vec<String>>,
 }
 
 /// What is known of the client.
@@ -29,7 +31,7 @@ type Servers = [(String, Seen<Told>)];
 const OUTSTANDING: u64 = 100;
 
 fn hidden(check: &'static str, why: &str) -> Finding {
-    let remedy = "4lw.commands.whitelist=srvr,conf,mntr".to_owned();
+    let remedy = "4lw.commands.whitelist=srvr,conf,mntr,cons".to_owned();
     Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
 }
 
@@ -268,27 +270,47 @@ fn stalls(told: &Told, context: &Context) -> Finding {
     }
 }
 
+/// The server limits the connections of each address, and not all of them together.
 fn connections(told: &Told) -> Finding {
     const CHECK: &str = "connections";
     of(CHECK, &told.conf, |conf| {
-        let Some(most) = number(conf, "maxClientCnxns") else {
+        let Some(limit) = number(conf, "maxClientCnxns") else {
             return hidden(CHECK, "the server does not tell maxClientCnxns");
         };
-        let used = number(&told.srvr, "Connections").unwrap_or(0);
-        let why = match most {
-            0 => format!("{used} connections, and no limit for each address"),
-            most => format!("{used} connections, and at most {most} from each address"),
+        let all = number(&told.srvr, "Connections").unwrap_or(0);
+        if limit == 0 {
+            return Finding::good(CHECK, format!("{all} connections, and no limit for each address"));
+        }
+        let is_near = |used: u64| used.saturating_mul(5) > limit.saturating_mul(4);
+        let most = match &told.cons {
+            Ok(cons) => busiest(cons),
+            Err(_) if !is_near(all) => {
+                let why = format!("{all} connections, and each address may have {limit}");
+                return Finding::good(CHECK, why);
+            }
+            Err(why) => return hidden(CHECK, why),
         };
-        // All of them may come from one address: a node, or a gateway.
-        match most > 0 && used * 5 > most * 4 {
+        let (address, used) = most.unwrap_or(("no address", 0));
+        let why =
+            format!("{used} of {all} connections are from {address}, and each address may have {limit}");
+        match is_near(used) {
             true => Finding::bad(
                 CHECK,
-                format!("{why}: if they come from one, the next deploy finds none"),
+                format!("{why}: the next deploy there finds none"),
                 "maxClientCnxns; one client for each process",
             ),
             false => Finding::good(CHECK, why),
         }
     })
+}
+
+/// The address with most connections, and how many.
+fn busiest(cons: &[String]) -> Option<(&str, u64)> {
+    let mut counts = HashMap::new();
+    for address in cons {
+        *counts.entry(address.as_str()).or_insert(0) += 1;
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count)
 }
 
 #[cfg(test)]
@@ -314,6 +336,7 @@ mod tests {
                 ("server.4", "d:2888:3888:observer;2181"),
             ])),
             mntr: Ok(pairs(&[("zk_synced_followers", "2")])),
+            cons: Ok(Vec::new()),
         };
         let servers = |modes: [&[(&str, &str)]; 3]| {
             let names = ["a", "b", "c"].map(str::to_owned);
@@ -369,6 +392,7 @@ mod tests {
                 srvr: pairs(&[("Latency min/avg/max", latency), ("Outstanding", waiting)]),
                 conf: Err(String::new()),
                 mntr: Err(String::new()),
+                cons: Err(String::new()),
             };
             stalls(&told, &context).verdict
         };
@@ -376,5 +400,30 @@ mod tests {
         assert_eq!(verdict("0/0.5/1001", "0"), Verdict::Bad);
         assert_eq!(verdict("0/0.5/3", "101"), Verdict::Bad);
         assert_eq!(verdict("?", "0"), Verdict::Unknown);
+    }
+
+    #[test]
+    fn connections_count_for_each_address() {
+        let verdict = |limit, all, cons: Seen<&[&str]>| {
+            let told = Told {
+                srvr: pairs(&[("Connections", all)]),
+                conf: Ok(pairs(&[("maxClientCnxns", limit)])),
+                mntr: Err(String::new()),
+                cons: cons.map(|cons| cons.iter().map(|&address| address.to_owned()).collect()),
+            };
+            connections(&told).verdict
+        };
+        let hidden = || Err("denied".to_owned());
+        assert_eq!(verdict("0", "1000", hidden()), Verdict::Good);
+        assert_eq!(verdict("5", "4", hidden()), Verdict::Good);
+        assert_eq!(verdict("5", "5", hidden()), Verdict::Unknown);
+        assert_eq!(
+            verdict("5", "6", Ok(&["a", "b", "a", "b", "a", "b"])),
+            Verdict::Good
+        );
+        assert_eq!(
+            verdict("5", "6", Ok(&["a", "a", "a", "b", "a", "a"])),
+            Verdict::Bad
+        );
     }
 }
