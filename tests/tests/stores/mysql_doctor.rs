@@ -108,11 +108,9 @@ async fn settings_that_lose_locks_or_break_steps_are_told() {
     is(&read(&torn).await, "persistence", Bad, "may corrupt pages");
 }
 
-#[tokio::test]
-async fn asynchronous_replica_is_told() {
-    let (server, client) = server_with(&[SAFE, "--log-bin=bin", "--server-id=1"]).await;
-    is(&read(&client).await, "replicas", Good, "none");
-    let replica = Mysql::start_with(&["--server-id=2"], None).await;
+/// A replica of this server, with these options.
+async fn replica_of(server: &Mysql, options: &[&str]) -> Mysql {
+    let replica = Mysql::start_with(&[&["--server-id=2"], options].concat(), None).await;
     let opts = Opts::from(server.opts());
     let follow = format!(
         "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = 'dlock', MASTER_PASSWORD = '{}'",
@@ -120,6 +118,14 @@ async fn asynchronous_replica_is_told() {
         opts.pass().expect("a password")
     );
     sql(&replica, &[&follow, "START SLAVE"]).await;
+    replica
+}
+
+#[tokio::test]
+async fn asynchronous_replica_is_told() {
+    let (server, client) = server_with(&[SAFE, "--log-bin=bin", "--server-id=1"]).await;
+    is(&read(&client).await, "replicas", Good, "none");
+    let _replica = replica_of(&server, &[]).await;
     eventually("the replica is linked", async || {
         found(&read(&client).await, "replicas").verdict == Bad
     })
@@ -127,6 +133,35 @@ async fn asynchronous_replica_is_told() {
     let diagnosis = read(&client).await;
     is(&diagnosis, "replicas", Bad, "asynchronous");
     is(&diagnosis, "lease-budget", Unknown, "when a replica takes over");
+}
+
+#[tokio::test]
+async fn semi_synchronous_replication_that_does_not_wait_is_told() {
+    let options = [
+        SAFE,
+        "--log-bin=bin",
+        "--server-id=1",
+        "--rpl-semi-sync-master-enabled=1",
+        "--rpl-semi-sync-master-timeout=500",
+    ];
+    let (server, client) = server_with(&options).await;
+    is(&read(&client).await, "replicas", Bad, "no such replica is linked");
+    let replica = replica_of(&server, &["--rpl-semi-sync-slave-enabled=1"]).await;
+    // Whether it is waited for is decided anew at each commit.
+    let becomes = async |verdict, why| {
+        eventually(why, async || {
+            sql(&server, &["CREATE OR REPLACE TABLE dlock.beside (a INT)"]).await;
+            let diagnosis = read(&client).await;
+            let finding = found(&diagnosis, "replicas");
+            finding.verdict == verdict && finding.why.contains(why)
+        })
+        .await;
+    };
+    becomes(Good, "before it is answered").await;
+    replica.stop();
+    becomes(Bad, "fell back to asynchronous").await;
+    replica.cont();
+    becomes(Good, "before it is answered").await;
 }
 
 #[tokio::test]

@@ -25,7 +25,10 @@ const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('binlog_format', 
      'read_only', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', 'sync_binlog', 'version')";
 /// How much of it is in use.
 const STATUS: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_clients', \
-     'Rpl_semi_sync_source_clients', 'Slaves_connected', 'Threads_connected')";
+     'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_clients', 'Rpl_semi_sync_source_status', \
+     'Slaves_connected', 'Threads_connected')";
+/// The replicas that are linked, on MySQL since 8.0.22 and before; MariaDB tells how many in its status.
+const REPLICAS: [&str; 2] = ["SHOW REPLICAS", "SHOW SLAVE HOSTS"];
 /// Needs the privilege PROCESS.
 const OLDEST: &str =
     "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx";
@@ -50,9 +53,11 @@ impl MysqlLocks {
             session,
         };
         let first = patient.clock().await;
+        let status = patient.pairs(STATUS).await;
         let facts = Facts {
             settings: patient.pairs(SETTINGS).await.map_err(StoreError::unknown)?,
-            status: patient.pairs(STATUS).await,
+            linked: patient.linked(&status).await,
+            status,
             oldest: patient
                 .rows(OLDEST)
                 .await
@@ -103,6 +108,25 @@ impl Patient<'_> {
 
     async fn pairs(&mut self, sql: &str) -> Seen<HashMap<String, String>> {
         Ok(self.rows(sql).await?.into_iter().collect())
+    }
+
+    /// How many replicas are linked.
+    async fn linked(&mut self, status: &Seen<HashMap<String, String>>) -> Seen<u64> {
+        let told = status
+            .as_ref()
+            .ok()
+            .and_then(|status| status.get("Slaves_connected"));
+        if let Some(linked) = told.and_then(|linked| linked.parse().ok()) {
+            return Ok(linked);
+        }
+        let mut seen = Err(String::new());
+        for sql in REPLICAS {
+            seen = self.rows::<mysql_async::Row>(sql).await;
+            if seen.is_ok() {
+                break;
+            }
+        }
+        seen.map(|rows| rows.len() as u64)
     }
 
     async fn clock(&mut self) -> Seen<ClockReading> {

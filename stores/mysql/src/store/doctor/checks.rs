@@ -11,6 +11,8 @@ pub(super) type Seen<T> = Result<T, String>;
 pub(super) struct Facts {
     pub(super) settings: HashMap<String, String>,
     pub(super) status: Seen<HashMap<String, String>>,
+    /// How many replicas are linked.
+    pub(super) linked: Seen<u64>,
     /// For how many seconds the oldest transaction runs.
     pub(super) oldest: Seen<i64>,
     /// The tables of the locks, and the engines that keep them.
@@ -31,7 +33,7 @@ pub(super) fn hidden(check: &'static str, why: &str, grant: &str) -> Finding {
 pub(super) fn all(facts: &Facts) -> (Vec<Finding>, Failover, Durability) {
     let settings = Settings(&facts.settings);
     let (persistence, durability) = persistence(&settings);
-    let (replicas, failover) = replicas(&settings, &facts.status);
+    let (replicas, failover) = replicas(&settings, &facts.status, &facts.linked);
     let findings = vec![
         persistence,
         writes(&settings),
@@ -102,66 +104,69 @@ fn writes(settings: &Settings<'_>) -> Finding {
     }
 }
 
-fn replicas(settings: &Settings<'_>, status: &Seen<HashMap<String, String>>) -> (Finding, Failover) {
+fn replicas(
+    settings: &Settings<'_>,
+    status: &Seen<HashMap<String, String>>,
+    linked: &Seen<u64>,
+) -> (Finding, Failover) {
     const CHECK: &str = "replicas";
-    let takes_over = || {
-        Failover::Unknown(
-            "when a replica takes over is up to others (orchestrator, a managed service?)".to_owned(),
-        )
+    let none = |why: &str| {
+        let why =
+            format!("none{why}: a fail-over cannot forget a lock, and an outage lasts until it is back");
+        (Finding::good(CHECK, why), Failover::None)
     };
     if !settings.is_on("log_bin") {
-        let why = "none, since there is no binary log: a fail-over cannot forget a lock, and an outage lasts until it is back";
-        return (Finding::good(CHECK, why), Failover::None);
+        return none(", since there is no binary log");
     }
-    let status = match status {
-        Ok(status) => status,
-        Err(why) => return (hidden(CHECK, why, "REPLICATION CLIENT"), takes_over()),
+    let semi = SEMI
+        .iter()
+        .find(|semi| settings.is_on(&semi("enabled").to_lowercase()));
+    let finding = match (semi, linked) {
+        (Some(semi), _) => match status {
+            Ok(status) => semi_synchronous(|name| status.get(&semi(name)).map(String::as_str)),
+            Err(why) => hidden(CHECK, why, "REPLICATION CLIENT"),
+        },
+        (None, Ok(0)) => return none(""),
+        (None, Ok(linked)) => Finding::bad(
+            CHECK,
+            format!(
+                "{linked} replicas are asynchronous: one that takes over has not the newest locks, and others acquire \
+                 them while their holders work; fencing tokens may repeat"
+            ),
+            "semi-synchronous replication with AFTER_SYNC, or locks on a server that no replica replaces",
+        ),
+        (None, Err(why)) => hidden(CHECK, why, "REPLICATION SLAVE"),
     };
-    let count = |name: &str| status.get(name).and_then(|count| count.parse::<u64>().ok());
-    let semi = ["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"];
-    if semi.iter().any(|name| settings.is_on(name)) {
-        let clients = ["Rpl_semi_sync_master_clients", "Rpl_semi_sync_source_clients"];
-        let finding = match clients.iter().find_map(|name| count(name)) {
-            Some(0) => Finding::bad(
-                CHECK,
-                "semi-synchronous replication is on, and no such replica is linked: after its time-out commits do not wait",
-                "link the replica",
-            ),
-            Some(_) => Finding::good(
-                CHECK,
-                "a commit is on a semi-synchronous replica before it is answered",
-            ),
-            None => hidden(
-                CHECK,
-                "the number of semi-synchronous replicas",
-                "REPLICATION CLIENT",
-            ),
-        };
-        return (finding, takes_over());
-    }
-    match count("Slaves_connected") {
-        Some(0) => (
-            Finding::good(
-                CHECK,
-                "none: a fail-over cannot forget a lock, and an outage lasts until it is back",
-            ),
-            Failover::None,
+    let takes_over = "when a replica takes over is up to others (orchestrator, a managed service?)";
+    (finding, Failover::Unknown(takes_over.to_owned()))
+}
+
+/// The names of MariaDB and of MySQL before 8.0.26, and those after it.
+const SEMI: [fn(&str) -> String; 2] = [
+    |name| format!("Rpl_semi_sync_master_{name}"),
+    |name| format!("Rpl_semi_sync_source_{name}"),
+];
+
+/// What the server tells of its semi-synchronous replication, which is on.
+fn semi_synchronous<'a>(told: impl Fn(&str) -> Option<&'a str>) -> Finding {
+    const CHECK: &str = "replicas";
+    match (told("clients"), told("status")) {
+        (Some("0"), _) => Finding::bad(
+            CHECK,
+            "semi-synchronous replication is on, and no such replica is linked: after its time-out commits do not wait",
+            "link the replica",
         ),
-        Some(linked) => (
-            Finding::bad(
-                CHECK,
-                format!(
-                    "{linked} replicas are asynchronous: one that takes over has not the newest locks, and others acquire \
-                     them while their holders work; fencing tokens may repeat"
-                ),
-                "semi-synchronous replication with AFTER_SYNC, or locks on a server that no replica replaces",
-            ),
-            takes_over(),
+        (Some(_), Some("ON")) => Finding::good(
+            CHECK,
+            "a commit is on a semi-synchronous replica before it is answered, for as long as one acknowledges in time",
         ),
-        None => (
-            hidden(CHECK, "how many replicas are linked", "REPLICATION CLIENT"),
-            takes_over(),
+        (Some(_), Some(_)) => Finding::bad(
+            CHECK,
+            "semi-synchronous replication fell back to asynchronous, since no replica acknowledged in time: one that takes \
+             over has not the newest locks, and others acquire them while their holders work",
+            "the replica and the network between; a longer rpl_semi_sync_…_timeout",
         ),
+        _ => hidden(CHECK, "whether replicas acknowledge", "REPLICATION CLIENT"),
     }
 }
 
@@ -323,15 +328,34 @@ mod tests {
     }
 
     #[test]
-    fn semi_synchronous_replication_needs_a_replica() {
-        let on = settings(&[("log_bin", "ON"), ("rpl_semi_sync_source_enabled", "ON")]);
-        let verdict = |clients: &[(&str, &str)]| replicas(&Settings(&on), &Ok(settings(clients))).0.verdict;
-        assert_eq!(verdict(&[("Rpl_semi_sync_source_clients", "1")]), Verdict::Good);
-        assert_eq!(verdict(&[("Rpl_semi_sync_source_clients", "0")]), Verdict::Bad);
-        assert_eq!(verdict(&[]), Verdict::Unknown);
+    fn semi_synchronous_replication_needs_a_replica_that_acknowledges() {
+        for side in ["master", "source"] {
+            let enabled = format!("rpl_semi_sync_{side}_enabled");
+            let on = settings(&[("log_bin", "ON"), (&enabled, "ON")]);
+            let verdict = |told: &[(&str, &str)]| {
+                let told = told.iter();
+                let status =
+                    told.map(|(name, value)| (format!("Rpl_semi_sync_{side}_{name}"), (*value).to_owned()));
+                replicas(&Settings(&on), &Ok(status.collect()), &Ok(1)).0.verdict
+            };
+            assert_eq!(verdict(&[("clients", "1"), ("status", "ON")]), Verdict::Good);
+            assert_eq!(verdict(&[("clients", "1"), ("status", "OFF")]), Verdict::Bad);
+            assert_eq!(verdict(&[("clients", "0"), ("status", "ON")]), Verdict::Bad);
+            assert_eq!(verdict(&[("clients", "1")]), Verdict::Unknown);
+        }
+    }
+
+    #[test]
+    fn replicas_that_are_linked_are_asynchronous_unless_the_server_says_otherwise() {
         let plain = settings(&[("log_bin", "ON")]);
-        let hidden = replicas(&Settings(&plain), &Err("denied".to_owned())).0.verdict;
-        assert_eq!(hidden, Verdict::Unknown);
+        let verdict = |linked| {
+            replicas(&Settings(&plain), &Ok(HashMap::new()), &linked)
+                .0
+                .verdict
+        };
+        assert_eq!(verdict(Ok(0)), Verdict::Good);
+        assert_eq!(verdict(Ok(1)), Verdict::Bad);
+        assert_eq!(verdict(Err("denied".to_owned())), Verdict::Unknown);
     }
 
     #[test]
