@@ -216,12 +216,15 @@ impl Table {
         ]
     }
 
-    /// Removes the row of a lock that is free and was for nobody.
+    /// Removes the row of a scratch lock, and those that other doctors left a minute ago and more.
     pub(crate) fn forget(&self, key: &str) -> String {
+        let all = key.trim_end_matches(|c| c != ':');
         format!(
-            "DELETE FROM {} WHERE k = {} AND holder = ''",
+            "DELETE FROM {} WHERE k = {} OR k BETWEEN {} AND {} AND until_us < {NOW} - 60000000",
             self.quoted,
-            hex(key)
+            hex(key),
+            hex(all),
+            hex([all.as_bytes(), &[0xff]].concat()),
         )
     }
 }

@@ -184,6 +184,24 @@ async fn missing_privileges_are_told_and_what_is_hidden_is_unknown() {
 }
 
 #[tokio::test]
+async fn scratch_rows_go_also_where_a_step_fails_or_a_doctor_was_interrupted() {
+    let (server, client) = server_with(&[SAFE]).await;
+    sql(
+        &server,
+        &[
+            "INSERT INTO dlock_locks (k, holder) VALUES ('dlock:doctor:interrupted', 'h'), ('other', 'h')",
+            "CREATE TRIGGER once BEFORE UPDATE ON dlock_locks FOR EACH ROW \
+             IF OLD.holder <> '' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'on purpose'; END IF",
+        ],
+    )
+    .await;
+    is(&tried(&client).await, "request-times", Bad, "on purpose");
+    let mut conn = server.client().await;
+    let rows: Vec<String> = conn.query("SELECT k FROM dlock_locks").await.unwrap();
+    assert_eq!(rows, ["other"]);
+}
+
+#[tokio::test]
 async fn server_without_room_for_connections_is_told() {
     let (server, client) = server_with(&[SAFE, "--max-connections=12"]).await;
     let mut others = Vec::new();

@@ -202,6 +202,24 @@ async fn missing_tables_and_privileges_are_told_and_what_is_hidden_is_unknown() 
     );
 }
 
+#[tokio::test]
+async fn scratch_rows_go_also_where_a_step_fails_or_a_doctor_was_interrupted() {
+    let (server, client) = safe().await;
+    let db = server.client().await;
+    db.batch_execute(
+        "INSERT INTO dlock_locks (key, holder) VALUES ('dlock:doctor:interrupted', 'h'), ('other', 'h'); \
+         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'on purpose'; END $$; \
+         CREATE TRIGGER once BEFORE UPDATE ON dlock_locks FOR EACH ROW WHEN (OLD.holder <> '') \
+         EXECUTE FUNCTION fail()",
+    )
+    .await
+    .unwrap();
+    is(&tried(&client).await, "request-times", Bad, "on purpose");
+    let rows = db.query("SELECT key FROM dlock_locks", &[]).await.unwrap();
+    let keys: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(keys, ["other"]);
+}
+
 async fn client_of(server: &Postgres) -> LockClient {
     client(server.config()).await
 }

@@ -19,6 +19,8 @@ const ROUNDS: usize = 60;
 const LONGEST: Duration = Duration::from_secs(2);
 /// The time between two steps at least.
 const PACE: Duration = Duration::from_millis(10);
+/// The longest lease of a scratch lock: it is over soon where the doctor is interrupted.
+const LEASE: Duration = Duration::from_secs(30);
 /// Between two looks at a clock.
 const CLOCK: Duration = Duration::from_secs(3);
 
@@ -43,14 +45,16 @@ pub fn scratch_key() -> LockKey {
 }
 
 /// The check `request-times`: acquires, renews and releases a scratch lock for some seconds, at most a hundred steps a
-/// second. What a store keeps of a lock that was released is for the store to remove.
+/// second. What a store keeps of a lock that was released is for the store to remove, also of one that was not released
+/// since a step failed: its lease is of 30 seconds at most.
 pub async fn request_times(store: Arc<dyn Store>, key: &LockKey, examination: &Examination) -> Finding {
     let (mut took, begun) = (Vec::new(), clock::now());
+    let lease = examination.lease.min(LEASE);
     for round in 0..ROUNDS {
         if round > 0 && clock::now().saturating_duration_since(begun) > LONGEST {
             break;
         }
-        if let Err(why) = pair(&store, key, examination.lease, round, &mut took).await {
+        if let Err(why) = pair(&store, key, lease, round, &mut took).await {
             return Finding::bad(
                 TIMES,
                 format!("a scratch lock could not be acquired, renewed and released: {why}"),

@@ -13,6 +13,7 @@ use dlock::store::doctor::{
 };
 use dlock::store::{Store, StoreError, StoreFuture};
 use tokio::time::timeout;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use self::checks::{Facts, Seen, Standby};
@@ -125,8 +126,11 @@ impl PostgresLocks {
     async fn forgets(&self, session: &Session, key: Arc<str>) -> Option<Finding> {
         let sql = self.0.setup.table.forget();
         let removing = async {
-            let text = tokio_postgres::types::Type::TEXT;
-            session.client.query_typed(&sql, &[(&&*key, text)]).await
+            let all = key.trim_end_matches(|c| c != ':');
+            session
+                .client
+                .query_typed(&sql, &[(&&*key, Type::TEXT), (&all, Type::TEXT)])
+                .await
         };
         let why = self.see(removing).await.err()?;
         let why = format!("the row of the lock {key} that was tried may stay: {why}");

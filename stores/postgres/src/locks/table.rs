@@ -153,9 +153,12 @@ impl Table {
         )
     }
 
-    /// Removes the row of a lock that is free and was for nobody.
+    /// Removes the row of a scratch lock, and those that other doctors left a minute ago and more.
     pub(crate) fn forget(&self) -> String {
-        format!("DELETE FROM {} WHERE key = $1 AND holder = ''", self.needed[0].0)
+        format!(
+            "DELETE FROM {} WHERE key = $1 OR key ^@ $2 AND until < clock_timestamp() - interval '1 minute'",
+            self.needed[0].0
+        )
     }
 
     pub(crate) fn sql(&self, sql: Sql) -> &str {
