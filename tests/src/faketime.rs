@@ -66,9 +66,21 @@ impl Clock {
     /// # Errors
     /// When its file cannot be written.
     pub fn set(&self, ahead: Duration) -> io::Result<()> {
+        self.write(&format!("+{:.3}\n", ahead.as_secs_f64()))
+    }
+
+    /// Has it run at this rate, counted from the start of each of its users.
+    ///
+    /// # Errors
+    /// When its file cannot be written.
+    pub fn run_at(&self, rate: f64) -> io::Result<()> {
+        self.write(&format!("+0 x{rate}\n"))
+    }
+
+    fn write(&self, line: &str) -> io::Result<()> {
         // As a whole: a file that is half written is an offset, too.
         let new = self.dir.path().join("new");
-        fs::write(&new, format!("+{:.3}\n", ahead.as_secs_f64()))?;
+        fs::write(&new, line)?;
         fs::rename(&new, self.file())
     }
 

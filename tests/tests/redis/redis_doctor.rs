@@ -207,6 +207,61 @@ async fn clock_that_steps_is_told() {
 }
 
 #[tokio::test]
+async fn clock_that_is_slow_is_told_by_keys_that_stay() {
+    let clock = Clock::new().expect("libfaketime is there");
+    clock.run_at(0.5).expect("the clock is set");
+    let builder = Server::builder(Flavor::from_env());
+    let server = builder.clock(Some(&clock)).start().await;
+    let diagnosis = tried(&server.url()).await;
+    is(&diagnosis, "expiry", Verdict::Bad, "was there after 220 ms");
+    is(&diagnosis, "clock", Verdict::Bad, "drifts or steps");
+}
+
+#[tokio::test]
+async fn members_of_a_quorum_whose_clocks_differ_are_told() {
+    let clock = Clock::new().expect("libfaketime is there");
+    let ahead = Server::builder(Flavor::from_env())
+        .clock(Some(&clock))
+        .start()
+        .await;
+    let others = Independent::start(Flavor::from_env(), 2).await;
+    let addresses: Vec<String> = (others.servers().iter().chain([&ahead]))
+        .map(|server| server.addr().to_string())
+        .collect();
+    let options = "trust_fresh_servers=true&max_lease=1m";
+    let client = client(&format!("quorum+redis://{}?{options}", addresses.join(","))).await;
+    clock.set(Duration::from_secs(40)).expect("the clock is set");
+    let diagnosis = client.doctor().await.unwrap();
+    is(&diagnosis, "quorum-clocks", Verdict::Bad, "ms apart");
+}
+
+#[tokio::test]
+async fn evicted_keys_and_writes_that_wait_for_replicas_are_told() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = client(&server.url()).await;
+    let set = async |name: &str, value: &str| server.query::<()>(&["CONFIG", "SET", name, value]).await;
+    set("maxmemory-policy", "allkeys-lru").await;
+    let _: () = server.query(&["SET", "large", &"x".repeat(1 << 20)]).await;
+    set("maxmemory", "1000").await;
+    eventually("a key is evicted", async || {
+        let _refused = server.try_query::<redis::Value>(&["SET", "small", "x"]).await;
+        let info: String = server.query(&["INFO", "stats"]).await;
+        !info.contains("evicted_keys:0\r\n")
+    })
+    .await;
+    set("maxmemory", "0").await;
+    set("maxmemory-policy", "noeviction").await;
+    is(
+        &client.doctor().await.unwrap(),
+        "eviction",
+        Verdict::Bad,
+        "keys were evicted",
+    );
+    set("min-replicas-to-write", "1").await;
+    is(&client.doctor().await.unwrap(), "writes", Verdict::Bad, "wants 1");
+}
+
+#[tokio::test]
 async fn what_the_user_may_not_do_is_told_and_what_it_may_not_see_is_unknown() {
     let builder = Server::builder(Flavor::from_env());
     let builder = builder.acl(&format!("noscript {ALL} -eval -evalsha"));
