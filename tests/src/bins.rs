@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::child;
+use crate::faketime::{self, Clock};
 
 /// How long a program may take to start, or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -173,9 +174,22 @@ impl Running {
     /// # Panics
     /// When it cannot be started.
     pub fn start(program: &Path, args: &[&str]) -> Running {
+        Running::begin(child::command(program), args)
+    }
+
+    /// The same with this clock.
+    ///
+    /// # Panics
+    /// When it cannot be started, or without libfaketime.
+    pub fn with_clock(program: &Path, clock: &Clock, args: &[&str]) -> Running {
+        let mut command = child::command(program);
+        faketime::preload(&mut command, &clock.file()).expect("libfaketime is there");
+        Running::begin(command, args)
+    }
+
+    fn begin(mut command: Command, args: &[&str]) -> Running {
         let log = NamedTempFile::new().expect("a file can be made");
         let output = || log.reopen().expect("the file is there");
-        let mut command = child::command(program);
         command
             .args(args)
             .env_remove("RUST_LOG")

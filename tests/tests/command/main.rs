@@ -22,4 +22,5 @@ mod redis_run;
 mod redis_run_lost;
 mod redis_run_once;
 mod redis_run_terminal;
+mod redis_slots;
 mod redis_soak;
