@@ -81,9 +81,6 @@ fn told(error: dlock::Error) -> String {
     format!("{} [{}]", look::clean(&error.to_string()), error.code())
 }
 
-/// Exit code of a command that failed.
-const FAILED: u8 = 2;
-
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match args.command {
@@ -103,6 +100,6 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("dlock: {error}");
-        ExitCode::from(FAILED)
+        ExitCode::from(output::FAILED)
     })
 }

@@ -3,6 +3,9 @@
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
+/// Exit code of a command that failed.
+pub(crate) const FAILED: u8 = 2;
+
 /// As a command that the signal `SIGPIPE` ends, which Rust's programs ignore.
 const NOBODY_READS: i32 = 128 + 13;
 
@@ -19,7 +22,7 @@ pub(crate) fn print(text: impl Display) {
     };
     if error.kind() != ErrorKind::BrokenPipe {
         eprintln!("dlock: standard output: {error}");
-        std::process::exit(crate::FAILED.into());
+        std::process::exit(FAILED.into());
     }
     std::process::exit(NOBODY_READS);
 }
