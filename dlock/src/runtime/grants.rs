@@ -539,15 +539,7 @@ impl Grant {
                 _ => LossReason::of(loss),
             };
             let reason = signals.reason.get_or_init(|| reason);
-            self.tell_held(Ended::Lost);
-            let event = Event::Lost {
-                series: &self.series,
-                of: self.of(),
-                key: &self.key,
-                grant: self.id(),
-                reason,
-            };
-            self.in_span(|| event.emit());
+            self.tell_lost(reason);
             self.ends_span(Ended::Lost);
             wakeups.wake();
             tell(Some(signals));
@@ -685,6 +677,19 @@ impl Grant {
             held,
         }
         .emit();
+    }
+
+    /// It was lost, which the watchdog has seen, or only its release.
+    pub(crate) fn tell_lost(&self, reason: &LossReason) {
+        self.tell_held(Ended::Lost);
+        let event = Event::Lost {
+            series: &self.series,
+            of: self.of(),
+            key: &self.key,
+            grant: self.id(),
+            reason,
+        };
+        self.in_span(|| event.emit());
     }
 
     /// A renewal failed, which counts if the lease ends before another one succeeds.

@@ -23,6 +23,7 @@ use crate::base::broken;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::report::LossReason;
 use crate::engine::fairness::other_listeners;
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::attempt::AcquireAttempt;
@@ -346,10 +347,13 @@ fn give_back(
                         shared.given_up.fetch_add(1, Ordering::Relaxed);
                     }
                     if let Some((grant, ended)) = &held {
-                        grant.tell_held(match report {
-                            ReleaseReport::Released | ReleaseReport::ReleasedBefore => *ended,
-                            _ => Ended::Lost,
-                        });
+                        match report {
+                            ReleaseReport::Released | ReleaseReport::ReleasedBefore => {
+                                grant.tell_held(*ended)
+                            }
+                            ReleaseReport::Gone => grant.tell_lost(&LossReason::Gone),
+                            ReleaseReport::RanOut | ReleaseReport::Failed(_) => grant.tell_held(Ended::Lost),
+                        }
                     }
                     return reported(report, &request);
                 }

@@ -175,10 +175,15 @@ fn holds_are_counted_by_how_they_ended() {
         assert_eq!(shown.gauges("g"), [Some(0.0), Some(1.0), Some(0.0)]);
         second.release().await.unwrap();
         sleep(MS).await;
+        // Whoever drops a guard does not learn that the store had lost the lock.
+        let dropped = lock.acquire().await.unwrap();
+        assert!(client.force_release("k").await.unwrap());
+        drop(dropped);
+        sleep(MS).await;
         for (ended, count) in [
             ("released", 2.0),
             ("dropped", 1.0),
-            ("lost", 1.0),
+            ("lost", 2.0),
             ("handoff", 1.0),
         ] {
             assert_eq!(shown.holds("g", ended), Some(count), "{ended}");
@@ -187,6 +192,8 @@ fn holds_are_counted_by_how_they_ended() {
         assert_eq!(shown.value("dlock_handoffs_total", &[]), Some(1.0));
         let expired = [("group", "g"), ("reason", "expired")];
         assert_eq!(shown.value("dlock_lost_total", &expired), Some(1.0));
+        let gone = [("group", "g"), ("reason", "gone")];
+        assert_eq!(shown.value("dlock_lost_total", &gone), Some(1.0));
     });
 }
 
