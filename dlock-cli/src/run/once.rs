@@ -51,10 +51,13 @@ pub(super) async fn run(
         Admitted::Claimed(claim, settling) => (claim, settling),
         Admitted::Answered(answer) => return not_run(answer, plan, say),
     };
-    let ended = watch::run(plan, View::Claim(claim), grace, terminal, signals, say).await;
+    let ended = watch::run(plan, View::Claim(claim.clone()), grace, terminal, signals, say).await;
     let is_success = match ended.how {
         How::Ended(Change::Exited(status)) => status == 0,
-        How::NotStarted => false,
+        How::NotStarted => {
+            claim.not_started();
+            false
+        }
         // It ended in the middle: the claim is given up, as that of a process that crashed.
         How::Lost | How::Interrupted | How::Ended(_) => return ended.end,
     };

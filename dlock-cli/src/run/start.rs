@@ -1,13 +1,16 @@
 //! What comes between dlock and the command: dlock itself, started once more, which sets up what only the new process
 //! can, waits until it is watched over, and then becomes the command.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
+use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
 use nix::unistd;
 
@@ -74,11 +77,36 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
     super::signals::let_through();
     // Comes back only if it failed.
     let error = Command::new(program).args(arguments).exec();
+    ExitCode::from(not_started(program, &error))
+}
+
+/// Tells why, and returns the exit status that says so.
+pub(super) fn not_started(program: &OsStr, error: &io::Error) -> u8 {
     eprintln!("dlock: {}: {error}", program.to_string_lossy());
-    ExitCode::from(match error.kind() {
+    match error.kind() {
         ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_STARTED,
-    })
+    }
+}
+
+/// Looks for the program where it will be looked for when it is started.
+pub(super) fn look_for(program: &OsStr) -> io::Result<()> {
+    let paths = match std::env::var_os("PATH") {
+        _ if program.as_bytes().contains(&b'/') => vec![program.into()],
+        Some(dirs) => std::env::split_paths(&dirs)
+            .map(|dir| dir.join(program))
+            .collect(),
+        None => return Ok(()),
+    };
+    let mut error = Errno::ENOENT;
+    for path in paths {
+        match path.metadata() {
+            Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => return Ok(()),
+            Ok(_) => error = Errno::EACCES,
+            Err(_) => {}
+        }
+    }
+    Err(error.into())
 }
 
 /// From now on this process is killed when its parent ends, however that happens; `false` when it has ended before.

@@ -13,7 +13,7 @@ use super::hold::View;
 use super::keeper::Keeper;
 use super::say::Say;
 use super::signals::{ENDING, Signals};
-use super::start::StartArgs;
+use super::start::{self, StartArgs};
 use super::terminal::Terminal;
 
 /// How often it is looked how long the lock is held for sure, at most and at least.
@@ -52,14 +52,19 @@ pub(super) async fn run(
     signals: &mut Signals,
     say: Say,
 ) -> Ended {
+    let not_started = |status| Ended {
+        end: End::With(status),
+        how: How::NotStarted,
+    };
+    let program = &plan.command[0];
+    if let Err(error) = start::look_for(program) {
+        return not_started(start::not_started(program, &error));
+    }
     let mut watch = match Watch::start(plan, held, grace, terminal, say) {
         Ok(watch) => watch,
         Err(error) => {
             say.line(&format!("the command cannot be started: {error}"));
-            return Ended {
-                end: End::With(NOT_STARTED),
-                how: How::NotStarted,
-            };
+            return not_started(NOT_STARTED);
         }
     };
     let change = watch.until_ended(signals).await;

@@ -78,8 +78,9 @@ impl Claim {
         self.not_begun.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_not_begun(&self, not_begun: bool) {
-        self.not_begun.store(not_begun, Ordering::Relaxed);
+    pub(super) fn set_not_begun(&self) {
+        self.core.shared.counters.not_started();
+        self.not_begun.store(true, Ordering::Relaxed);
     }
 
     /// Nothing was said of the key, nor put into a transaction.

@@ -48,8 +48,10 @@ where
     claim.enter(Phase::Working);
     let mut answer = handed_in.run(inner.call(request)).await;
     claim.enter(Phase::Answered);
-    if let Ok(response) = &mut answer {
-        claim.set_not_begun(handed_in.was_not_begun(response.extensions_mut()));
+    if let Ok(response) = &mut answer
+        && handed_in.was_not_begun(response.extensions_mut())
+    {
+        claim.set_not_begun();
     }
     match (claim.end_transaction(&asker).await, answer) {
         (Ended::Committed(response), _) => Ok(response),

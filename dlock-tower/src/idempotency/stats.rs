@@ -50,6 +50,8 @@ counters! {
     claimed: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "ran";
     /// Of those, requests that took over what an earlier attempt had begun.
     taken_over: "dlock_idempotency_taken_over_total";
+    /// Of those, requests whose answer said that nothing was started ([`NotStarted`](crate::NotStarted)).
+    not_started: "dlock_idempotency_not_started_total";
     /// Requests that were answered by a stored response.
     replayed: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "replayed";
     /// Requests that were answered by 409 because an equal one was in progress.

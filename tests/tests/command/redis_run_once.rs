@@ -124,7 +124,7 @@ async fn command_that_runs_elsewhere_is_waited_for_or_is_75() {
 
 #[tokio::test]
 async fn failures_and_crashes_follow_the_policy() {
-    let (_server, url) = server().await;
+    let (server, url) = server().await;
     let attempt = "echo \"$DLOCK_ATTEMPT\"; ";
     let script = |how: &str| format!("{attempt}{how}");
     // Again and again, with the status of the command.
@@ -136,10 +136,28 @@ async fn failures_and_crashes_follow_the_policy() {
             "{how}"
         );
     }
-    let not_found = run(&url, &["--once", "again-2", "--", "no-such-command-anywhere"]).await;
-    assert_eq!(code(&not_found), 127, "{not_found:?}");
-    let ended = sh(&url, &["--once", "again-2"], &script("true")).await;
-    assert_eq!((code(&ended), ended.stdout.as_str()), (0, "2\n"));
+    // What is not there on this machine has not failed.
+    let not_executable = server.data_dir().join("not-executable");
+    fs::write(&not_executable, "").unwrap();
+    for (program, status) in [
+        ("no-such-command-anywhere", 127),
+        (not_executable.to_str().unwrap(), 126),
+    ] {
+        for quiet in [&[][..], &["--quiet"]] {
+            let args = [
+                quiet,
+                &["--once", "--on-failure", "keep", "not-there", "--", program],
+            ]
+            .concat();
+            let ended = run(&url, &args).await;
+            assert!(
+                code(&ended) == status && ended.stderr.contains(program),
+                "{ended:?}"
+            );
+        }
+    }
+    let ended = sh(&url, &["--once", "not-there"], &script("true")).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (0, "1\n"));
 
     type Attempts<'a> = &'a [(&'a str, i32)];
     let cases: [(&[&str], Attempts<'_>); 4] = [

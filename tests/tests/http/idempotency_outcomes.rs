@@ -76,10 +76,12 @@ async fn not_started_releases_the_key_of_its_own_request_only() {
                 response.extensions_mut().insert(NotStarted::of(of.extensions()));
                 async { Ok::<_, Infallible>(response) }
             });
-            let service = around(&layer(), handler);
+            let layer = layer();
+            let service = around(&layer, handler);
             let first = send(&service, post("k")).await;
             let second = send(&service, post("k")).await;
             assert_eq!(run.count(), if own { 2 } else { 1 }, "{status}");
+            assert_eq!(layer.stats().not_started, if own { 2 } else { 0 }, "{status}");
             assert_eq!((first.not_started(), second.is_replay()), (own, !own), "{status}");
         }
     }

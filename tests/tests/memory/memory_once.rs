@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock::record::OnOrphan;
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, LockClient, OnFailure, OnceError, OnceReply};
+use dlock::{Error, LockClient, OnFailure, OnceClaim, OnceError, OnceReply};
 use dlock_tests::paused_for;
 use futures_util::FutureExt;
 use futures_util::future::{join_all, pending};
@@ -207,6 +207,36 @@ fn failures_follow_their_policy() {
         let once = a.once("leave").on_orphan(OnOrphan::Leave);
         assert!(matches!(once.run(fails).await, Err(OnceError::Work(_))));
         assert_eq!(ran(once.run(async |_| Ok(1)).await), 1);
+    });
+}
+
+#[test]
+fn work_that_was_not_started_has_not_failed() {
+    paused(async {
+        let [a, b] = clients().await;
+        for (key, on_failure, on_orphan) in [
+            ("again", OnFailure::RunAgain, OnOrphan::TakeOver),
+            ("keep", OnFailure::Keep, OnOrphan::TakeOver),
+            ("once", OnFailure::AtMost(1), OnOrphan::TakeOver),
+            ("leave", OnFailure::Keep, OnOrphan::Leave),
+        ] {
+            let once = |client: &LockClient| client.once(key).on_failure(on_failure).on_orphan(on_orphan);
+            let refuses = async |claim: OnceClaim| {
+                claim.not_started();
+                Err::<u32, _>("no room".to_owned())
+            };
+            assert!(
+                matches!(once(&a).run(refuses).await, Err(OnceError::Work(_))),
+                "{key}"
+            );
+            assert_eq!(
+                ran(once(&b).run(async |claim| Ok(claim.attempt())).await),
+                1,
+                "{key}"
+            );
+            let done = once(&a).run(refuses).await;
+            assert!(matches!(done, Ok(OnceReply::Earlier(1))), "{key}: {done:?}");
+        }
     });
 }
 

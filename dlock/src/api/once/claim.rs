@@ -3,6 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
@@ -247,6 +248,7 @@ pub(super) struct Claim {
     slot: Option<ClaimedSlot>,
     deadline: watch::Receiver<Deadline>,
     renewal: AbortHandle,
+    not_started: Arc<AtomicBool>,
     is_settled: bool,
 }
 
@@ -272,6 +274,7 @@ impl Claim {
             slot,
             deadline,
             renewal: renewal.abort_handle(),
+            not_started: Arc::default(),
             is_settled: false,
         }
     }
@@ -289,7 +292,13 @@ impl Claim {
             token: self.token.clone(),
             keep: self.target.keep,
             deadline: self.deadline.clone(),
+            not_started: self.not_started.clone(),
         }
+    }
+
+    /// Whether the work has said that it was not started.
+    pub(super) fn is_not_started(&self) -> bool {
+        self.not_started.load(Ordering::Relaxed)
     }
 
     /// Until another attempt may begin.
@@ -345,6 +354,7 @@ pub struct OnceClaim {
     token: ClaimToken,
     keep: Duration,
     deadline: watch::Receiver<Deadline>,
+    not_started: Arc<AtomicBool>,
 }
 
 impl OnceClaim {
@@ -406,6 +416,29 @@ impl OnceClaim {
     #[must_use]
     pub fn keep(&self) -> Duration {
         self.keep
+    }
+
+    /// States that nothing of the work was started: the error that it then returns is no failure. The claim is released, whatever
+    /// [`on_failure`](crate::Once::on_failure) says, and the next call is the first attempt; after an earlier attempt that did
+    /// start, it is one more.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock::{LockClient, OnFailure, OnceReply};
+    ///
+    /// let client = LockClient::memory();
+    /// let import = client.once("import").on_failure(OnFailure::Keep);
+    /// let refused = import.run(async |claim| {
+    ///     claim.not_started(); // no room on this machine
+    ///     Err::<(), _>("disk full")
+    /// });
+    /// assert!(refused.await.is_err());
+    /// let done = import.run(async |_| Ok::<(), &str>(())).await; // on another machine
+    /// assert!(matches!(done, Ok(OnceReply::Ran(()))));
+    /// # }
+    /// ```
+    pub fn not_started(&self) {
+        self.not_started.store(true, Ordering::Relaxed);
     }
 
     /// How long no other attempt can begin, for certain; zero when the claim is lost. It is renewed every third of the lease.

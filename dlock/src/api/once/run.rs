@@ -178,7 +178,10 @@ impl Once {
         let value = match output {
             Ok(value) => value,
             Err(error) => {
-                let settlement = self.after_failure(attempt);
+                let settlement = match claim.is_not_started() {
+                    true => Settlement::Release,
+                    false => self.after_failure(attempt),
+                };
                 self.settled(target, claim, settlement).await;
                 return Err(OnceError::Work(error));
             }
