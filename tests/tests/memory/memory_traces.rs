@@ -113,177 +113,182 @@ fn of(spans: &[SpanData], number: u64) -> &SpanData {
     spans.iter().find(is).expect("the request")
 }
 
-#[test]
-fn wait_and_hold_are_children_of_their_callers_and_linked_to_the_hold_before() {
-    paused(async {
-        let exported = Exported::at(LevelFilter::DEBUG);
-        let client = LockClient::memory();
-        let lock = client.lock(KEY).group("orders");
-        let holds = |number| {
-            let lock = lock.clone();
-            let work = async move {
-                let guard = lock.acquire().await.unwrap();
-                // Soon enough for a handoff.
-                for _ in 0..20 {
-                    tokio::task::yield_now().await;
-                }
-                guard.release().await.unwrap();
+/// Whether a place is of interest is kept for the whole process, and tests without a subscriber have a say in that.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn wait_and_hold_are_children_of_their_callers_and_linked_to_the_hold_before() {
+        paused(async {
+            let exported = Exported::at(LevelFilter::DEBUG);
+            let client = LockClient::memory();
+            let lock = client.lock(KEY).group("orders");
+            let holds = |number| {
+                let lock = lock.clone();
+                let work = async move {
+                    let guard = lock.acquire().await.unwrap();
+                    // Soon enough for a handoff.
+                    for _ in 0..20 {
+                        tokio::task::yield_now().await;
+                    }
+                    guard.release().await.unwrap();
+                };
+                tokio::spawn(work.instrument(request(number)))
             };
-            tokio::spawn(work.instrument(request(number)))
-        };
-        let (first, second) = (holds(1), holds(2));
-        first.await.unwrap();
-        second.await.unwrap();
-        let requests = exported.named("request");
-        let (first, second) = (of(&requests, 1), of(&requests, 2));
-        assert_eq!(has(first, "dlock.path"), "free");
-        assert_eq!(has(second, "dlock.path"), "handoff");
-        assert!((0.0..10.0).contains(&millis(first, "dlock.wait_ms")), "{first:?}");
-        assert!(
-            (0.0..10.0).contains(&millis(second, "dlock.wait_ms")),
-            "{second:?}"
-        );
+            let (first, second) = (holds(1), holds(2));
+            first.await.unwrap();
+            second.await.unwrap();
+            let requests = exported.named("request");
+            let (first, second) = (of(&requests, 1), of(&requests, 2));
+            assert_eq!(has(first, "dlock.path"), "free");
+            assert_eq!(has(second, "dlock.path"), "handoff");
+            assert!((0.0..10.0).contains(&millis(first, "dlock.wait_ms")), "{first:?}");
+            assert!(
+                (0.0..10.0).contains(&millis(second, "dlock.wait_ms")),
+                "{second:?}"
+            );
 
-        let holds = exported.named("dlock.hold");
-        let hold_of = |request: &SpanData| {
-            let mut its = holds.iter().filter(|hold| hold.parent_span_id == id(request));
-            its.next().expect("its hold").clone()
-        };
-        let (hold, next) = (hold_of(first), hold_of(second));
-        assert_eq!(holds.len(), 2);
-        let described = ["dlock.key", "dlock.kind", "dlock.group", "dlock.ended"];
-        assert_eq!(all(&hold, &described), [KEY, "lock", "orders", "handoff"]);
-        assert_eq!(all(&next, &described), [KEY, "lock", "orders", "released"]);
-        assert!((0.0..10.0).contains(&millis(&next, "dlock.held_ms")), "{next:?}");
-        let token = |span: &SpanData| has(span, "dlock.token").parse::<u64>().expect("a token");
-        assert_eq!((token(&hold), token(&next)), (token(first), token(second)));
-        assert_eq!(token(second), token(first) + 1);
-        assert_eq!((linked(&hold), linked(&next)), (vec![], vec![id(&hold)]));
-        assert_eq!(has(&hold, "dlock.grant"), has(&next, "dlock.grant"));
+            let holds = exported.named("dlock.hold");
+            let hold_of = |request: &SpanData| {
+                let mut its = holds.iter().filter(|hold| hold.parent_span_id == id(request));
+                its.next().expect("its hold").clone()
+            };
+            let (hold, next) = (hold_of(first), hold_of(second));
+            assert_eq!(holds.len(), 2);
+            let described = ["dlock.key", "dlock.kind", "dlock.group", "dlock.ended"];
+            assert_eq!(all(&hold, &described), [KEY, "lock", "orders", "handoff"]);
+            assert_eq!(all(&next, &described), [KEY, "lock", "orders", "released"]);
+            assert!((0.0..10.0).contains(&millis(&next, "dlock.held_ms")), "{next:?}");
+            let token = |span: &SpanData| has(span, "dlock.token").parse::<u64>().expect("a token");
+            assert_eq!((token(&hold), token(&next)), (token(first), token(second)));
+            assert_eq!(token(second), token(first) + 1);
+            assert_eq!((linked(&hold), linked(&next)), (vec![], vec![id(&hold)]));
+            assert_eq!(has(&hold, "dlock.grant"), has(&next, "dlock.grant"));
 
-        let wait = exported.only("dlock.wait");
-        assert_eq!(
-            (wait.parent_span_id, linked(&wait)),
-            (id(second), vec![id(&hold)])
-        );
-        let described = [
-            "dlock.key",
-            "dlock.kind",
-            "dlock.group",
-            "dlock.outcome",
-            "dlock.path",
-        ];
-        assert_eq!(
-            all(&wait, &described),
-            [KEY, "lock", "orders", "acquired", "handoff"]
-        );
-        assert_eq!(token(&wait), token(second));
-    });
-}
+            let wait = exported.only("dlock.wait");
+            assert_eq!(
+                (wait.parent_span_id, linked(&wait)),
+                (id(second), vec![id(&hold)])
+            );
+            let described = [
+                "dlock.key",
+                "dlock.kind",
+                "dlock.group",
+                "dlock.outcome",
+                "dlock.path",
+            ];
+            assert_eq!(
+                all(&wait, &described),
+                [KEY, "lock", "orders", "acquired", "handoff"]
+            );
+            assert_eq!(token(&wait), token(second));
+        });
+    }
 
-#[test]
-fn information_alone_has_no_spans_of_holds_and_none_of_what_did_not_wait() {
-    paused(async {
-        let exported = Exported::at(LevelFilter::INFO);
-        let client = LockClient::memory();
-        async {
+    #[test]
+    fn information_alone_has_no_spans_of_holds_and_none_of_what_did_not_wait() {
+        paused(async {
+            let exported = Exported::at(LevelFilter::INFO);
+            let client = LockClient::memory();
+            async {
+                let guard = client.lock(KEY).acquire().await.unwrap();
+                let wait = client.lock(KEY).wait(SEC);
+                assert!(wait.acquire().await.unwrap_err().is_busy());
+                drop(guard);
+            }
+            .instrument(request(1))
+            .await;
+            assert_eq!(exported.named("dlock.hold"), []);
+            let wait = exported.only("dlock.wait");
+            assert_eq!(
+                all(&wait, &["dlock.outcome", "dlock.wait_ms", "dlock.path"]),
+                ["timeout", "1000", ""]
+            );
+            assert_eq!(has(&exported.only("request"), "dlock.wait_ms"), "1000");
+        });
+    }
+
+    #[test]
+    fn wait_that_is_dropped_ends_its_span_as_cancelled() {
+        paused(async {
+            let exported = Exported::at(LevelFilter::INFO);
+            let client = LockClient::memory();
+            let _guard = client.lock(KEY).acquire().await.unwrap();
+            let lock = client.lock(KEY);
+            tokio::time::timeout(SEC, lock.acquire()).await.unwrap_err();
+            assert_eq!(has(&exported.only("dlock.wait"), "dlock.outcome"), "cancelled");
+        });
+    }
+
+    #[test]
+    fn renewals_and_the_loss_of_a_hold_are_events_on_its_span() {
+        paused(async {
+            let exported = Exported::at(LevelFilter::DEBUG);
+            let client = LockClient::memory();
             let guard = client.lock(KEY).acquire().await.unwrap();
-            let wait = client.lock(KEY).wait(SEC);
-            assert!(wait.acquire().await.unwrap_err().is_busy());
-            drop(guard);
-        }
-        .instrument(request(1))
-        .await;
-        assert_eq!(exported.named("dlock.hold"), []);
-        let wait = exported.only("dlock.wait");
-        assert_eq!(
-            all(&wait, &["dlock.outcome", "dlock.wait_ms", "dlock.path"]),
-            ["timeout", "1000", ""]
-        );
-        assert_eq!(has(&exported.only("request"), "dlock.wait_ms"), "1000");
-    });
-}
-
-#[test]
-fn wait_that_is_dropped_ends_its_span_as_cancelled() {
-    paused(async {
-        let exported = Exported::at(LevelFilter::INFO);
-        let client = LockClient::memory();
-        let _guard = client.lock(KEY).acquire().await.unwrap();
-        let lock = client.lock(KEY);
-        tokio::time::timeout(SEC, lock.acquire()).await.unwrap_err();
-        assert_eq!(has(&exported.only("dlock.wait"), "dlock.outcome"), "cancelled");
-    });
-}
-
-#[test]
-fn renewals_and_the_loss_of_a_hold_are_events_on_its_span() {
-    paused(async {
-        let exported = Exported::at(LevelFilter::DEBUG);
-        let client = LockClient::memory();
-        let guard = client.lock(KEY).acquire().await.unwrap();
-        sleep(25 * SEC).await;
-        client.force_release(KEY).await.unwrap();
-        guard.lost().await;
-        let hold = exported.only("dlock.hold");
-        assert_eq!(has(&hold, "dlock.ended"), "lost");
-        let events: Vec<_> = hold.events.iter().map(|event| event.name.as_ref()).collect();
-        assert_eq!(
-            events,
-            ["a lock was renewed", "a lock was renewed", "a lock was lost"]
-        );
-        let has = |at: usize, name: &str| {
-            let attributes = &hold.events.events[at].attributes;
-            attributes.iter().any(|attribute| attribute.key.as_str() == name)
-        };
-        assert!(has(0, "left_ms") && has(2, "reason"), "{hold:?}");
-    });
-}
-
-#[test]
-fn path_says_whether_the_store_told_of_it_or_was_asked_again() {
-    paused(async {
-        let exported = Exported::at(LevelFilter::INFO);
-        let store = MemoryStore::new();
-        let client = async || LockClient::builder().store(store.clone()).build().await.unwrap();
-        let (here, there) = (client().await, client().await);
-        let paths = async |holds: dlock::Lock, ends: bool| {
-            exported.spans.reset();
-            let guard = holds.acquire().await.unwrap();
-            let release = async {
-                sleep(SEC).await;
-                match ends {
-                    true => drop(guard),
-                    false => std::mem::forget(guard),
-                }
+            sleep(25 * SEC).await;
+            client.force_release(KEY).await.unwrap();
+            guard.lost().await;
+            let hold = exported.only("dlock.hold");
+            assert_eq!(has(&hold, "dlock.ended"), "lost");
+            let events: Vec<_> = hold.events.iter().map(|event| event.name.as_ref()).collect();
+            assert_eq!(
+                events,
+                ["a lock was renewed", "a lock was renewed", "a lock was lost"]
+            );
+            let has = |at: usize, name: &str| {
+                let attributes = &hold.events.events[at].attributes;
+                attributes.iter().any(|attribute| attribute.key.as_str() == name)
             };
-            let (next, ()) = tokio::join!(there.lock(KEY).acquire(), release);
-            next.unwrap().release().await.unwrap();
-            has(&exported.only("dlock.wait"), "dlock.path")
-        };
-        assert_eq!(paths(here.lock(KEY), true).await, "notified");
-        assert_eq!(paths(here.lock(KEY).fixed_lease(5 * SEC), false).await, "polled");
-    });
-}
+            assert!(has(0, "left_ms") && has(2, "reason"), "{hold:?}");
+        });
+    }
 
-#[test]
-fn set_of_locks_has_the_span_of_each_hold() {
-    paused(async {
-        let exported = Exported::at(LevelFilter::DEBUG);
-        let client = LockClient::memory();
-        async {
-            let guard = client.multi(["a", "b"]).acquire().await.unwrap();
-            let again = guard.scope(client.lock("a").acquire()).await.unwrap();
-            drop((again, guard));
-        }
-        .instrument(request(1))
-        .await;
-        let holds = exported.named("dlock.hold");
-        let mut keys: Vec<_> = holds.iter().map(|hold| has(hold, "dlock.key")).collect();
-        keys.sort();
-        assert_eq!(keys, ["a", "b"], "re-entry has no span of its own");
-        let request = exported.only("request");
-        assert!(holds.iter().all(|hold| hold.parent_span_id == id(&request)));
-        assert_eq!(all(&request, &["dlock.path", "dlock.token"])[0], "free");
-    });
+    #[test]
+    fn path_says_whether_the_store_told_of_it_or_was_asked_again() {
+        paused(async {
+            let exported = Exported::at(LevelFilter::INFO);
+            let store = MemoryStore::new();
+            let client = async || LockClient::builder().store(store.clone()).build().await.unwrap();
+            let (here, there) = (client().await, client().await);
+            let paths = async |holds: dlock::Lock, ends: bool| {
+                exported.spans.reset();
+                let guard = holds.acquire().await.unwrap();
+                let release = async {
+                    sleep(SEC).await;
+                    match ends {
+                        true => drop(guard),
+                        false => std::mem::forget(guard),
+                    }
+                };
+                let (next, ()) = tokio::join!(there.lock(KEY).acquire(), release);
+                next.unwrap().release().await.unwrap();
+                has(&exported.only("dlock.wait"), "dlock.path")
+            };
+            assert_eq!(paths(here.lock(KEY), true).await, "notified");
+            assert_eq!(paths(here.lock(KEY).fixed_lease(5 * SEC), false).await, "polled");
+        });
+    }
+
+    #[test]
+    fn set_of_locks_has_the_span_of_each_hold() {
+        paused(async {
+            let exported = Exported::at(LevelFilter::DEBUG);
+            let client = LockClient::memory();
+            async {
+                let guard = client.multi(["a", "b"]).acquire().await.unwrap();
+                let again = guard.scope(client.lock("a").acquire()).await.unwrap();
+                drop((again, guard));
+            }
+            .instrument(request(1))
+            .await;
+            let holds = exported.named("dlock.hold");
+            let mut keys: Vec<_> = holds.iter().map(|hold| has(hold, "dlock.key")).collect();
+            keys.sort();
+            assert_eq!(keys, ["a", "b"], "re-entry has no span of its own");
+            let request = exported.only("request");
+            assert!(holds.iter().all(|hold| hold.parent_span_id == id(&request)));
+            assert_eq!(all(&request, &["dlock.path", "dlock.token"])[0], "free");
+        });
+    }
 }
