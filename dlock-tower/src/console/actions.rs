@@ -7,7 +7,7 @@ use axum::body::{Body, to_bytes};
 use axum::response::Response;
 use dlock::operations::Intervention;
 use dlock::record::{ForgetReply, RecordKey};
-use dlock::{LockClient, LockKey};
+use dlock::{Error, LockClient, LockKey};
 use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode, header};
 use serde_json::{Value, json};
@@ -118,10 +118,7 @@ async fn intervene(client: &LockClient, action: Action, asked: &Value, operator:
     else {
         return bad("it takes `key`, `holder` (the id of the hold) and `reason`, as texts");
     };
-    let mut intervention = Intervention::new(reason);
-    if let Some(operator) = operator {
-        intervention = intervention.by(operator);
-    }
+    let intervention = signed(reason, operator);
     let (by, reason) = (intervention.by.clone(), intervention.reason.clone());
     let lock = LockKey::raw(key.clone());
     let done = match action {
@@ -145,15 +142,25 @@ async fn intervene(client: &LockClient, action: Action, asked: &Value, operator:
     }
 }
 
+fn signed(reason: String, operator: Option<String>) -> Intervention {
+    let intervention = Intervention::new(reason);
+    match operator {
+        Some(operator) => intervention.by(operator),
+        None => intervention,
+    }
+}
+
 async fn forget(client: &LockClient, asked: &Value, operator: Option<String>) -> Response {
-    let Some(record) = asked["record"].as_str() else {
-        return bad("it takes `record`, the name of the record as the store has it");
+    let [Some(record), Some(reason)] = ["record", "reason"].map(|name| asked[name].as_str()) else {
+        return bad("it takes `record` (the name of the record as the store has it) and `reason`, as texts");
     };
-    let (key, records) = match (RecordKey::new(record), client.records()) {
-        (Ok(key), Ok(records)) => (key, records),
-        (Err(error), _) | (_, Err(error)) => return failed(&error),
+    let key = match RecordKey::new(record) {
+        Ok(key) => key,
+        Err(error) => return failed(&error),
     };
-    match records.forget(&key).await {
+    let intervention = signed(reason.to_owned(), operator);
+    let by = intervention.by.clone();
+    match client.forget_record(&key, intervention).await {
         Ok(ForgetReply::Claimed {
             remaining,
             attempt,
@@ -175,12 +182,14 @@ async fn forget(client: &LockClient, asked: &Value, operator: Option<String>) ->
             let done = matches!(reply, ForgetReply::Forgotten);
             tracing::warn!(
                 record,
-                by = operator,
+                by,
+                reason,
                 done,
                 "the console was told to forget a record"
             );
             data(json!({ "done": done }).to_string())
         }
+        Err(error @ (Error::Unsupported { .. } | Error::InvalidOption { .. })) => failed(&error),
         Err(error) => problem(
             StatusCode::SERVICE_UNAVAILABLE,
             "urn:dlock:problem:unavailable",

@@ -129,8 +129,8 @@ impl Console {
     }
 
     /// Lets operators act: [end a hold](LockClient::break_hold), [ask its holder to stop](LockClient::revoke), and
-    /// [forget a record](dlock::record::Records::forget); `false` by default. Both of a hold need a reason and are written
-    /// to the store's audit log. Requests that come from another site, or do not know the token of this process, are
+    /// [forget a record](LockClient::forget_record); `false` by default. Each needs a reason and is written to the store's
+    /// audit log first. Requests that come from another site, or do not know the token of this process, are
     /// refused; who may do it is up to your authentication.
     ///
     /// ```

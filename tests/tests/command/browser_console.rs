@@ -285,8 +285,15 @@ async fn operator_who_may_act_revokes_and_breaks_with_a_reason() {
     page.types(ESCAPE).await;
     page.click("#record").await;
     page.types("payment-7").await;
+    page.click("#forget-why").await;
+    page.types("the answer was wrong").await;
     page.types(ENTER).await;
     page.shows("#forget-said", "no such record").await;
+    let audit: Vec<redis::Value> = server.query(&["XRANGE", "dlock:audit", "-", "+"]).await;
+    let last = format!("{:?}", audit.last());
+    for part in ["forget", "payment-7", "ada", "the answer was wrong"] {
+        assert!(last.contains(part), "{part} in {last}");
+    }
     page.close().await;
 }
 

@@ -523,7 +523,7 @@ mod actions {
         let (key, claim) = (RecordKey::new("payment-7").unwrap(), ClaimToken::new());
         let request = ClaimRequest::new(key.clone(), claim.clone(), [0; 32], SECOND * 600, SECOND * 900);
         records.claim(request).await.unwrap();
-        let body = json!({ "record": "payment-7" });
+        let body = json!({ "record": "payment-7", "reason": "the answer was wrong" });
         let (status, answer) = post(&app, "forget", body.clone(), &[]).await;
         assert_eq!(
             (status, &answer["type"]),
@@ -531,13 +531,19 @@ mod actions {
             "{answer}"
         );
         records.abandon(&key, &claim).await.unwrap();
+        for reason in [json!(" "), Value::Null] {
+            let body = json!({ "record": "payment-7", "reason": reason });
+            let (status, answer) = post(&app, "forget", body, &[]).await;
+            assert_eq!(status, 400, "{answer}");
+            assert!(answer["detail"].as_str().unwrap().contains("reason"), "{answer}");
+        }
         let forgotten = post(&app, "forget", body.clone(), &[]).await;
-        assert_eq!(forgotten.0, 200);
+        assert_eq!(forgotten, (200, json!({ "done": true })));
         assert_eq!(
             post(&app, "forget", body, &[]).await,
             (200, json!({ "done": false }))
         );
-        assert_eq!(post(&app, "forget", json!({ "record": "a b" }), &[]).await.0, 400);
-        assert_eq!(post(&app, "forget", json!({}), &[]).await.0, 400);
+        let wrong = json!({ "record": "a b", "reason": "r" });
+        assert_eq!(post(&app, "forget", wrong, &[]).await.0, 400);
     }
 }

@@ -314,7 +314,7 @@ function facts(parent, pairs) {
 $("forget").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
-    const { done } = await act("forget", { record: $("record").value.trim() });
+    const { done } = await act("forget", { record: $("record").value.trim(), reason: $("forget-why").value });
     put($("forget-said"), done ? "Forgotten: the next request does the work again." : "There is no such record.");
   } catch (error) {
     put($("forget-said"), failure(error));
