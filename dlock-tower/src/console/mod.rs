@@ -163,7 +163,7 @@ impl Console {
 
     /// The router, for any path, behind any proxy: its page names no path of its own. Mount it with
     /// [`nest_service`](Router::nest_service), which takes the path with and without a slash at its end, and put your
-    /// authentication around it. Made inside of a runtime, it watches this process once a second for the timeline.
+    /// authentication around it. Made inside of a runtime, it listens to the [events](LockClient::events) of its client for the timeline.
     pub fn router(self) -> Router {
         let shared = Arc::new(Shared {
             client: self.client,
@@ -171,9 +171,7 @@ impl Console {
             timeline: Timeline::new(),
             actions: self.allowed.then(|| Actions::new(self.operator)),
         });
-        timeline::watch(Arc::downgrade(&shared), |shared: &Shared| {
-            shared.timeline.look(&shared.client);
-        });
+        timeline::watch(Arc::downgrade(&shared));
         let api = Router::new()
             .route("/api/state", get(state))
             .route("/api/lock", get(lock))

@@ -1,19 +1,24 @@
-//! What happened in this process: the one place that knows where that comes from, which is the client's own table of
-//! holds, looked at once a second. What begins and ends between two looks is not seen.
+//! What happened in this process lately: what its client tells of its locks, and its connections and drain, looked at once
+//! a second. What goes well at once is left out.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Weak;
 use std::time::{Duration, SystemTime};
 
+use dlock::operations::{LockEvent, LockEventKind};
 use dlock::{LockClient, LockKey};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::time::{Instant, timeout_at};
 
-use super::view::{millis, short, since_epoch};
+use super::Shared;
+use super::view::{short, since_epoch};
 
 /// How many entries are kept.
 const MOST: usize = 200;
 const EVERY: Duration = Duration::from_secs(1);
+/// A wait that is worth an entry.
+const LONG: Duration = Duration::from_secs(1);
 
 /// The last that happened, the oldest first.
 pub(super) struct Timeline {
@@ -24,8 +29,7 @@ pub(super) struct Timeline {
 struct State {
     entries: VecDeque<Entry>,
     count: u64,
-    /// Holds that were not confirmed when that was due, by their ids.
-    suspect: HashMap<String, LockKey>,
+    missed: u64,
     reconnects: u64,
     is_draining: bool,
 }
@@ -37,6 +41,8 @@ struct Entry {
     mood: &'static str,
     key: Option<LockKey>,
     text: String,
+    /// How often it happened in a row.
+    times: u64,
 }
 
 impl Timeline {
@@ -62,32 +68,11 @@ impl Timeline {
             state.add("reconnected", "warn", None, text);
         }
         state.reconnects = health.reconnects;
-        if health.suspect == 0 && state.suspect.is_empty() {
-            return;
-        }
-        let holds = client.active().holds;
-        let mut before = std::mem::take(&mut state.suspect);
-        for hold in holds {
-            match (hold.suspect, before.remove(&hold.grant)) {
-                (true, Some(key)) => drop(state.suspect.insert(hold.grant, key)),
-                (true, None) => {
-                    let left = hold.lease_left.as_secs();
-                    let text = format!(
-                        "the store did not confirm it when that was due; {left} s of its lease are left"
-                    );
-                    state.add("near miss", "warn", Some(hold.key.clone()), text);
-                    state.suspect.insert(hold.grant, hold.key);
-                }
-                (false, Some(key)) => {
-                    let text = "the store has confirmed it again";
-                    state.add("confirmed", "good", Some(key), text.to_owned());
-                }
-                (false, None) => {}
-            }
-        }
-        for key in before.into_values() {
-            let text = "it ended while it was not confirmed: lost, or released meanwhile; the log says which";
-            state.add("ended", "bad", Some(key), text.to_owned());
+    }
+
+    fn tell(&self, event: LockEvent) {
+        if let Some((what, mood, text)) = said(event.what) {
+            self.state.lock().add(what, mood, Some(event.key), text);
         }
     }
 
@@ -100,23 +85,70 @@ impl Timeline {
                 "what": entry.what,
                 "mood": entry.mood,
                 "key": entry.key.as_ref().map(|key| short(key.as_str())),
-                "text": entry.text,
+                "text": short(&entry.text),
+                "times": entry.times,
             })
         });
-        json!({ "every_ms": millis(EVERY), "entries": entries.collect::<Vec<_>>() })
+        json!({ "missed": state.missed, "entries": entries.collect::<Vec<_>>() })
     }
+}
+
+/// An event in words, unless all went well.
+fn said(what: LockEventKind) -> Option<(&'static str, &'static str, String)> {
+    Some(match what {
+        LockEventKind::Lost { reason, .. } => ("lost", "bad", reason.to_string()),
+        LockEventKind::NearMiss { left, .. } => {
+            let text = format!("it was renewed late: for another {left:.1?} it would have been held");
+            ("near miss", "warn", text)
+        }
+        LockEventKind::Suspect => {
+            let text = "the store did not confirm it when that was due; it is held until its lease ends";
+            ("not confirmed", "warn", text.to_owned())
+        }
+        LockEventKind::Confirmed => ("confirmed", "good", "the store has confirmed it again".to_owned()),
+        LockEventKind::Revoked { intervention, .. } => {
+            let text = format!(
+                "its holder is asked to stop by {}: {}",
+                intervention.by, intervention.reason
+            );
+            ("asked to stop", "warn", text)
+        }
+        LockEventKind::NotAcquired { waited, error, .. } if waited >= LONG => {
+            ("gave up", "bad", format!("a call waited {waited:.1?}: {error}"))
+        }
+        LockEventKind::Cancelled { waited, .. } if waited >= LONG => (
+            "gave up",
+            "warn",
+            format!("a call was dropped after it had waited {waited:.1?}"),
+        ),
+        LockEventKind::Acquired { waited, .. } if waited >= LONG => (
+            "waited",
+            "",
+            format!("a call has it after it had waited {waited:.1?}"),
+        ),
+        _ => return None,
+    })
 }
 
 impl State {
     fn add(&mut self, what: &'static str, mood: &'static str, key: Option<LockKey>, text: String) {
+        let at = SystemTime::now();
+        if let Some(last) = self.entries.back_mut()
+            && last.what == what
+            && last.key == key
+        {
+            (last.at, last.text, last.times) = (at, text, last.times + 1);
+            return;
+        }
         self.count += 1;
         self.entries.push_back(Entry {
             number: self.count,
-            at: SystemTime::now(),
+            at,
             what,
             mood,
             key,
             text,
+            times: 1,
         });
         if self.entries.len() > MOST {
             self.entries.pop_front();
@@ -124,16 +156,27 @@ impl State {
     }
 }
 
-/// Looks for as long as the console is there. Nothing happens outside of a runtime.
-pub(super) fn watch<T: Send + Sync + 'static>(of: Weak<T>, look: impl Fn(&T) + Send + 'static) {
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+/// Listens and looks for as long as the console is there. Nothing happens outside of a runtime.
+pub(super) fn watch(of: Weak<Shared>) {
+    let (Ok(runtime), Some(shared)) = (tokio::runtime::Handle::try_current(), of.upgrade()) else {
         return;
     };
+    let mut events = shared.client.events();
     runtime.spawn(async move {
-        while let Some(console) = of.upgrade() {
-            look(&console);
-            drop(console);
-            tokio::time::sleep(EVERY).await;
+        let mut due = Instant::now();
+        loop {
+            let event = timeout_at(due, events.next()).await;
+            let Some(shared) = of.upgrade() else { return };
+            match event {
+                Ok(Some(event)) => shared.timeline.tell(event),
+                // The console has the client, so that its events do not end.
+                Ok(None) => return,
+                Err(_) => {
+                    shared.timeline.look(&shared.client);
+                    shared.timeline.state.lock().missed = events.dropped();
+                    due = Instant::now() + EVERY;
+                }
+            }
         }
     });
 }

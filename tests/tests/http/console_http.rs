@@ -215,7 +215,7 @@ async fn store_that_does_not_answer_leaves_what_this_process_knows() {
 }
 
 #[test]
-fn timeline_has_near_misses_of_this_process_and_how_they_ended() {
+fn timeline_has_what_went_wrong_or_took_long_in_this_process() {
     paused(async {
         let store = TestStore::new();
         let client = store.client();
@@ -230,15 +230,30 @@ fn timeline_has_near_misses_of_this_process_and_how_they_ended() {
                 .collect::<Vec<_>>()
         };
         assert_eq!(what().await, Vec::<String>::new());
-        let (near, confirmed, ended) = ("\"near miss\" \"k\"", "\"confirmed\" \"k\"", "\"ended\" \"k\"");
         store.set_down(true);
         eventually("it is suspect", async || what().await.len() == 1).await;
         store.set_down(false);
         eventually("it is confirmed", async || what().await.len() == 2).await;
+        for _ in ["once", "and again"] {
+            let lock = client.lock("k").wait(SECOND);
+            assert!(
+                tokio::spawn(async move { lock.acquire().await })
+                    .await
+                    .unwrap()
+                    .is_err()
+            );
+        }
         store.set_down(true);
         eventually("it is lost", async || !guard.is_held()).await;
         tokio::time::sleep(SECOND * 2).await;
-        assert_eq!(what().await, [near, confirmed, near, ended]);
+        let (suspect, lost) = ("\"not confirmed\" \"k\"", "\"lost\" \"k\"");
+        let all = [suspect, "\"confirmed\" \"k\"", "\"gave up\" \"k\"", suspect, lost];
+        assert_eq!(what().await, all);
+        let events = state(&app).await["events"].clone();
+        assert_eq!(events["entries"][2]["times"], 2, "{events}");
+        let why = events["entries"][4]["text"].as_str().unwrap().to_owned();
+        assert!(why.contains("did not answer renewals"), "{why}");
+        assert_eq!(events["missed"], 0);
         client.drain();
         assert_eq!(what().await.last().unwrap(), "\"drains\" null");
         store.set_down(false);

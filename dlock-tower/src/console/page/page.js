@@ -274,20 +274,23 @@ function drawEmpty(count, wanted) {
   ].join(" "));
 }
 
-function drawTimeline() {
-  const events = known.events.entries;
-  put($("timeline-note"), events.length ? "newest first" : "");
-  list($("timeline"), [...events].reverse(), (event) => String(event.number), () => {
+function drawEvents(node, events, withKey) {
+  list(node, [...events].reverse(), (event) => String(event.number), () => {
     const line = element("li");
     line.append(element("time", "soft"), element("span"), element("span"));
     return line;
   }, (line, event) => {
     put(line.children[0], clock(event.at_ms));
-    put(line.children[1], event.what, `tag ${event.mood}`);
-    put(line.children[2], event.key === null ? event.text : `${event.key} – ${event.text}`);
+    put(line.children[1], event.times > 1 ? `${event.what} ×${event.times}` : event.what, `tag ${event.mood}`);
+    put(line.children[2], withKey && event.key !== null ? `${event.key} – ${event.text}` : event.text);
   });
-  $("timeline-empty").hidden = events.length > 0;
-  put($("timeline-empty"), "No near miss and no broken connection was seen since the console began.");
+}
+function drawTimeline() {
+  const { entries, missed } = known.events;
+  put($("timeline-note"), (entries.length ? "newest first" : "") + (missed ? `; ${missed} came too fast to be seen` : ""));
+  drawEvents($("timeline"), entries, true);
+  $("timeline-empty").hidden = entries.length > 0;
+  put($("timeline-empty"), "Nothing that went wrong, or took long, since the console began.");
 }
 
 function drawClients() {
@@ -368,8 +371,8 @@ async function drawDetail() {
 }
 function drawHolders(lock) {
   const body = $("detail-body");
-  if (!body.firstChild) body.append(element("div"), element("h3"), element("ol"), element("p", "note"));
-  const [holders, title, waiters, note] = body.children;
+  if (!body.firstChild) body.append(element("div"), element("h3"), element("ol"), element("p", "note"), element("h3"), element("ol", "events"));
+  const [holders, title, waiters, note, lately, events] = body.children;
   list(holders, lock.holders, (holder) => holder.id, makeHolder, drawHolder);
   const count = lock.waiters_in_all;
   put(title, count ? `Waiting: ${count}, the longest first` : "Waiting: nobody that is known");
@@ -381,6 +384,9 @@ function drawHolders(lock) {
   put(note, (more > 0 ? `${more} more wait. ` : "") + (lock.kind === "fair"
     ? "A fair lock serves them in this order."
     : "Within a process they are served in this order; processes take turns."));
+  const of = known.events.entries.filter((event) => event.key === lock.key);
+  put(lately, of.length ? "What happened to it lately in this process" : "");
+  drawEvents(events, of, false);
 }
 function makeHolder() {
   const box = element("div", "holder");
