@@ -3,25 +3,22 @@
 //! [`Etcd`] is a server with nothing in it, [`EtcdCluster`] three members that elect their leader, and [`EtcdProxy`] stands
 //! between a server and its clients.
 
-use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
-use std::sync::{Arc, Weak};
+use std::env;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, fmt};
 
 use dlock_etcd::{EtcdLocks, EtcdLocksBuilder};
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::Certificates;
 use crate::child;
 use crate::network::Gateway;
 use crate::port::Port;
+use crate::process::{PATIENCE, Process, SharedServer};
 
 mod base64;
 mod cluster;
@@ -33,26 +30,19 @@ pub use wire::{Call, Grpc};
 /// A proxy before a server.
 pub type EtcdProxy = Gateway<Grpc>;
 
-/// How long a server may take to start, to stop, or to answer the harness.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the program is, if not on the `PATH`.
 const VARIABLE: &str = "DLOCK_ETCD_SERVER";
 
-/// A running etcd server of its own, on a free port of 127.0.0.1, with its data in memory where that can be. It is killed
-/// when this is dropped, and when the test process ends in any other way.
-///
-/// What was committed survives [`kill`](Self::kill).
+/// A running etcd server of its own. What was committed survives [`kill`](Process::kill).
+#[derive(Debug)]
 pub struct Etcd {
     program: PathBuf,
-    clients: Port,
+    process: Process,
     peers: Port,
     name: String,
     /// The members of its cluster, in etcd's notation; empty where it is alone.
     members: Mutex<String>,
     options: Vec<String>,
-    child: Mutex<Option<Child>>,
-    // after the child, which writes into it
-    dir: TempDir,
 }
 
 impl Etcd {
@@ -91,15 +81,10 @@ impl Etcd {
             "--client-cert-auth",
         ];
         let server = Etcd::new("alone", &options);
-        server.launch();
-        let deadline = Instant::now() + PATIENCE;
-        while tokio::net::TcpStream::connect(server.addr()).await.is_err() {
-            assert!(
-                Instant::now() < deadline,
-                "etcd does not listen; it said:\n{}",
-                server.log()
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        server.begin();
+        let launched = Instant::now();
+        while let Err(error) = tokio::net::TcpStream::connect(server.addr()).await {
+            server.is_starting(launched, error).await;
         }
         server
     }
@@ -110,45 +95,20 @@ impl Etcd {
     /// # Panics
     /// When it does not start.
     pub async fn shared() -> Arc<Etcd> {
-        static SHARED: tokio::sync::Mutex<Weak<Etcd>> = tokio::sync::Mutex::const_new(Weak::new());
-        let mut shared = SHARED.lock().await;
-        if let Some(server) = shared.upgrade() {
-            return server;
-        }
-        let server = Arc::new(Etcd::start().await);
-        *shared = Arc::downgrade(&server);
-        server
+        static SHARED: SharedServer<Etcd> = SharedServer::new();
+        SHARED.or(Etcd::start()).await
     }
 
     /// A server that does not run yet.
     fn new(name: &str, options: &[&str]) -> Etcd {
-        let memory = Path::new("/dev/shm");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix("dlock-etcd-");
-        let dir = match memory.is_dir() {
-            true => builder.tempdir_in(memory).or_else(|_| builder.tempdir()),
-            false => builder.tempdir(),
-        };
         Etcd {
             program: env::var_os(VARIABLE).map_or_else(|| PathBuf::from("etcd"), PathBuf::from),
-            clients: Port::reserve(),
+            process: Process::new("dlock-etcd-"),
             peers: Port::reserve(),
             name: name.to_owned(),
             members: Mutex::default(),
             options: options.iter().map(|option| (*option).to_owned()).collect(),
-            child: Mutex::new(None),
-            dir: dir.expect("a directory can be made"),
         }
-    }
-
-    /// Its port.
-    pub fn port(&self) -> u16 {
-        self.clients.number()
-    }
-
-    /// Its address.
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
     /// The URL to connect to, with this namespace. Servers that tests run against may be old.
@@ -161,58 +121,17 @@ impl Etcd {
         builder_at(self.addr(), namespace)
     }
 
-    /// Its process id while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.child.lock().as_ref().map(Child::id)
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = self.pid() {
-            let pid = Pid::from_raw(pid.try_into().expect("process ids are small"));
-            // it may have ended
-            let _ = signal::kill(pid, signal);
-        }
-    }
-
-    /// Freezes it (`SIGSTOP`). The kernel goes on to accept connections and bytes for it.
-    ///
-    /// # Panics
-    /// When it does not run.
-    pub fn stop(&self) {
-        assert!(self.pid().is_some(), "the server runs");
-        self.signal(Signal::SIGSTOP);
-    }
-
-    /// Lets a frozen server go on (`SIGCONT`).
-    pub fn cont(&self) {
-        self.signal(Signal::SIGCONT);
-    }
-
-    /// Kills it (`SIGKILL`), frozen or not. Does nothing when it does not run.
-    pub fn kill(&self) {
-        if let Some(mut child) = self.child.lock().take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
     /// Starts it again on the same port with its data, killing it first if it runs, and waits until it serves.
     ///
     /// # Panics
     /// When it does not answer in time.
     pub async fn restart(&self) {
-        self.launch();
+        self.begin();
         self.serves().await;
     }
 
     /// Starts it, and waits for nothing.
-    fn launch(&self) {
-        self.kill();
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_file())
-            .expect("a log can be written");
+    fn begin(&self) {
         let (clients, peers) = (
             format!("{}://127.0.0.1:{}", self.scheme(), self.port()),
             format!("http://127.0.0.1:{}", self.peers.number()),
@@ -223,7 +142,7 @@ impl Etcd {
         }
         let mut command = child::command(&self.program);
         command.args(["--name", &self.name, "--log-level", "error", "--logger", "zap"]);
-        command.arg("--data-dir").arg(self.dir.path().join("data"));
+        command.arg("--data-dir").arg(self.dir().join("data"));
         command.args([
             "--listen-client-urls",
             &clients,
@@ -237,12 +156,8 @@ impl Etcd {
             &peers,
         ]);
         command.args(["--initial-cluster", &members]);
-        command.args(&self.options).stdin(Stdio::null());
-        command
-            .stdout(log.try_clone().expect("a file can be shared"))
-            .stderr(log);
-        let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
-        self.child.lock().replace(child);
+        command.args(&self.options);
+        self.launch(command);
     }
 
     fn scheme(&self) -> &'static str {
@@ -258,20 +173,12 @@ impl Etcd {
     }
 
     async fn serves(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let launched = Instant::now();
+        let body = json!({"key": base64::encode(b"x")});
         // With a leader, and nothing of before to be read yet.
-        while self
-            .ask("kv/range", &json!({"key": base64::encode(b"x")}))
-            .await
-            .is_none()
-        {
-            let ended = matches!(self.child.lock().as_mut().map(Child::try_wait), Some(Ok(Some(_))));
-            assert!(
-                !ended && Instant::now() < deadline,
-                "etcd does not answer: set {VARIABLE} to the path of the program, or run scripts/servers.sh; it said:\n{}",
-                self.log()
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        while self.ask("kv/range", &body).await.is_none() {
+            let remedy = format!("{VARIABLE} is the path of the program, or scripts/servers.sh installs it");
+            self.is_starting(launched, remedy).await;
         }
     }
 
@@ -359,29 +266,13 @@ impl Etcd {
             .await
             .is_some()
     }
-
-    fn log_file(&self) -> PathBuf {
-        self.dir.path().join("server.log")
-    }
-
-    /// All that it printed so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
-    }
 }
 
-impl fmt::Debug for Etcd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Etcd")
-            .field("port", &self.port())
-            .field("pid", &self.pid())
-            .finish_non_exhaustive()
-    }
-}
+impl Deref for Etcd {
+    type Target = Process;
 
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.kill();
+    fn deref(&self) -> &Process {
+        &self.process
     }
 }
 

@@ -2,30 +2,24 @@
 //!
 //! [`Mysql`] is a server with an empty database, and [`MysqlProxy`] stands between it and its clients.
 
+use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-use std::{env, fmt};
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use dlock_mysql::{MysqlLocks, MysqlLocksBuilder, OptsBuilder};
 use mysql_async::Conn;
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
-use parking_lot::Mutex;
-use tempfile::TempDir;
 
-use crate::child;
 use crate::faketime::{self, Clock};
 use crate::faults::PATIENCE;
 use crate::network::{Gateway, Stream};
-use crate::port::Port;
-use crate::postgres::{give_away, is_root};
+use crate::process::{Process, SharedServer, give_away, unprivileged};
 
 mod wire;
 
@@ -55,21 +49,16 @@ const SETTINGS: [&str; 9] = [
     "--bind-address=127.0.0.1",
 ];
 
-/// A running MariaDB server of its own, on a free port of 127.0.0.1, with its data in memory where that can be. It is
-/// killed when this is dropped, and when the test process ends in any other way.
-///
-/// What was committed survives [`kill`](Self::kill).
+/// A running MariaDB server of its own. What was committed survives [`kill`](Process::kill).
+#[derive(Debug)]
 pub struct Mysql {
     program: PathBuf,
-    port: Port,
+    process: Process,
     password: String,
     /// What moves its clock.
     clock: Option<PathBuf>,
     /// Options beside those that all have.
     options: Vec<String>,
-    child: Mutex<Option<Child>>,
-    // after the child, which writes into it
-    dir: TempDir,
 }
 
 impl Mysql {
@@ -102,38 +91,22 @@ impl Mysql {
     /// # Panics
     /// When it does not start.
     pub async fn shared() -> Arc<Mysql> {
-        static SHARED: tokio::sync::Mutex<Weak<Mysql>> = tokio::sync::Mutex::const_new(Weak::new());
-        let mut shared = SHARED.lock().await;
-        if let Some(server) = shared.upgrade() {
-            return server;
-        }
-        let server = Arc::new(Mysql::start().await);
-        *shared = Arc::downgrade(&server);
-        server
+        static SHARED: SharedServer<Mysql> = SharedServer::new();
+        SHARED.or(Mysql::start()).await
     }
 
     fn create() -> anyhow::Result<Mysql> {
         let program = program(env::var_os(VARIABLE), &env::var_os("PATH").unwrap_or_default())?;
-        let memory = Path::new("/dev/shm");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix("dlock-my-");
-        let dir = match memory.is_dir() {
-            true => builder.tempdir_in(memory).or_else(|_| builder.tempdir())?,
-            false => builder.tempdir()?,
-        };
         let server = Mysql {
             program,
-            port: Port::reserve(),
+            process: Process::new("dlock-my-"),
             password: format!("{:032x}", fastrand::u128(..)),
             clock: None,
             options: Vec::new(),
-            child: Mutex::new(None),
-            dir,
         };
-        fs::set_permissions(server.dir.path(), fs::Permissions::from_mode(0o755))?;
-        for dir in [server.data_dir(), server.dir.path().join("tmp")] {
+        for dir in [server.data_dir(), server.dir().join("tmp")] {
             fs::create_dir(&dir)?;
-            give_away(&dir)?;
+            give_away(&dir);
         }
         server.initialize()?;
         let users = format!(
@@ -141,7 +114,7 @@ impl Mysql {
              GRANT ALL ON *.* TO dlock@'127.0.0.1' WITH GRANT OPTION;\n",
             server.password
         );
-        fs::write(server.dir.path().join("users.sql"), users)?;
+        fs::write(server.dir().join("users.sql"), users)?;
         Ok(server)
     }
 
@@ -157,10 +130,13 @@ impl Mysql {
         for name in SYSTEM {
             script.push_str(&fs::read_to_string(shared.join(name))?);
         }
-        let file = self.dir.path().join("system.sql");
+        let file = self.dir().join("system.sql");
         fs::write(&file, script)?;
         let mut bootstrap = self.command();
-        bootstrap.arg("--bootstrap").stdin(File::open(&file)?);
+        bootstrap
+            .arg("--bootstrap")
+            .stdin(File::open(&file)?)
+            .current_dir(self.dir());
         let output = bootstrap.output()?;
         if !output.status.success() {
             bail!(
@@ -173,12 +149,7 @@ impl Mysql {
 
     /// A command for the server, which refuses to run as root.
     fn command(&self) -> Command {
-        let mut command = child::command("setpriv");
-        if is_root() {
-            command.args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"]);
-        }
-        // Once more: changing the user takes the death signal back.
-        command.args(["--pdeathsig", "KILL", "--"]);
+        let mut command = unprivileged();
         if let Some(clock) = &self.clock {
             // Only here: what libfaketime makes as root is of no use to another user.
             faketime::preload_by_env(&mut command, clock).expect("the clock was made");
@@ -186,24 +157,13 @@ impl Mysql {
         command.arg(&self.program).arg("--no-defaults");
         command.arg(format!("--datadir={}", self.data_dir().display()));
         // Servers that share one take each other's files.
-        command.arg(format!("--tmpdir={}", self.dir.path().join("tmp").display()));
+        command.arg(format!("--tmpdir={}", self.dir().join("tmp").display()));
         command.args(SETTINGS);
-        command.current_dir(self.dir.path());
         command
     }
 
     fn data_dir(&self) -> PathBuf {
-        self.dir.path().join("data")
-    }
-
-    /// Its port.
-    pub fn port(&self) -> u16 {
-        self.port.number()
-    }
-
-    /// Its address.
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port()).into()
+        self.dir().join("data")
     }
 
     /// How to reach it, with all rights.
@@ -251,102 +211,36 @@ impl Mysql {
         table
     }
 
-    /// Its process id while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.child.lock().as_ref().map(Child::id)
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = self.pid() {
-            let pid = Pid::from_raw(pid.try_into().expect("process ids are small"));
-            let _ = signal::kill(pid, signal);
-        }
-    }
-
-    /// Freezes it (`SIGSTOP`): it keeps its connections and answers nothing.
-    pub fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-    }
-
-    /// Lets it go on after [`stop`](Self::stop).
-    pub fn cont(&self) {
-        self.signal(Signal::SIGCONT);
-    }
-
-    /// Kills it (`SIGKILL`), frozen or not. Does nothing when it does not run.
-    pub fn kill(&self) {
-        self.signal(Signal::SIGKILL);
-        if let Some(mut child) = self.child.lock().take() {
-            let _ = child.wait();
-        }
-    }
-
     /// Starts it again on the same port with its data, killing it first if it runs.
     ///
     /// # Panics
     /// When it does not answer in time.
     pub async fn restart(&self) {
-        self.kill();
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_file())
-            .expect("a log can be written");
         let mut command = self.command();
-        let inside = |name: &str| self.dir.path().join(name).display().to_string();
+        let inside = |name: &str| self.dir().join(name).display().to_string();
         command.arg(format!("--port={}", self.port()));
         // In the data, where it may write.
         command.arg(format!("--socket={}", inside("data/socket")));
         command.arg(format!("--pid-file={}", inside("data/pid")));
         command.arg(format!("--init-file={}", inside("users.sql")));
-        command.args(&self.options).stdin(Stdio::null());
-        command
-            .stdout(log.try_clone().expect("a file can be shared"))
-            .stderr(log);
-        let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
-        self.child.lock().replace(child);
-        let deadline = Instant::now() + PATIENCE;
+        command.args(&self.options);
+        self.launch(command);
+        let launched = Instant::now();
         loop {
             // No other server has this password.
-            let trouble = match Conn::new(self.opts()).await {
-                Ok(conn) => {
-                    let _ = conn.disconnect().await;
-                    return;
-                }
-                Err(error) => error,
-            };
-            let ended = matches!(self.child.lock().as_mut().map(Child::try_wait), Some(Ok(Some(_))));
-            assert!(
-                !ended && Instant::now() < deadline,
-                "the server does not answer ({trouble}); it said:\n{}",
-                self.log()
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            match Conn::new(self.opts()).await {
+                Ok(conn) => return drop(conn.disconnect().await),
+                Err(error) => self.is_starting(launched, error).await,
+            }
         }
     }
-
-    fn log_file(&self) -> PathBuf {
-        self.dir.path().join("server.log")
-    }
-
-    /// All that it printed so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
-    }
 }
 
-impl fmt::Debug for Mysql {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mysql")
-            .field("port", &self.port())
-            .field("pid", &self.pid())
-            .finish_non_exhaustive()
-    }
-}
+impl Deref for Mysql {
+    type Target = Process;
 
-impl Drop for Mysql {
-    fn drop(&mut self) {
-        self.kill();
+    fn deref(&self) -> &Process {
+        &self.process
     }
 }
 

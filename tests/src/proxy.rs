@@ -74,7 +74,7 @@ impl std::fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy that forwards to `upstream`, usually a [`Server::addr`](crate::Server::addr).
+    /// Starts a proxy that forwards to `upstream`, usually a [`Process::addr`](crate::Process::addr).
     ///
     /// # Panics
     /// When it cannot listen.

@@ -3,21 +3,19 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fmt, io};
 
 use anyhow::{Context, bail};
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, FromRedisValue, Value};
-use tempfile::TempDir;
 use tokio::runtime;
 
 use crate::certificates::Certificates;
@@ -25,9 +23,8 @@ use crate::child;
 use crate::faketime::{self, Clock};
 use crate::monitor::Monitor;
 use crate::port::Port;
+use crate::process::{PATIENCE, Process};
 
-/// How long a server may take to start, to stop, or to answer the harness.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// The user under which the harness looks into servers that ask for a password.
 const ADMIN: &str = "dlock-harness";
 /// The name of the harness's own connections in `CLIENT LIST`.
@@ -173,7 +170,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Whether every write survives a [`kill`](Server::kill) (append-only file, synced always). Off by default: then
+    /// Whether every write survives a [`kill`](Process::kill) (append-only file, synced always). Off by default: then
     /// a restarted server is empty.
     pub fn persistence(mut self, on: bool) -> Self {
         self.persistence = on;
@@ -256,26 +253,30 @@ impl ServerBuilder {
 pub struct Server {
     builder: ServerBuilder,
     binary: PathBuf,
-    port: Port,
+    process: Process,
     tls_port: Option<Port>,
     /// Of the servers of a Cluster among themselves.
     _bus: Option<Port>,
     admin_password: Option<String>,
-    child: Mutex<Option<Child>>,
     /// The connection that the methods share, with the runtime that drives it.
     shared: Mutex<Option<(runtime::Id, MultiplexedConnection)>>,
     own_sources: Arc<Mutex<HashSet<String>>>,
-    // after the child, which writes into it
-    dir: TempDir,
 }
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server")
             .field("flavor", &self.builder.flavor)
-            .field("port", &self.port())
-            .field("pid", &self.pid())
+            .field("process", &self.process)
             .finish_non_exhaustive()
+    }
+}
+
+impl Deref for Server {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
     }
 }
 
@@ -325,17 +326,15 @@ impl Server {
         let server = Self {
             builder,
             binary,
-            port,
+            process: Process::on(port, "dlock-"),
             tls_port,
             _bus: bus,
             admin_password: guarded.then(|| format!("{:032x}", fastrand::u128(..))),
-            child: Mutex::new(None),
             shared: Mutex::new(None),
             own_sources: Arc::default(),
-            dir: tempfile::Builder::new().prefix("dlock-").tempdir()?,
         };
         fs::create_dir(server.data_dir())?;
-        fs::write(server.dir.path().join("server.conf"), server.config_file())?;
+        fs::write(server.dir().join("server.conf"), server.config_file())?;
         Ok(server)
     }
 
@@ -388,54 +387,40 @@ impl Server {
     }
 
     pub(crate) async fn launch(&self) -> anyhow::Result<()> {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.path().join("server.log"))?;
+        self.shared.lock().take();
         let mut command = child::command(&self.binary);
-        command.arg(self.dir.path().join("server.conf"));
+        command.arg(self.dir().join("server.conf"));
         if self.builder.sentinel {
             command.arg("--sentinel");
         }
         if let Some(clock) = &self.builder.clock {
             faketime::preload(&mut command, clock)?;
         }
-        command
-            .stdin(std::process::Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let child = child::spawn(command).context("cannot start setpriv (package util-linux)")?;
-        let pid = child.id();
-        let previous = self.child.lock().replace(child);
-        assert!(previous.is_none(), "a server is started twice");
-
+        self.process.launch(command);
+        let pid = self.pid().map(|pid| pid.to_string());
         let program = self.builder.flavor.program();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let last = match self.identity().await {
                 // another process's server may have been quicker to take the port
-                Ok(info) if info.get("process_id") == Some(&pid.to_string()) => {
+                Ok(info) if info.get("process_id") == pid.as_ref() => {
                     return self.check_flavor(&info);
                 }
                 Ok(_) => "another server answers on its port".to_owned(),
                 Err(error) => format!("{error:#}"),
             };
-            let exited = self
-                .child
-                .lock()
-                .as_mut()
-                .expect("it was just started")
-                .try_wait()?;
-            if let Some(status) = exited {
-                self.child.lock().take();
+            if let Some(status) = self.ended() {
                 bail!(
                     "{program} ended at once ({status}); it said:\n{}",
-                    self.log_tail()
+                    self.last_words()
                 );
             }
             if Instant::now() > deadline {
                 self.kill();
-                bail!("{program} does not answer: {last}; it said:\n{}", self.log_tail());
+                bail!(
+                    "{program} does not answer: {last}; it said:\n{}",
+                    self.last_words()
+                );
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -476,20 +461,10 @@ impl Server {
         self.builder.flavor
     }
 
-    /// Its port.
-    pub fn port(&self) -> u16 {
-        self.port.number()
-    }
-
-    /// Its address.
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port()).into()
-    }
-
     /// Where clients and other servers find it: its port for TLS, where it has one.
     pub fn announced(&self) -> SocketAddr {
-        let port = self.tls_port.as_ref().unwrap_or(&self.port);
-        (Ipv4Addr::LOCALHOST, port.number()).into()
+        let port = self.tls_port.as_ref().map_or(self.port(), Port::number);
+        (Ipv4Addr::LOCALHOST, port).into()
     }
 
     /// How URLs of it begin.
@@ -522,7 +497,7 @@ impl Server {
             self.builder.unix_socket,
             "the server was built without a unix socket"
         );
-        self.dir.path().join("socket")
+        self.dir().join("socket")
     }
 
     /// Its URL through the unix socket, as the default user, with the password if there is one.
@@ -544,90 +519,7 @@ impl Server {
 
     /// The directory of its data, as long as this lives.
     pub fn data_dir(&self) -> PathBuf {
-        self.dir.path().join("data")
-    }
-
-    /// Where all its files are.
-    pub(crate) fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// Whether it runs and is not frozen.
-    pub fn is_awake(&self) -> bool {
-        self.pid().is_some_and(|pid| !stands_still(pid))
-    }
-
-    /// Its process id while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.child.lock().as_ref().map(Child::id)
-    }
-
-    /// All that it printed so far.
-    pub fn log(&self) -> String {
-        let log = fs::read(self.dir.path().join("server.log")).unwrap_or_default();
-        String::from_utf8_lossy(&log).into_owned()
-    }
-
-    fn log_tail(&self) -> String {
-        let log = self.log();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
-    }
-
-    /// Of a crash how it begins; its report ends with a dump of the memory.
-    fn last_words(&self) -> String {
-        let log = self.log();
-        match log.find("BUG REPORT START") {
-            Some(at) => log[at..].lines().take(60).collect::<Vec<_>>().join("\n"),
-            None => self.log_tail(),
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = self.pid().expect("the server runs");
-        let pid = Pid::from_raw(pid.try_into().expect("process ids are small"));
-        signal::kill(pid, signal).expect("the server takes a signal");
-    }
-
-    /// Freezes it (`SIGSTOP`). The kernel goes on to accept connections and bytes for it. Returns once it stands still.
-    ///
-    /// # Panics
-    /// When it does not run.
-    pub fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        // the signal is only delivered when the process is next scheduled; until then it might still answer
-        let pid = self.pid().expect("the server runs");
-        let deadline = Instant::now() + PATIENCE;
-        while !stands_still(pid) {
-            assert!(Instant::now() < deadline, "the server does not stop");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Lets a frozen server go on (`SIGCONT`).
-    ///
-    /// # Panics
-    /// When it does not run.
-    pub fn cont(&self) {
-        self.signal(Signal::SIGCONT);
-    }
-
-    /// Kills it (`SIGKILL`), frozen or not. Its port and its data directory stay reserved. Does nothing when it does
-    /// not run.
-    pub fn kill(&self) {
-        self.shared.lock().take();
-        let child = self.child.lock().take();
-        if let Some(mut child) = child {
-            if let Ok(Some(status)) = child.try_wait() {
-                // what is wrong with the server must not be lost with its files
-                eprintln!(
-                    "{self:?} had ended by itself ({status}); it said:\n{}",
-                    self.last_words()
-                );
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.dir().join("data")
     }
 
     /// Asks it to end (`SIGTERM`), so that it says good-bye to its clients and replicas, and waits until it has.
@@ -635,23 +527,17 @@ impl Server {
     /// # Panics
     /// When it does not run, or does not end in time.
     pub async fn shutdown(&self) {
+        assert!(self.pid().is_some(), "the server runs");
         self.signal(Signal::SIGTERM);
         let deadline = Instant::now() + PATIENCE;
-        while self
-            .child
-            .lock()
-            .as_mut()
-            .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
-        {
+        while self.ended().is_none() {
             assert!(
                 Instant::now() < deadline,
                 "the server does not end: {}",
-                self.log_tail()
+                self.last_words()
             );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        self.child.lock().take();
-        self.shared.lock().take();
     }
 
     /// Starts it again on the same port, killing it first if it runs. It has its data back if it was built with
@@ -866,20 +752,6 @@ impl Server {
     pub async fn script_flush(&self) {
         self.command(&["SCRIPT", "FLUSH"]).await;
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Whether the kernel shows `pid` as stopped.
-fn stands_still(pid: u32) -> bool {
-    // the state follows the program's name, which stands in parentheses and may hold anything
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 fn fields<'a>(parts: impl Iterator<Item = &'a str>, separator: char) -> BTreeMap<String, String> {

@@ -1,23 +1,19 @@
 //! A real ZooKeeper as child processes, alone or three of them, and a network before it that fails on command.
 
-use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
-use std::sync::{Arc, Weak};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, fmt};
+use std::{env, fs};
 
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
-use parking_lot::Mutex;
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::child;
 use crate::network::{Direction, Gateway, Stream};
 use crate::port::Port;
+use crate::process::{PATIENCE, Process, SharedServer};
 
 mod wire;
 
@@ -28,23 +24,18 @@ pub type ZkProxy = Gateway<Stream<Zk>>;
 /// The same for connections that are none of clients.
 type RawProxy = Gateway<Stream<wire::Bytes>>;
 
-/// How long a server may take to start, to stop, or to answer the harness.
-const PATIENCE: Duration = Duration::from_secs(90);
 /// The server's jar, if it is not where Debian's package puts it.
 const VARIABLE: &str = "DLOCK_ZOOKEEPER_JAR";
 const INSTALLED: &str = "/usr/share/java/zookeeper.jar";
 /// By which the servers count: sessions last from 2 to 200 of it.
 pub const TICK: Duration = Duration::from_millis(200);
 
-/// A ZooKeeper server of its own, on a free port of 127.0.0.1. It is killed when this is dropped, and when the test process
-/// ends in any other way.
+/// A ZooKeeper server of its own.
+#[derive(Debug)]
 pub struct Zookeeper {
     jar: PathBuf,
-    port: Port,
+    process: Process,
     config: String,
-    child: Mutex<Option<Child>>,
-    // after the child, which writes into it
-    dir: TempDir,
 }
 
 impl Zookeeper {
@@ -75,14 +66,8 @@ impl Zookeeper {
     /// # Panics
     /// When it does not start.
     pub async fn shared() -> Arc<Zookeeper> {
-        static SHARED: tokio::sync::Mutex<Weak<Zookeeper>> = tokio::sync::Mutex::const_new(Weak::new());
-        let mut shared = SHARED.lock().await;
-        if let Some(server) = shared.upgrade() {
-            return server;
-        }
-        let server = Arc::new(Zookeeper::start().await);
-        *shared = Arc::downgrade(&server);
-        server
+        static SHARED: SharedServer<Zookeeper> = SharedServer::new();
+        SHARED.or(Zookeeper::start()).await
     }
 
     fn create() -> Zookeeper {
@@ -93,73 +78,23 @@ impl Zookeeper {
             "no ZooKeeper to test against: set {VARIABLE} to the path of zookeeper.jar, or run scripts/servers.sh, which \
              installs it"
         );
-        let memory = Path::new("/dev/shm");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix("dlock-zk-");
-        let dir = match memory.is_dir() {
-            true => builder.tempdir_in(memory).or_else(|_| builder.tempdir()),
-            false => builder.tempdir(),
-        };
-        let dir = dir.expect("a directory can be created");
-        let port = Port::reserve();
+        let process = Process::new("dlock-zk-");
         let config = format!(
             "tickTime={}\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
              maxSessionTimeout={}\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons,conf,mntr\nextendedTypesEnabled=true\n\
              preAllocSize=1024\nsnapCount=100000\n",
             TICK.as_millis(),
-            dir.path().display(),
-            port.number(),
+            process.dir().display(),
+            process.port(),
             200 * TICK.as_millis(),
         );
-        Zookeeper {
-            jar,
-            port,
-            config,
-            child: Mutex::new(None),
-            dir,
-        }
-    }
-
-    /// Where it listens.
-    pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port.number()).into()
-    }
-
-    /// The process of the server.
-    fn pid(&self) -> Option<Pid> {
-        let child = self.child.lock();
-        let id = child.as_ref()?.id();
-        Some(Pid::from_raw(i32::try_from(id).expect("a process id")))
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = self.pid() {
-            signal::kill(pid, signal).expect("the server runs");
-        }
-    }
-
-    /// Stops its process, until [`cont`](Self::cont).
-    pub fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-    }
-
-    /// Lets it go on.
-    pub fn cont(&self) {
-        self.signal(Signal::SIGCONT);
-    }
-
-    /// Kills it.
-    pub fn kill(&self) {
-        if let Some(mut child) = self.child.lock().take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        Zookeeper { jar, process, config }
     }
 
     /// Kills it and removes its data: a server that it is started as knows nothing.
     pub fn lose(&self) {
         self.kill();
-        let _ = fs::remove_dir_all(self.dir.path().join("version-2"));
+        let _ = fs::remove_dir_all(self.dir().join("version-2"));
     }
 
     /// Starts it again on the same port with its data, killing it first if it runs, and waits until it serves.
@@ -167,19 +102,13 @@ impl Zookeeper {
     /// # Panics
     /// When it does not answer in time.
     pub async fn restart(&self) {
-        self.spawn();
+        self.begin();
         self.serves().await;
     }
 
-    fn spawn(&self) {
-        self.kill();
-        let config = self.dir.path().join("zoo.cfg");
+    fn begin(&self) {
+        let config = self.dir().join("zoo.cfg");
         fs::write(&config, &self.config).expect("a configuration can be written");
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.path().join("server.log"))
-            .expect("a log can be written");
         let mut command = child::command("java");
         // A small one that starts fast.
         command.args([
@@ -193,25 +122,14 @@ impl Zookeeper {
         command
             .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
             .arg(config);
-        command.stdin(Stdio::null());
-        command
-            .stdout(log.try_clone().expect("a file can be shared"))
-            .stderr(log);
-        let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
-        self.child.lock().replace(child);
+        self.launch(command);
     }
 
     /// Waits until it serves.
     async fn serves(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let launched = Instant::now();
         while !self.said("srvr").await.is_some_and(|said| said.contains("Mode:")) {
-            let ended = matches!(self.child.lock().as_mut().map(Child::try_wait), Some(Ok(Some(_))));
-            assert!(
-                !ended && Instant::now() < deadline,
-                "the server does not answer; it said:\n{}",
-                self.log()
-            );
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            self.is_starting(launched, "no mode").await;
         }
     }
 
@@ -226,25 +144,13 @@ impl Zookeeper {
         };
         tokio::time::timeout(Duration::from_secs(5), ask).await.ok()?
     }
-
-    /// All that it printed so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.dir.path().join("server.log")).unwrap_or_default())
-            .into_owned()
-    }
 }
 
-impl fmt::Debug for Zookeeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Zookeeper")
-            .field("port", &self.port)
-            .finish_non_exhaustive()
-    }
-}
+impl Deref for Zookeeper {
+    type Target = Process;
 
-impl Drop for Zookeeper {
-    fn drop(&mut self) {
-        self.kill();
+    fn deref(&self) -> &Process {
+        &self.process
     }
 }
 
@@ -281,10 +187,10 @@ impl Ensemble {
                 own_ways.push(way);
             }
             ways.push(own_ways);
-            fs::write(server.dir.path().join("myid"), (own + 1).to_string()).expect("a file can be written");
+            fs::write(server.dir().join("myid"), (own + 1).to_string()).expect("a file can be written");
         }
         for server in &servers {
-            server.spawn();
+            server.begin();
         }
         for server in &servers {
             server.serves().await;

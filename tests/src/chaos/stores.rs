@@ -8,8 +8,9 @@ use mysql_async::prelude::Queryable;
 use tokio_postgres::NoTls;
 
 use super::topology::Topology;
-use super::way::{Node, Way};
+use super::way::Way;
 use crate::Clock;
+use crate::Node;
 use crate::etcd::{EtcdCluster, EtcdProxy};
 use crate::mysql::{Mysql, MysqlProxy};
 use crate::postgres::{PgProxy, Postgres};

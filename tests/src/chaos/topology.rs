@@ -13,7 +13,8 @@ use super::clock::{self, Nanos};
 use super::faults::Kind;
 use super::store::{KEYS, LONGEST_LEASE, StoreSpec, key_name};
 use super::stores::{SESSION_MS, Stores};
-use super::way::{Node, Way};
+use super::way::Way;
+use crate::Node;
 use crate::topology::SERVICE;
 use crate::{Clock, Cluster, Flavor, Proxy, Replicas, Server, slot_of};
 

@@ -1,64 +1,12 @@
-//! The servers, and the network between them and a worker, whatever they speak.
+//! The network between servers and a worker, whatever they speak.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::net::SocketAddr;
 use std::ops::Deref;
 
-use fastrand::Rng;
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-
-use crate::etcd::Etcd;
-use crate::mysql::Mysql;
 use crate::network::Protocol;
-use crate::postgres::Postgres;
-use crate::zookeeper::Zookeeper;
-use crate::{Command, Door, Fault, Gateway, Held, NetFault, Proxy, Server, Swallow};
-
-/// A server as a process.
-pub(crate) trait Node: Debug + Send + Sync {
-    fn addr(&self) -> SocketAddr;
-    fn kill(&self);
-    fn stop(&self);
-    fn cont(&self);
-    /// Starts it again with its data, and waits until it serves.
-    fn restart(&self) -> BoxFuture<'_, ()>;
-    /// What it printed.
-    fn log(&self) -> String;
-}
-
-macro_rules! nodes {
-    ($($server:ty),*) => {$(
-        impl Node for $server {
-            fn addr(&self) -> SocketAddr {
-                self.addr()
-            }
-
-            fn kill(&self) {
-                self.kill();
-            }
-
-            fn stop(&self) {
-                self.stop();
-            }
-
-            fn cont(&self) {
-                self.cont();
-            }
-
-            fn restart(&self) -> BoxFuture<'_, ()> {
-                self.restart().boxed()
-            }
-
-            fn log(&self) -> String {
-                self.log()
-            }
-        }
-    )*};
-}
-
-nodes!(Server, Postgres, Mysql, Etcd, Zookeeper);
+use crate::{Command, Door, Fault, Gateway, Held, NetFault, Proxy, Swallow};
+use fastrand::Rng;
 
 /// The network before a server.
 pub(crate) trait Way: Debug + Send + Sync + Deref<Target = Door> {

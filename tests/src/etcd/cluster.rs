@@ -27,7 +27,7 @@ impl EtcdCluster {
         let all: Vec<String> = members.iter().map(Etcd::member).collect();
         for member in &members {
             *member.members.lock() = all.join(",");
-            member.launch();
+            member.begin();
         }
         join_all(members.iter().map(Etcd::serves)).await;
         EtcdCluster { members }

@@ -534,14 +534,14 @@ async fn lock_without_a_replica_is_not_acquired_where_a_fail_over_would_lose_it(
     let master = replicas.master().await;
     let before = master.port();
     let others = || replicas.servers().iter().filter(|server| server.port() != before);
-    others().for_each(Server::stop);
+    others().for_each(|server| server.stop());
     // What is on its way to them would arrive later.
     master.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
     let without = answered(|| b.lock("without").acquire()).await.unwrap();
     let with = answered(|| a.lock("with").acquire()).await;
     assert!(is_not_replicated(&with), "{with:?}");
     master.kill();
-    others().for_each(Server::cont);
+    others().for_each(|server| server.cont());
     eventually("another one is the master", || async {
         replicas.master().await.port() != before
     })

@@ -7,7 +7,6 @@ use redis::{RedisResult, Value};
 use tokio::time::{sleep, timeout};
 
 use super::{Fiend, Kind, Made};
-use crate::Server;
 use crate::topology::SERVICE;
 
 /// How long another one may take to be master.
@@ -63,10 +62,10 @@ impl Fiend {
             let others = members.iter().filter(|at| **at != master);
             others.map(|at| self.deployment.server(*at))
         };
-        replicas().for_each(Server::stop);
+        replicas().for_each(|replica| replica.stop());
         sleep(Duration::from_millis(rng.u64(20..300))).await;
         self.deployment.server(master).kill();
-        replicas().for_each(Server::cont);
+        replicas().for_each(|replica| replica.cont());
     }
 
     async fn fail_over(&self, group: usize, master: usize, rng: &mut Rng) -> Made {

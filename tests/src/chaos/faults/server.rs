@@ -9,7 +9,6 @@ use tokio::time::sleep;
 use super::{Fiend, Kind, Made};
 use crate::Server;
 use crate::chaos::clock;
-use crate::chaos::way::Node;
 
 /// What the server may take to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,7 +50,7 @@ impl Fiend {
         let nodes = || numbers.iter().map(|at| self.deployment.nodes()[*at]);
         match kind {
             Kind::ServerKill => {
-                nodes().for_each(Node::kill);
+                nodes().for_each(|node| node.kill());
                 sleep(lasts).await;
                 for (at, node) in numbers.iter().zip(nodes()) {
                     node.restart().await;
@@ -68,9 +67,9 @@ impl Fiend {
                     }
                 }
                 let nodes = || stopped.iter().map(|at| self.deployment.nodes()[*at]);
-                nodes().for_each(Node::stop);
+                nodes().for_each(|node| node.stop());
                 sleep(lasts).await;
-                nodes().for_each(Node::cont);
+                nodes().for_each(|node| node.cont());
             }
             Kind::FollowerCut => {
                 let stores = self.deployment.stores().context("only ZooKeeper has followers")?;
