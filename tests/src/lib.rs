@@ -53,7 +53,7 @@ pub use certificates::Certificates;
 pub use faketime::Clock;
 pub use log::Log;
 pub use monitor::{Monitor, Seen};
-pub use network::{Direction, Door, Gateway, NetFault, Swallow, Weather};
+pub use network::{Direction, Door, Gateway, NetFault, Protocol, Swallow, Weather};
 pub use process::{Node, Process};
 pub use proxy::{ConnectionInfo, Fault, Held, Proxy, Sent};
 pub use resp::Command;

@@ -23,8 +23,10 @@ use crate::process::{Process, SharedServer, give_away, unprivileged};
 
 mod wire;
 
+/// What a server and its clients speak.
+pub type MysqlWire = Stream<wire::Mysql>;
 /// A proxy before a server.
-pub type MysqlProxy = Gateway<Stream<wire::Mysql>>;
+pub type MysqlProxy = Gateway<MysqlWire>;
 
 /// Where the program is, if not on the `PATH`.
 const VARIABLE: &str = "DLOCK_MARIADBD";

@@ -29,8 +29,10 @@ mod wire;
 
 pub use pooler::Pooler;
 
+/// What a server and its clients speak.
+pub type PgWire = Stream<wire::Pg>;
 /// A proxy before a server.
-pub type PgProxy = Gateway<Stream<wire::Pg>>;
+pub type PgProxy = Gateway<PgWire>;
 
 /// Where the programs are, if not on the `PATH`.
 const VARIABLE: &str = "DLOCK_POSTGRES_BIN";

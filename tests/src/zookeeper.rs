@@ -19,8 +19,10 @@ mod wire;
 
 pub use wire::{Zk, ZkRequest};
 
+/// What a server and its clients speak.
+pub type ZkWire = Stream<Zk>;
 /// A proxy before a server.
-pub type ZkProxy = Gateway<Stream<Zk>>;
+pub type ZkProxy = Gateway<ZkWire>;
 /// The same for connections that are none of clients.
 type RawProxy = Gateway<Stream<wire::Bytes>>;
 

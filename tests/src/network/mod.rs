@@ -31,7 +31,7 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     /// What a client asks for.
     type Request: Debug + Clone + Send + 'static;
 
-    /// Forwards a connection until it ends, or until [`Network::cut`]. What it holds back lives on without its client.
+    /// Forwards a connection until it ends, or until [`Gateway::cut`]. What it holds back lives on without its client.
     fn forward(
         network: Arc<Network<Self>>,
         client: TcpStream,

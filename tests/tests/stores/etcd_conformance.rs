@@ -1,163 +1,64 @@
-//! The contract of stores (crate `dlock-conformance`) on etcd: as it is, behind a network with faults, and on a server that is
-//! stopped and started again.
+//! The contract of stores on etcd.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::Store;
-use dlock_conformance::{Fixture, Report, Verdict, conform, run_only};
-use dlock_etcd::EtcdLocksBuilder;
-use dlock_tests::etcd::{Etcd, EtcdProxy, builder_at, fresh_namespace};
-use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::{Direction, Swallow};
+use dlock_conformance::conform;
+use dlock_tests::etcd::{Call, Etcd, EtcdProxy, Grpc, builder_at, fresh_namespace};
+use dlock_tests::faults::answered;
 
-/// The unit of leases.
-const TICK: Duration = Duration::from_secs(1);
+use crate::backend::{Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts};
 
-/// A store as another process has it.
-async fn connected(builder: impl Fn() -> EtcdLocksBuilder) -> Arc<dyn Store> {
-    let store = answered(|| builder().connect())
-        .await
-        .expect("the server is there");
-    Arc::new(store)
-}
-
-/// A store without faults but that it can lose its data.
-struct Plain {
+struct Namespace {
     server: Arc<Etcd>,
-    namespace: String,
+    name: String,
 }
 
-impl Fixture for Plain {
-    async fn store(&self) -> Arc<dyn Store> {
-        connected(|| self.server.builder(&self.namespace).timeout(PATIENCE)).await
+impl Backend for Namespace {
+    type Server = Etcd;
+    type Wire = Grpc;
+    const TICK: Duration = Duration::from_secs(1);
+
+    async fn on(server: Arc<Etcd>) -> Namespace {
+        Namespace {
+            server,
+            name: fresh_namespace(),
+        }
     }
 
-    fn tick(&self) -> Duration {
-        TICK
+    fn server(&self) -> &Arc<Etcd> {
+        &self.server
     }
 
-    fn patience(&self) -> Duration {
-        PATIENCE
+    async fn store(&self, proxy: Option<&EtcdProxy>, timeout: Duration) -> Arc<dyn Store> {
+        let addr = proxy.map_or(self.server.addr(), |proxy| proxy.addr());
+        let store = answered(|| builder_at(addr, &self.name).timeout(timeout).connect()).await;
+        Arc::new(store.expect("the server is there"))
     }
 
-    async fn forget(&self) -> bool {
-        self.server.delete(&self.namespace).await;
+    async fn forget(&self, _own: bool) -> bool {
+        self.server.delete(&self.name).await;
         true
     }
+
+    fn acquires(call: &Call) -> bool {
+        call.is("Txn") && call.has("held ")
+    }
 }
 
-async fn plain() -> Plain {
-    Plain {
-        server: Etcd::shared().await,
-        namespace: fresh_namespace(),
-    }
+async fn plain() -> Plain<Namespace> {
+    Plain(Namespace::on(Etcd::shared().await).await)
 }
 
 conform!(plain);
 
-/// A server behind a network that fails, and perhaps a process that does.
-struct Faulty {
-    server: Arc<Etcd>,
-    proxy: EtcdProxy,
-    namespace: String,
-    own: bool,
-}
-
-impl Faulty {
-    fn new(server: Arc<Etcd>, own: bool) -> Faulty {
-        Faulty {
-            proxy: EtcdProxy::start(server.addr()),
-            server,
-            namespace: fresh_namespace(),
-            own,
-        }
-    }
-}
-
-impl Fixture for Faulty {
-    async fn store(&self) -> Arc<dyn Store> {
-        let addr = self.proxy.addr();
-        connected(|| builder_at(addr, &self.namespace).timeout(Duration::from_secs(2))).await
-    }
-
-    fn tick(&self) -> Duration {
-        TICK
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
-    }
-
-    async fn forget(&self) -> bool {
-        self.server.delete(&self.namespace).await;
-        true
-    }
-
-    async fn restart(&self) -> bool {
-        if self.own {
-            self.server.restart().await;
-        }
-        self.own
-    }
-
-    async fn cut(&self) -> bool {
-        self.proxy.refuse();
-        self.proxy.cut();
-        true
-    }
-
-    async fn freeze(&self) -> bool {
-        match self.own {
-            true => self.server.stop(),
-            false => self.proxy.block(Direction::Both),
-        }
-        true
-    }
-
-    async fn heal(&self) {
-        if self.own {
-            self.server.cont();
-        }
-        self.proxy.unblock(Direction::Both);
-        self.proxy.accept();
-    }
-
-    async fn lose_next_reply(&self) -> bool {
-        (self.proxy).swallow(1, Swallow::Cut, |call| call.is("Txn") && call.has("held "));
-        true
-    }
-}
-
-/// Runs these checks, of which none may be left out.
-async fn keeps(fixture: Faulty, checks: &[&str]) {
-    let report: Report = run_only(fixture, |name| checks.contains(&name)).await;
-    assert_eq!(report.checks.len(), checks.len(), "{report}");
-    let kept = report.checks.iter().all(|check| check.verdict == Verdict::Kept);
-    assert!(kept, "{report}");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contract_is_kept_behind_a_network_that_fails() {
-    let checks = [
-        "exclusion::storm_of_clients_never_shares_a_lock",
-        "tokens::tokens_grow_after_data_loss",
-        "order::steps_take_effect_in_the_order_of_calls",
-        "release::release_undoes_acquire_dropped_at_any_poll",
-        "faults::acquire_with_lost_reply_is_undone_by_release",
-        "faults::unreachable_store_fails_in_bounded_time",
-        "faults::frozen_store_fails_in_bounded_time",
-    ];
-    keeps(Faulty::new(Etcd::shared().await, false), &checks).await;
+    keeps_contract_behind_a_network::<Namespace>(Etcd::shared().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contract_is_kept_by_a_server_that_stops_and_starts_again() {
-    let checks = [
-        "tokens::tokens_grow_over_restart",
-        "client::holder_learns_of_lost_data",
-        "faults::frozen_store_fails_in_bounded_time",
-        "faults::restarted_store_serves_again",
-    ];
-    keeps(Faulty::new(Arc::new(Etcd::start().await), true), &checks).await;
+    keeps_contract_over_restarts::<Namespace>(Etcd::start().await).await;
 }

@@ -1,191 +1,102 @@
-//! The contract of stores (crate `dlock-conformance`) on PostgreSQL: as it is, behind a network with faults, and on a server
-//! that is stopped and started again.
+//! The contract of stores on PostgreSQL, and behind poolers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::Notifications;
-use dlock::store::Store;
-use dlock_conformance::{Fixture, Report, Verdict, conform, run_only};
+use dlock::store::{Notifications, Store};
+use dlock_conformance::{Fixture, Verdict, conform, run_only};
 use dlock_postgres::PostgresLocks;
+use dlock_tests::Request;
 use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::postgres::{PgProxy, Pooler, Postgres, connect, fresh_table};
-use dlock_tests::{Clock, Direction, Swallow};
+use dlock_tests::postgres::{PgProxy, PgWire, Pooler, Postgres, connect, fresh_table};
 use futures_util::future::join_all;
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::NoTls;
 
-/// A store as another process has it.
-async fn connected(config: Config, table: &str, timeout: Duration) -> Arc<dyn Store> {
-    let builder = || {
-        PostgresLocks::builder(config.clone(), NoTls)
-            .table(table)
-            .timeout(timeout)
-    };
-    let store = answered(|| builder().connect())
-        .await
-        .expect("the server is there");
-    Arc::new(store)
-}
+use crate::backend::{
+    Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts,
+    keeps_tokens_though_the_clock_goes_back,
+};
 
-async fn made(server: &Postgres) -> String {
-    let table = fresh_table();
-    let builder = PostgresLocks::builder(server.config(), NoTls)
-        .table(&table)
-        .timeout(PATIENCE);
-    let store = builder.connect().await.expect("the server is there");
-    store.create_table().await.expect("the table can be made");
-    table
-}
-
-async fn forgotten(server: &Postgres, table: &str) -> bool {
-    let sql = format!("TRUNCATE \"{table}\", \"{table}_readers\"; UPDATE \"{table}_floor\" SET fence = 0");
-    server.client().await.batch_execute(&sql).await.is_ok()
-}
-
-/// A store without faults but that it can lose its data.
-struct Plain {
+struct Table {
     server: Arc<Postgres>,
-    table: String,
+    name: String,
 }
 
-impl Fixture for Plain {
-    async fn store(&self) -> Arc<dyn Store> {
-        connected(self.server.config(), &self.table, PATIENCE).await
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
-    }
-
-    async fn forget(&self) -> bool {
-        forgotten(&self.server, &self.table).await
+impl Table {
+    async fn at(&self, addr: SocketAddr, timeout: Duration) -> Arc<dyn Store> {
+        let builder = || PostgresLocks::builder(self.server.config_at(addr), NoTls).table(&self.name);
+        let store = answered(|| builder().timeout(timeout).connect()).await;
+        Arc::new(store.expect("the server is there"))
     }
 }
 
-async fn plain() -> Plain {
-    let server = Postgres::shared().await;
-    let table = made(&server).await;
-    Plain { server, table }
+impl Backend for Table {
+    type Server = Postgres;
+    type Wire = PgWire;
+
+    async fn on(server: Arc<Postgres>) -> Table {
+        let name = fresh_table();
+        let builder = PostgresLocks::builder(server.config(), NoTls).table(&name);
+        let store = builder.timeout(PATIENCE).connect().await;
+        let made = store.expect("the server is there").create_table().await;
+        made.expect("the table can be made");
+        Table { server, name }
+    }
+
+    fn server(&self) -> &Arc<Postgres> {
+        &self.server
+    }
+
+    async fn store(&self, proxy: Option<&PgProxy>, timeout: Duration) -> Arc<dyn Store> {
+        let addr = proxy.map_or(self.server.addr(), |proxy| proxy.addr());
+        self.at(addr, timeout).await
+    }
+
+    async fn forget(&self, _own: bool) -> bool {
+        let sql = format!(
+            "TRUNCATE \"{0}\", \"{0}_readers\"; UPDATE \"{0}_floor\" SET fence = 0",
+            self.name
+        );
+        self.server.client().await.batch_execute(&sql).await.is_ok()
+    }
+
+    fn acquires(request: &Request) -> bool {
+        request.runs("-- Acquires locks")
+    }
+}
+
+async fn plain() -> Plain<Table> {
+    Plain(Table::on(Postgres::shared().await).await)
 }
 
 conform!(plain);
 
-/// A server behind a network that fails, and perhaps a process that does.
-struct Faulty {
-    server: Arc<Postgres>,
-    proxy: PgProxy,
-    table: String,
-    own: bool,
-}
-
-impl Faulty {
-    async fn new(server: Arc<Postgres>, own: bool) -> Faulty {
-        Faulty {
-            table: made(&server).await,
-            proxy: PgProxy::start(server.addr()),
-            server,
-            own,
-        }
-    }
-}
-
-impl Fixture for Faulty {
-    async fn store(&self) -> Arc<dyn Store> {
-        let config = self.server.config_at(self.proxy.addr());
-        connected(config, &self.table, Duration::from_secs(2)).await
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
-    }
-
-    async fn forget(&self) -> bool {
-        forgotten(&self.server, &self.table).await
-    }
-
-    async fn restart(&self) -> bool {
-        if self.own {
-            self.server.restart().await;
-        }
-        self.own
-    }
-
-    async fn cut(&self) -> bool {
-        self.proxy.refuse();
-        self.proxy.cut();
-        true
-    }
-
-    async fn freeze(&self) -> bool {
-        match self.own {
-            true => self.server.stop(),
-            false => self.proxy.block(Direction::Both),
-        }
-        true
-    }
-
-    async fn heal(&self) {
-        if self.own {
-            self.server.cont();
-        }
-        self.proxy.unblock(Direction::Both);
-        self.proxy.accept();
-    }
-
-    async fn lose_next_reply(&self) -> bool {
-        self.proxy
-            .swallow(1, Swallow::Cut, |request| request.runs("-- Acquires locks"));
-        true
-    }
-}
-
-/// Runs these checks, of which none may be left out.
-async fn keeps(fixture: Faulty, checks: &[&str]) {
-    let report: Report = run_only(fixture, |name| checks.contains(&name)).await;
-    assert_eq!(report.checks.len(), checks.len(), "{report}");
-    let kept = report.checks.iter().all(|check| check.verdict == Verdict::Kept);
-    assert!(kept, "{report}");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contract_is_kept_behind_a_network_that_fails() {
-    let checks = [
-        "exclusion::storm_of_clients_never_shares_a_lock",
-        "tokens::tokens_grow_after_data_loss",
-        "order::steps_take_effect_in_the_order_of_calls",
-        "release::release_undoes_acquire_dropped_at_any_poll",
-        "faults::acquire_with_lost_reply_is_undone_by_release",
-        "faults::unreachable_store_fails_in_bounded_time",
-        "faults::frozen_store_fails_in_bounded_time",
-    ];
-    keeps(Faulty::new(Postgres::shared().await, false).await, &checks).await;
+    keeps_contract_behind_a_network::<Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contract_is_kept_by_a_server_that_stops_and_starts_again() {
-    let checks = [
-        "tokens::tokens_grow_over_restart",
-        "client::holder_learns_of_lost_data",
-        "faults::frozen_store_fails_in_bounded_time",
-        "faults::restarted_store_serves_again",
-    ];
-    keeps(
-        Faulty::new(Arc::new(Postgres::start().await), true).await,
-        &checks,
-    )
-    .await;
+    keeps_contract_over_restarts::<Table>(Postgres::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_though_the_clock_of_the_server_goes_back() {
+    keeps_tokens_though_the_clock_goes_back::<Table>(async |clock| Postgres::start_by(Some(clock)).await)
+        .await;
 }
 
 /// A store behind PgBouncer.
 struct Pooled {
-    server: Arc<Postgres>,
+    table: Table,
     pooler: Pooler,
-    table: String,
 }
 
 impl Fixture for Pooled {
     async fn store(&self) -> Arc<dyn Store> {
-        connected(self.server.config_at(self.pooler.addr()), &self.table, PATIENCE).await
+        self.table.at(self.pooler.addr(), PATIENCE).await
     }
 
     fn patience(&self) -> Duration {
@@ -196,9 +107,8 @@ impl Fixture for Pooled {
 async fn pooled(mode: &str) -> Pooled {
     let server = Arc::new(Postgres::start().await);
     Pooled {
-        table: made(&server).await,
         pooler: Pooler::start(&server, mode).await,
-        server,
+        table: Table::on(server).await,
     }
 }
 
@@ -225,7 +135,7 @@ async fn transaction_pooler_is_seen_while_others_use_it() {
     for store in stores {
         assert_eq!(store.capabilities().notifications, Notifications::None);
     }
-    let config = fixture.server.config_at(fixture.pooler.addr());
+    let config = fixture.table.server.config_at(fixture.pooler.addr());
     for client in join_all((0..24).map(|_| connect(&config))).await {
         let set = "SELECT current_setting('statement_timeout')";
         let rows = client.unwrap().query_typed(set, &[]).await.unwrap();
@@ -244,45 +154,4 @@ async fn contract_is_kept_behind_a_session_pooler() {
     })
     .await;
     assert!(report.is_kept(), "{report}");
-}
-
-/// A server whose clock is an hour ahead, and can be set back.
-struct Stepped {
-    server: Postgres,
-    clock: Clock,
-    table: String,
-}
-
-const HOUR: Duration = Duration::from_secs(3600);
-
-impl Fixture for Stepped {
-    async fn store(&self) -> Arc<dyn Store> {
-        connected(self.server.config(), &self.table, Duration::from_secs(20)).await
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
-    }
-
-    async fn set_clock_back(&self, by: Duration) -> bool {
-        self.clock.set(HOUR.saturating_sub(by)).is_ok()
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_grow_though_the_clock_of_the_server_goes_back() {
-    let clock = Clock::new().expect("libfaketime");
-    clock.set(HOUR).expect("its file can be written");
-    let server = Postgres::start_by(Some(&clock)).await;
-    let table = made(&server).await;
-    let fixture = Stepped { server, clock, table };
-    let report = run_only(fixture, |name| {
-        name == "faults::tokens_grow_though_clock_goes_back"
-    })
-    .await;
-    assert!(
-        report.checks.iter().all(|check| check.verdict == Verdict::Kept),
-        "{report}"
-    );
-    assert_eq!(report.checks.len(), 1);
 }
