@@ -9,6 +9,9 @@ use dlock_conformance::{Fixture, Report, Verdict, run_only};
 use dlock_tests::faults::PATIENCE;
 use dlock_tests::{Clock, Direction, Gateway, Node, Protocol, Swallow};
 
+/// What clients of a store ask its server.
+pub(super) type Asked<B> = <<B as Backend>::Wire as Protocol>::Request;
+
 /// A store on a server, with data of its own there.
 pub(super) trait Backend: Sized + Send + Sync + 'static {
     type Server: Node + 'static;
@@ -33,7 +36,7 @@ pub(super) trait Backend: Sized + Send + Sync + 'static {
     fn forget(&self, own: bool) -> impl Future<Output = bool> + Send;
 
     /// Whether this acquires a lock.
-    fn acquires(request: &<Self::Wire as Protocol>::Request) -> bool;
+    fn acquires(request: &Asked<Self>) -> bool;
 }
 
 /// A store without faults but that it can lose its data.

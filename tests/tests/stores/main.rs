@@ -22,6 +22,7 @@ mod postgres_once;
 mod postgres_read_write;
 mod postgres_records;
 mod postgres_transaction;
+mod scenes;
 mod zookeeper_conformance;
 mod zookeeper_doctor;
 mod zookeeper_faults;

@@ -13,9 +13,10 @@ use crate::backend::{
     Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts,
     keeps_tokens_though_the_clock_goes_back,
 };
-use crate::mysql_support::{acquires, connected};
+use crate::mysql_support::connected;
+use crate::scenes::Rows;
 
-struct Table {
+pub(super) struct Table {
     server: Arc<Mysql>,
     name: String,
 }
@@ -44,7 +45,28 @@ impl Backend for Table {
     }
 
     fn acquires(request: &Request) -> bool {
-        acquires(request)
+        request.runs("LAST_INSERT_ID")
+    }
+}
+
+impl Rows for Table {
+    fn releases(request: &Request) -> bool {
+        request.runs("SET holder = ''")
+    }
+
+    fn renews(request: &Request) -> bool {
+        request.runs("FORCE INDEX (PRIMARY) SET until_us")
+    }
+
+    async fn count(&self, condition: &str) -> i64 {
+        let sql = format!("SELECT COUNT(*) FROM `{}` WHERE {condition}", self.name);
+        let count = self.server.client().await.query_first(sql).await.unwrap();
+        count.expect("a row")
+    }
+
+    async fn expire(&self) {
+        let sql = format!("UPDATE `{}` SET until_us = until_us - 1000000000000", self.name);
+        self.server.client().await.query_drop(sql).await.unwrap();
     }
 }
 

@@ -13,23 +13,13 @@ use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 use tokio::time::sleep;
 
-use crate::mysql_support::{
-    LEASE, MS, SEC, ask, client, connected, end, is_released, setting, setting_on, token,
-};
+use crate::mysql_conformance::Table;
+use crate::mysql_support::{client, connected, setting, setting_on};
+use crate::scenes::{self, LEASE, MS, SEC, ask, end, is_released, token};
 
 #[tokio::test]
 async fn holds_survive_a_kill_and_waiters_go_on() {
-    let setting = setting_on(Arc::new(Mysql::start().await)).await;
-    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
-    let guard = here.lock("k").acquire().await.unwrap();
-    let waiter = tokio::spawn(there.lock("k").acquire());
-    sleep(200 * MS).await;
-    setting.server.restart().await;
-    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
-    assert!(!waiter.is_finished());
-    guard.release().await.unwrap();
-    let next = within(PATIENCE, "the waiter goes on", waiter).await;
-    drop(next.unwrap().unwrap());
+    scenes::holds_survive_a_restart_and_waiters_go_on::<Table>(Mysql::start().await).await;
 }
 
 /// Nothing is sent on its connection, and yet a holder soon learns that it broke.
@@ -47,41 +37,12 @@ async fn broken_connection_is_noticed_without_a_step() {
 /// Stopped, as a whole: the holder is told before another one could have the lock.
 #[tokio::test]
 async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
-    let setting = setting_on(Arc::new(Mysql::start().await)).await;
-    let here = client(&setting.hasty).await;
-    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
-    setting.server.stop();
-    let loss = within(PATIENCE, "it is lost", guard.lost()).await;
-    assert_eq!(loss, Loss::Expired);
-    let error = within(PATIENCE, "it fails", here.lock("other").wait(SEC).acquire())
-        .await
-        .unwrap_err();
-    assert!(!error.is_busy(), "{error}");
-    setting.server.cont();
-    let there = client(&setting.patient).await;
-    let next = within(PATIENCE, "it is free", there.lock("k").acquire())
-        .await
-        .unwrap();
-    assert!(next.fencing_token() > guard.fencing_token());
+    scenes::holder_is_lost_before_the_lease_ends::<Table>(Mysql::start().await).await;
 }
 
 #[tokio::test]
 async fn broken_connections_cost_nothing_that_is_held() {
-    let setting = setting().await;
-    let here = client(&setting.hasty).await;
-    let guards = join_all((0..20).map(|n| here.lock(format!("k{n}")).acquire())).await;
-    for _ in 0..5 {
-        setting.proxy.cut();
-        let guard = within(PATIENCE, "it goes on", here.lock("another").acquire())
-            .await
-            .unwrap();
-        guard.release().await.unwrap();
-    }
-    for guard in guards {
-        let guard = guard.unwrap();
-        eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
-        guard.release().await.unwrap();
-    }
+    scenes::broken_connections_cost_nothing_that_is_held::<Table>(Mysql::shared().await).await;
 }
 
 /// An operator ends its connections. A step that was just sent on one has an unknown outcome, which is said.

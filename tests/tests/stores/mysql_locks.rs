@@ -3,78 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{AcquireReply, Outcome, Reason, ReleaseReply, Renewal, Store, StoreError};
+use dlock::store::{AcquireReply, Outcome, Reason, Renewal, Store};
 use dlock::{Error, HoldState, LockClient};
 use dlock_mysql::MysqlLocks;
 use dlock_tests::faults::{PATIENCE, answered, within};
 use dlock_tests::mysql::Mysql;
-use dlock_tests::{Request, Swallow, eventually};
-use futures_util::future::join_all;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 use tokio::time::{Instant, sleep};
 
-use crate::mysql_support::{
-    LEASE, MS, SEC, acquires, ask, client, connected, end, is_released, releases, renewal, renewed, renews,
-    row, setting, token,
-};
+use crate::mysql_conformance::Table;
+use crate::mysql_support::{client, connected, setting};
+use crate::scenes::{self, LEASE, MS, SEC, ask, end, is_released, renewal, renewed, row, token};
 
 /// Check, then write, makes two first holders; so does an insert that finds the row of another.
 #[tokio::test]
 async fn of_many_processes_at_an_absent_or_expired_row_one_wins() {
-    let setting = setting().await;
-    let stores = join_all((0..8).map(|_| connected(setting.server.opts(), &setting.table, PATIENCE))).await;
-    for round in 0..6 {
-        let key = format!("k{}", round / 2);
-        if round % 2 == 1 {
-            setting.expire().await;
-        }
-        let asks = (0..64_usize).map(|n| {
-            let number = u64::try_from(round * 100 + n).unwrap();
-            stores[n % 8].clone().acquire(ask(&key, number, LEASE))
-        });
-        let replies = join_all(asks).await;
-        let granted = replies
-            .iter()
-            .filter(|reply| matches!(reply, Ok(AcquireReply::Acquired(_))))
-            .count();
-        assert_eq!(granted, 1, "{round}: {replies:?}");
-        let others = replies
-            .iter()
-            .filter(|reply| matches!(reply, Ok(AcquireReply::Busy(_))));
-        assert_eq!(others.count(), 63, "{round}: {replies:?}");
-    }
+    scenes::one_of_many_processes_wins::<Table>(Mysql::shared().await).await;
 }
 
 /// A token that is drawn before the row is locked goes back now and then.
 #[tokio::test]
 async fn tokens_of_many_processes_never_go_back() {
-    let setting = setting().await;
-    let stores = join_all((0..6).map(|_| connected(setting.server.opts(), &setting.table, PATIENCE))).await;
-    let drawn = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let work = stores.into_iter().zip(1..).map(|(store, process)| {
-        let drawn = drawn.clone();
-        tokio::spawn(async move {
-            for n in 0..60 {
-                let number = process * 1000 + n;
-                if let Ok(AcquireReply::Acquired(granted)) =
-                    store.clone().acquire(ask("k", number, LEASE)).await
-                {
-                    // Held by one at a time, so this is the order of the grants.
-                    drawn.lock().push(granted.first_token);
-                    assert!(is_released(&store.clone().release(end("k", number)).await));
-                }
-            }
-        })
-    });
-    for done in join_all(work).await {
-        done.unwrap();
-    }
-    let drawn = drawn.lock();
-    assert!(
-        drawn.len() > 10 && drawn.windows(2).all(|pair| pair[0] < pair[1]),
-        "{drawn:?}"
-    );
+    scenes::tokens_never_go_back::<Table>(Mysql::shared().await).await;
 }
 
 #[tokio::test]
@@ -121,16 +72,7 @@ async fn keys_differ_by_case_accents_and_spaces_at_the_end() {
 /// Renewing by name, or by an upsert, makes two holders.
 #[tokio::test]
 async fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() {
-    let setting = setting().await;
-    let store = &setting.patient;
-    token(store.clone().acquire(ask("k", 1, LEASE)).await);
-    setting.expire().await;
-    token(store.clone().acquire(ask("k", 2, LEASE)).await);
-    assert_eq!(renewed(store, "k", 1, LEASE).await.unwrap(), Renewal::Gone);
-    assert_eq!(renewed(store, "k", 2, LEASE).await.unwrap(), Renewal::Renewed);
-    setting.sql("TRUNCATE {t}").await;
-    assert_eq!(renewed(store, "k", 2, LEASE).await.unwrap(), Renewal::Gone);
-    assert_eq!(setting.number("SELECT COUNT(*) FROM {t}").await, 0);
+    scenes::renewal_revives_no_lock::<Table>(Mysql::shared().await).await;
 }
 
 /// Grants that are there and grants that are not share a statement.
@@ -177,82 +119,23 @@ async fn lease_after_a_locked_row_is_whole() {
 
 #[tokio::test]
 async fn acquire_that_comes_late_takes_nothing() {
-    let setting = setting().await;
-    // Its row is there, and the connection.
-    row(&setting.hasty, "k").await;
-    for number in 2..5 {
-        let late = setting.proxy.hold(1, acquires);
-        let reply = setting.hasty.clone().acquire(ask("k", number, LEASE)).await;
-        assert_eq!(reply.unwrap_err().outcome, Outcome::Unknown);
-        late.caught().await;
-        // The copy is on its way yet; the release says when it can do nothing any more.
-        let released = answered(|| setting.hasty.clone().release(end("k", number))).await;
-        assert!(
-            matches!(released, Ok(ReleaseReply::NotHeld { .. })),
-            "{released:?}"
-        );
-        late.release();
-        setting.stays_free().await;
-    }
+    scenes::late_acquire_takes_nothing::<Table>(Mysql::shared().await).await;
 }
 
 #[tokio::test]
 async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
-    let setting = setting().await;
-    let store = connected(
-        setting.server.opts_at(setting.proxy.addr()),
-        &setting.table,
-        2 * SEC,
-    )
-    .await;
-    row(&store, "k").await;
-    let late = setting.proxy.hold(1, acquires);
-    let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
-    late.caught().await;
-    // The connection breaks long before the request is late, which is past it and will be served.
-    setting.proxy.cut();
-    assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
-    let released = answered(|| store.clone().release(end("k", 2))).await;
-    assert!(released.is_ok(), "{released:?}");
-    late.release();
-    setting.stays_free().await;
+    scenes::release_waits_for_a_late_acquire::<Table>(Mysql::shared().await).await;
 }
 
 /// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
 #[tokio::test]
 async fn lost_requests_and_replies_leave_nothing_wrong() {
-    let setting = setting().await;
-    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
-    let verbs: [fn(&Request) -> bool; 2] = [acquires, releases];
-    for (verb, is) in verbs.into_iter().enumerate() {
-        for how in ["swallowed and cut", "swallowed and silent", "lost"] {
-            let fault = match how {
-                "swallowed and cut" => setting.proxy.swallow(1, Swallow::Cut, is),
-                "swallowed and silent" => setting.proxy.swallow(1, Swallow::Hang, is),
-                _ => setting.proxy.lose(1, is),
-            };
-            let guard = within(PATIENCE, how, here.lock("k").acquire()).await.unwrap();
-            let busy = there.lock("k").try_acquire().await.unwrap_err();
-            assert!(busy.is_busy(), "{verb} {how}");
-            within(PATIENCE, how, guard.release()).await.unwrap();
-            assert!(fault.fired(), "{verb} {how}");
-            let next = there.lock("k").try_acquire().await.unwrap();
-            next.release().await.unwrap();
-        }
-    }
+    scenes::lost_requests_and_replies_leave_nothing_wrong::<Table>(Mysql::shared().await).await;
 }
 
 #[tokio::test]
 async fn lost_renewals_cost_no_lock() {
-    let setting = setting().await;
-    let here = client(&setting.hasty).await;
-    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
-    for _ in 0..2 {
-        let fault = setting.proxy.swallow(1, Swallow::Cut, renews);
-        eventually("a renewal gets lost", async || fault.fired()).await;
-        eventually("the next one holds", async || guard.state() == HoldState::Held).await;
-    }
-    guard.release().await.unwrap();
+    scenes::lost_renewals_cost_no_lock::<Table>(Mysql::shared().await).await;
 }
 
 /// Dead-locks and time-outs of row locks are neither a loss nor a release; others have their rows in the meantime.
@@ -318,30 +201,7 @@ async fn row_that_is_locked_for_long_holds_up_no_other_key() {
 
 #[tokio::test]
 async fn what_waits_to_be_sent_goes_together() {
-    let setting = setting().await;
-    let store = connected(
-        setting.server.opts_at(setting.proxy.addr()),
-        &setting.table,
-        PATIENCE,
-    )
-    .await;
-    let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
-    let asks = |from: u64| {
-        keys.iter()
-            .zip(from..)
-            .map(|(key, n)| store.clone().acquire(ask(key, n, LEASE)))
-    };
-    let all = |replies: Vec<Result<AcquireReply, StoreError>>| replies.into_iter().map(token).count();
-    assert_eq!(all(join_all(asks(1)).await), 100);
-    let ends = keys
-        .iter()
-        .zip(1..)
-        .map(|(key, n)| store.clone().release(end(key, n)));
-    assert!(join_all(ends).await.iter().all(is_released));
-    let before = setting.proxy.count(acquires);
-    assert_eq!(all(join_all(asks(1000)).await), 100);
-    let sent = setting.proxy.count(acquires) - before;
-    assert!(sent <= 4, "{sent} round trips");
+    scenes::what_waits_goes_together::<Table>(Mysql::shared().await).await;
 }
 
 /// A write for each lock and renewal makes renewals the largest user of a database.

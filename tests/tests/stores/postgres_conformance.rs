@@ -17,8 +17,9 @@ use crate::backend::{
     Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts,
     keeps_tokens_though_the_clock_goes_back,
 };
+use crate::scenes::Rows;
 
-struct Table {
+pub(super) struct Table {
     server: Arc<Postgres>,
     name: String,
 }
@@ -63,6 +64,30 @@ impl Backend for Table {
 
     fn acquires(request: &Request) -> bool {
         request.runs("-- Acquires locks")
+    }
+}
+
+impl Rows for Table {
+    fn releases(request: &Request) -> bool {
+        request.runs("-- Ends grants")
+    }
+
+    fn renews(request: &Request) -> bool {
+        request.runs("-- Lets grants last")
+    }
+
+    async fn count(&self, condition: &str) -> i64 {
+        let sql = format!("SELECT count(*) FROM \"{}\" WHERE {condition}", self.name);
+        let row = self.server.client().await.query_one(&sql, &[]).await;
+        row.unwrap().get(0)
+    }
+
+    async fn expire(&self) {
+        let sql = format!(
+            "UPDATE \"{}\" SET until = clock_timestamp() - interval '1 second'",
+            self.name
+        );
+        self.server.client().await.batch_execute(&sql).await.unwrap();
     }
 }
 

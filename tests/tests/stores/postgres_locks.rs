@@ -3,37 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
-    Renewal, Store, StoreError,
-};
+use dlock::store::{AcquireReply, Outcome, Reason, Renewal, Store};
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::{PATIENCE, SOON, answered, within};
 use dlock_tests::postgres::{PgProxy, Pooler, Postgres, fresh_table};
-use dlock_tests::{Direction, Request, Swallow, eventually};
+use dlock_tests::{Direction, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tokio_postgres::{Config, NoTls};
 
-const MS: Duration = Duration::from_millis(1);
-const SEC: Duration = Duration::from_secs(1);
-/// No test waits for its end.
-const LEASE: Duration = Duration::from_secs(300);
-/// What one step of a hasty store may take.
-const TIMEOUT: Duration = Duration::from_millis(600);
-
-fn acquires(request: &Request) -> bool {
-    request.runs("-- Acquires locks")
-}
-
-fn releases(request: &Request) -> bool {
-    request.runs("-- Ends grants")
-}
-
-fn renews(request: &Request) -> bool {
-    request.runs("-- Lets grants last")
-}
+use crate::postgres_conformance::Table;
+use crate::scenes::{self, LEASE, MS, Rows, SEC, ask, end, is_released, renewal, token};
 
 async fn connected(config: Config, table: &str, timeout: Duration) -> Arc<PostgresLocks> {
     let builder = || {
@@ -57,12 +38,11 @@ async fn client(store: &Arc<PostgresLocks>) -> LockClient {
     built.expect("the server is there")
 }
 
-/// A table, a hasty store behind a network, and a patient one beside it.
+/// A table, a network, and a store that is never late.
 struct Setting {
     server: Arc<Postgres>,
     table: String,
     proxy: PgProxy,
-    hasty: Arc<PostgresLocks>,
     patient: Arc<PostgresLocks>,
 }
 
@@ -75,12 +55,10 @@ async fn setting_on(server: Arc<Postgres>) -> Setting {
     let patient = connected(server.config(), &table, PATIENCE).await;
     patient.create_table().await.expect("the table can be made");
     let proxy = PgProxy::start(server.addr());
-    let hasty = connected(server.config_at(proxy.addr()), &table, TIMEOUT).await;
     Setting {
         server,
         table,
         proxy,
-        hasty,
         patient,
     }
 }
@@ -96,14 +74,6 @@ impl Setting {
         self.number("SELECT count(*) FROM {t} WHERE holder <> ''").await
     }
 
-    /// No lock gets a holder in 200 ms.
-    async fn stays_free(&self) {
-        for _ in 0..20 {
-            sleep(10 * MS).await;
-            assert_eq!(self.held().await, 0);
-        }
-    }
-
     async fn number(&self, text: &str) -> i64 {
         let text = text.replace("{t}", &format!("\"{}\"", self.table));
         self.server
@@ -116,83 +86,16 @@ impl Setting {
     }
 }
 
-fn ask(key: &str, number: u64, lease: Duration) -> AcquireRequest {
-    AcquireRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), lease)
-}
-
-fn end(key: &str, number: u64) -> ReleaseRequest {
-    ReleaseRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number))
-}
-
-fn renewal(key: &str, number: u64, lease: Duration) -> RenewRequest {
-    RenewRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), lease)
-}
-
-fn token(reply: Result<AcquireReply, StoreError>) -> u64 {
-    match reply {
-        Ok(AcquireReply::Acquired(granted)) => granted.first_token,
-        other => panic!("not granted: {other:?}"),
-    }
-}
-
-fn is_released(reply: &Result<ReleaseReply, StoreError>) -> bool {
-    matches!(reply, Ok(ReleaseReply::Released { .. }))
-}
-
 /// Check, then write, makes two first holders; so does an insert that finds the row of another.
 #[tokio::test]
 async fn of_many_processes_at_an_absent_or_expired_row_one_wins() {
-    let setting = setting().await;
-    let stores = join_all((0..8).map(|_| connected(setting.server.config(), &setting.table, PATIENCE))).await;
-    for round in 0..6 {
-        let key = format!("k{}", round / 2);
-        if round % 2 == 1 {
-            setting
-                .sql("UPDATE {t} SET until = clock_timestamp() - interval '1 second'")
-                .await;
-        }
-        let asks = (0..64_usize).map(|n| {
-            let number = u64::try_from(round * 100 + n).unwrap();
-            stores[n % 8].clone().acquire(ask(&key, number, LEASE))
-        });
-        let replies = join_all(asks).await;
-        let granted = replies
-            .iter()
-            .filter(|reply| matches!(reply, Ok(AcquireReply::Acquired(_))))
-            .count();
-        assert_eq!(granted, 1, "{round}: {replies:?}");
-    }
+    scenes::one_of_many_processes_wins::<Table>(Postgres::shared().await).await;
 }
 
 /// Tokens drawn in `VALUES`, or before the row is locked, go back now and then.
 #[tokio::test]
 async fn tokens_of_many_processes_never_go_back() {
-    let setting = setting().await;
-    let stores = join_all((0..6).map(|_| connected(setting.server.config(), &setting.table, PATIENCE))).await;
-    let drawn = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let work = stores.into_iter().zip(1..).map(|(store, process)| {
-        let drawn = drawn.clone();
-        tokio::spawn(async move {
-            for n in 0..60 {
-                let number = process * 1000 + n;
-                if let Ok(AcquireReply::Acquired(granted)) =
-                    store.clone().acquire(ask("k", number, LEASE)).await
-                {
-                    // Held by one at a time, so this is the order of the grants.
-                    drawn.lock().push(granted.first_token);
-                    assert!(is_released(&store.clone().release(end("k", number)).await));
-                }
-            }
-        })
-    });
-    for done in join_all(work).await {
-        done.unwrap();
-    }
-    let drawn = drawn.lock();
-    assert!(
-        drawn.len() > 10 && drawn.is_sorted() && drawn.windows(2).all(|pair| pair[0] < pair[1]),
-        "{drawn:?}"
-    );
+    scenes::tokens_never_go_back::<Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test]
@@ -223,26 +126,7 @@ async fn tokens_grow_though_rows_are_removed_and_the_clock_is_behind() {
 /// Renewing by name, or by an upsert, makes two holders.
 #[tokio::test]
 async fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() {
-    let setting = setting().await;
-    let store = &setting.patient;
-    token(store.clone().acquire(ask("k", 1, LEASE)).await);
-    setting
-        .sql("UPDATE {t} SET until = clock_timestamp() - interval '1 second'")
-        .await;
-    token(store.clone().acquire(ask("k", 2, LEASE)).await);
-    let renew = async |number| {
-        store
-            .clone()
-            .renew(vec![renewal("k", number, LEASE)])
-            .await
-            .unwrap()
-            .remove(0)
-    };
-    assert_eq!(renew(1).await.unwrap(), Renewal::Gone);
-    assert_eq!(renew(2).await.unwrap(), Renewal::Renewed);
-    setting.sql("TRUNCATE {t}").await;
-    assert_eq!(renew(2).await.unwrap(), Renewal::Gone);
-    assert_eq!(setting.number("SELECT count(*) FROM {t}").await, 0);
+    scenes::renewal_revives_no_lock::<Table>(Postgres::shared().await).await;
 }
 
 /// `now()` is the time at which a transaction began, and what was computed before a wait is as old.
@@ -272,92 +156,23 @@ async fn lease_after_a_locked_row_is_whole() {
 
 #[tokio::test]
 async fn acquire_that_comes_late_takes_nothing() {
-    let setting = setting().await;
-    // Its row is there, and the connection.
-    token(setting.hasty.clone().acquire(ask("k", 1, LEASE)).await);
-    assert!(is_released(&setting.hasty.clone().release(end("k", 1)).await));
-    for number in 2..5 {
-        let late = setting.proxy.hold(1, acquires);
-        let reply = setting.hasty.clone().acquire(ask("k", number, LEASE)).await;
-        assert_eq!(reply.unwrap_err().outcome, Outcome::Unknown);
-        late.caught().await;
-        // The copy is on its way yet; the release says when it can do nothing any more.
-        let released = answered(|| setting.hasty.clone().release(end("k", number))).await;
-        assert!(
-            matches!(released, Ok(ReleaseReply::NotHeld { .. })),
-            "{released:?}"
-        );
-        late.release();
-        setting.stays_free().await;
-    }
+    scenes::late_acquire_takes_nothing::<Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test]
 async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
-    let setting = setting().await;
-    let store = connected(
-        setting.server.config_at(setting.proxy.addr()),
-        &setting.table,
-        2 * SEC,
-    )
-    .await;
-    token(store.clone().acquire(ask("k", 1, LEASE)).await);
-    assert!(is_released(&store.clone().release(end("k", 1)).await));
-    let late = setting.proxy.hold(1, acquires);
-    let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
-    late.caught().await;
-    // The connection breaks long before the request is late, which is past it and will be served.
-    setting.proxy.cut();
-    assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
-    let released = answered(|| store.clone().release(end("k", 2))).await;
-    assert!(released.is_ok(), "{released:?}");
-    late.release();
-    setting.stays_free().await;
+    scenes::release_waits_for_a_late_acquire::<Table>(Postgres::shared().await).await;
 }
 
 /// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
 #[tokio::test]
 async fn lost_requests_and_replies_leave_nothing_wrong() {
-    let setting = setting().await;
-    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
-    let verbs: [fn(&Request) -> bool; 2] = [acquires, releases];
-    for (verb, is) in verbs.into_iter().enumerate() {
-        for how in ["swallowed and cut", "swallowed and silent", "lost"] {
-            let fault = match how {
-                "swallowed and cut" => setting.proxy.swallow(1, Swallow::Cut, is),
-                "swallowed and silent" => setting.proxy.swallow(1, Swallow::Hang, is),
-                _ => setting.proxy.lose(1, is),
-            };
-            let guard = within(PATIENCE, how, here.lock("k").acquire()).await.unwrap();
-            assert!(
-                there.lock("k").try_acquire().await.unwrap_err().is_busy(),
-                "{verb} {how}"
-            );
-            within(PATIENCE, how, guard.release()).await.unwrap();
-            assert!(fault.fired(), "{verb} {how}");
-            there
-                .lock("k")
-                .try_acquire()
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
-        }
-    }
+    scenes::lost_requests_and_replies_leave_nothing_wrong::<Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test]
 async fn lost_renewals_cost_no_lock() {
-    let setting = setting().await;
-    let here = client(&setting.hasty).await;
-    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
-    for _ in 0..2 {
-        let fault = setting.proxy.swallow(1, Swallow::Cut, renews);
-        eventually("a renewal gets lost", async || fault.fired()).await;
-        eventually("the next one holds", async || guard.state() == HoldState::Held).await;
-    }
-    guard.release().await.unwrap();
+    scenes::lost_renewals_cost_no_lock::<Table>(Postgres::shared().await).await;
 }
 
 /// Serialization failures, dead-locks and time limits are neither a loss nor a release.
@@ -535,6 +350,12 @@ async fn stricter_isolation_by_default_makes_nothing_fail() {
 #[tokio::test]
 async fn server_itself_is_recognized_at_once() {
     let setting = setting().await;
+    connected(
+        setting.server.config_at(setting.proxy.addr()),
+        &setting.table,
+        PATIENCE,
+    )
+    .await;
     let looks = setting
         .proxy
         .count(|request| request.runs("SELECT pg_backend_pid()"));
@@ -564,24 +385,7 @@ async fn connections_without_work_are_kept() {
 
 #[tokio::test]
 async fn what_waits_to_be_sent_goes_into_one_statement() {
-    let setting = setting().await;
-    let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
-    let asks = |from: u64| {
-        keys.iter()
-            .zip(from..)
-            .map(|(key, n)| setting.hasty.clone().acquire(ask(key, n, LEASE)))
-    };
-    let all = |replies: Vec<Result<AcquireReply, StoreError>>| replies.into_iter().map(token).count();
-    assert_eq!(all(join_all(asks(1)).await), 100);
-    let ends = keys
-        .iter()
-        .zip(1..)
-        .map(|(key, n)| setting.hasty.clone().release(end(key, n)));
-    assert!(join_all(ends).await.iter().all(is_released));
-    let before = setting.proxy.count(acquires);
-    assert_eq!(all(join_all(asks(1000)).await), 100);
-    let sent = setting.proxy.count(acquires) - before;
-    assert!(sent <= 4, "{sent} statements");
+    scenes::what_waits_goes_together::<Table>(Postgres::shared().await).await;
 }
 
 /// A write for each lock and renewal makes renewals the largest user of a database.
@@ -610,7 +414,7 @@ async fn ten_thousand_locks_are_renewed_by_few_statements() {
         "{:?}",
         replies[0]
     );
-    let sent = setting.proxy.count(renews);
+    let sent = setting.proxy.count(Table::renews);
     assert!(sent <= 60, "{sent} statements");
 }
 
@@ -673,61 +477,18 @@ async fn nobody_is_notified_where_nobody_waits() {
 
 #[tokio::test]
 async fn holds_survive_a_restart_and_waiters_go_on() {
-    let setting = setting_on(Arc::new(Postgres::start().await)).await;
-    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
-    let guard = here.lock("k").acquire().await.unwrap();
-    let waiter = tokio::spawn(there.lock("k").acquire());
-    sleep(200 * MS).await;
-    setting.server.restart().await;
-    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
-    assert!(!waiter.is_finished());
-    guard.release().await.unwrap();
-    drop(
-        within(PATIENCE, "the waiter goes on", waiter)
-            .await
-            .unwrap()
-            .unwrap(),
-    );
+    scenes::holds_survive_a_restart_and_waiters_go_on::<Table>(Postgres::start().await).await;
 }
 
 /// Stopped, as a whole: the holder is told before another one could have the lock.
 #[tokio::test]
 async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
-    let setting = setting_on(Arc::new(Postgres::start().await)).await;
-    let here = client(&setting.hasty).await;
-    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
-    setting.server.stop();
-    let loss = within(PATIENCE, "it is lost", guard.lost()).await;
-    assert_eq!(loss, Loss::Expired);
-    let error = within(PATIENCE, "it fails", here.lock("other").wait(SEC).acquire())
-        .await
-        .unwrap_err();
-    assert!(!error.is_busy(), "{error}");
-    setting.server.cont();
-    let there = client(&setting.patient).await;
-    let next = within(PATIENCE, "it is free", there.lock("k").acquire())
-        .await
-        .unwrap();
-    assert!(next.fencing_token() > guard.fencing_token());
+    scenes::holder_is_lost_before_the_lease_ends::<Table>(Postgres::start().await).await;
 }
 
 #[tokio::test]
 async fn broken_connections_cost_nothing_that_is_held() {
-    let setting = setting().await;
-    let here = client(&setting.hasty).await;
-    let guards = join_all((0..20).map(|n| here.lock(format!("k{n}")).acquire())).await;
-    for _ in 0..5 {
-        setting.proxy.cut();
-        let guard = within(PATIENCE, "it goes on", here.lock("another").acquire())
-            .await
-            .unwrap();
-        guard.release().await.unwrap();
-    }
-    for guard in guards {
-        let guard = guard.unwrap();
-        eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
-        guard.release().await.unwrap();
-    }
+    scenes::broken_connections_cost_nothing_that_is_held::<Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,341 @@
+//! What is promised of locks in the rows of a table, whatever the server, and what went wrong elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Store, StoreError,
+};
+use dlock::{HoldState, LockClient, Loss};
+use dlock_tests::faults::{PATIENCE, answered, within};
+use dlock_tests::{Gateway, Node, Swallow, eventually};
+use futures_util::future::join_all;
+use tokio::time::sleep;
+
+use crate::backend::{Asked, Backend};
+
+pub(super) const MS: Duration = Duration::from_millis(1);
+pub(super) const SEC: Duration = Duration::from_secs(1);
+/// No test waits for its end.
+pub(super) const LEASE: Duration = Duration::from_secs(300);
+/// What one step of a hasty store may take.
+const TIMEOUT: Duration = Duration::from_millis(600);
+
+pub(super) fn ask(key: &str, number: u64, lease: Duration) -> AcquireRequest {
+    AcquireRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), lease)
+}
+
+pub(super) fn end(key: &str, number: u64) -> ReleaseRequest {
+    ReleaseRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number))
+}
+
+pub(super) fn renewal(key: &str, number: u64, lease: Duration) -> RenewRequest {
+    RenewRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), lease)
+}
+
+pub(super) fn token(reply: Result<AcquireReply, StoreError>) -> u64 {
+    match reply {
+        Ok(AcquireReply::Acquired(granted)) => granted.first_token,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub(super) fn is_released(reply: &Result<ReleaseReply, StoreError>) -> bool {
+    matches!(reply, Ok(ReleaseReply::Released { .. }))
+}
+
+/// Makes the row of a key, which is free then.
+pub(super) async fn row(store: &Arc<impl Store + ?Sized>, key: &str) {
+    token(answered(|| store.clone().acquire(ask(key, 999_999, LEASE))).await);
+    let released = answered(|| store.clone().release(end(key, 999_999))).await;
+    assert!(released.is_ok(), "{released:?}");
+}
+
+pub(super) async fn renewed(
+    store: &Arc<impl Store + ?Sized>,
+    key: &str,
+    number: u64,
+    lease: Duration,
+) -> Result<Renewal, StoreError> {
+    let replies = store.clone().renew(vec![renewal(key, number, lease)]).await;
+    replies.expect("each has a reply of its own").remove(0)
+}
+
+/// A store that keeps locks in the rows of a table.
+pub(super) trait Rows: Backend {
+    fn releases(request: &Asked<Self>) -> bool;
+
+    fn renews(request: &Asked<Self>) -> bool;
+
+    /// How many rows are so.
+    fn count(&self, condition: &str) -> impl Future<Output = i64> + Send;
+
+    /// Ends the leases of all locks.
+    fn expire(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// A table, a hasty store behind a network, and a patient one beside it.
+struct Setting<B: Backend> {
+    backend: B,
+    proxy: Gateway<B::Wire>,
+    hasty: Arc<dyn Store>,
+    patient: Arc<dyn Store>,
+}
+
+impl<B: Backend> Setting<B> {
+    async fn on(server: Arc<B::Server>) -> Self {
+        let proxy = Gateway::start(server.addr());
+        let backend = B::on(server).await;
+        Setting {
+            hasty: backend.store(Some(&proxy), TIMEOUT).await,
+            patient: backend.store(None, PATIENCE).await,
+            backend,
+            proxy,
+        }
+    }
+
+    /// The stores of so many processes.
+    async fn processes(&self, count: usize) -> Vec<Arc<dyn Store>> {
+        join_all((0..count).map(|_| self.backend.store(None, PATIENCE))).await
+    }
+}
+
+impl<B: Rows> Setting<B> {
+    async fn held(&self) -> i64 {
+        self.backend.count("holder <> ''").await
+    }
+
+    /// No lock gets a holder in 200 ms.
+    async fn stays_free(&self) {
+        for _ in 0..20 {
+            sleep(10 * MS).await;
+            assert_eq!(self.held().await, 0);
+        }
+    }
+}
+
+async fn client(store: &Arc<dyn Store>) -> LockClient {
+    let builder = LockClient::builder().shared_store(store.clone());
+    let built = builder.retry_for(PATIENCE).build().await;
+    built.expect("the server is there")
+}
+
+pub(super) async fn one_of_many_processes_wins<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let stores = setting.processes(8).await;
+    for round in 0..6 {
+        let key = format!("k{}", round / 2);
+        if round % 2 == 1 {
+            setting.backend.expire().await;
+        }
+        let asks = (0..64_usize).map(|n| {
+            let number = u64::try_from(round * 100 + n).unwrap();
+            stores[n % 8].clone().acquire(ask(&key, number, LEASE))
+        });
+        let replies = join_all(asks).await;
+        let granted = replies
+            .iter()
+            .filter(|reply| matches!(reply, Ok(AcquireReply::Acquired(_))))
+            .count();
+        assert_eq!(granted, 1, "{round}: {replies:?}");
+        let others = replies
+            .iter()
+            .filter(|reply| matches!(reply, Ok(AcquireReply::Busy(_))));
+        assert_eq!(others.count(), 63, "{round}: {replies:?}");
+    }
+}
+
+pub(super) async fn tokens_never_go_back<B: Backend>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let drawn = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let work = setting
+        .processes(6)
+        .await
+        .into_iter()
+        .zip(1..)
+        .map(|(store, process)| {
+            let drawn = drawn.clone();
+            tokio::spawn(async move {
+                for n in 0..60 {
+                    let number = process * 1000 + n;
+                    if let Ok(AcquireReply::Acquired(granted)) =
+                        store.clone().acquire(ask("k", number, LEASE)).await
+                    {
+                        // Held by one at a time, so this is the order of the grants.
+                        drawn.lock().push(granted.first_token);
+                        assert!(is_released(&store.clone().release(end("k", number)).await));
+                    }
+                }
+            })
+        });
+    for done in join_all(work).await {
+        done.unwrap();
+    }
+    let drawn = drawn.lock();
+    assert!(
+        drawn.len() > 10 && drawn.windows(2).all(|pair| pair[0] < pair[1]),
+        "{drawn:?}"
+    );
+}
+
+pub(super) async fn renewal_revives_no_lock<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let store = &setting.patient;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    setting.backend.expire().await;
+    token(store.clone().acquire(ask("k", 2, LEASE)).await);
+    assert_eq!(renewed(store, "k", 1, LEASE).await.unwrap(), Renewal::Gone);
+    assert_eq!(renewed(store, "k", 2, LEASE).await.unwrap(), Renewal::Renewed);
+    assert!(setting.backend.forget(false).await);
+    assert_eq!(renewed(store, "k", 2, LEASE).await.unwrap(), Renewal::Gone);
+    assert_eq!(setting.backend.count("true").await, 0);
+}
+
+pub(super) async fn late_acquire_takes_nothing<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    // Its row is there, and the connection.
+    row(&setting.hasty, "k").await;
+    for number in 2..5 {
+        let late = setting.proxy.hold(1, B::acquires);
+        eventually("it is sent", async || {
+            let reply = setting.hasty.clone().acquire(ask("k", number, LEASE)).await;
+            reply.unwrap_err().outcome == Outcome::Unknown
+        })
+        .await;
+        late.caught().await;
+        // The copy is on its way yet; the release says when it can do nothing any more.
+        let released = answered(|| setting.hasty.clone().release(end("k", number))).await;
+        assert!(
+            matches!(released, Ok(ReleaseReply::NotHeld { .. })),
+            "{released:?}"
+        );
+        late.release();
+        setting.stays_free().await;
+    }
+}
+
+pub(super) async fn release_waits_for_a_late_acquire<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let store = setting.backend.store(Some(&setting.proxy), 2 * SEC).await;
+    row(&store, "k").await;
+    let late = setting.proxy.hold(1, B::acquires);
+    let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
+    late.caught().await;
+    // The connection breaks long before the request is late, which is past it and will be served.
+    setting.proxy.cut();
+    assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
+    let released = answered(|| store.clone().release(end("k", 2))).await;
+    assert!(released.is_ok(), "{released:?}");
+    late.release();
+    setting.stays_free().await;
+}
+
+pub(super) async fn lost_requests_and_replies_leave_nothing_wrong<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
+    let verbs: [fn(&Asked<B>) -> bool; 2] = [B::acquires, B::releases];
+    for (verb, is) in verbs.into_iter().enumerate() {
+        for how in ["swallowed and cut", "swallowed and silent", "lost"] {
+            let fault = match how {
+                "swallowed and cut" => setting.proxy.swallow(1, Swallow::Cut, is),
+                "swallowed and silent" => setting.proxy.swallow(1, Swallow::Hang, is),
+                _ => setting.proxy.lose(1, is),
+            };
+            let guard = within(PATIENCE, how, here.lock("k").acquire()).await.unwrap();
+            let busy = there.lock("k").try_acquire().await.unwrap_err();
+            assert!(busy.is_busy(), "{verb} {how}");
+            within(PATIENCE, how, guard.release()).await.unwrap();
+            assert!(fault.fired(), "{verb} {how}");
+            let next = there.lock("k").try_acquire().await.unwrap();
+            next.release().await.unwrap();
+        }
+    }
+}
+
+pub(super) async fn lost_renewals_cost_no_lock<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let here = client(&setting.hasty).await;
+    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
+    for _ in 0..2 {
+        let fault = setting.proxy.swallow(1, Swallow::Cut, B::renews);
+        eventually("a renewal gets lost", async || fault.fired()).await;
+        eventually("the next one holds", async || guard.state() == HoldState::Held).await;
+    }
+    guard.release().await.unwrap();
+}
+
+pub(super) async fn what_waits_goes_together<B: Backend>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let store = setting.backend.store(Some(&setting.proxy), PATIENCE).await;
+    let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
+    let asks = |from: u64| {
+        keys.iter()
+            .zip(from..)
+            .map(|(key, n)| store.clone().acquire(ask(key, n, LEASE)))
+    };
+    let all = |replies: Vec<Result<AcquireReply, StoreError>>| replies.into_iter().map(token).count();
+    assert_eq!(all(join_all(asks(1)).await), 100);
+    let ends = keys
+        .iter()
+        .zip(1..)
+        .map(|(key, n)| store.clone().release(end(key, n)));
+    assert!(join_all(ends).await.iter().all(is_released));
+    let before = setting.proxy.count(B::acquires);
+    assert_eq!(all(join_all(asks(1000)).await), 100);
+    let sent = setting.proxy.count(B::acquires) - before;
+    assert!(sent <= 4, "{sent} round trips");
+}
+
+/// The server has to be the test's own.
+pub(super) async fn holds_survive_a_restart_and_waiters_go_on<B: Backend>(server: B::Server) {
+    let setting = Setting::<B>::on(Arc::new(server)).await;
+    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
+    let guard = here.lock("k").acquire().await.unwrap();
+    let waiter = tokio::spawn(there.lock("k").acquire());
+    sleep(200 * MS).await;
+    setting.backend.server().restart().await;
+    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+    assert!(!waiter.is_finished());
+    guard.release().await.unwrap();
+    let next = within(PATIENCE, "the waiter goes on", waiter).await;
+    drop(next.unwrap().unwrap());
+}
+
+/// Stopped, as a whole: the holder is told before another one could have the lock. The server has to be the test's own.
+pub(super) async fn holder_is_lost_before_the_lease_ends<B: Backend>(server: B::Server) {
+    let setting = Setting::<B>::on(Arc::new(server)).await;
+    let here = client(&setting.hasty).await;
+    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
+    setting.backend.server().stop();
+    let loss = within(PATIENCE, "it is lost", guard.lost()).await;
+    assert_eq!(loss, Loss::Expired);
+    let error = within(PATIENCE, "it fails", here.lock("other").wait(SEC).acquire())
+        .await
+        .unwrap_err();
+    assert!(!error.is_busy(), "{error}");
+    setting.backend.server().cont();
+    let there = client(&setting.patient).await;
+    let next = within(PATIENCE, "it is free", there.lock("k").acquire())
+        .await
+        .unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+pub(super) async fn broken_connections_cost_nothing_that_is_held<B: Backend>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let here = client(&setting.hasty).await;
+    let guards = join_all((0..20).map(|n| here.lock(format!("k{n}")).acquire())).await;
+    for _ in 0..5 {
+        setting.proxy.cut();
+        let guard = within(PATIENCE, "it goes on", here.lock("another").acquire())
+            .await
+            .unwrap();
+        guard.release().await.unwrap();
+    }
+    for guard in guards {
+        let guard = guard.unwrap();
+        eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+        guard.release().await.unwrap();
+    }
+}
