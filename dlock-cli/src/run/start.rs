@@ -92,7 +92,8 @@ pub(super) fn not_started(program: &OsStr, error: &io::Error) -> u8 {
 /// Looks for the program where it will be looked for when it is started.
 pub(super) fn look_for(program: &OsStr) -> io::Result<()> {
     let paths = match std::env::var_os("PATH") {
-        _ if program.as_bytes().contains(&b'/') => vec![program.into()],
+        // An empty name is not looked for in the directories.
+        _ if program.is_empty() || program.as_bytes().contains(&b'/') => vec![program.into()],
         Some(dirs) => std::env::split_paths(&dirs)
             .map(|dir| dir.join(program))
             .collect(),
