@@ -1,4 +1,5 @@
-//! What it costs that everything is counted: pairs without a recorder and with Prometheus', in turns.
+//! What it costs that everything is counted, and that it is traced: pairs without and with Prometheus' recorder, and
+//! without and with a subscriber that formats into nothing, in turns.
 //!
 //! On memory, and on the server that `DLOCK_BENCH_URL` names.
 
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use dlock::{Lock, LockClient};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 use tokio::runtime::Runtime;
+use tracing::level_filters::LevelFilter;
 
 const TURNS: usize = 60;
 
@@ -41,7 +43,10 @@ fn median(mut all: Vec<Duration>) -> Duration {
     all[all.len() / 2]
 }
 
-fn compare(url: &str, times: u32) {
+/// What is measured, done under a recorder or a subscriber.
+type Under<'u> = &'u dyn Fn(&dyn Fn() -> Duration) -> Duration;
+
+fn compare(url: &str, times: u32, name: &str, under: Under<'_>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -50,32 +55,56 @@ fn compare(url: &str, times: u32) {
         .block_on(LockClient::connect(url))
         .expect("a store that answers");
     let lock = client.lock("order:42").group("order:{id}");
-    let recorder = recorder();
-    let handle = recorder.handle();
+    let pairs = || pairs(&runtime, &lock, times);
     let (mut without, mut with, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..=TURNS {
-        let bare = pairs(&runtime, &lock, times);
-        let counted = metrics::with_local_recorder(&recorder, || pairs(&runtime, &lock, times));
-        handle.run_upkeep();
+        let bare = pairs();
+        let told = under(&pairs);
         // The first turn warms up.
         if turn > 0 {
             without.push(bare);
-            with.push(counted);
-            ratios.push(counted.as_secs_f64() / bare.as_secs_f64());
+            with.push(told);
+            ratios.push(told.as_secs_f64() / bare.as_secs_f64());
         }
     }
     ratios.sort_by(f64::total_cmp);
     println!(
-        "{url}: {:?} a pair without a recorder, {:?} with Prometheus', {:+.1} % (the median of {TURNS} turns)",
+        "{url}: {:?} a pair, {:?} with {name}, {:+.1} % (the median of {TURNS} turns)",
         median(without),
         median(with),
         100.0 * (ratios[ratios.len() / 2] - 1.0)
     );
 }
 
+/// Under a subscriber that formats what it is told and writes it nowhere.
+fn traced(level: LevelFilter, measured: &dyn Fn() -> Duration) -> Duration {
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::sink)
+        .finish();
+    let took = tracing::subscriber::with_default(subscriber, measured);
+    // That nobody listens any more.
+    tracing::callsite::rebuild_interest_cache();
+    took
+}
+
 fn main() {
-    compare("memory://", 20_000);
-    if let Ok(url) = std::env::var("DLOCK_BENCH_URL") {
-        compare(&url, 2_000);
+    let recorder = recorder();
+    let handle = recorder.handle();
+    let counted = |measured: &dyn Fn() -> Duration| {
+        let took = metrics::with_local_recorder(&recorder, measured);
+        handle.run_upkeep();
+        took
+    };
+    let url = std::env::var("DLOCK_BENCH_URL").ok();
+    for (url, times) in [(Some("memory://"), 20_000), (url.as_deref(), 2_000)] {
+        let Some(url) = url else { continue };
+        compare(url, times, "Prometheus' recorder", &counted);
+        compare(url, times, "traces at info", &|measured| {
+            traced(LevelFilter::INFO, measured)
+        });
+        compare(url, times, "traces at debug", &|measured| {
+            traced(LevelFilter::DEBUG, measured)
+        });
     }
 }
