@@ -92,7 +92,7 @@ fn state(state: &RecordState) -> String {
         RecordState::Claimed { remaining, .. } => {
             format!("in progress, {} left of its lease", time(*remaining))
         }
-        RecordState::Completed { size, .. } => format!("done, {size} bytes are kept"),
+        RecordState::Completed { size, .. } => format!("ended, {size} bytes are kept"),
         RecordState::Orphaned => "ended without a result".to_owned(),
         RecordState::Released => "not done".to_owned(),
         other => other.name().to_owned(),

@@ -85,9 +85,8 @@ where
         Ok(Decision::Claimed { attempt, fence }) => (attempt, fence),
         Ok(Decision::Replay(kept)) => {
             core.shared.counters.replayed();
-            if let Some(on_replay) = &core.settings.on_replay {
-                on_replay(&Replay::new(&kept, &key, &asking.claim.key, &parts));
-            }
+            let replay = || Replay::new(&kept, &key, &asking.claim.key, &parts);
+            core.settings.tell_replay(replay);
             return Err(Refused::Replay(kept, parts.version));
         }
         Ok(Decision::Refuse(problem)) => return Err(problem.into()),

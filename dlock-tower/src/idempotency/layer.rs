@@ -192,7 +192,8 @@ impl<C> IdempotencyLayer<C> {
         })
     }
 
-    /// Calls this for each replay, before it is sent: to count by route, to log whose clients retry. It must not block.
+    /// Calls this for each replay, before it is sent: to count by route, to log whose clients retry. It must not block. Where
+    /// it panics, the replay is sent all the same.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -126,6 +126,18 @@ impl Settings {
         }
     }
 
+    /// Calls who listens to replays.
+    pub(super) fn tell_replay<'a>(&self, replay: impl FnOnce() -> Replay<'a>) {
+        let Some(on_replay) = &self.on_replay else {
+            return;
+        };
+        let replay = replay();
+        // The answer is there, and is sent whatever becomes of this.
+        if catch_unwind(AssertUnwindSafe(|| on_replay(&replay))).is_err() {
+            tracing::error!("what is called for each replay panicked");
+        }
+    }
+
     /// How long the result of this request is kept, unless its end says otherwise.
     pub(super) fn retention_of(&self, parts: &Parts) -> Duration {
         let retention = self.retention_of.as_ref().map(|retention| retention(parts));

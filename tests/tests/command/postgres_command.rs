@@ -83,7 +83,7 @@ async fn command_runs_once_and_its_record_is_shown() {
         );
     }
     let (code, said) = look(&url, &["record", "show", "import"]);
-    assert!(code == Some(0) && said.contains("done, "), "{said}");
+    assert!(code == Some(0) && said.contains("ended, "), "{said}");
     let forget = ["record", "forget", "import", "--reason", "again"];
     let (code, said) = look(&url, &forget);
     assert!(code == Some(2) && said.contains("E0019"), "no audit log: {said}");

@@ -71,7 +71,7 @@ async fn result_of_work_is_shown_and_forgotten_by_its_name() {
     );
     let line = text(&dlock(&url, &["show", "report:7"]).await);
     assert!(
-        line.starts_with("report:7  done, ") && !line.contains("result: 42"),
+        line.starts_with("report:7  ended, ") && !line.contains("result: 42"),
         "{line}"
     );
 

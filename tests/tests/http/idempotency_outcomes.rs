@@ -224,6 +224,12 @@ async fn the_policy_can_be_replaced() {
 }
 
 #[tokio::test]
+async fn retry_has_its_answer_where_the_listener_to_replays_panics() {
+    let layer = || layer().on_replay(|_| panic!("a fault of its own"));
+    assert_eq!(runs_of_two(layer, |n| with_status(200, n)).await, 1);
+}
+
+#[tokio::test]
 async fn what_was_done_is_kept_where_the_policy_panics() {
     struct Broken;
     impl Policy for Broken {

@@ -244,16 +244,16 @@ async fn prepared_transaction_keeps_the_lock() {
     server.client().await.batch_execute(set).await.unwrap();
     server.restart().await;
     let bank = bank_on(server).await;
-    let guard = bank.held_for(200 * MS).await;
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
+    let guard = bank.held_for(SEC).await;
     bank.locks.hold_in(&tx, &guard).await.unwrap();
     tx.batch_execute(&bank.payment("5")).await.unwrap();
     tx.batch_execute("PREPARE TRANSACTION 'pay'").await.unwrap();
     drop(tx);
     bank.server.kill();
     bank.server.restart().await;
-    sleep(300 * MS).await;
+    sleep(SEC).await;
     eventually("it is seen again", async || bank.is_pinned("account").await).await;
     bank.db()
         .await

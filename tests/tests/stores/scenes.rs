@@ -290,7 +290,9 @@ pub(super) async fn what_waits_goes_together<B: Backend>(server: Arc<B::Server>)
 /// The server has to be the test's own.
 pub(super) async fn holds_survive_a_restart_and_waiters_go_on<B: Backend>(server: B::Server) {
     let setting = Setting::<B>::on(Arc::new(server)).await;
-    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
+    // An acquire that the kill leaves in doubt holds others of its key up for as long as a step may take.
+    let store = setting.backend.store(None, 5 * SEC).await;
+    let (here, there) = (client(&store).await, client(&store).await);
     let guard = here.lock("k").acquire().await.unwrap();
     let waiter = tokio::spawn(there.lock("k").acquire());
     sleep(200 * MS).await;
