@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use super::broken::Break;
 use super::event::{Life, Said};
 use super::log::Log;
-use super::store::StoreSpec;
+use super::store::{LONGEST_LEASE, StoreSpec};
 use task::Task;
 
 /// How long tasks may take to end that were at rest.
@@ -216,6 +216,8 @@ async fn work(orders: Orders) -> anyhow::Result<()> {
     }
     // What still waits for a lock was found stuck before.
     tasks.shutdown().await;
+    // Acquires that were given up before the rest are undone, or given up for good, within their leases.
+    tokio::time::sleep(LONGEST_LEASE).await;
     let report = shared.client.shutdown(Duration::from_secs(1)).await;
     shared.log.say(Said::Bye {
         lost: report.lost,
