@@ -58,6 +58,9 @@ impl LockKey {
 
     /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several locks into one
     /// Cluster slot. The other rules hold. Do not make such names from user input.
+    ///
+    /// In a Cluster all kinds but the plain lock need a tag where there are braces, as `{42}`: other braces are
+    /// [`Error::Unsupported`].
     pub fn raw(name: impl Into<String>) -> LockKey {
         let name = name.into();
         // Without a brace it is like any other.

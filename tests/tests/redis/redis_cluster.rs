@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dlock::{HoldState, LockClient};
+use dlock::{Error, HoldState, LockClient, LockKey, LockKind};
 use dlock_tests::faults::{PATIENCE, SOON, answered, hasty, is_confirmed, is_free_soon, within};
 use dlock_tests::{Cluster, Flavor, Store, eventually, settle, slot_of};
 use tokio::task::JoinHandle;
@@ -26,6 +26,63 @@ async fn locks_of_all_shards_are_held_and_their_waiters_woken() {
         next.release().await.unwrap();
     }
     store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn name_whose_braces_are_no_tag_is_refused_where_a_lock_has_several_keys() {
+    let store = Store::cluster().await;
+    let client = store.client().await;
+    for name in ["none:{}", "back:}x", "a{b"] {
+        let key = || LockKey::raw(name);
+        client
+            .lock(key())
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        let locks = [
+            client.fair_lock(key()),
+            client.fenced_lock(key()),
+            client.rw_lock(key()).read(),
+            client.rw_lock(key()).write(),
+        ];
+        let mut refused = Vec::new();
+        for lock in locks {
+            refused.push(lock.try_acquire().await.err());
+        }
+        refused.push(client.semaphore(key()).permits(1).try_acquire().await.err());
+        refused.push(client.semaphore(key()).limit(1).try_acquire().await.err());
+        refused.push(
+            client
+                .unowned_semaphore(key())
+                .permits(1)
+                .try_acquire()
+                .await
+                .err(),
+        );
+        refused.push(client.semaphore(key()).set_permits(1).await.err());
+        refused.push(client.latch(key()).try_set_count(1).await.err());
+        refused.push(
+            client
+                .multi([key()])
+                .kind(LockKind::Write)
+                .try_acquire()
+                .await
+                .err(),
+        );
+        for error in refused {
+            let error = error.expect("it is refused");
+            assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+            assert!(error.to_string().contains("braces are no tag"), "{error}");
+        }
+        // With a tag it is like any other.
+        let tagged = LockKey::raw(format!("{{t}}{name}"));
+        let guard = client.rw_lock(tagged).write().acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    store.assert_clean(&[&client]).await;
 }
 
 const MS: Duration = Duration::from_millis(1);

@@ -383,6 +383,20 @@ impl Call {
         }
     }
 
+    /// The key whose companions it would make in another slot of a Cluster than the key's own, so that it could never be
+    /// carried out as a whole.
+    pub(super) fn is_parted(&self) -> Option<&str> {
+        let (one, all) = match &self.verb {
+            Verb::Count(_) => (Some(&*self.key), &[][..]),
+            Verb::As(step @ KindStep::Acquire(_)) => (step.has_companions().then_some(&*self.key), &[][..]),
+            Verb::All(all) => (None, &all[..]),
+            _ => (None, &[][..]),
+        };
+        let all = all.iter().filter(|one| one.step.has_companions());
+        let mut keys = one.into_iter().chain(all.map(|one| &*one.key));
+        keys.find(|key| !Slot::has_companions_of(key))
+    }
+
     /// How many locks it acquires, and the fencing tokens that it wants for them in all.
     fn wants(&self) -> (u32, u64) {
         match &self.verb {

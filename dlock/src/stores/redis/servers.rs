@@ -13,7 +13,7 @@ use super::pubsub::{PubSub, Way};
 use super::script::{Call, Verb};
 use crate::LockKey;
 use crate::store::Hub;
-use crate::store::{Lane, StoreError, Watch};
+use crate::store::{Lane, Reason, StoreError, Watch};
 
 /// Carries steps, and tells of releases.
 #[derive(Debug)]
@@ -74,7 +74,10 @@ impl Servers {
         };
         match self {
             Servers::One { node, .. } => node.queue(call),
-            Servers::Cluster(cluster) => cluster.queue(call),
+            Servers::Cluster(cluster) => match call.is_parted() {
+                Some(key) => Queued::turned_away(parted(key)),
+                None => cluster.queue(call),
+            },
         }
     }
 
@@ -147,4 +150,13 @@ impl Servers {
             Servers::Cluster(cluster) => cluster.nodes(),
         }
     }
+}
+
+/// What is not done in a Cluster for the name that it has.
+fn parted(key: &str) -> StoreError {
+    let message = format!(
+        "in a Cluster, what belongs to \"{key}\" would be in several hash slots, since its braces are no tag: use a name without \
+         braces, or with a tag, as {{order:42}}:refund"
+    );
+    StoreError::not_done(Reason::Unsupported, message)
 }

@@ -14,17 +14,13 @@ pub(crate) struct Slot(u16);
 impl Slot {
     /// Where a key is: by what stands between its first `{` and the next `}`, if that is anything.
     pub(crate) fn of(key: &str) -> Slot {
-        let key = key.as_bytes();
-        let hashed = key
-            .iter()
-            .position(|byte| *byte == b'{')
-            .and_then(|open| {
-                let tag = &key[open + 1..];
-                let close = tag.iter().position(|byte| *byte == b'}')?;
-                (close > 0).then(|| &tag[..close])
-            })
-            .unwrap_or(key);
-        Slot(crc16(hashed) % SLOTS)
+        let hashed = tag(key).unwrap_or(key);
+        Slot(crc16(hashed.as_bytes()) % SLOTS)
+    }
+
+    /// Whether the keys that stand beside this one, as Redisson calls them, are in its slot: not where its braces are no tag.
+    pub(crate) fn has_companions_of(key: &str) -> bool {
+        !key.contains(['{', '}']) || tag(key).is_some()
     }
 
     /// The slot of this number, if there is one.
@@ -56,6 +52,13 @@ impl Slot {
     pub(crate) fn tag(self) -> u32 {
         TAGS[self.index()]
     }
+}
+
+/// What stands between the first `{` and the next `}`, if that is anything.
+fn tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (tag, _) = rest.split_once('}')?;
+    (!tag.is_empty()).then_some(tag)
 }
 
 /// For each slot the smallest number whose digits are in it. All clients of a cluster have to know the same one.
@@ -128,6 +131,23 @@ mod tests {
             ("größe", 9425),
         ] {
             assert_eq!(Slot::of(key), Slot(slot), "{key}");
+        }
+    }
+
+    #[test]
+    fn companions_are_in_the_slot_of_a_key_without_braces_or_with_a_tag() {
+        for key in [
+            "order:42",
+            "größe",
+            "{42}:order",
+            "order:{4}:{2}",
+            "a}b{c}",
+            "{a{b}",
+        ] {
+            assert!(Slot::has_companions_of(key), "{key}");
+        }
+        for key in ["none:{}", "{}{x}", "back:}x", "a{b", "{", "}", "}{"] {
+            assert!(!Slot::has_companions_of(key), "{key}");
         }
     }
 
