@@ -303,7 +303,6 @@ impl Options {
             Some(permits) => {
                 check_permits("acquire_many", permits.amount)?;
                 check_total(permits.total)?;
-                check_total(permits.limit)?;
                 if permits.total.is_some() && permits.limit.is_some() {
                     return Err(Error::InvalidOption {
                         option: "limit",

@@ -341,6 +341,21 @@ async fn request_waits_for_a_permit_of_its_tenant_and_a_limit_of_zero_admits_not
 }
 
 #[tokio::test(start_paused = true)]
+async fn highest_limit_is_as_good_as_none() {
+    bounded(async {
+        let limit = LockClient::memory().semaphore("t").limit(u32::MAX);
+        let (one, other) = (
+            limit.try_acquire().await.unwrap(),
+            limit.acquire_many(2).await.unwrap(),
+        );
+        let status = limit.status().await.unwrap().unwrap();
+        assert_eq!((status.total, status.held), (i64::from(u32::MAX), 3));
+        drop((one, other));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn limit_and_number_of_permits_are_not_given_together() {
     bounded(async {
         let client = LockClient::memory();
