@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::run::{self, Admitted, Carried};
 use super::slots::Slots;
 use super::{DEFAULT_KEEP, Once, OnceClaim, OnceError, stored};
+use crate::engine::timing::LONGEST_LEASE;
 use crate::runtime::options::check_duration;
 use crate::store::records::{RecordKey, SlotOutcome, SlotRequest};
 use crate::{Error, LockKey};
@@ -146,12 +147,11 @@ impl Once {
     /// The same, once in each slot of time: they begin at the multiples of the period since the Unix epoch, by the store's
     /// clock. A name has slots or not, and one period.
     ///
-    /// `keep` is at least two periods; by default a day, or three periods where that is longer. The period has whole
-    /// microseconds and at least 10 ms.
+    /// `keep` is at least two periods; by default a day, or three periods where that is longer, and at most a year. The
+    /// period has whole microseconds and at least 10 ms.
     pub fn every(self, period: Duration) -> OnceEvery {
-        let keep = self
-            .keep
-            .unwrap_or_else(|| DEFAULT_KEEP.max(period.saturating_mul(3)));
+        let three = period.saturating_mul(3).min(LONGEST_LEASE);
+        let keep = self.keep.unwrap_or_else(|| DEFAULT_KEEP.max(three));
         OnceEvery {
             once: self.keep(keep),
             period,
