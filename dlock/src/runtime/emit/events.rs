@@ -111,7 +111,8 @@ pub struct LockEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockEventKind {
-    /// This process holds the lock from now on: the store gave it, or another caller in this process handed it off.
+    /// This process holds the lock from now on: the store gave it, or another caller in this process handed it off. Permits
+    /// of an [`UnownedSemaphore`](crate::UnownedSemaphore) are nobody's: no [`Ended`](Self::Ended) follows for them.
     #[non_exhaustive]
     Granted {
         /// Its fencing token.
