@@ -14,13 +14,14 @@ use dlock::{Error, LockClient};
 use dlock_postgres::{HoldError, LockInError, PostgresLocks};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::postgres::{Pooler, Postgres, fresh_table};
-use dlock_tests::{child, eventually};
+use dlock_tests::{Clock, child, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tokio_postgres::{Client, Config, NoTls};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
 /// No test waits for its end.
 const LEASE: Duration = Duration::from_secs(300);
 
@@ -46,7 +47,11 @@ async fn client(locks: &PostgresLocks) -> LockClient {
 }
 
 async fn setting() -> Setting {
-    let (server, table) = (Postgres::shared().await, fresh_table());
+    setting_on(Postgres::shared().await).await
+}
+
+async fn setting_on(server: Arc<Postgres>) -> Setting {
+    let table = fresh_table();
     let here = connected(server.config(), &table).await;
     here.create_table().await.expect("the table can be made");
     Setting {
@@ -706,5 +711,48 @@ async fn table_in_a_schema_with_capital_letters_has_readers() {
         reading.release().await.unwrap();
         let writing = client.rw_lock("k").write().acquire().await.unwrap();
         writing.release().await.unwrap();
+    }
+}
+
+/// The time at which the last of them left counts for nothing then.
+#[tokio::test]
+async fn lock_that_readers_left_is_free_though_the_clock_goes_back() {
+    let clock = Clock::new().expect("libfaketime");
+    clock.set(4 * HOUR).expect("its file can be written");
+    let s = setting_on(Arc::new(Postgres::start_by(Some(&clock)).await)).await;
+    for (back, end) in [(3, "released"), (2, "expired"), (1, "transaction"), (0, "forced")] {
+        let lease = if matches!(end, "expired" | "transaction") {
+            MS
+        } else {
+            LEASE
+        };
+        s.takes(Kind::Read, 1, lease).await;
+        match end {
+            "released" => assert!(s.gives(Kind::Read, 1).await),
+            "forced" => assert!(s.other.force_release("k").await.unwrap()),
+            "expired" => {
+                sleep(20 * MS).await;
+                s.takes(Kind::Write, 2, LEASE).await;
+                assert!(s.gives(Kind::Write, 2).await);
+            }
+            _ => {
+                sleep(20 * MS).await;
+                let mut db = s.db().await;
+                let tx = db.transaction().await.unwrap();
+                s.here.lock_in(&tx, "k").await.unwrap();
+                tx.commit().await.unwrap();
+            }
+        }
+        clock.set(back * HOUR).expect("its file can be written");
+        eventually("the clock went back", async || {
+            let ahead = "SELECT (extract(epoch FROM clock_timestamp()))::int8";
+            let now = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .unwrap();
+            s.number(ahead).await < (now + back * HOUR + HOUR / 2).as_secs() as i64
+        })
+        .await;
+        s.takes(Kind::Write, 3, LEASE).await;
+        assert!(s.gives(Kind::Write, 3).await, "{end}");
     }
 }

@@ -45,7 +45,7 @@ WITH asked AS MATERIALIZED (
                           THEN greatest(l.fence + l.tokens, l.read_next, clock.micros, clock.floor) + a.tokens
                           ELSE l.read_next END,
          read_until = CASE WHEN a.reads THEN greatest(l.read_until, clock.now + a.lease * interval '1 microsecond')
-                           ELSE l.read_until END,
+                           ELSE 'epoch' END,
          -- Not where readers are left of those that a writer let in.
          era = CASE WHEN NOT a.reads OR open.alone AND l.read_until <= clock.now
                     THEN greatest(l.fence + l.tokens, l.read_next, clock.micros, clock.floor) ELSE l.era END

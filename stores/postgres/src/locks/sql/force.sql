@@ -8,7 +8,7 @@ WITH open AS MATERIALIZED (
 ), ended AS (
   UPDATE {table} l SET
          holder = '', kind = '', kept = false, until = clock_timestamp(),
-         read_until = least(l.read_until, clock_timestamp()), era = greatest(l.fence + l.tokens, l.read_next)
+         read_until = 'epoch', era = greatest(l.fence + l.tokens, l.read_next)
     FROM open WHERE l.key = open.key
 )
 SELECT coalesce(open.held, false) AS ended, open.key IS NULL AND l.key IS NOT NULL AS locked,

@@ -8,7 +8,7 @@ WITH free AS MATERIALIZED (
      FOR UPDATE OF l SKIP LOCKED
 ), taken AS (
   UPDATE {table} l SET
-         holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(),
+         holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(), read_until = 'epoch',
          fence = greatest(l.fence + l.tokens, l.read_next, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
                           (SELECT max(f.fence) + 1 FROM {floor} f)),
          -- What readers had is over: none of them has this era.

@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   until  timestamptz NOT NULL DEFAULT 'epoch', -- end of the lease, by the clock of this server
   era        int8 NOT NULL DEFAULT 0,       -- readers of another era count for nothing: others had the lock since
   read_next  int8 NOT NULL DEFAULT 0,       -- greater than every token of a reader
-  read_until timestamptz NOT NULL DEFAULT 'epoch' -- end of the last lease of its readers
+  read_until timestamptz NOT NULL DEFAULT 'epoch' -- end of the last lease of its readers; 'epoch' without readers
 ) WITH (fillfactor = 50);                   -- no index but the key: every update stays in its page (HOT)
 -- Tables that were made before there were readers. Asked first: ALTER TABLE alone would wait for open transactions.
 DO $dlock$
@@ -81,7 +81,7 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = 'DLK02';
     END IF;
     UPDATE {table} l SET
-           holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(),
+           holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(), read_until = 'epoch',
            fence = greatest(l.fence + l.tokens, l.read_next, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
                             (SELECT max(f.fence) + 1 FROM {floor} f)),
            era = greatest(l.fence + l.tokens, l.read_next)
@@ -135,7 +135,10 @@ BEGIN
     RETURN;
   END IF;
   SELECT max(r.until) INTO rest FROM {readers} r WHERE r.key = lock_key AND r.era = lock_era AND r.until > seen;
-  UPDATE {table} l SET read_until = coalesce(rest, seen) WHERE l.key = lock_key;
+  -- Without readers it is free whatever becomes of the clock; until when it was used, the other column says.
+  UPDATE {table} l SET read_until = coalesce(rest, 'epoch'),
+                       until = CASE WHEN rest IS NULL AND l.holder = '' THEN seen ELSE l.until END
+   WHERE l.key = lock_key;
   -- Waiters believe that it takes until `known`, and a lease that ends notifies nobody.
   known := greatest(known, written);
   rest := greatest(rest, CASE WHEN written > seen THEN written END);
