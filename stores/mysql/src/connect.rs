@@ -38,10 +38,11 @@ pub(crate) struct Session {
 /// What the session is to be like, whatever the server has by default.
 ///
 /// - Each statement is a transaction, and locks nothing but the row that it changes.
-/// - What does not fit fails, and is not cut off.
+/// - What does not fit fails, and is not cut off; nor are the rows that are read.
 /// - The server does not end a connection without work.
 const SET_UP: &str = "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
-                      innodb_lock_wait_timeout = 1, wait_timeout = 2147483, time_zone = '+00:00'";
+                      innodb_lock_wait_timeout = 1, wait_timeout = 2147483, time_zone = '+00:00', \
+                      sql_select_limit = 18446744073709551615";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 /// Whether `SYSDATE` is the time at which it is evaluated: with `--sysdate-is-now` it is the statement's start.
 const SYSDATE: &str = "SELECT SLEEP(0.002) + (SYSDATE(6) > NOW(6))";

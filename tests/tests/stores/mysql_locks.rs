@@ -353,7 +353,8 @@ async fn defaults_of_the_server_and_changes_by_others_make_no_difference() {
     let mut admin: Conn = server.client().await;
     admin
         .query_drop(
-            "SET GLOBAL time_zone = '+13:00', GLOBAL sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,ORACLE'",
+            "SET GLOBAL time_zone = '+13:00', GLOBAL sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,ORACLE', \
+             GLOBAL sql_select_limit = 1",
         )
         .await
         .unwrap();
@@ -365,6 +366,14 @@ async fn defaults_of_the_server_and_changes_by_others_make_no_difference() {
         "{busy:?}"
     );
     assert_eq!(renewed(&after, "k", 1, LEASE).await.unwrap(), Renewal::Renewed);
+    // Where one grant is gone, the rows of all are read.
+    token(after.clone().acquire(ask("there", 1, LEASE)).await);
+    let grants = ["gone", "k", "there"].map(|key| renewal(key, 1, LEASE));
+    let renewals = after.clone().renew(grants.to_vec()).await.unwrap();
+    let gone = renewals
+        .iter()
+        .map(|renewal| matches!(renewal, Ok(Renewal::Gone)));
+    assert_eq!(gone.collect::<Vec<bool>>(), [true, false, false], "{renewals:?}");
     // Longer than the server keeps connections without work by default.
     let pids =
         "SELECT GROUP_CONCAT(ID ORDER BY ID) FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID()";
