@@ -9,12 +9,7 @@ const PAGE: &str = include_str!("../../docs/permissions.md");
 /// # Panics
 /// When there is no such line.
 pub fn of(user: &str, heading: &str) -> Vec<&'static str> {
-    let (_, section) = PAGE
-        .split_once(&format!("\n## {heading}\n"))
-        .unwrap_or_else(|| panic!("docs/permissions.md has no heading {heading}"));
-    let section = section
-        .split_once("\n## ")
-        .map_or(section, |(section, _)| section);
+    let section = section(heading);
     let begin = format!("ACL SETUSER {user} ");
     let words: Vec<_> = section
         .lines()
@@ -23,6 +18,27 @@ pub fn of(user: &str, heading: &str) -> Vec<&'static str> {
         .collect();
     assert!(!words.is_empty(), "{heading} has no permissions for {user}");
     words
+}
+
+/// What stands under a heading.
+fn section(heading: &str) -> &'static str {
+    let (_, section) = PAGE
+        .split_once(&format!("\n## {heading}\n"))
+        .unwrap_or_else(|| panic!("docs/permissions.md has no heading {heading}"));
+    section
+        .split_once("\n## ")
+        .map_or(section, |(section, _)| section)
+}
+
+/// The lines for the command line of ZooKeeper.
+///
+/// # Panics
+/// When there is none.
+pub fn of_zookeeper() -> Vec<&'static str> {
+    let code = section("ZooKeeper").split("```\n").skip(1).step_by(2);
+    let lines: Vec<_> = code.flat_map(str::lines).collect();
+    assert!(!lines.is_empty(), "no lines for ZooKeeper");
+    lines
 }
 
 /// The commands under a heading.

@@ -1,8 +1,10 @@
 //! A real ZooKeeper as child processes, alone or three of them, and a network before it that fails on command.
 
+use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::PathBuf;
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs};
@@ -145,6 +147,31 @@ impl Zookeeper {
             Some(said)
         };
         tokio::time::timeout(Duration::from_secs(5), ask).await.ok()?
+    }
+
+    /// What its own command line answers to these lines.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn told(&self, lines: &[String]) -> String {
+        let mut command = child::command("java");
+        command.args(["-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
+        command.arg(&self.jar).arg("org.apache.zookeeper.ZooKeeperMain");
+        command.args(["-waitforconnection", "-server", &self.addr().to_string()]);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let lines = format!("{}\nquit\n", lines.join("\n"));
+        let run = move || -> io::Result<Output> {
+            let mut child = child::spawn(command)?;
+            let input = child.stdin.take();
+            input.map_or(Ok(()), |mut input| input.write_all(lines.as_bytes()))?;
+            child.wait_with_output()
+        };
+        let run = tokio::task::spawn_blocking(run).await.expect("it does not panic");
+        let said = run.expect("java can be run");
+        String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned()
     }
 }
 

@@ -39,6 +39,15 @@ struct Attempt<'a> {
     writer: Option<Node>,
 }
 
+/// What became of the node of a lock.
+enum Container {
+    There,
+    /// The node above it is missing.
+    Rootless,
+    /// It may be there; this client may not create it.
+    Forbidden,
+}
+
 /// What a node finds before it.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
@@ -72,15 +81,15 @@ impl Core {
             Found::Holder => {
                 let others = made.nodes.iter().filter(|node| node.name != made.node.name);
                 self.tell(&lock, &self.watches.meet(&lock, Seen::of(others)));
-                attempt.undo(&made).await?;
+                attempt.undo(&made.node, made.epoch).await?;
                 Ok(AcquireReply::Busy(Busy::new(None)))
             }
             Found::Other(other) => {
-                attempt.undo(&made).await?;
+                attempt.undo(&made.node, made.epoch).await?;
                 let family = other.family();
                 Err(StoreError::not_done(
                     Reason::KeyTaken(family.to_owned()),
-                    format!("the key has a {family}"),
+                    format!("the key holds {family}"),
                 ))
             }
         }
@@ -92,9 +101,9 @@ impl Attempt<'_> {
     async fn make(&self) -> Result<Made, StoreError> {
         let session = &self.core.session;
         for attempt in 0..ATTEMPTS {
-            let (contained, create, children) = if attempt == 0 && self.core.was_made(self.lock) {
+            let (container, create, children) = if attempt == 0 && self.core.was_made(self.lock) {
                 let [create, children] = session.send([self.create(), self.core.children(self.lock, false)]);
-                (true, create, children)
+                (Container::There, create, children)
             } else {
                 let requests = [
                     self.core.container(self.lock),
@@ -102,7 +111,7 @@ impl Attempt<'_> {
                     self.core.children(self.lock, false),
                 ];
                 let [container, create, children] = session.send(requests);
-                (self.is_contained(container).await?, create, children)
+                (self.contained(container).await?, create, children)
             };
             if let Some((node, czxid, epoch)) = self.created(create).await? {
                 let nodes = self.list(children, &node, epoch).await?;
@@ -114,8 +123,10 @@ impl Attempt<'_> {
                 });
             }
             self.core.is_gone(self.lock);
-            if !contained {
-                self.core.make_root().await?;
+            match container {
+                Container::There => {}
+                Container::Rootless => self.core.make_root().await?,
+                Container::Forbidden => return Err(refused(Code::NO_AUTH, "to create the node of the lock")),
             }
         }
         Err(StoreError::not_done(
@@ -136,8 +147,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Whether the lock has a node; it has none where the one above it is missing.
-    async fn is_contained(&self, container: Coming) -> Result<bool, StoreError> {
+    async fn contained(&self, container: Coming) -> Result<Container, StoreError> {
         let answer = match container.answer().await {
             Ok(answer) => answer,
             // The acquire was sent right after it.
@@ -147,11 +157,11 @@ impl Attempt<'_> {
         match answer.reply {
             Ok(_) | Err(Code::NODE_EXISTS) => {
                 self.core.is_made(self.lock);
-                Ok(true)
+                Ok(Container::There)
             }
-            Err(Code::NO_NODE) => Ok(false),
+            Err(Code::NO_NODE) => Ok(Container::Rootless),
             // Where the node is there, a client need not have the right to create it.
-            Err(Code::NO_AUTH) => Ok(true),
+            Err(Code::NO_AUTH) => Ok(Container::Forbidden),
             Err(code) => {
                 let error = refused(code, "to create the node of the lock");
                 Err(self.unknown(State::Unknown, answer.epoch, error))
@@ -192,10 +202,11 @@ impl Attempt<'_> {
                 reply: Ok(Reply::Children(names)),
                 ..
             }) => return Ok(Node::sorted(&names)),
-            Ok(answer) => StoreError::unknown(format!(
-                "the nodes of the lock were not listed: {:?}",
-                answer.reply
-            )),
+            Ok(Answer { reply: Err(code), .. }) => {
+                self.undo(node, epoch).await?;
+                return Err(refused(code, "to list the nodes of the lock"));
+            }
+            Ok(_) => StoreError::unknown("the answer of another request came"),
             Err(silence) => silence.into(),
         };
         Err(self.unknown(State::Leaves(node.clone()), epoch, error))
@@ -235,12 +246,12 @@ impl Attempt<'_> {
         }))
     }
 
-    /// Deletes the node of an acquire that found the lock busy.
-    async fn undo(&self, made: &Made) -> Result<(), StoreError> {
+    /// Deletes the node of an acquire that does not get the lock.
+    async fn undo(&self, node: &Node, epoch: Epoch) -> Result<(), StoreError> {
         let deleted = self
             .core
             .session
-            .ask(self.core.delete(self.lock, &made.node))
+            .ask(self.core.delete(self.lock, node))
             .answer()
             .await;
         let error = match deleted {
@@ -251,7 +262,7 @@ impl Attempt<'_> {
             Ok(Answer { reply: Err(code), .. }) => refused(code, "to delete a node"),
             Err(silence) => silence.into(),
         };
-        Err(self.unknown(State::Leaves(made.node.clone()), made.epoch, error))
+        Err(self.unknown(State::Leaves(node.clone()), epoch, error))
     }
 }
 

@@ -205,7 +205,8 @@ fn servers(list: &str) -> Result<Vec<String>, Invalid> {
                 Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
                 _ => (server, None),
             };
-            let invalid = |why: &str| ("servers", format!("\"{server}\" {why}, as in zk1:2181,zk2:2181"));
+            // Not what it says: a login whose server was forgotten looks like a host and its port.
+            let invalid = |why: &str| ("servers", format!("one of them {why}, as in zk1:2181,zk2:2181"));
             if host.is_empty() || host.contains('/') {
                 return Err(invalid("names no host"));
             }

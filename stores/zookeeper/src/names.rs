@@ -60,8 +60,8 @@ impl Role {
 
     pub(crate) fn family(self) -> &'static str {
         match self {
-            Role::Mutex => "lock",
-            Role::Read | Role::Write => "read-write lock",
+            Role::Mutex => "a plain lock",
+            Role::Read | Role::Write => "a read-write lock",
         }
     }
 }

@@ -26,3 +26,4 @@ mod scenes;
 mod zookeeper_conformance;
 mod zookeeper_doctor;
 mod zookeeper_faults;
+mod zookeeper_permissions;

@@ -451,6 +451,7 @@ async fn url_that_makes_no_sense_is_refused() {
         ("zookeeper://h/a//b", "root"),
         ("zookeeper://h:port/a", "port"),
         ("zookeeper://", "host"),
+        ("zookeeper://svc:s3cret/a", "port"),
         ("zookeeper://h/a?session=soon", "session"),
         ("zookeeper://h/a?tick=60s", "tick"),
         ("zookeeper://h/a?acl=creator", "user"),
@@ -461,6 +462,7 @@ async fn url_that_makes_no_sense_is_refused() {
         let builder = LockClient::builder().scheme(dlock_zookeeper::scheme()).url(url);
         let error = builder.build().await.expect_err(url).to_string();
         assert!(error.contains(said), "{url}: {error}");
+        assert!(!error.contains("s3cret"), "{error}");
     }
 }
 
