@@ -100,8 +100,8 @@ impl ZookeeperLocksBuilder {
     }
 
     /// The `tickTime` of the servers, or more: after this time a server has told its leader that it heard of a client.
-    /// Half of the session by default, which is always enough. The time that a holder has between two renewals is the
-    /// session less this.
+    /// Half of the session by default, which is always enough, and at most three quarters of the session that the servers
+    /// give. The time that a holder has between two renewals is the session less this.
     pub fn tick(mut self, tick: Duration) -> Self {
         self.tick = Some(tick);
         self

@@ -466,6 +466,25 @@ async fn url_that_makes_no_sense_is_refused() {
     }
 }
 
+/// With shorter sessions than were asked for, every lease would be over when it is granted.
+#[tokio::test]
+async fn tick_that_leaves_nothing_of_the_session_is_refused() {
+    let server = Zookeeper::start_with("maxSessionTimeout=2000\n").await;
+    for (session, tick) in [("30s", "5s"), ("2s", "1800ms")] {
+        let url = format!("zookeeper://{}/a?session={session}&tick={tick}", server.addr());
+        let builder = || LockClient::builder().scheme(dlock_zookeeper::scheme()).url(&url);
+        let refused = answered(|| builder().timeout(PATIENCE).build()).await;
+        let error = refused.map(drop).expect_err("no lease is left");
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        assert!(
+            error.to_string().contains(tick.trim_end_matches("800ms")),
+            "{error}"
+        );
+    }
+    let usual = store(server.addr(), &fresh_root(), LONG, PATIENCE).await;
+    drop(client(&usual).await.lock("k").acquire().await.unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn path_of_a_lock_is_what_curator_takes() {
     let server = Zookeeper::shared().await;

@@ -37,8 +37,12 @@ pub(crate) async fn open(
             Err(error) => failed = Some(error),
         }
     }
+    let reason = match failed.as_ref().map(io::Error::kind) {
+        Some(io::ErrorKind::InvalidInput) => Reason::Refused,
+        _ => Reason::Unreachable,
+    };
     let why = failed.map_or_else(|| "no server is named".to_owned(), |error| error.to_string());
-    Err(StoreError::not_done(Reason::Unreachable, why))
+    Err(StoreError::not_done(reason, why))
 }
 
 /// The owner of the connection.
@@ -167,6 +171,14 @@ impl Owner {
     ) -> io::Result<Link> {
         let config = &self.session.config;
         let lasts = Duration::from_millis(u64::from(welcome.timeout_ms.unsigned_abs()));
+        let tick = config.tick.unwrap_or(lasts / 2);
+        // No renewal would give a lease that is worth the name.
+        if tick > lasts / 4 * 3 {
+            let why = format!(
+                "the servers keep this session for {lasts:?}, of which a tick of {tick:?} leaves too little for a lease"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         if let Some(credentials) = &config.credentials {
             connection.queue(wire::auth(credentials));
             authorize(&mut connection, sent + 2 * config.timeout).await?;
@@ -178,7 +190,6 @@ impl Owner {
         // To begin a session or to go on with it, the leader was asked.
         self.session.is_kept(sent + lasts);
         self.session.connected(lasts);
-        let tick = config.tick.unwrap_or(lasts / 2);
         Ok(Link {
             connection,
             in_flight: VecDeque::new(),
