@@ -40,11 +40,7 @@ pub(crate) struct DoctorArgs {
 /// Examines the store of this URL.
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn run(url: String, args: &DoctorArgs) -> Result<ExitCode, Error> {
-    let client = stores::client(url)
-        .service_name("dlock-cli")
-        .presence(false)
-        .build()
-        .await?;
+    let client = stores::onlooker(url).build().await?;
     let code = doctor(&client, args).await;
     client.shutdown(Duration::ZERO).await;
     code

@@ -15,3 +15,11 @@ pub(crate) fn client(url: impl Into<String>) -> LockClientBuilder {
     let builder = builder.scheme(dlock_zookeeper::scheme());
     builder.url(url)
 }
+
+/// A client that looks on, and says nothing of itself, whatever the URL of the services says.
+pub(crate) fn onlooker(url: impl Into<String>) -> LockClientBuilder {
+    client(url)
+        .service_name("dlock-cli")
+        .presence(false)
+        .control(false)
+}

@@ -26,11 +26,7 @@ const NOT_HELD: u8 = 1;
 /// Does what the command says, on the store of this URL.
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn run(url: String, look: Look) -> Result<ExitCode, Error> {
-    let client = stores::client(url)
-        .service_name("dlock-cli")
-        .presence(false)
-        .build()
-        .await?;
+    let client = stores::onlooker(url).build().await?;
     let code = match look {
         Look::Show(args) => show::show(&client, &args).await,
         Look::List(args) => list::list(&client, &args).await,

@@ -81,6 +81,18 @@ async fn state_becomes(url: &str, key: &str, state: &str) {
     .await;
 }
 
+#[tokio::test]
+async fn url_of_services_that_answer_questions_is_one_to_look_on_with() {
+    let (_server, url) = server().await;
+    for control in ["", "&control=on", "&control=off"] {
+        let url = format!("{url}{control}");
+        let listed = dlock(&url, &["list"]).await;
+        assert_eq!(code(&listed), 0, "{listed:?}");
+        let examined = dlock(&url, &["doctor", "--read-only"]).await;
+        assert!(examined.stderr.is_empty(), "{examined:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_has_one_object_for_each_holder_and_says_why_something_is_unknown() {
     let (server, url) = server().await;
