@@ -429,7 +429,7 @@ impl<Req, K> TaskOnceLayer<Req, K> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`], for the first option that does not.
+    /// [`Error::InvalidOption`], for the first option that does not; [`Error::Unsupported`] where the store has no records.
     pub fn check(&self) -> Result<(), Error> {
         self.settings.check()
     }

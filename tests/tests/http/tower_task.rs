@@ -10,6 +10,7 @@ use dlock::record::OnOrphan;
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::TestStore;
 use dlock::{Error, LockClient, LockKey, LockKind, OnFailure};
+use dlock_tests::Store;
 use dlock_tower::task::{Done, LimitLayer, TaskError, TaskLockLayer, TaskOnceError, TaskOnceLayer};
 use futures_util::FutureExt;
 use futures_util::future::{join_all, poll_fn};
@@ -410,6 +411,19 @@ async fn message_that_is_delivered_again_gets_the_response_of_the_first_time() {
         ));
     })
     .await;
+}
+
+#[tokio::test]
+async fn store_without_records_is_told_by_the_check() {
+    let client = Store::memory_quorum().client().await;
+    let work = client.once("mail");
+    for checked in [
+        work.check(),
+        work.clone().every(1000 * MS).check(),
+        TaskOnceLayer::new(client, account).check(),
+    ] {
+        assert!(matches!(checked, Err(Error::Unsupported { .. })), "{checked:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

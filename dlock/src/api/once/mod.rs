@@ -241,11 +241,11 @@ impl Once {
         &self.key
     }
 
-    /// Whether name and options make sense, as each call checks it.
+    /// Whether name, options and store make sense, as each call checks it.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`]; [`Error::Unsupported`] where the store has no records.
     pub fn check(&self) -> Result<(), Error> {
         LockKey::new(self.key.clone())?;
         let lease = self.lease_or_default();
@@ -265,7 +265,7 @@ impl Once {
             OnFailure::AtMost(_) if self.on_orphan == OnOrphan::Leave => {
                 "attempts are counted by taking over, which OnOrphan::Leave forbids"
             }
-            _ => return Ok(()),
+            _ => return self.records().map(drop),
         };
         Err(Error::invalid_option("on_failure", reason))
     }
@@ -331,6 +331,13 @@ impl Once {
     /// ```
     pub fn record_key(&self) -> Result<RecordKey, Error> {
         record_of(&LockKey::new(self.key.clone())?)
+    }
+
+    fn records(&self) -> Result<Records, Error> {
+        match &self.source {
+            Source::Client(handle) => LockClient::from(handle.clone()).records(),
+            Source::Records(records) => Ok(records.clone()),
+        }
     }
 
     fn keep_or_default(&self) -> Duration {

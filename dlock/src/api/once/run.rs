@@ -9,13 +9,13 @@ use tokio::runtime;
 
 use super::claim::{self, Asking, Claim, OnceClaim, Settled, Settlement, Target};
 use super::{OnFailure, Once, OnceError, Source, record_of, stored};
+use crate::Error;
 use crate::api::builder::DEFAULT_RETRY_FOR;
 use crate::base::{broken, clock};
 use crate::runtime::emit::Event;
 use crate::runtime::scope;
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, SlotReply, SlotRequest};
 use crate::store::{StoreError, Watch};
-use crate::{Error, LockClient};
 
 /// A waiter asks again no sooner than this, for what has no notification.
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
@@ -51,27 +51,21 @@ pub(super) fn strange() -> StoreError {
 impl Once {
     pub(super) fn target(&self) -> Result<Target, Error> {
         let mut nested = false;
-        let (records, retry_for, runtime, client) = match &self.source {
-            Source::Records(records) => (
-                records.clone(),
-                DEFAULT_RETRY_FOR,
-                runtime::Handle::current(),
-                None,
-            ),
+        let (retry_for, runtime, client) = match &self.source {
+            Source::Records(_) => (DEFAULT_RETRY_FOR, runtime::Handle::current(), None),
             Source::Client(handle) => {
                 let shared = handle.shared();
                 nested = scope::current().is_inside(shared);
                 if claim::ending(shared, nested).is_cancelled() {
                     return Err(shared.refusal());
                 }
-                let records = LockClient::from(handle.clone()).records()?;
                 let (retry_for, runtime) = (shared.settings.retry_for, shared.runtime.clone());
-                (records, retry_for, runtime, Some(shared.clone()))
+                (retry_for, runtime, Some(shared.clone()))
             }
         };
         Ok(Target {
             name: self.key.clone(),
-            records,
+            records: self.records()?,
             record: record_of(&self.key)?,
             lease: self.lease_or_default(),
             keep: self.keep_or_default(),

@@ -195,11 +195,11 @@ impl OnceEvery {
         self.once.record_key()
     }
 
-    /// Whether name and options make sense, as each call checks it.
+    /// Whether name, options and store make sense, as each call checks it.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    /// Those of [`Once::check`].
     pub fn check(&self) -> Result<(), Error> {
         self.nearest().check()
     }
