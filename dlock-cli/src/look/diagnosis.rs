@@ -119,23 +119,29 @@ impl Diagnosis {
             return Ok(Diagnosis::new(State::Alive, because, written));
         }
         // Only now: each server lists all of its clients for this.
-        let connections = match client.connections(id).await {
-            Err(Error::Refused { .. } | Error::Unsupported { .. }) => None,
-            connections => connections?,
+        const NOT_VISIBLE: &str = "connections are not visible (the user needs +client|list)";
+        let (connections, hidden) = match client.connections(id).await {
+            Err(Error::Unsupported { .. }) => (None, "this store keeps nothing of its clients"),
+            Err(Error::Refused { .. }) => (None, NOT_VISIBLE),
+            connections => (connections?, NOT_VISIBLE),
         };
         let address = connections
             .iter()
             .flatten()
             .map(|seen| seen.address.clone())
             .next();
-        let mut diagnosis = silent(written, connections).await;
+        let mut diagnosis = silent(written, connections, hidden).await;
         diagnosis.address = address;
         Ok(diagnosis)
     }
 }
 
-/// Of a client that neither answers nor writes.
-async fn silent(report: Option<ClientReport>, connections: Option<Vec<Connection>>) -> Diagnosis {
+/// Of a client that neither answers nor writes, with why its connections are not visible, if they are not.
+async fn silent(
+    report: Option<ClientReport>,
+    connections: Option<Vec<Connection>>,
+    hidden: &str,
+) -> Diagnosis {
     let heard = match &report {
         Some(report) if report.answers => format!(
             "it does not answer, and was last heard of {} ago",
@@ -202,8 +208,7 @@ async fn silent(report: Option<ClientReport>, connections: Option<Vec<Connection
             Diagnosis::new(State::Stalled, because, report)
         }
         None => {
-            let because =
-                format!("{heard}; connections are not visible (the user needs +client|list){place}");
+            let because = format!("{heard}; {hidden}{place}");
             Diagnosis::new(State::Unknown, because, report)
         }
     }

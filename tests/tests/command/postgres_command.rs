@@ -25,6 +25,11 @@ async fn command_runs_lists_and_measures() {
     running.says("\n").await;
     let (code, said) = look(&url, &["list"]);
     assert!(code == Some(0) && said.contains("a job"), "{said}");
+    let (code, said) = look(&url, &["show", "a job"]);
+    assert!(
+        code == Some(0) && said.contains("this store keeps nothing of its clients"),
+        "{said}"
+    );
     let builder = LockClient::builder().scheme(dlock_postgres::scheme()).url(&url);
     let client = builder.build().await.unwrap();
     assert!(client.lock("a job").try_acquire().await.unwrap_err().is_busy());
