@@ -79,8 +79,7 @@ impl Table {
         )
     }
 
-    /// Makes the row of a lock that is free, with a token that is not below those of rows that were removed. It waits while
-    /// rows are removed.
+    /// Makes the row of a lock that is free, with a token that is not below those of rows that were removed.
     pub(crate) fn insert(&self, key: &str) -> String {
         format!(
             "INSERT INTO {} (k, fence) SELECT {}, COALESCE(MAX(f.fence), 0) FROM {} f LOCK IN SHARE MODE \
@@ -160,13 +159,8 @@ impl Table {
         )
     }
 
-    /// Locks the row with the greatest removed token: it comes first, so that no row is made meanwhile.
-    pub(crate) fn lock_floor(&self) -> String {
-        format!("SELECT fence FROM {} FOR UPDATE", self.floor)
-    }
-
-    /// Locks those of these rows that still are free: their keys, and the tokens after theirs.
-    pub(crate) fn lock_free(&self, keys: &[Vec<u8>]) -> String {
+    /// Those of these rows that still are free, and that no transaction has locked: their keys, and the tokens after theirs.
+    pub(crate) fn unlocked(&self, keys: &[Vec<u8>]) -> String {
         format!(
             "SELECT k, fence + tokens FROM {} WHERE k IN ({}) AND until_us < {NOW} - 60000000 FOR UPDATE SKIP LOCKED",
             self.quoted,
@@ -182,9 +176,14 @@ impl Table {
         )
     }
 
+    /// Removes those of these rows that still are free and whose tokens are remembered.
     pub(crate) fn remove(&self, keys: &[Vec<u8>]) -> String {
         let keys = listed(keys.iter().map(hex));
-        format!("DELETE FROM {} WHERE k IN ({keys})", self.quoted)
+        format!(
+            "DELETE FROM {} WHERE k IN ({keys}) AND until_us < {NOW} - 60000000 \
+             AND fence + tokens <= (SELECT MAX(f.fence) FROM {} f)",
+            self.quoted, self.floor
+        )
     }
 }
 

@@ -51,6 +51,50 @@ async fn tokens_grow_though_rows_are_removed_and_the_clock_is_behind() {
     assert!(token(store.clone().acquire(ask("k", 2, LEASE)).await) > before);
 }
 
+/// In a transaction of its own it would hold up every new key, in all processes, for as long as it stands still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_that_stands_still_while_it_removes_rows_holds_up_nobody() {
+    let setting = setting().await;
+    let behind = setting.server.opts_at(setting.proxy.addr());
+    let behind = connected(behind, &setting.table, PATIENCE).await;
+    for (statement, number) in [
+        ("FOR UPDATE SKIP LOCKED", 1),
+        ("_floor` (one", 2),
+        ("DELETE FROM", 3),
+    ] {
+        let (old, new) = (format!("old {number}"), format!("new {number}"));
+        token(
+            setting
+                .patient
+                .clone()
+                .acquire(ask(&old, 10 + number, LEASE))
+                .await,
+        );
+        assert!(is_released(
+            &setting.patient.clone().release(end(&old, 10 + number)).await
+        ));
+        setting.expire().await;
+        let held = setting.proxy.hold(1, move |request| request.runs(statement));
+        let removing = tokio::spawn({
+            let behind = behind.clone();
+            async move { behind.remove_free().await }
+        });
+        held.caught().await;
+        for (key, number) in [(&new, 20 + number), (&old, 30 + number)] {
+            token(setting.patient.clone().acquire(ask(key, number, LEASE)).await);
+        }
+        held.release();
+        within(PATIENCE, "the rows are removed", removing)
+            .await
+            .unwrap()
+            .unwrap();
+        for (key, number) in [(&new, 20 + number), (&old, 30 + number)] {
+            let renewed = renewed(&setting.patient, key, number, LEASE).await.unwrap();
+            assert_eq!(renewed, Renewal::Renewed, "{key}");
+        }
+    }
+}
+
 /// A key is what it is byte by byte: collations take `Key`, `kEy ` and `kéy` for one.
 #[tokio::test]
 async fn keys_differ_by_case_accents_and_spaces_at_the_end() {

@@ -163,8 +163,9 @@ impl MysqlLocks {
     }
 }
 
-/// Removes rows that have been free for a minute; how many were seen, and removed. No row is made between the remembering of
-/// their tokens and their end.
+/// Removes rows that have been free for a minute; how many were seen, and removed. Each statement is a transaction: one that
+/// stays open, since its process stands still, would have every new row wait. What is removed has a token that was remembered
+/// before, for rows that are made from then on.
 async fn sweep(
     session: &mut Session,
     table: &Table,
@@ -176,17 +177,14 @@ async fn sweep(
     if seen.is_empty() {
         return Ok((0, 0));
     }
-    let mut transaction = conn.start_transaction(mysql_async::TxOpts::default()).await?;
-    transaction.query_drop(table.lock_floor()).await?;
-    let free: Vec<(Vec<u8>, i64)> = transaction.query(table.lock_free(&seen)).await?;
-    let removed = free.len() as u64;
-    if let Some(next) = free.iter().map(|(_, next)| *next).max() {
-        let keys: Vec<Vec<u8>> = free.into_iter().map(|(key, _)| key).collect();
-        transaction.query_drop(table.raise_floor(next)).await?;
-        transaction.query_drop(table.remove(&keys)).await?;
-    }
-    transaction.commit().await?;
-    Ok((seen.len(), removed))
+    let free: Vec<(Vec<u8>, i64)> = conn.query(table.unlocked(&seen)).await?;
+    let Some(next) = free.iter().map(|(_, next)| *next).max() else {
+        return Ok((seen.len(), 0));
+    };
+    let keys: Vec<Vec<u8>> = free.into_iter().map(|(key, _)| key).collect();
+    conn.query_drop(table.raise_floor(next)).await?;
+    conn.query_drop(table.remove(&keys)).await?;
+    Ok((seen.len(), conn.affected_rows()))
 }
 
 impl Connect<Step> for Setup {
