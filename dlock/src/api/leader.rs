@@ -107,7 +107,7 @@ impl Leader {
     ///
     /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
     pub fn check(&self) -> Result<(), Error> {
-        self.lock.check()
+        self.lock.check().map_err(of_a_term)
     }
 
     /// The current leader, as the store sees it; `None` when there is none. It is this client if the id begins with
@@ -202,7 +202,7 @@ impl Leader {
     #[track_caller]
     pub fn try_campaign(&self) -> impl Future<Output = Result<Term, Error>> + Send + use<> {
         let call = self.lock.call(true, Location::caller());
-        async move { guarded(call).await.map(Term::begins) }
+        async move { guarded(call).await.map(Term::begins).map_err(of_a_term) }
     }
 
     async fn elected(&self, by: &'static Location<'static>) -> Result<Term, Error> {
@@ -221,7 +221,7 @@ impl Leader {
                     }
                     .emit();
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(of_a_term(error)),
             }
             let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + chance::fraction())).await };
             tokio::select! {
@@ -230,6 +230,20 @@ impl Leader {
                 () = self.client.handle().with_timers(pause) => {}
             }
         }
+    }
+}
+
+/// By the name that the option has here.
+fn of_a_term(error: Error) -> Error {
+    match error {
+        Error::InvalidOption {
+            option: "max_hold",
+            reason,
+        } => Error::InvalidOption {
+            option: "max_term",
+            reason,
+        },
+        error => error,
     }
 }
 

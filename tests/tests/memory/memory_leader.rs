@@ -183,7 +183,22 @@ fn what_waiting_does_not_help_against_is_told() {
             .await
             .unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }), "{error}");
-        assert!(client.leader("l").max_term(Duration::ZERO).check().is_err());
+        // By the name that it has here.
+        let endless = client.leader("l").max_term(Duration::ZERO);
+        for refused in [
+            endless.check().err(),
+            endless.try_campaign().await.err(),
+            endless.lead(async |_| ()).await.err(),
+        ] {
+            let is_named = matches!(
+                refused,
+                Some(Error::InvalidOption {
+                    option: "max_term",
+                    ..
+                })
+            );
+            assert!(is_named, "{refused:?}");
+        }
         assert!(client.leader("l").check().is_ok());
     });
 }
