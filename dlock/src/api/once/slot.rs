@@ -147,8 +147,8 @@ impl Once {
     /// The same, once in each slot of time: they begin at the multiples of the period since the Unix epoch, by the store's
     /// clock. A name has slots or not, and one period.
     ///
-    /// `keep` is at least two periods; by default a day, or three periods where that is longer, and at most a year. The
-    /// period has whole microseconds and at least 10 ms.
+    /// `keep` is at least two periods; by default a day, or three periods where that is longer, and at most a year. So
+    /// the period is at most half a year; it has whole microseconds and at least 10 ms.
     pub fn every(self, period: Duration) -> OnceEvery {
         let three = period.saturating_mul(3).min(LONGEST_LEASE);
         let keep = self.keep.unwrap_or_else(|| DEFAULT_KEEP.max(three));
@@ -304,6 +304,12 @@ impl OnceSlot {
                 return Err(Error::invalid_option("every", &reason));
             }
             if keep < 2 * period {
+            if period > LONGEST_LEASE / 2 {
+                let reason = format!(
+                    "{period:?} is more than half a year: a slot is kept for two periods, and for a year at most"
+                );
+                return Err(Error::invalid_option("every", &reason));
+            }
                 let reason = format!("{keep:?} is less than two periods of {period:?}");
                 return Err(Error::invalid_option("keep", &reason));
             }
