@@ -52,10 +52,17 @@ struct Inner {
     ends: BinaryHeap<Reverse<(Instant, GrantId)>>,
 }
 
+impl Inner {
+    /// Has the grant looked at then.
+    fn look_at(&mut self, at: Instant, grant: GrantId) {
+        self.ends.push(Reverse((at, grant)));
+    }
+}
+
 impl Grants {
     pub(crate) fn insert(&self, grant: GrantId, own: Own) {
         let mut inner = self.0.lock();
-        inner.ends.push(Reverse((own.deadline, grant)));
+        inner.look_at(own.deadline, grant);
         inner.own.insert(grant, own);
     }
 
@@ -92,7 +99,7 @@ impl Grants {
         let is_sooner = deadline < own.deadline;
         own.deadline = deadline;
         if is_sooner {
-            inner.ends.push(Reverse((deadline, grant)));
+            inner.look_at(deadline, grant);
         }
     }
 
@@ -108,7 +115,7 @@ impl Grants {
         if let Some(own) = inner.own.get_mut(&grant) {
             own.state = State::Absent(until);
             own.deadline = until;
-            inner.ends.push(Reverse((until, grant)));
+            inner.look_at(until, grant);
         }
     }
 
@@ -130,7 +137,7 @@ impl Grants {
         };
         let renewed = deadline > now;
         if renewed {
-            inner.ends.push(Reverse((deadline, grant)));
+            inner.look_at(deadline, grant);
         }
         renewed
     }
@@ -141,7 +148,7 @@ impl Grants {
         let mut inner = self.0.lock();
         if let Some(own) = inner.own.get_mut(&grant) {
             own.deadline = at;
-            inner.ends.push(Reverse((at, grant)));
+            inner.look_at(at, grant);
         }
     }
 
@@ -149,16 +156,15 @@ impl Grants {
     /// or tried again.
     pub(crate) fn over(&self, now: Instant) -> (Vec<(GrantId, Arc<str>)>, Option<Instant>) {
         let mut inner = self.0.lock();
-        let Inner { own, ends } = &mut *inner;
         let mut over = Vec::new();
-        while let Some(Reverse((at, grant))) = ends.peek().copied() {
+        while let Some(Reverse((at, grant))) = inner.ends.peek().copied() {
             if at > now {
                 return (over, Some(at));
             }
-            ends.pop();
-            match own.get(&grant) {
-                Some(own) if own.deadline > now => ends.push(Reverse((own.deadline, grant))),
-                Some(own) => over.push((grant, own.lock.clone())),
+            inner.ends.pop();
+            match inner.own.get(&grant).map(|own| (own.deadline, &own.lock)) {
+                Some((deadline, _)) if deadline > now => inner.look_at(deadline, grant),
+                Some((_, lock)) => over.push((grant, lock.clone())),
                 None => {}
             }
         }
