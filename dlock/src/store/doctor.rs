@@ -7,7 +7,7 @@ use std::time::Duration;
 
 #[cfg(feature = "redis")]
 pub(crate) use self::tried::judged_times;
-pub use self::tried::{ClockReading, not_tried, request_times, scratch_key};
+pub use self::tried::{ClockReading, SCRATCH_PREFIX, not_tried, request_times, scratch_key};
 use super::StoreFuture;
 
 /// The ability to examine the servers of a store, see [`Store::diagnose`](super::Store::diagnose) and

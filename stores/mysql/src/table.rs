@@ -215,15 +215,15 @@ impl Table {
         ]
     }
 
-    /// Removes the row of a scratch lock, and those that other doctors left a minute ago and more.
-    pub(crate) fn forget(&self, key: &str) -> String {
-        let all = key.trim_end_matches(|c| c != ':');
+    /// Removes the row of a scratch lock, and those that other doctors left a minute ago and more; `scratch` is what the keys of
+    /// all of them begin with.
+    pub(crate) fn forget(&self, key: &str, scratch: &str) -> String {
         format!(
             "DELETE FROM {} WHERE k = {} OR k BETWEEN {} AND {} AND until_us < {NOW} - 60000000",
             self.quoted,
             hex(key),
-            hex(all),
-            hex([all.as_bytes(), &[0xff]].concat()),
+            hex(scratch),
+            hex([scratch.as_bytes(), &[0xff]].concat()),
         )
     }
 }

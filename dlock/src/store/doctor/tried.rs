@@ -38,10 +38,13 @@ pub fn not_tried(checks: &[&'static str]) -> Vec<Finding> {
     checks.iter().map(unknown).collect()
 }
 
-/// The name of a lock for a diagnosis, which nobody else has.
+/// What every [`scratch_key`] begins with: by this a store finds what interrupted diagnoses left.
+pub const SCRATCH_PREFIX: &str = "dlock:doctor:";
+
+/// The name of a lock for one diagnosis, which no other lock has.
 #[must_use]
 pub fn scratch_key() -> LockKey {
-    LockKey::raw(format!("dlock:doctor:{}", chance::uuid()))
+    LockKey::raw(format!("{SCRATCH_PREFIX}{}", chance::uuid()))
 }
 
 /// The check `request-times`: acquires, renews and releases a scratch lock for some seconds, at most a hundred steps a

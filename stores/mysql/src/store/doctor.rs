@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use dlock::store::doctor::{
-    ClockReading, Diagnose, Examination, Finding, ServerFacts, StoreReport, not_tried, request_times,
-    scratch_key,
+    ClockReading, Diagnose, Examination, Finding, SCRATCH_PREFIX, ServerFacts, StoreReport, not_tried,
+    request_times, scratch_key,
 };
 use dlock::store::{Store, StoreError, StoreFuture};
 use mysql_async::prelude::{FromRow, Queryable};
@@ -71,7 +71,8 @@ impl MysqlLocks {
             let key = scratch_key();
             let times = request_times(self.clone() as Arc<dyn Store>, &key, &examination).await;
             report.findings.push(times);
-            let forget = self.0.setup.table.forget(&self.name(&key));
+            let scratch = self.name(&SCRATCH_PREFIX.into());
+            let forget = self.0.setup.table.forget(&self.name(&key), &scratch);
             if let Err(why) = patient.rows::<u64>(&forget).await {
                 let why = format!("the row of the lock {key} that was tried may stay: {why}");
                 report

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dlock::store::doctor::{
-    ClockReading, Diagnose, Examination, Finding, ServerFacts, StoreReport, not_tried, request_times,
-    scratch_key,
+    ClockReading, Diagnose, Examination, Finding, SCRATCH_PREFIX, ServerFacts, StoreReport, not_tried,
+    request_times, scratch_key,
 };
 use dlock::store::{Store, StoreError, StoreFuture};
 use tokio::time::timeout;
@@ -126,10 +126,10 @@ impl PostgresLocks {
     async fn forgets(&self, session: &Session, key: Arc<str>) -> Option<Finding> {
         let sql = self.0.setup.table.forget();
         let removing = async {
-            let all = key.trim_end_matches(|c| c != ':');
+            let scratch = self.name(&SCRATCH_PREFIX.into());
             session
                 .client
-                .query_typed(&sql, &[(&&*key, Type::TEXT), (&all, Type::TEXT)])
+                .query_typed(&sql, &[(&&*key, Type::TEXT), (&&*scratch, Type::TEXT)])
                 .await
         };
         let why = self.see(removing).await.err()?;
