@@ -83,7 +83,7 @@ fn traced(level: LevelFilter, measured: &dyn Fn() -> Duration) -> Duration {
         .with_writer(std::io::sink)
         .finish();
     let took = tracing::subscriber::with_default(subscriber, measured);
-    // That nobody listens any more.
+    // Or it would still count as listened to.
     tracing::callsite::rebuild_interest_cache();
     took
 }

@@ -260,7 +260,7 @@ impl Drop for Process {
     }
 }
 
-/// A server that all tests of this process share which hold it at the same time.
+/// A server that the tests of this process share while several of them hold it.
 pub(crate) struct SharedServer<T>(tokio::sync::Mutex<Weak<T>>);
 
 impl<T> SharedServer<T> {

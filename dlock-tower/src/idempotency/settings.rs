@@ -119,21 +119,21 @@ impl Settings {
         match ending {
             Ending::Response { status, .. } if self.released_on.contains(status) => Verdict::Release,
             // What was done is not done again because of a fault there.
-            ending => catch_unwind(AssertUnwindSafe(|| self.policy.judge(ending))).unwrap_or_else(|_| {
+            ending => unless_it_panics(|| self.policy.judge(ending)).unwrap_or_else(|| {
                 tracing::error!("the policy of a request panicked, that of the library takes its place");
                 KeepAmbiguous.judge(ending)
             }),
         }
     }
 
-    /// Calls who listens to replays.
+    /// Calls what listens to replays.
     pub(super) fn tell_replay<'a>(&self, replay: impl FnOnce() -> Replay<'a>) {
         let Some(on_replay) = &self.on_replay else {
             return;
         };
         let replay = replay();
         // The answer is there, and is sent whatever becomes of this.
-        if catch_unwind(AssertUnwindSafe(|| on_replay(&replay))).is_err() {
+        if unless_it_panics(|| on_replay(&replay)).is_none() {
             tracing::error!("what is called for each replay panicked");
         }
     }
@@ -199,6 +199,11 @@ impl Settings {
         rejection.log();
         asker.answer(rejection, self.render.as_deref())
     }
+}
+
+/// What the user's code returns, or `None` where it panics.
+fn unless_it_panics<T>(call: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
 impl fmt::Debug for Settings {

@@ -211,7 +211,7 @@ async fn lock_whose_renewal_came_after_its_end_ends_with_that() {
     late.release();
     let renewed = renewal.await.unwrap().unwrap();
     assert!(renewed[0].is_ok(), "{renewed:?}");
-    // By nobody else than its own client: the session goes on.
+    // Only its own client has ended it: the session goes on.
     drop(beside.lock("k").wait(PATIENCE).acquire().await.unwrap());
 }
 
