@@ -289,6 +289,16 @@ impl Server {
         Self::builder(flavor).start().await
     }
 
+    /// Starts a server that goes by a clock of its own.
+    ///
+    /// # Panics
+    /// When that fails, or without libfaketime.
+    pub async fn with_clock(flavor: Flavor) -> (Server, Clock) {
+        let clock = Clock::new().expect("libfaketime is there");
+        let server = Self::builder(flavor).clock(Some(&clock)).start().await;
+        (server, clock)
+    }
+
     /// Starts a server with other settings than the default ones.
     pub fn builder(flavor: Flavor) -> ServerBuilder {
         ServerBuilder {

@@ -192,11 +192,7 @@ async fn slow_network_is_told_by_request_times_and_wake_ups() {
 
 #[tokio::test]
 async fn clock_that_steps_is_told() {
-    let clock = Clock::new().expect("libfaketime is there");
-    let server = Server::builder(Flavor::from_env())
-        .clock(Some(&clock))
-        .start()
-        .await;
+    let (server, clock) = Server::with_clock(Flavor::from_env()).await;
     let client = client(&server.url()).await;
     let steps = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -219,11 +215,7 @@ async fn clock_that_is_slow_is_told_by_keys_that_stay() {
 
 #[tokio::test]
 async fn members_of_a_quorum_whose_clocks_differ_are_told() {
-    let clock = Clock::new().expect("libfaketime is there");
-    let ahead = Server::builder(Flavor::from_env())
-        .clock(Some(&clock))
-        .start()
-        .await;
+    let (ahead, clock) = Server::with_clock(Flavor::from_env()).await;
     let others = Independent::start(Flavor::from_env(), 2).await;
     let addresses: Vec<String> = (others.servers().iter().chain([&ahead]))
         .map(|server| server.addr().to_string())

@@ -8,7 +8,7 @@ use dlock_tests::faults::{
     LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_confirmed,
     is_free, is_free_soon, setting, setting_of_faults, within,
 };
-use dlock_tests::{Clock, Direction, Flavor, Server, Store, eventually, settle};
+use dlock_tests::{Direction, Flavor, Server, Store, eventually, settle};
 use futures_util::FutureExt;
 
 const MS: Duration = Duration::from_millis(1);
@@ -63,11 +63,7 @@ async fn empty_server_gives_greater_tokens_and_its_holders_learn_of_the_loss() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_learns_of_an_early_lease_end_at_its_next_renewal_when_the_server_clock_steps_forward() {
-    let clock = Clock::new().expect("libfaketime is there");
-    let server = Server::builder(Flavor::from_env())
-        .clock(Some(&clock))
-        .start()
-        .await;
+    let (server, clock) = Server::with_clock(Flavor::from_env()).await;
     let store = Store::Server(Box::new(server));
     let server = store.as_server();
     // It is renewed soon.
