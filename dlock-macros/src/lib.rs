@@ -314,7 +314,8 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 /// # Ok(()) }
 /// ```
 ///
-/// The function returns a `Result` whose value is serialized by serde, and whose error type has `From<dlock::NotRun>`: for the
+/// The function returns a `Result` whose value is kept as JSON (so `Some(())` comes back as `None`, see
+/// [`Once::run`](struct.Once.html#method.run)), and whose error type has `From<dlock::NotRun>`: for the
 /// call that has no result, because another process is at it, or the store failed. The error of the body is returned as it is,
 /// and the next call runs it again.
 ///

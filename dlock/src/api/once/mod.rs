@@ -274,6 +274,20 @@ impl Once {
     /// returns the result that was kept. A result is kept as JSON, of at most 1 MiB; of a larger one, later calls learn
     /// only that there was one.
     ///
+    /// **Values that JSON does not tell apart come back as one of them**: `Some(())` and `Some(None)` are both `null`, and
+    /// later calls get `None`. A NaN is `null` as well, which is no number: [`OnceError::Unreadable`]. Where this matters,
+    /// return a `bool` or an enum:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
+    /// let find = dlock::LockClient::memory().once("find");
+    /// let ran = find.run(async |_| Ok::<_, String>(Some(()))).await?;
+    /// assert_eq!(ran.into_result(), Some(Some(())));
+    /// let earlier = find.run(async |_| Ok::<_, String>(Some(()))).await?;
+    /// assert_eq!(earlier.into_result(), Some(None)); // not what the first call got
+    /// # Ok(()) }
+    /// ```
+    ///
     /// The future is polled where this is called, in a tokio runtime. It is dropped when the claim is lost.
     ///
     /// # Errors

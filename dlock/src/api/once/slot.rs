@@ -205,7 +205,8 @@ impl OnceEvery {
     }
 
     /// Does the work of the slot whose beginning is **nearest** to the present of the store, unless it was done: for a
-    /// scheduler of another make, whose ticks come a little before or after the beginning of a slot.
+    /// scheduler of another make, whose ticks come a little before or after the beginning of a slot. The result is kept as
+    /// by [`Once::run`], as JSON.
     ///
     /// # Errors
     ///
@@ -272,7 +273,7 @@ impl OnceSlot {
         self.once.key()
     }
 
-    /// Does the work of the slot, unless it was done or a later one was begun.
+    /// Does the work of the slot, unless it was done or a later one was begun. The result is kept as by [`Once::run`], as JSON.
     ///
     /// # Errors
     ///
@@ -303,13 +304,13 @@ impl OnceSlot {
                 let reason = format!("{period:?} is not at least {SHORTEST:?}, in whole microseconds");
                 return Err(Error::invalid_option("every", &reason));
             }
-            if keep < 2 * period {
             if period > LONGEST_LEASE / 2 {
                 let reason = format!(
                     "{period:?} is more than half a year: a slot is kept for two periods, and for a year at most"
                 );
                 return Err(Error::invalid_option("every", &reason));
             }
+            if keep < 2 * period {
                 let reason = format!("{keep:?} is less than two periods of {period:?}");
                 return Err(Error::invalid_option("keep", &reason));
             }

@@ -91,6 +91,7 @@ impl Slots {
 
     /// Sleeps until the next slot begins by the store's clock, and does its work unless another process has done or begun it.
     /// Where that process crashes, the slot has no result, unless a [`wait`](super::Once::wait) makes this one look after it.
+    /// The result is kept as by [`Once::run`](super::Once::run), as JSON.
     ///
     /// # Errors
     ///
