@@ -36,13 +36,13 @@ impl Parse for Function {
             if is_function.contains(&true) || begins.peek(Token![unsafe]) || begins.peek(Token![extern]) {
                 error
             } else {
-                begins.error("`#[distributed_lock]` goes on an async function")
+                begins.error("this attribute goes on an async function")
             }
         })?;
         if input.peek(Token![;]) {
-            return Err(input.error(
-                "there is no body to lock here: put `#[distributed_lock]` on the implementations of this method",
-            ));
+            return Err(
+                input.error("there is no body here: put this attribute on the implementations of the method")
+            );
         }
         match input.parse()? {
             TokenTree::Group(body) if body.delimiter() == Delimiter::Brace => Ok(Function {

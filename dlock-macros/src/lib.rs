@@ -331,6 +331,9 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 ///
 /// The arguments are moved into the body. The function keeps its signature.
 ///
+/// Under `#[async_trait]` it cannot stand: put it on an `async fn` of its own, and call that from the method. Attributes that
+/// take the `async` away stand below it.
+///
 /// # Cancel safety
 ///
 /// As `Once::run`: dropped in the middle of the body, the claim is given up at once, and the next call runs the body again.

@@ -10,8 +10,8 @@ use syn::{Error, Expr, Ident, Path, Result, Token, token};
 use crate::function::{self, Function, nameable};
 use crate::key::Key;
 use crate::options::{equals, skip};
-use crate::suggest;
 use crate::value::{self, Time};
+use crate::{async_trait, suggest};
 
 const NAMES: &[&str] = &["key", "client", "keep", "lease", "wait", "attempts", "crate"];
 
@@ -36,13 +36,18 @@ pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream 
 }
 
 fn check(function: &Function) -> Result<()> {
-    match function.sig.asyncness {
-        Some(_) => Ok(()),
-        None => Err(Error::new(
-            function.sig.fn_token.span,
-            "`#[once]` goes on an `async fn`; where another attribute takes the `async` away, put `#[once]` above it",
-        )),
+    if function.sig.asyncness.is_some() {
+        return Ok(());
     }
+    let why = match async_trait::boxed_future(&function.body) {
+        Some(_) => {
+            "`#[once]` cannot go on a method under `#[async_trait]`: put it on an `async fn` of its own, and call that from here"
+        }
+        None => {
+            "`#[once]` goes on an `async fn`; where another attribute takes the `async` away, put `#[once]` above it"
+        }
+    };
+    Err(Error::new(function.sig.fn_token.span, why))
 }
 
 fn expand(options: &Options, function: &Function) -> Result<TokenStream> {

@@ -35,4 +35,25 @@ fn not_async() -> Result<(), NotRun> {
     Ok(())
 }
 
+#[once(key = "welcome")]
+struct NoFunction;
+
+trait Welcome {
+    #[once(key = "welcome")]
+    async fn no_body(&self) -> Result<(), NotRun>;
+}
+
+#[async_trait::async_trait]
+trait Boxed {
+    async fn boxed(&self) -> Result<(), NotRun>;
+}
+
+#[async_trait::async_trait]
+impl Boxed for u32 {
+    #[once(key = "welcome")]
+    async fn boxed(&self) -> Result<(), NotRun> {
+        Ok(())
+    }
+}
+
 fn main() {}
