@@ -3,7 +3,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -24,15 +25,19 @@ pub(crate) struct StartArgs {
     /// Take the terminal.
     #[arg(long)]
     foreground: bool,
+    /// The pipe that gets a byte where the command cannot be started.
+    #[arg(long)]
+    failure: Option<RawFd>,
     #[arg(required = true, last = true)]
     command: Vec<OsString>,
 }
 
 impl StartArgs {
     /// A command that starts this program for that, in a process group of its own.
-    pub(super) fn command(command: &[OsString], tied: bool, foreground: bool) -> Command {
+    pub(super) fn command(command: &[OsString], tied: bool, foreground: bool, failure: RawFd) -> Command {
         let mut start = this_program();
         start.arg("run-start").process_group(0);
+        start.arg(format!("--failure={failure}"));
         if tied {
             start.arg(format!("--tied-to={}", std::process::id()));
         }
@@ -74,9 +79,13 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
     let [program, arguments @ ..] = &args.command[..] else {
         return ExitCode::from(NOT_STARTED);
     };
+    let failure = args.failure.and_then(kept_from_command);
     super::signals::let_through();
     // Comes back only if it failed.
     let error = Command::new(program).args(arguments).exec();
+    if let Some(mut failure) = failure {
+        let _ = failure.write_all(b"x");
+    }
     ExitCode::from(not_started(program, &error))
 }
 
@@ -108,6 +117,13 @@ pub(super) fn look_for(program: &OsStr) -> io::Result<()> {
         }
     }
     Err(error.into())
+}
+
+/// The inherited pipe, opened once more so that the command does not inherit it.
+fn kept_from_command(pipe: RawFd) -> Option<File> {
+    let file = File::options().write(true).open(format!("/dev/fd/{pipe}"));
+    let _ = unistd::close(pipe);
+    file.ok()
 }
 
 /// From now on this process is killed when its parent ends, however that happens; `false` when it has ended before.

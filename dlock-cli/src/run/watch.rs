@@ -1,9 +1,12 @@
 //! The command and its lock: which of them ends first, and what then.
 
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use dlock::Loss;
 use nix::sys::signal::Signal;
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use tokio::time::{Instant, sleep_until};
 
 use super::args::{OnLost, Plan};
@@ -76,6 +79,8 @@ struct Watch {
     /// What is held, for messages.
     locks: String,
     running: Running,
+    /// Has a byte where the command could not be started.
+    failure: PipeReader,
     /// `None` where the command need not be ended.
     keeper: Option<Keeper>,
     /// The command does not run before the keeper knows of it.
@@ -101,16 +106,20 @@ impl Watch {
         grace: Duration,
         terminal: Option<Terminal>,
         say: Say,
-    ) -> std::io::Result<Watch> {
+    ) -> io::Result<Watch> {
         let ended = plan.on_lost == OnLost::End;
         let keeper = ended.then(Keeper::start).transpose()?;
         let lent = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
-        let mut command = StartArgs::command(&plan.command, ended, lent);
+        let (failure, inherited) = io::pipe()?;
+        ioctl_fionbio(&failure, true)?;
+        fcntl_setfd(&inherited, FdFlags::empty())?;
+        let mut command = StartArgs::command(&plan.command, ended, lent, inherited.as_raw_fd());
         held.tell(&mut command, plan);
         Ok(Watch {
             held,
             locks: plan.locks(),
             running: Running::start(command)?,
+            failure,
             keeper,
             held_back: ended,
             terminal,
@@ -305,6 +314,7 @@ impl Watch {
         };
         let how = match (lost, self.passed_on, how) {
             (true, ..) => How::Lost,
+            _ if self.failure.read(&mut [0]).is_ok_and(|bytes| bytes > 0) => How::NotStarted,
             (_, Some(_), Change::Exited(status)) if status != 0 => How::Interrupted,
             _ => How::Ended(how),
         };

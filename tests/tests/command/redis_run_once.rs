@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock_tests::faults::{SOON, within};
@@ -136,12 +137,26 @@ async fn failures_and_crashes_follow_the_policy() {
             "{how}"
         );
     }
-    // What is not there on this machine has not failed.
+    // What is not there on this machine has not failed, nor has what needs a program that is not there.
     let not_executable = server.data_dir().join("not-executable");
     fs::write(&not_executable, "").unwrap();
+    let interpreted = server.data_dir().join("interpreted");
+    // Written by another process: a file that this one has open for writing, or a child that it starts meanwhile, cannot run.
+    let write = format!(
+        "printf '#!/no/such/interpreter\n' > {0} && chmod 755 {0}",
+        interpreted.display()
+    );
+    assert!(
+        Command::new("sh")
+            .args(["-c", &write])
+            .status()
+            .unwrap()
+            .success()
+    );
     for (program, status) in [
         ("no-such-command-anywhere", 127),
         (not_executable.to_str().unwrap(), 126),
+        (interpreted.to_str().unwrap(), 127),
     ] {
         for quiet in [&[][..], &["--quiet"]] {
             let args = [
@@ -160,11 +175,13 @@ async fn failures_and_crashes_follow_the_policy() {
     assert_eq!((code(&ended), ended.stdout.as_str()), (0, "1\n"));
 
     type Attempts<'a> = &'a [(&'a str, i32)];
-    let cases: [(&[&str], Attempts<'_>); 4] = [
+    let cases: [(&[&str], Attempts<'_>); 5] = [
         (
             &["--on-failure", "keep"],
             &[("exit 7", 7), ("true", 77), ("true", 77)],
         ),
+        // The status of the command itself.
+        (&["--on-failure", "keep"], &[("exit 127", 127), ("true", 77)]),
         // What a signal ended has not failed.
         (
             &["--on-failure", "keep"],
