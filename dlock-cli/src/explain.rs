@@ -9,7 +9,7 @@ const ERRORS: [Explained; 22] = [
     (
         "E0001",
         "The lock is held by another client, or not enough permits are free (NotAcquired).",
-        "Somebody else had it for the whole wait time. A live holder renews its lease, so the remaining lease is no promise.",
+        "It did not become available within the wait time. A live holder renews its lease, so the remaining lease is no promise.",
         "`dlock show KEY` says who holds it and whether it is alive, `dlock why KEY` what that one waits for. Wait longer, \
          or try again later.",
     ),
@@ -17,7 +17,7 @@ const ERRORS: [Explained; 22] = [
         "E0002",
         "A lock that was held is lost (Lost).",
         "Its lease could not be renewed in time (server unreachable, process stopped, runtime blocked), the store lost its \
-         data, or somebody broke it: the audit log (XRANGE dlock:audit - +) has who and why.",
+         data, or an operator broke it: the audit log (XRANGE dlock:audit - +) has who and why.",
         "Stop the work. Have what it writes check the fencing token. Keep the runtime free of blocking calls, and the \
          lease longer than a fail-over.",
     ),
@@ -85,7 +85,7 @@ const ERRORS: [Explained; 22] = [
     (
         "E0013",
         "The semaphore has no permits yet (NoPermitsSet).",
-        "Nobody has set their number.",
+        "No process has set their number.",
         "Set it (set_permits, or permits on the semaphore) before the first use.",
     ),
     (

@@ -74,7 +74,7 @@ pub(crate) struct ListArgs {
     pub(crate) json: bool,
 }
 
-/// Say why a lock does not come free: its holder, what that waits for, who holds that, and so on; names a deadlock.
+/// Say why a lock does not become available: its holder, what that waits for, who holds that, and so on; names a deadlock.
 ///
 /// Exit status: 0 it is held, 1 it is free, 2 failed, 3 the holders wait for each other.
 #[derive(Debug, Args)]

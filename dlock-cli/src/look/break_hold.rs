@@ -26,7 +26,7 @@ pub(super) async fn revoke(client: &LockClient, args: &HoldArgs) -> Result<ExitC
     Ok(told(args, "its holder is asked to stop", is_done))
 }
 
-/// Takes a lock away from its holder, whoever that is.
+/// Takes a lock away from its holder, whichever client that is.
 pub(super) async fn force_unlock(client: &LockClient, key: &str) -> Result<ExitCode, Error> {
     Ok(if client.force_release(LockKey::raw(key)).await? {
         say!("{}  released", clean(key));

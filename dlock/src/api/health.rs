@@ -8,7 +8,7 @@ use crate::base::moment::Moment;
 use crate::{HoldState, LockClient};
 
 impl LockClient {
-    /// Begins nothing new from now on, so that the process can be stopped without a wait for anybody.
+    /// Begins nothing new from now on, so that the process can be stopped without making other clients wait.
     ///
     /// - An outermost acquire is refused with [`Error::Draining`](crate::Error::Draining), also one that waits already.
     /// - A nested one passes: an acquire inside the frame of a hold of this client, so that work under way comes to its

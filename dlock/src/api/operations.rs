@@ -33,7 +33,7 @@ impl LockClient {
 
     /// What the locks of this client go through from now on: acquired, waited for, renewed late, suspect, lost and why,
     /// released. Nothing waits for the listener: one that is more than 1,024 events behind misses the oldest, and
-    /// [`dropped`](LockEvents::dropped) counts them. Events are made only while somebody listens.
+    /// [`dropped`](LockEvents::dropped) counts them. Events are made only while there is a listener.
     #[must_use]
     pub fn events(&self) -> LockEvents {
         self.shared().issuer.listeners.listen()

@@ -378,7 +378,7 @@ impl OnceClaim {
         self.slot.map(|slot| slot.time)
     }
 
-    /// How many slots before this one nobody did: no process asked for them, or an earlier run was still going. 0 where the
+    /// How many slots before this one were left out: no process asked for them, or an earlier run was still going. 0 where the
     /// slots have no period.
     #[must_use]
     pub fn skipped(&self) -> u64 {
@@ -392,7 +392,7 @@ impl OnceClaim {
         &self.record
     }
 
-    /// The token of the claim. Whoever has it can settle the claim.
+    /// The token of the claim. A process that has it can settle the claim.
     #[must_use]
     pub fn token(&self) -> &ClaimToken {
         &self.token

@@ -23,7 +23,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 ///
 /// The slots begin at the multiples of the period since the Unix epoch, **by the store's clock**. The work has one record,
 /// which knows its last slot. So no slot is done twice, and no two slots are done at a time: a slot that begins while the
-/// work of an earlier one goes on is skipped ([`SlotReply::Elsewhere`]), as is one that nobody asks for.
+/// work of an earlier one goes on is skipped ([`SlotReply::Elsewhere`]), as is one that no process asks for.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
