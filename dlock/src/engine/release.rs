@@ -92,12 +92,14 @@ impl Release {
         let mut failure = match reply {
             Ok(ReleaseReply::Released { .. }) => return ReleaseAction::Report(ReleaseReport::Released),
             Ok(ReleaseReply::NotHeld { repeated }) => {
-                return ReleaseAction::Report(match self.in_doubt || repeated {
-                    false => ReleaseReport::Gone,
-                    // Ours until now by our clock: only an earlier copy can have ended it.
-                    true if now < self.ours_until => ReleaseReport::ReleasedBefore,
-                    true => ReleaseReport::RanOut,
-                });
+                return ReleaseAction::Report(
+                    match (self.in_doubt || repeated) && !broken!(ReleaseInDoubtIsLoss) {
+                        false => ReleaseReport::Gone,
+                        // Ours until now by our clock: only an earlier copy can have ended it.
+                        true if now < self.ours_until => ReleaseReport::ReleasedBefore,
+                        true => ReleaseReport::RanOut,
+                    },
+                );
             }
             Err(failure) => failure,
         };

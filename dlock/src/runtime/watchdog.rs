@@ -7,6 +7,7 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
@@ -23,8 +24,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::Grant;
-use crate::store::Doubt;
-use crate::store::{Lane, StoreError};
+use crate::store::{Doubt, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
@@ -215,12 +215,53 @@ struct InFlight {
 }
 
 impl InFlight {
+    /// Renews grants of one lane, each for its lease. That counts from `sent`, when it was seen how much is left to each,
+    /// however much later this is polled.
+    ///
+    /// A reply that does not come in time has failed, and the grants are asked for again. It counts all the same if it comes
+    /// after that: a store may take longer for each reply than is waited for it.
     async fn renew(mut self, sent: Instant, request: Request<Arc<Grant>>) {
-        let renewal = renew(self.shared.clone(), sent, request);
-        tokio::pin!(renewal);
-        if tokio::time::timeout(SLOW, &mut renewal).await.is_err() {
+        let Request { grants, patience, .. } = request;
+        let requests = grants
+            .iter()
+            .map(|(grant, lease)| grant.renew_request(*lease))
+            .collect();
+        let (shared, store) = (self.shared.clone(), self.shared.store.clone());
+        // A store that panics has failed, and is asked again.
+        let step = AssertUnwindSafe(async move { store.renew(requests).await }).catch_unwind();
+        tokio::pin!(step);
+        let in_time = async {
+            if let Ok(replied) = tokio::time::timeout(SLOW, &mut step).await {
+                return replied;
+            }
             self.slow();
-            renewal.await;
+            (&mut step).await
+        };
+        let replied = tokio::time::timeout(patience, in_time).await;
+        let is_late = replied.is_err();
+        let results = match replied {
+            Ok(Ok(results)) => results,
+            Ok(Err(_)) => {
+                let key = grants.first().map(|(grant, _)| &grant.key);
+                Event::StorePanicked { key }.emit();
+                Err(StoreError::unknown("the step panicked"))
+            }
+            Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
+        };
+        shared.calls.ended(&results);
+        (shared.meter).request_ended(Operation::Renew, &results, sent);
+        replied_to(&shared, sent, &grants, results);
+        drop(self);
+        if is_late {
+            let longest = grants.iter().map(|(_, lease)| *lease).max();
+            let useless = sent + longest.unwrap_or_default();
+            if let Ok(Ok(Ok(results))) = tokio::time::timeout_at(useless, step).await {
+                // What failed has failed before.
+                let brought = grants.into_iter().zip(results);
+                let brought = brought.filter(|(_, result)| result.is_ok());
+                let (grants, results): (Vec<_>, Vec<_>) = brought.unzip();
+                replied_to(&shared, sent, &grants, Ok(results));
+            }
         }
     }
 
@@ -239,28 +280,13 @@ impl Drop for InFlight {
     }
 }
 
-/// Renews grants of one lane, each for its lease. That counts from `sent`, when it was seen how much is left to each,
-/// however much later this is polled.
-async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>) {
-    let Request { grants, patience, .. } = request;
-    let requests = grants
-        .iter()
-        .map(|(grant, lease)| grant.renew_request(*lease))
-        .collect();
-    let store = shared.store.clone();
-    // A store that panics has failed, and is asked again.
-    let step = AssertUnwindSafe(async move { store.renew(requests).await }).catch_unwind();
-    let results = match tokio::time::timeout(patience, step).await {
-        Ok(Ok(results)) => results,
-        Ok(Err(_)) => {
-            let key = grants.first().map(|(grant, _)| &grant.key);
-            Event::StorePanicked { key }.emit();
-            Err(StoreError::unknown("the step panicked"))
-        }
-        Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
-    };
-    shared.calls.ended(&results);
-    (shared.meter).request_ended(Operation::Renew, &results, sent);
+/// Enters what a request brought that was sent at `sent`.
+fn replied_to(
+    shared: &Shared,
+    sent: Instant,
+    grants: &[(Arc<Grant>, Duration)],
+    results: Result<Vec<Result<Renewal, StoreError>>, StoreError>,
+) {
     let (asked, answered) = (grants.len(), results.as_ref().map_or(0, Vec::len));
     let mut results = results.map(Vec::into_iter);
     let replies = grants.iter().map(|(grant, lease)| Reply {
@@ -274,7 +300,7 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
         },
     });
     shared.watchdog.replies(sent, replies);
-    for (grant, _) in &grants {
+    for (grant, _) in grants {
         grant.tell_renewed();
     }
 }

@@ -78,3 +78,16 @@ fn many_holds_survive_a_distant_store() {
         assert_eq!((guards.len(), lost), (8000, 0));
     });
 }
+
+#[test]
+fn hold_survives_a_store_that_takes_longer_than_a_reply_is_waited_for() {
+    paused(async {
+        let (watched, client) = watched().await;
+        // The first reply is waited for a sixth of what is left: 110 ms.
+        watched.seen().slow_answers.store(150, SeqCst);
+        let guard = client.lock("k").lease(SEC).acquire().await.unwrap();
+        sleep(10 * SEC).await;
+        assert!(guard.is_held(), "{:?}", guard.state());
+        guard.release().await.unwrap();
+    });
+}

@@ -128,6 +128,8 @@ rules! {
         "a store that does not answer is not reported as a busy lock"
     ShutdownIgnoresPartialSet "shutdown-ignores-partial-set" CLEANUP
         "what calls have before they are complete is in a list that a shutdown looks at"
+    ReleaseInDoubtIsLoss "release-in-doubt-is-loss" LOSS
+        "a release that finds nothing, after a copy that may have been carried out, is no loss"
     ReleasedFrameIsLost "released-frame-is-lost" WAITING
         "an acquire inside a frame whose guard is released meanwhile goes on, and reports no loss"
     ScopeCarriesAllFrames "scope-carries-all-frames" EXCLUSION

@@ -250,6 +250,23 @@ impl World {
         }
     }
 
+    /// A release ended with a loss, of a hold that had so much left when it began.
+    pub(crate) fn release_lost(
+        &mut self,
+        (process, user): (usize, usize),
+        key: &LockKey,
+        (began, left): (Millis, Duration),
+    ) {
+        let took = Duration::from_millis(at_most(self.now - began));
+        let could_be_lost = !(self.checks.assumes.exclusion && self.checks.assumes.cleanup);
+        if took < left && !could_be_lost {
+            let story = format!(
+                "p{process}/u{user} releases {key}, which is its own for another {left:?}, and is told that it was lost"
+            );
+            self.violated(LOSS, story);
+        }
+    }
+
     /// What the guards of a process have to say.
     fn holds_of(&self, process: usize) -> Vec<(usize, LockKey, Held, bool)> {
         let sections = self.checks.sections.values();

@@ -191,8 +191,16 @@ fn guard_writes(task: &Lock) -> bool {
 }
 
 async fn release(me: Me, holder: Holder) {
+    let (key, left) = match &holder {
+        Holder::One(guard) => (Some(guard.key().clone()), guard.remaining()),
+        _ => (None, Duration::ZERO),
+    };
+    let began = with(|world| world.now);
     if let Err(error) = holder.release().await {
         me.says(|| format!("learns that its release failed: {error}"));
+        if let Some(key) = key.filter(|_| error.is_lost()) {
+            with(|world| world.release_lost(me.both(), &key, (began, left)));
+        }
     }
 }
 
