@@ -131,10 +131,7 @@ macro_rules! bind {
     ($($hold:ty),*) => {
         $(impl Bind for $hold {
             fn bind(&self) -> Result<Vec<BoundGrant>, Error> {
-                let bind = |grant: &Arc<Grant>| {
-                    let key = grant.key.clone();
-                    grant.bind().map_err(|loss| Error::Lost { key, loss })
-                };
+                let bind = |grant: &Arc<Grant>| grant.bind().map_err(|loss| grant.lost(loss));
                 self.grants().iter().map(bind).collect()
             }
         })*
@@ -164,7 +161,7 @@ pub(crate) fn remaining(grants: &[Arc<Grant>]) -> Duration {
 
 pub(crate) fn check(grants: &[Arc<Grant>]) -> Result<(), Error> {
     match first_loss(grants) {
-        Some((grant, loss)) => Err(lost(grant, loss)),
+        Some((grant, loss)) => Err(grant.lost(loss)),
         None => Ok(()),
     }
 }
@@ -174,11 +171,6 @@ fn first_loss(grants: &[Arc<Grant>]) -> Option<(&Arc<Grant>, Loss)> {
         HoldState::Lost(loss) => Some((grant, loss)),
         _ => None,
     })
-}
-
-fn lost(grant: &Grant, loss: Loss) -> Error {
-    let key = grant.key.clone();
-    Error::Lost { key, loss }
 }
 
 pub(crate) async fn ensure(grants: &[Arc<Grant>], at_least: Duration) -> Result<(), Error> {
@@ -217,7 +209,7 @@ pub(crate) async fn revoked(grants: Vec<Arc<Grant>>) -> Option<Intervention> {
 async fn ensure_one(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {
     let key = &grant.key;
     match grant.status() {
-        HoldState::Lost(loss) => return Err(lost(grant, loss)),
+        HoldState::Lost(loss) => return Err(grant.lost(loss)),
         HoldState::Held if grant.remaining() >= at_least => return Ok(()),
         _ => {}
     }
@@ -226,7 +218,7 @@ async fn ensure_one(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error>
     };
     client.renew_one(grant).await?;
     match grant.status() {
-        HoldState::Lost(loss) => Err(lost(grant, loss)),
+        HoldState::Lost(loss) => Err(grant.lost(loss)),
         _ if grant.remaining() >= at_least => Ok(()),
         _ => Err(Error::InvalidOption {
             option: "ensure",

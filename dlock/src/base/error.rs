@@ -65,9 +65,11 @@ pub enum Error {
     },
 
     /// The lock was held and is lost. A caller with this error must not go on with the work.
-    #[error("lock \"{key}\" was lost: {loss}")]
+    #[error("{} was lost: {loss}", hold_of(*kind, key))]
     #[non_exhaustive]
     Lost {
+        /// The kind of the hold.
+        kind: Kind,
         /// The lock that was lost.
         key: LockKey,
         /// Why the hold ended.
@@ -398,6 +400,14 @@ fn held(kind: Kind, key: &LockKey) -> String {
     match kind.is_permits() {
         true => format!("semaphore \"{key}\" has not enough free permits"),
         false => format!("lock \"{key}\" is held by another client"),
+    }
+}
+
+fn hold_of(kind: Kind, key: &LockKey) -> String {
+    let noun = kind.noun();
+    match kind.is_permits() {
+        true => format!("permit of {noun} \"{key}\""),
+        false => format!("{noun} \"{key}\""),
     }
 }
 

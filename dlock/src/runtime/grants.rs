@@ -22,7 +22,6 @@ use uuid::Uuid;
 pub(crate) use self::room::{Blocker, EntryMode, EntryRequest, OuterHolds};
 use self::room::{Inside, Room, Wakeups};
 use self::span::HoldSpan;
-use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
@@ -38,7 +37,7 @@ use crate::runtime::group::Group;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::waiters::QueueHead;
 use crate::store::{BoundGrant, GrantId, Kind, Reason, ReleaseRequest, RenewRequest, StoreError};
-use crate::{LockKey, Loss};
+use crate::{Error, HoldState, LockKey, Loss};
 
 /// The client that a grant was given to. A weak reference, as in the grant, so the client can be dropped first.
 #[derive(Debug)]
@@ -319,6 +318,15 @@ impl Grant {
     /// The id of the grant on the store.
     pub(crate) fn id(&self) -> GrantId {
         GrantId::new(self.issuer.uuid, self.number)
+    }
+
+    /// The error of a caller that finds it lost.
+    pub(crate) fn lost(&self, loss: Loss) -> Error {
+        Error::Lost {
+            kind: self.kind,
+            key: self.key.clone(),
+            loss,
+        }
     }
 
     /// The client that it was given to.

@@ -69,7 +69,7 @@ impl Hold {
                 };
                 Ok(Hold::new(hold, self.handle.clone()))
             }
-            Err(Refused::Lost(loss)) => Err(Error::Lost { key: key(), loss }),
+            Err(Refused::Lost(loss)) => Err(self.grant().lost(loss)),
             // Any caller may enter here, so none is in the way.
             Err(Refused::Sibling(_)) => Err(Error::NotHeld { key: key() }),
         }
@@ -116,15 +116,12 @@ impl Hold {
         match grant.leave(self.hold.id, now) {
             Some(None) => handoff::pass_on(&self.handle, grant, now, ended).map(Ok),
             Some(Some(loss)) => {
-                let key = grant.key.clone();
+                let lost = grant.lost(loss);
                 drop(self.handle.release(grant, None, now, None));
-                Some(Err(Error::Lost { key, loss }))
+                Some(Err(lost))
             }
             None => match grant.status_at(now) {
-                HoldState::Lost(loss) => Some(Err(Error::Lost {
-                    key: grant.key.clone(),
-                    loss,
-                })),
+                HoldState::Lost(loss) => Some(Err(grant.lost(loss))),
                 _ => None,
             },
         }

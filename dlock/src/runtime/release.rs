@@ -398,10 +398,11 @@ fn call_release(
 
 /// The result for the caller of a release, counted.
 fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
-    let ReleaseRequest { key, grant, .. } = request;
+    let ReleaseRequest { kind, key, grant, .. } = request;
     match report {
         ReleaseReport::Released | ReleaseReport::ReleasedBefore => Ok(()),
         ReleaseReport::Gone => Err(Error::Lost {
+            kind: *kind,
             key: key.clone(),
             loss: Loss::Gone,
         }),

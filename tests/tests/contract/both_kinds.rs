@@ -179,9 +179,9 @@ on_every_store! {
                 held.push(of(&a, kind).lease(HOUR).acquire().await.unwrap());
             }
             store.flush().await;
-            for guard in held {
+            for (guard, kind) in held.into_iter().zip(ALL) {
                 let told = guard.ensure(HOUR).await;
-                assert!(matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })), "{told:?}");
+                assert!(matches!(told, Err(Error::Lost { kind: of, loss: Loss::Gone, .. }) if of == kind), "{told:?}");
                 assert!(guard.release().await.unwrap_err().is_lost());
             }
             let mut next = Vec::new();

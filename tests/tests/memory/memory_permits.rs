@@ -61,6 +61,11 @@ fn holder_is_lost_before_its_permits_are_given_away() {
             watched.seen().hang_renewals.store(true, SeqCst);
             let told = async {
                 assert_eq!(permit.lost().await, Loss::Expired);
+                let error = permit.check().unwrap_err().to_string();
+                assert!(
+                    error.starts_with(&format!("permit of semaphore \"{name}\" was lost: ")),
+                    "{error}"
+                );
                 Instant::now()
             };
             let next = async {

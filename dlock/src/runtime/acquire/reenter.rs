@@ -198,6 +198,7 @@ impl AcquireCall {
 
     fn lost(&self, loss: Loss) -> Error {
         Error::Lost {
+            kind: self.options.kind,
             key: self.key.clone(),
             loss,
         }
