@@ -321,6 +321,8 @@ mod tests {
             &["--attempts", "3"],
             &["--on-crash", "leave"],
             &["--once", "--attempts", "0"],
+            &["--once", "--every", "1h"],
+            &["--once", "--slot", "@1763780400"],
             &["--once", "--attempts", "3", "--on-failure", "keep"],
         ] {
             assert!(parsed(args).is_err(), "{args:?}");

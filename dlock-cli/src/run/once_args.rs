@@ -16,7 +16,7 @@ const OF_LOCKS: [&str; 4] = ["kind", "prefer_writers", "fixed_lease", "min_hold"
 pub(crate) struct OnceArgs {
     /// Run the command once in the whole fleet, in place of under a lock: not again after it has ended with status 0. While
     /// another machine runs it, this one waits (--wait, --try); where that fails or crashes, this one runs it.
-    #[arg(long, group = "asked_once", conflicts_with_all = OF_LOCKS)]
+    #[arg(long, group = "asked_once", conflicts_with_all = OF_LOCKS, conflicts_with_all = ["every", "slot"])]
     once: bool,
     /// The same, once in each slot of time, as in 5min, for cron on every machine. Slots begin at the multiples of the
     /// period since 1970 by the clock of the store; a tick is for the nearest one. A slot that begins while the command of
