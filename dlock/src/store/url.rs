@@ -117,6 +117,23 @@ pub(crate) enum Address {
     Unix(String),
 }
 
+impl Address {
+    /// The same for all names of a server that are known to be one without a look-up.
+    fn as_one(&self) -> Address {
+        match self {
+            Address::Tcp { host, port } => {
+                let name = host.trim_end_matches('.').to_ascii_lowercase();
+                let host = match name.as_str() {
+                    "127.0.0.1" | "::1" => "localhost".to_owned(),
+                    _ => name,
+                };
+                Address::Tcp { host, port: *port }
+            }
+            unix @ Address::Unix(_) => unix.clone(),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -413,15 +430,21 @@ fn quorum(authority: &str, path: &str, tls: bool, query: &mut Query) -> Result<Q
             "a quorum takes at least three servers, as in quorum+redis://a,b,c: of fewer none can be missing",
         ));
     }
-    if let Some(twice) = members
-        .iter()
-        .enumerate()
-        .find(|(at, host)| members[..*at].contains(host))
-    {
-        return Err(invalid(format!(
-            "{} stands in it twice, and would have two votes",
-            twice.1
-        )));
+    for (at, member) in members.iter().enumerate() {
+        let is_same = |other: &&Address| other.as_one() == member.as_one();
+        match members[..at].iter().find(is_same) {
+            Some(same) if same == member => {
+                return Err(invalid(format!(
+                    "{member} stands in it twice, and would have two votes"
+                )));
+            }
+            Some(same) => {
+                return Err(invalid(format!(
+                    "{same} and {member} are one server, which would have two votes"
+                )));
+            }
+            None => {}
+        }
     }
     let database = match path.strip_prefix('/').unwrap_or("") {
         "" => 0,
@@ -818,6 +841,15 @@ mod tests {
         assert_eq!(default.longest_lease(), Some(Duration::from_secs(60)));
         assert!(refused("quorum+redis://a,b").contains("at least three"));
         assert!(refused("quorum+redis://a,b,a:6379").contains("twice"));
+        for (hosts, pair) in [
+            ("a,b,A.", "a:6379 and A.:6379"),
+            ("127.0.0.1:1,localhost:1,b", "127.0.0.1:1 and localhost:1"),
+            ("b,[::1],localhost", "[::1]:6379 and localhost:6379"),
+        ] {
+            let said = refused(&format!("quorum+redis://{hosts}"));
+            assert!(said.contains(&format!("{pair} are one server")), "{said}");
+        }
+        assert!(StoreUrl::parse("quorum+redis://localhost:1,127.0.0.2:1,[::1]:3").is_ok());
         assert!(
             refused("quorum+redis://a,b,c?trust_fresh_servers=perhaps").contains("neither true nor false")
         );
