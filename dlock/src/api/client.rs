@@ -282,15 +282,11 @@ impl LockClient {
     ///
     /// [`Error::Unsupported`] when the store keeps none.
     pub fn records(&self) -> Result<Records, Error> {
-        self.handle
-            .shared()
-            .store
-            .clone()
-            .records()
-            .ok_or_else(|| Error::Unsupported {
-                what: "keeping records".to_owned(),
-                reason: "this store has locks only".to_owned(),
-            })
+        let store = &self.handle.shared().store;
+        store.clone().records().ok_or_else(|| Error::Unsupported {
+            what: "keeping records".to_owned(),
+            reason: store.no_records().to_owned(),
+        })
     }
 
     async fn step<T, F>(

@@ -183,6 +183,11 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Why there are no [`records`](Self::records), and what gives the store some.
+    fn no_records(&self) -> &'static str {
+        "this store has locks only"
+    }
+
     /// Small entries beside the locks, by which clients say who they are and are asked what they do. `None` if the store
     /// keeps none.
     fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {

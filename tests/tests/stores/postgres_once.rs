@@ -249,7 +249,11 @@ async fn client_of_a_url_has_records_where_it_names_their_table() {
         builder.url(url(options)).timeout(PATIENCE).build().await
     };
     let without = connect("create_table=true").await.unwrap();
-    assert!(matches!(without.records(), Err(Error::Unsupported { .. })));
+    let none = without.records().unwrap_err();
+    assert!(
+        matches!(none, Error::Unsupported { .. }) && none.to_string().contains("?records="),
+        "{none}"
+    );
     let records = format!("records={table}");
     let missing = connect(&records).await.unwrap_err().to_string();
     assert!(missing.contains("create_table=true"), "{missing}");

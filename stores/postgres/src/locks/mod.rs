@@ -271,6 +271,10 @@ impl Store for PostgresLocks {
         self.0.records.clone().map(Records::new)
     }
 
+    fn no_records(&self) -> &'static str {
+        "name their table: ?records=dlock_records in the URL, or PostgresLocksBuilder::records"
+    }
+
     fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
         Some(self)
     }
