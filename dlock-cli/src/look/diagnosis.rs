@@ -119,18 +119,19 @@ impl Diagnosis {
             return Ok(Diagnosis::new(State::Alive, because, written));
         }
         // Only now: each server lists all of its clients for this.
-        const NOT_VISIBLE: &str = "connections are not visible (the user needs +client|list)";
         let (connections, hidden) = match client.connections(id).await {
-            Err(Error::Unsupported { .. }) => (None, "this store keeps nothing of its clients"),
-            Err(Error::Refused { .. }) => (None, NOT_VISIBLE),
-            connections => (connections?, NOT_VISIBLE),
+            Err(Error::Unsupported { .. }) => (None, "this store keeps nothing of its clients".to_owned()),
+            Err(Error::Refused { message, .. }) => {
+                (None, format!("connections are not visible: {}", clean(&message)))
+            }
+            connections => (connections?, "this store does not tell connections".to_owned()),
         };
         let address = connections
             .iter()
             .flatten()
             .map(|seen| seen.address.clone())
             .next();
-        let mut diagnosis = silent(written, connections, hidden).await;
+        let mut diagnosis = silent(written, connections, &hidden).await;
         diagnosis.address = address;
         Ok(diagnosis)
     }

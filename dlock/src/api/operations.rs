@@ -111,13 +111,13 @@ impl LockClient {
         }
     }
 
-    /// The connections of a client as the servers see them, by its [id](Self::id); `None` where the store cannot tell, or
-    /// this user may not know. Each server lists all of its clients for this: for people, where
-    /// [`client`](Self::client) knows nothing.
+    /// The connections of a client as the servers see them, by its [id](Self::id); `None` where the store cannot tell.
+    /// Each server lists all of its clients for this: for people, where [`client`](Self::client) knows nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for what is no id of a client, or a failure of the store. Cancel safe.
+    /// [`Error::InvalidOption`] for what is no id of a client, [`Error::Refused`] where this user may not know, with what
+    /// it needs, or a failure of the store. Cancel safe.
     pub async fn connections(&self, client: &str) -> Result<Option<Vec<Connection>>, Error> {
         const WHAT: &str = "the list of connections";
         let client = client_id(client)?;

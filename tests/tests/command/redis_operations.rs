@@ -490,4 +490,16 @@ async fn documented_permissions_suffice_for_both_sides() {
     .await;
     assert_eq!(code(&broken), 0, "{broken:?}");
     within(2 * PATIENCE, "the loss", guard.lost()).await;
+    server
+        .command(&["ACL", "SETUSER", "oncall", "-client|list"])
+        .await;
+    let silent = LockClient::connect(&server.url_as("svc", "password"))
+        .await
+        .unwrap();
+    let _guard = silent.lock("shop:silent").acquire().await.unwrap();
+    let (state, why) = diagnosis(&oncall, "shop:silent").await;
+    assert!(
+        state == "unknown" && why.contains("+client|list"),
+        "{state}: {why}"
+    );
 }

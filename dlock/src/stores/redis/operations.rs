@@ -212,9 +212,12 @@ impl Operations for RedisStore {
                 let list: String = match node.plain(cmd).await {
                     Ok(list) => redis::from_redis_value(list)
                         .map_err(|error| StoreError::unknown(error.to_string()))?,
-                    // This user may not see it.
-                    Err(error) if error.is_refused() => return Ok(None),
-                    Err(error) => return Err(error),
+                    Err(mut error) => {
+                        if error.is_refused() {
+                            error.message += " (to see connections its user needs +client|list)";
+                        }
+                        return Err(error);
+                    }
                 };
                 connections.extend(list.lines().filter_map(|line| connection(line, &end)));
             }
