@@ -151,7 +151,11 @@ impl Row {
             unknown.insert("address".to_owned(), json!(why));
         }
         if remaining.is_none() {
-            unknown.insert("lease_left_ms".to_owned(), json!("the lease does not end"));
+            let why = match self.holder.ends_with {
+                Some(what) => format!("it has no lease, and ends with {what}"),
+                None => "the lease does not end".to_owned(),
+            };
+            unknown.insert("lease_left_ms".to_owned(), json!(why));
         }
         if hold.is_some() && note.is_none() {
             unknown.insert("note".to_owned(), json!("the holder gave none"));
@@ -193,9 +197,10 @@ impl Row {
             Kind::Fair => "held (fair)",
             _ => "held",
         };
-        let left = match self.holder.remaining {
-            Some(left) => format!("{} left", time(left)),
-            None => "no end".to_owned(),
+        let left = match (self.holder.remaining, self.holder.ends_with) {
+            (Some(left), _) => format!("{} left", time(left)),
+            (None, Some(what)) => format!("ends with {what}"),
+            (None, None) => "no end".to_owned(),
         };
         let mut line = format!("{key}  {held} by {}  {left}", clean(&self.holder.id));
         if self.holder.holds > 1 {

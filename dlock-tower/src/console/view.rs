@@ -88,6 +88,7 @@ fn of_holder(holder: &Holder, own: &str, lock: &Lock) -> Value {
         "token": hold.map(|hold| hold.token.to_string()),
         "held_ms": hold.map(|hold| millis(hold.held)),
         "lease_left_ms": holder.remaining.map(millis),
+        "ends_with": holder.ends_with,
         "location": hold.map(|hold| short(&hold.location)),
         "reentered": hold.map(|hold| hold.reentered.iter().map(|at| short(at)).collect::<Vec<_>>()),
         "note": hold.and_then(|hold| hold.note.as_deref()).map(short),

@@ -29,8 +29,11 @@ pub struct Holder {
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a
     /// lock that was released is kept by its `min_hold`.
     pub holds: u64,
-    /// The remaining lease; `None` if it does not end.
+    /// The remaining lease; `None` if it does not end by itself, or [not by a lease](Self::ends_with).
     pub remaining: Option<Duration>,
+    /// What the hold ends with where no lease bounds it, as in `its session with the store`; `None` where a lease does,
+    /// or nothing.
+    pub ends_with: Option<&'static str>,
     /// The client that has it, as that client wrote it down. Filled in by [`LockClient::inspect`] and
     /// [`LockClient::holders`]; `None` where that client wrote nothing: it has gone, cannot reach the store, began to
     /// hold something a moment ago, or is not dlock's.
@@ -52,9 +55,17 @@ impl Holder {
             id,
             holds,
             remaining,
+            ends_with: None,
             client: None,
             hold: None,
         }
+    }
+
+    /// Sets what it [ends with](Self::ends_with), for a store that has no lease of it.
+    #[must_use]
+    pub fn ending_with(mut self, what: &'static str) -> Holder {
+        self.ends_with = Some(what);
+        self
     }
 
     /// The same with what its client wrote down.

@@ -77,7 +77,7 @@ fn holder(node: &Node, data: &[u8]) -> Holder {
     };
     let grant = std::str::from_utf8(data).ok().filter(|text| is_grant(text));
     let id = grant.or_else(|| marked(&node.name)).unwrap_or(&node.name);
-    Holder::new(kind, id.to_owned(), 1, None)
+    Holder::new(kind, id.to_owned(), 1, None).ending_with("its session with ZooKeeper")
 }
 
 /// Whether it is the id of a grant: a UUID, a colon and a number.

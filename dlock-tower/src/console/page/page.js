@@ -241,6 +241,10 @@ function drawTag(tag, lock) {
   else if (lock.kind && lock.kind !== "lock") put(tag, lock.kind, "tag");
   else put(tag, "", "");
 }
+function leaseOf({ lease_left_ms: left, ends_with: what }) {
+  if (left !== null) return lasting(left);
+  return what ? `ends with ${what}` : "no end";
+}
 function lockCells(lock) {
   const [first, ...more] = lock.holders;
   const longest = lock.waiters[0]?.waited_ms;
@@ -251,7 +255,7 @@ function lockCells(lock) {
   if (!first) return [["nobody that is known", "soft"], ["–", "soft"], ["–", "n soft"], ["–", "n soft"], ...waiting];
   const others = more.length ? ` and ${more.length} more` : "";
   const who = first.released ? "released, kept for its min_hold" : (place(first) ?? first.id) + others;
-  const left = first.lease_left_ms === null ? "no end" : lasting(first.lease_left_ms);
+  const left = leaseOf(first);
   return [
     [who, first.unknown ? "soft" : ""],
     [first.location ?? "unknown", first.location ? "code" : "soft"],
@@ -447,8 +451,7 @@ function drawHolder(box, holder) {
     ...(holder.unknown ? [["not known", holder.unknown, "warn-ink"]] : []),
     ["kind", holder.kind],
     ["held for", lasting(holder.held_ms)],
-    ["lease left", holder.lease_left_ms === null ? "it does not end"
-      : lasting(holder.lease_left_ms) + (holder.near_miss ? ": it was not renewed when that was due" : ""), holder.near_miss ? "bad-ink" : ""],
+    ["lease left", leaseOf(holder) + (holder.near_miss ? ": it was not renewed when that was due" : ""), holder.near_miss ? "bad-ink" : ""],
     ["acquired at", holder.location, "code"],
     ...(holder.reentered?.length ? [["entered again at", holder.reentered.join(", "), "code"]] : []),
     ["note", holder.note ?? (holder.unknown ? "unknown" : "none")],
