@@ -151,6 +151,7 @@ pub mod operations {
     //! What clients say of themselves, for the person on call: see [`LockClient::active`](crate::LockClient::active) and
     //! [`LockClient::clients`](crate::LockClient::clients).
 
+    pub use crate::api::survey::{Survey, SurveyedLock};
     pub use crate::base::report::{
         ClientReport, HoldReport, Intervention, LossReason, ProcessState, WaitReport,
     };

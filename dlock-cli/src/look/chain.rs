@@ -2,15 +2,13 @@
 
 use std::process::ExitCode;
 
-use dlock::operations::{ClientReport, WaitReport};
 use dlock::{Error, LockClient, LockKey};
 use serde_json::{Value, json};
 
 use super::NOT_HELD;
 use super::args::WhyArgs;
 use super::diagnosis::Diagnosis;
-use super::show::know;
-use super::survey::{Row, hold_in};
+use super::survey::Row;
 use super::text::{clean, json_line, time};
 
 /// Exit code where holders wait for each other.
@@ -22,7 +20,6 @@ const MOST: usize = 32;
 struct Link {
     row: Row,
     diagnosis: Diagnosis,
-    waits: Option<WaitReport>,
     /// How many other calls of the same client wait, of which it is not known that this hold is theirs.
     others: usize,
 }
@@ -50,26 +47,24 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
     let mut next = Some(key);
     while let Some(key) = next.take().filter(|_| links.len() < MOST) {
         let holders = client.holders(key.clone()).await?;
-        for mut holder in holders {
-            let diagnosis = Diagnosis::of(client, &holder).await?;
-            know(&mut holder, &diagnosis);
+        for holder in holders {
+            let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
             if let Some(at) = links.iter().position(|link| link.row.holder.id == holder.id) {
                 let cycle = links[at..].iter().map(|link| link.row.key.clone()).collect();
                 return Ok((links, Some(cycle)));
             }
-            let report = diagnosis.report.as_ref();
-            let waits = report.and_then(|report| wait_of(report, &holder.id)).cloned();
-            let others = report.map_or(0, |report| report.waits.len()) - usize::from(waits.is_some());
+            let waits = &holder.waits_for;
+            let of_client = holder.client.as_ref().map_or(0, |report| report.waits.len());
+            let others = of_client - usize::from(waits.is_some());
+            let waited_for = waits.as_ref().map(|wait| wait.key.clone());
             let row = Row {
                 key: key.clone(),
                 holder,
                 waiters: 0,
             };
-            let waited_for = waits.as_ref().map(|wait| wait.key.clone());
             links.push(Link {
                 row,
                 diagnosis,
-                waits,
                 others,
             });
             // Of several readers the first that waits.
@@ -82,25 +77,10 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
     Ok((links, None))
 }
 
-/// The call that the holder of this grant waits in: inside the frame of the hold, or in the task that has it.
-fn wait_of<'a>(report: &'a ClientReport, grant: &str) -> Option<&'a WaitReport> {
-    let inside = report
-        .waits
-        .iter()
-        .find(|wait| wait.inside.iter().any(|id| id == grant));
-    let task = hold_in(report, grant).and_then(|hold| hold.task);
-    inside.or_else(|| {
-        report
-            .waits
-            .iter()
-            .find(|wait| wait.task.is_some() && wait.task == task)
-    })
-}
-
 fn print(link: &Link) {
     say!("{}", link.row.line());
     say!("  {}", link.diagnosis.line());
-    if let Some(wait) = &link.waits {
+    if let Some(wait) = &link.row.holder.waits_for {
         let (key, location) = (clean(wait.key.as_str()), clean(&wait.location));
         say!("  it waits for {key} since {} at {location}", time(wait.waited));
     } else if link.others > 0 {
@@ -123,7 +103,7 @@ fn print_end(links: &[Link], cycle: Option<&[LockKey]>) {
             "take them together with LockClient::multi, or in the same order everywhere; break one hold to go on"
         );
     } else if let Some(last) = links.last()
-        && last.waits.is_none()
+        && last.row.holder.waits_for.is_none()
     {
         let key = clean(last.row.key.as_str());
         say!("the end of the chain: whoever holds {key} waits for no lock that is known");
@@ -137,7 +117,7 @@ fn all_json(key: &str, links: &[Link], cycle: Option<&[LockKey]>) -> Value {
             object.remove("waiters");
         }
         object["diagnosis"] = link.diagnosis.json();
-        object["waits_for"] = match &link.waits {
+        object["waits_for"] = match &link.row.holder.waits_for {
             Some(wait) => json!({
                 "key": wait.key.as_str(),
                 "waited_ms": super::text::millis(wait.waited),

@@ -1,6 +1,7 @@
 //! Whether the client of a holder is alive, and if not, what happened to it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::operations::{ClientReport, Connection, ProcessState};
@@ -81,8 +82,18 @@ impl Diagnosis {
         }
     }
 
-    /// Finds out about the client of this holder, within two to three seconds.
-    pub(super) async fn of(client: &LockClient, holder: &Holder) -> Result<Diagnosis, Error> {
+    /// Finds out about the client of this holder, within two to three seconds. What the client answers is newer than what
+    /// is known of the holder.
+    pub(super) async fn of(client: &LockClient, holder: Holder) -> Result<(Holder, Diagnosis), Error> {
+        let diagnosis = Diagnosis::made(client, &holder).await?;
+        let holder = match &diagnosis.report {
+            Some(report) => holder.known(Some(Arc::new(report.clone()))),
+            None => holder,
+        };
+        Ok((holder, diagnosis))
+    }
+
+    async fn made(client: &LockClient, holder: &Holder) -> Result<Diagnosis, Error> {
         let Some((id, _)) = holder.id.split_once(':') else {
             return Ok(Diagnosis::new(
                 State::Unknown,

@@ -1,7 +1,6 @@
 //! `dlock list`.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use dlock::{Error, LockClient};
 
@@ -35,13 +34,5 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
 fn is_meant(row: &Row, args: &ListArgs) -> bool {
     // What is not known is not older than anything.
     let is_old = (args.older_than).is_none_or(|least| row.held().is_some_and(|held| held >= least));
-    is_old && (!args.expiring || is_expiring(row))
-}
-
-/// Whether it has been renewed too late, or was not meant to be: a renewed lease always has two thirds left.
-pub(super) fn is_expiring(row: &Row) -> bool {
-    /// Of a lease whose length is not known.
-    const SOON: Duration = Duration::from_secs(10);
-    let suspect = row.holder.hold.as_ref().is_some_and(|hold| hold.suspect);
-    suspect || row.holder.remaining.is_some_and(|left| left < SOON)
+    is_old && (!args.expiring || row.holder.is_near_its_end())
 }

@@ -2,14 +2,13 @@
 
 use std::process::ExitCode;
 
-use dlock::store::Holder;
 use dlock::{Error, LockClient, LockKey};
 use serde_json::json;
 
 use super::NOT_HELD;
 use super::args::ShowArgs;
 use super::diagnosis::Diagnosis;
-use super::survey::{Row, Survey, hold_in, place, wait_line};
+use super::survey::{Row, Survey, place, wait_line};
 use super::text::{clean, json_line, time};
 
 /// All holders of this lock.
@@ -34,9 +33,8 @@ pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCod
         Err(error) => return Err(error),
     };
     let waits: Vec<_> = waits.into_iter().filter(|(_, wait)| wait.key == key).collect();
-    for mut holder in holders {
-        let diagnosis = Diagnosis::of(client, &holder).await?;
-        know(&mut holder, &diagnosis);
+    for holder in holders {
+        let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
         let row = Row {
             key: key.clone(),
             holder,
@@ -56,14 +54,6 @@ pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCod
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// What the client answered is newer than what it wrote down.
-pub(super) fn know(holder: &mut Holder, diagnosis: &Diagnosis) {
-    if let Some(report) = &diagnosis.report {
-        holder.hold = hold_in(report, &holder.id).cloned();
-        holder.client = Some(std::sync::Arc::new(report.clone()));
-    }
 }
 
 fn print(row: &Row, diagnosis: &Diagnosis) {

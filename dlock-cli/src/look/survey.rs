@@ -1,16 +1,14 @@
-//! All locks that are held, joined with what the clients say of themselves.
+//! Locks and waits as they are printed.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::operations::{ClientReport, HoldReport, WaitReport};
+use dlock::operations::{ClientReport, SurveyedLock, WaitReport};
 use dlock::store::{Holder, Kind};
 use dlock::{Error, LockClient, LockKey};
-use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
 
-use super::text::{clean, fits, millis, time};
+use super::text::{begin_of, clean, fits, millis, time};
 
 /// What is held and waited for.
 pub(super) struct Survey {
@@ -30,95 +28,42 @@ pub(super) struct Row {
 impl Survey {
     /// Looks at the locks whose names fit a pattern.
     pub(super) async fn of(client: &LockClient, pattern: &str) -> Result<Survey, Error> {
-        let locks = client.list(super::text::begin_of(pattern)).await?;
-        let reports = clients(client).await?;
-        let holds_of = |report: &ClientReport| {
-            locks
-                .iter()
-                .any(|(_, holder)| holder.id.starts_with(&report.client))
-        };
-        // What is younger than what they wrote down, those say that answer.
-        let asked = reports.into_iter().map(|report| async {
-            let is_asked = report.answers && !report.is_overdue() && holds_of(&report);
-            let answer = match is_asked {
-                true => client.ask(&report.client).await.ok().flatten(),
-                false => None,
-            };
-            Arc::new(answer.unwrap_or(report))
-        });
-        let reports = join_all(asked).await;
-        let by_id: HashMap<_, _> = reports
-            .iter()
-            .map(|report| (report.client.as_str(), report))
-            .collect();
-        let mut waiting: BTreeMap<LockKey, usize> = BTreeMap::new();
-        let mut waits = Vec::new();
-        for report in &reports {
-            for wait in &report.waits {
-                *waiting.entry(wait.key.clone()).or_default() += 1;
-                if fits(pattern, wait.key.as_str()) {
-                    waits.push((report.clone(), wait.clone()));
-                }
-            }
+        let survey = client.survey(begin_of(pattern), true).await;
+        match survey.clients_unknown {
+            // Then all that is known is what the store itself says.
+            None | Some(Error::Unsupported { .. } | Error::Refused { .. }) => {}
+            Some(error) => return Err(error),
+        }
+        if let Some(error) = survey.locks_unknown {
+            return Err(error);
+        }
+        let (mut rows, mut waits) = (Vec::new(), Vec::new());
+        let fitting = survey
+            .locks
+            .into_iter()
+            .filter(|lock| fits(pattern, lock.key.as_str()));
+        for SurveyedLock {
+            key,
+            holders,
+            waits: of_key,
+            ..
+        } in fitting
+        {
+            rows.extend(holders.into_iter().map(|holder| Row {
+                key: key.clone(),
+                holder,
+                waiters: of_key.len(),
+            }));
+            waits.extend(of_key);
         }
         waits.sort_by_key(|(_, wait)| std::cmp::Reverse(wait.waited));
-        let named = locks.into_iter().filter(|(key, _)| fits(pattern, key.as_str()));
-        let rows = named.map(|(key, mut holder)| {
-            let report = holder.id.split_once(':').and_then(|(id, _)| by_id.get(id));
-            holder.client = report.map(|report| Arc::clone(report));
-            holder.hold = report.and_then(|report| hold_in(report, &holder.id)).cloned();
-            let waiters = waiting.get(&key).copied().unwrap_or_default();
-            Row { key, holder, waiters }
-        });
-        Ok(Survey {
-            rows: rows.collect(),
-            waits,
-        })
+        Ok(Survey { rows, waits })
     }
-}
-
-/// What clients wrote down, where the store keeps that.
-async fn clients(client: &LockClient) -> Result<Vec<ClientReport>, Error> {
-    match client.clients().await {
-        // Then all that is known is what the store itself says.
-        Err(Error::Unsupported { .. } | Error::Refused { .. }) => Ok(Vec::new()),
-        reports => reports,
-    }
-}
-
-/// The hold of this id, as its client reports it.
-pub(super) fn hold_in<'a>(report: &'a ClientReport, id: &str) -> Option<&'a HoldReport> {
-    report.holds.iter().find(|hold| hold.grant == id)
 }
 
 impl Row {
-    /// The kind, which for fair locks only the holder knows.
-    pub(super) fn kind(&self) -> Kind {
-        self.holder
-            .hold
-            .as_ref()
-            .map_or(self.holder.kind, |hold| hold.kind)
-    }
-
     pub(super) fn held(&self) -> Option<Duration> {
         self.holder.hold.as_ref().map(|hold| hold.held)
-    }
-
-    /// Why something is not known.
-    fn unknown(&self) -> Option<&'static str> {
-        let is_ours = self.holder.id.split_once(':').is_some();
-        match (&self.holder.client, &self.holder.hold) {
-            (Some(_), Some(_)) => None,
-            (Some(report), None) if report.held > report.holds.len() => {
-                Some("its client holds more than it writes down, or holds this for less than a second or two")
-            }
-            (Some(_), None) => Some("it is held for less than a second or two"),
-            (None, _) if !is_ours => Some("a permit, whose id does not name its client"),
-            (None, _) => Some(
-                "its client wrote nothing down: it has gone, is cut off, began a moment ago, may not write, is of an \
-                 older version, or is Redisson",
-            ),
-        }
     }
 
     /// For programs.
@@ -135,7 +80,7 @@ impl Row {
         let address = client.and_then(|client| client.address.clone());
         let note = hold.and_then(|hold| hold.note.clone());
         let mut unknown = Map::new();
-        if let Some(why) = self.unknown() {
+        if let Some(why) = self.holder.unknown() {
             let of_client = ["service", "host", "process", "version"]
                 .iter()
                 .filter(|_| client.is_none());
@@ -146,7 +91,7 @@ impl Row {
         if address.is_none() {
             let why = match client {
                 Some(_) => "its client does not know by which address it reaches the store",
-                None => self.unknown().unwrap_or_default(),
+                None => self.holder.unknown().unwrap_or_default(),
             };
             unknown.insert("address".to_owned(), json!(why));
         }
@@ -166,7 +111,7 @@ impl Row {
         };
         json!({
             "key": self.key.as_str(),
-            "kind": self.kind().to_string(),
+            "kind": self.holder.known_kind().to_string(),
             "holder": {
                 "id": id,
                 "service": client.map(|client| &client.service),
@@ -190,7 +135,7 @@ impl Row {
     /// For people, in one line.
     pub(super) fn line(&self) -> String {
         let key = clean(self.key.as_str());
-        let held = match self.kind() {
+        let held = match self.holder.known_kind() {
             _ if self.holder.holds == 0 => "released, kept for its min_hold",
             Kind::Read => "held to read",
             Kind::Write => "held to write",

@@ -7,7 +7,6 @@ use dlock::{Error, LockClient};
 use serde_json::{Value, json};
 
 use super::args::WatchArgs;
-use super::list::is_expiring;
 use super::survey::{Survey, wait_json, wait_line};
 use super::text::{clean, json_line};
 
@@ -44,7 +43,7 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
 
 /// Waits first, then what nearly expired, then the rest.
 fn lines(survey: &Survey) -> Vec<String> {
-    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| is_expiring(row));
+    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| row.holder.is_near_its_end());
     let mut lines = vec![format!(
         "{} held, {} known to wait, {} near their end",
         survey.rows.len(),

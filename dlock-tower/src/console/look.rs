@@ -1,21 +1,34 @@
 //! The look of all pages at the store: one at a time, however many ask.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::LockClient;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
+use super::filter::Filter;
 use super::survey::Survey;
 use super::timeline::Timeline;
 use super::view;
 
+/// A look is kept for so many times what it took, so that a large store is looked at for a fifth of the time at most.
+const REST: u32 = 4;
+
 /// The answer to all who ask within a while.
 pub(super) struct Look {
     every: Duration,
-    last: Mutex<Option<(Instant, Bytes)>>,
+    last: Mutex<Option<Seen>>,
+}
+
+struct Seen {
+    until: Instant,
+    survey: Arc<Survey>,
+    /// What those see that want all.
+    all: Bytes,
 }
 
 impl Look {
@@ -27,22 +40,61 @@ impl Look {
         }
     }
 
-    /// What is held and waited for, as JSON, with the token of actions. A request that comes while another one looks waits
-    /// for what that finds, and looks itself if that one goes away. The store's own timeouts bound it.
-    pub(super) async fn at(&self, client: &LockClient, timeline: &Timeline, token: Option<&str>) -> Bytes {
+    /// What is held and waited for and fits, as JSON, with the token of actions. A request that comes while another one
+    /// looks waits for what that finds, and looks itself if that one goes away. The store's own timeouts bound it.
+    pub(super) async fn at(
+        &self,
+        client: &LockClient,
+        timeline: &Timeline,
+        token: Option<&str>,
+        filter: Filter,
+    ) -> Bytes {
+        let written = |survey: Arc<Survey>, filter| {
+            timeline.look(client);
+            let (events, actions) = (timeline.json(), token.map(|token| json!({ "token": token })));
+            async {
+                // Of a hundred thousand locks it takes a while, in which the other tasks of this thread go on.
+                let write = move || {
+                    let mut seen = view::of_survey(&survey, &filter);
+                    (seen["events"], seen["actions"]) = (events, actions.into());
+                    Bytes::from(seen.to_string())
+                };
+                spawn_blocking(write).await.unwrap_or_default()
+            }
+        };
         let mut last = self.last.lock().await;
-        if let Some((at, seen)) = &*last
-            && at.elapsed() < self.every
-        {
-            return seen.clone();
+        let is_new = last.as_ref().is_some_and(|seen| Instant::now() < seen.until);
+        if !is_new {
+            let began = Instant::now();
+            let (found, health) = (client.survey("", false).await, client.health());
+            let Ok(survey) = spawn_blocking(move || Arc::new(Survey::of(found, health))).await else {
+                // The runtime ends.
+                return Bytes::new();
+            };
+            let all = written(survey.clone(), Filter::default()).await;
+            let until = Instant::now() + self.every.max(began.elapsed() * REST);
+            *last = Some(Seen { until, survey, all });
         }
-        let mut seen = view::of_survey(&Survey::of(client).await);
-        timeline.look(client);
-        seen["events"] = timeline.json();
-        seen["actions"] = token.map_or(Value::Null, |token| json!({ "token": token }));
-        let seen = Bytes::from(seen.to_string());
-        *last = Some((Instant::now(), seen.clone()));
-        seen
+        match &*last {
+            Some(seen) if filter.is_open() => seen.all.clone(),
+            Some(seen) => {
+                let survey = seen.survey.clone();
+                drop(last);
+                written(survey, filter).await
+            }
+            None => Bytes::new(),
+        }
+    }
+
+    /// Drops what no page has asked for any more: of a large store it is large.
+    pub(super) fn tidy(&self) {
+        if let Ok(mut last) = self.last.try_lock()
+            && last
+                .as_ref()
+                .is_some_and(|seen| seen.until.elapsed() > self.every)
+        {
+            *last = None;
+        }
     }
 
     /// Has the next one who asks look again.

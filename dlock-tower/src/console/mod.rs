@@ -6,7 +6,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET` of where it is mounted | the page: one file, which loads nothing else |
-//! | `GET api/state` | locks with holders and waiters, clients, deadlocks, this process, what is unknown and why |
+//! | `GET api/state`, `?find=TEXT&only=SORT` | locks with holders and waiters, clients, deadlocks, this process, what is unknown and why |
 //! | `GET api/lock?key=KEY` | one lock, looked up at this moment: its holders are asked |
 //! | `POST api/break`, `api/revoke`, `api/forget` | with [`allow_actions`](Console::allow_actions): what an operator has done |
 //!
@@ -50,6 +50,7 @@
 
 mod actions;
 mod answer;
+mod filter;
 mod look;
 mod page;
 mod survey;
@@ -67,14 +68,15 @@ use axum::extract::{Query, Request, State};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::Response;
 use axum::routing::{get, post};
+use dlock::operations::SurveyedLock;
 use dlock::{LockClient, LockKey};
 use futures_util::future::join_all;
 use http::StatusCode;
 use http::request::Parts;
 
 use self::actions::{Action, Actions, Operator};
+use self::filter::Filter;
 use self::look::Look;
-use self::survey::{Lock, hold_in};
 use self::timeline::Timeline;
 
 /// How often the store is looked at, by default.
@@ -121,7 +123,8 @@ impl Console {
     }
 
     /// Sets how often the store is looked at, at most, however many pages are open; once a second by default, and never
-    /// more often than ten times a second. Each look scans all keys of the store: with a million of them, look less often.
+    /// more often than ten times a second. Each look scans all keys of the store; one that takes long is kept for four times
+    /// as long, so that the store is looked at for a fifth of the time at most.
     #[must_use]
     pub fn refresh(mut self, every: Duration) -> Console {
         self.every = every.max(Duration::from_millis(100));
@@ -214,9 +217,11 @@ async fn only_from_here(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-async fn state(State(shared): Asked) -> Response {
+async fn state(State(shared): Asked, Query(query): Query<HashMap<String, String>>) -> Response {
     let token = shared.actions.as_ref().map(|actions| actions.token.as_str());
-    answer::data(shared.look.at(&shared.client, &shared.timeline, token).await)
+    let filter = Filter::of(&query);
+    let look = shared.look.at(&shared.client, &shared.timeline, token, filter);
+    answer::data(look.await)
 }
 
 fn act(
@@ -253,37 +258,29 @@ async fn lock(State(shared): Asked, Query(mut query): Query<HashMap<String, Stri
     }
 }
 
-async fn now(client: &LockClient, key: LockKey) -> Result<Lock, dlock::Error> {
-    let mut lock = Lock::new(&key);
+async fn now(client: &LockClient, key: LockKey) -> Result<SurveyedLock, dlock::Error> {
     let own = Arc::new(client.active());
-    let asked = client.holders(key.clone()).await?.into_iter().map(|mut holder| {
-        let own = own.clone();
-        async move {
-            if let Some(written) = &holder.client {
-                let answer = match written.answers && written.client != own.client {
-                    // Who does not answer is shown as it was.
-                    true => client.ask(&written.client).await.ok().flatten(),
-                    false => None,
-                };
-                if let Some(answer) = answer {
-                    holder.hold = hold_in(&answer, &holder.id).cloned();
-                    holder.client = Some(Arc::new(answer));
+    let asked = client
+        .holders(key.clone())
+        .await?
+        .into_iter()
+        .map(|holder| async {
+            let answer = match &holder.client {
+                Some(written) if written.answers && written.client != own.client => {
+                    client.ask(&written.client).await.ok().flatten()
                 }
+                _ => None,
+            };
+            match answer {
+                Some(answer) => holder.known(Some(Arc::new(answer))),
+                // A holder that does not answer is shown as it was.
+                None => holder,
             }
-            holder
-        }
-    });
-    lock.holders = join_all(asked).await;
+        });
+    let holders = join_all(asked).await;
     let written = client.clients().await.unwrap_or_default().into_iter();
     let others = written.filter(|report| report.client != own.client).map(Arc::new);
-    for report in others.chain([own.clone()]) {
-        let waits = report.waits.iter().filter(|wait| wait.key == key);
-        lock.waiters
-            .extend(waits.map(|wait| (report.clone(), wait.clone())));
-    }
-    lock.waiters
-        .sort_by_key(|(_, wait)| std::cmp::Reverse(wait.waited));
-    Ok(lock)
+    Ok(SurveyedLock::new(key, holders, others.chain([own.clone()])))
 }
 
 async fn elsewhere() -> Response {

@@ -173,6 +173,7 @@ pub(super) fn watch(of: Weak<Shared>) {
                 Ok(None) => return,
                 Err(_) => {
                     shared.timeline.look(&shared.client);
+                    shared.look.tidy();
                     shared.timeline.state.lock().missed = events.dropped();
                     due = Instant::now() + EVERY;
                 }

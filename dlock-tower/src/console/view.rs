@@ -3,22 +3,33 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock::Health;
-use dlock::operations::{ClientReport, ProcessState, WaitReport};
+use dlock::operations::{ClientReport, ProcessState, SurveyedLock, WaitReport};
 use dlock::store::Holder;
 use serde_json::{Value, json};
 
-use super::survey::{Gap, Lock, Survey, is_near_its_end, is_of_a_client, wait_of};
+use super::filter::{Filter, Only};
+use super::survey::{Gap, Survey};
 
-/// How many waiters of a lock are shown.
-const MOST_WAITERS: usize = 100;
+/// How many locks are shown.
+const MOST_LOCKS: usize = 500;
+/// How many holders, and how many waiters, of a lock are shown in the list of locks.
+const FEW: usize = 5;
+/// The same of one lock by itself.
+const MANY: usize = 100;
 /// The longest text that is shown, in characters. Names of locks have 512 bytes at most; what else there is under the
 /// store's prefix can be of any length.
 const MOST_CHARS: usize = 600;
 
-/// All of it.
-pub(super) fn of_survey(survey: &Survey) -> Value {
+/// All of it, of the locks the most urgent that fit.
+pub(super) fn of_survey(survey: &Survey, filter: &Filter) -> Value {
     let own = survey.own.client.as_str();
-    let locks: Vec<_> = survey.locks.iter().map(|lock| of_lock(lock, own)).collect();
+    let mut fitting = survey.locks.iter().filter(|lock| filter.fits(lock));
+    let shown = fitting.by_ref().take(MOST_LOCKS);
+    let locks: Vec<_> = shown.map(|lock| few_of_lock(lock, own, FEW)).collect();
+    let counts = Only::ALL.map(|only| {
+        let of = survey.locks.iter().filter(|lock| only.fits(lock));
+        (only.name().to_owned(), json!(of.count()))
+    });
     let clients = survey.clients.iter().map(|client| of_client(client, own));
     let deadlocks = survey
         .deadlocks
@@ -27,7 +38,8 @@ pub(super) fn of_survey(survey: &Survey) -> Value {
     json!({
         "at_ms": since_epoch(survey.at),
         "locks": locks,
-        "locks_left_out": survey.locks_left_out,
+        "locks_left_out": fitting.count(),
+        "counts": Value::Object(counts.into_iter().collect()),
         "clients": clients.collect::<Vec<_>>(),
         "clients_left_out": survey.clients_left_out,
         "deadlocks": deadlocks.collect::<Vec<_>>(),
@@ -37,15 +49,16 @@ pub(super) fn of_survey(survey: &Survey) -> Value {
 }
 
 /// A lock with its holders and waiters; `own` is the id of the client of this process.
-pub(super) fn of_lock(lock: &Lock, own: &str) -> Value {
-    let holders: Vec<_> = lock
-        .holders
-        .iter()
-        .map(|holder| of_holder(holder, own, lock))
-        .collect();
-    let kind = lock.holders.first().map(kind_of);
-    let kind = kind.or_else(|| lock.waiters.first().map(|(_, wait)| wait.kind.to_string()));
-    let waiters = lock.waiters.iter().take(MOST_WAITERS);
+pub(super) fn of_lock(lock: &SurveyedLock, own: &str) -> Value {
+    few_of_lock(lock, own, MANY)
+}
+
+fn few_of_lock(lock: &SurveyedLock, own: &str, most: usize) -> Value {
+    let holders = lock.holders.iter().take(most);
+    let holders: Vec<_> = holders.map(|holder| of_holder(holder, own, lock)).collect();
+    let kind = lock.holders.first().map(|holder| holder.known_kind().to_string());
+    let kind = kind.or_else(|| lock.waits.first().map(|(_, wait)| wait.kind.to_string()));
+    let waiters = lock.waits.iter().take(most);
     let waiters: Vec<_> = waiters.map(|(client, wait)| of_wait(client, wait, own)).collect();
     let name = lock.key.as_str();
     json!({
@@ -55,21 +68,16 @@ pub(super) fn of_lock(lock: &Lock, own: &str) -> Value {
         "is_lock": lock.key.check().is_ok(),
         "kind": kind,
         "holders": holders,
+        "holders_in_all": lock.holders.len(),
         "waiters": waiters,
-        "waiters_in_all": lock.waiters.len(),
+        "waiters_in_all": lock.waits.len(),
     })
 }
 
-fn kind_of(holder: &Holder) -> String {
-    // That a lock is fair only its holder knows.
-    let kind = holder.hold.as_ref().map_or(holder.kind, |hold| hold.kind);
-    kind.to_string()
-}
-
-fn of_holder(holder: &Holder, own: &str, lock: &Lock) -> Value {
+fn of_holder(holder: &Holder, own: &str, lock: &SurveyedLock) -> Value {
     let (client, hold) = (holder.client.as_deref(), holder.hold.as_ref());
     let (state, because) = state_of(client, own);
-    let waits_for = wait_of(holder).map(|wait| {
+    let waits_for = holder.waits_for.as_ref().map(|wait| {
         json!({
             "key": short(wait.key.as_str()),
             "waited_ms": millis(wait.waited),
@@ -78,12 +86,12 @@ fn of_holder(holder: &Holder, own: &str, lock: &Lock) -> Value {
     });
     let mut of = json!({
         "id": short(&holder.id),
-        "kind": kind_of(holder),
-        "unknown": unknown(holder),
+        "kind": holder.known_kind().to_string(),
+        "unknown": holder.unknown(),
         "state": state,
         "because": because,
         "released": holder.holds == 0,
-        "near_miss": is_near_its_end(holder) && holder.holds > 0,
+        "near_miss": holder.is_near_its_end() && holder.holds > 0,
         "suspect": hold.map(|hold| hold.suspect),
         "token": hold.map(|hold| hold.token.to_string()),
         "held_ms": hold.map(|hold| millis(hold.held)),
@@ -93,7 +101,7 @@ fn of_holder(holder: &Holder, own: &str, lock: &Lock) -> Value {
         "reentered": hold.map(|hold| hold.reentered.iter().map(|at| short(at)).collect::<Vec<_>>()),
         "note": hold.and_then(|hold| hold.note.as_deref()).map(short),
         "waits_for": waits_for,
-        "can_be_broken": lock.key.check().is_ok() && is_of_a_client(holder) && holder.holds > 0,
+        "can_be_broken": lock.key.check().is_ok() && holder.names_client() && holder.holds > 0,
     });
     place(&mut of, client, own);
     of
@@ -163,22 +171,6 @@ fn state_of(client: Option<&ClientReport>, own: &str) -> (&'static str, String) 
             format!(
                 "last heard of {heard} s ago: killed, stopped, hung or cut off; `dlock show KEY` on its machine tells"
             ),
-        ),
-    }
-}
-
-/// Why something about a holder is not known.
-fn unknown(holder: &Holder) -> Option<&'static str> {
-    match (&holder.client, &holder.hold) {
-        (Some(_), Some(_)) => None,
-        (Some(client), None) if client.held > client.holds.len() => {
-            Some("its client holds more than it writes down, or holds this for less than a second or two")
-        }
-        (Some(_), None) => Some("it is held for less than a second or two"),
-        (None, _) if !is_of_a_client(holder) => Some("a permit, whose id does not name its client"),
-        (None, _) => Some(
-            "its client wrote nothing down: presence is off there, or it has gone, is cut off, began a moment ago, may \
-             not write, is of an older version, or is Redisson",
         ),
     }
 }

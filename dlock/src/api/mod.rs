@@ -22,3 +22,4 @@ pub(crate) mod options;
 pub(crate) mod read_write;
 pub(crate) mod run;
 pub(crate) mod semaphore;
+pub(crate) mod survey;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::chance::HashMap;
 use crate::base::kind::Kind;
-use crate::base::report::{ClientReport, HoldReport};
+use crate::base::report::{ClientReport, HoldReport, WaitReport};
 
 /// A holder of a lock, as the store sees it.
 ///
@@ -21,7 +22,7 @@ use crate::base::report::{ClientReport, HoldReport};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The kind of the hold.
+    /// The kind of the hold as the store sees it, to which a fair lock is a [`Kind::Mutex`].
     pub kind: Kind,
     /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; of a permit, Redisson's permit id: 32
     /// hexadecimal digits, the first eight of which are those of dlock's client.
@@ -44,6 +45,8 @@ pub struct Holder {
     /// The hold, as that client wrote it down: since when, where in the code, its note. `None` where it wrote nothing of
     /// this hold: it is younger than a second or two, or one of many.
     pub hold: Option<HoldReport>,
+    /// The call that it waits in, as that client says: inside the frame of the hold, or in the task that has it.
+    pub waits_for: Option<Arc<WaitReport>>,
 }
 
 impl Holder {
@@ -58,6 +61,7 @@ impl Holder {
             ends_with: None,
             client: None,
             hold: None,
+            waits_for: None,
         }
     }
 
@@ -68,20 +72,100 @@ impl Holder {
         self
     }
 
-    /// The same with what its client wrote down.
-    pub(crate) fn known(mut self, client: Option<Arc<ClientReport>>) -> Holder {
-        let hold = |client: &Arc<ClientReport>| {
-            let mut holds = client.holds.iter();
-            holds.find(|hold| hold.grant == self.id).cloned()
-        };
-        self.hold = client.as_ref().and_then(hold);
-        self.client = client;
-        self
+    /// The same with what its client says of itself, if it says something.
+    #[must_use]
+    pub fn known(mut self, client: Option<Arc<ClientReport>>) -> Holder {
+        (self.client, self.hold, self.waits_for) = (None, None, None);
+        match &client {
+            Some(client) => Said::by(client).tell(self),
+            None => self,
+        }
+    }
+
+    /// The kind as its client says it: that a lock is fair only its holder knows. That of the store where it says nothing.
+    #[must_use]
+    pub fn known_kind(&self) -> Kind {
+        self.hold.as_ref().map_or(self.kind, |hold| hold.kind)
+    }
+
+    /// Whether the id names its client: that of a permit does not.
+    #[must_use]
+    pub fn names_client(&self) -> bool {
+        self.id.contains(':')
+    }
+
+    /// Whether the lease was not renewed when that was due: a renewed lease always has two thirds left, and with less than
+    /// half of one the hold is a near miss. Also where the holder says that it is suspect.
+    #[must_use]
+    pub fn is_near_its_end(&self) -> bool {
+        /// How often a client writes down what it does, at most every third of its lease; usually so often.
+        const USUALLY_WRITTEN: Duration = Duration::from_secs(5);
+        let every = self
+            .client
+            .as_ref()
+            .map_or(USUALLY_WRITTEN, |client| client.every);
+        let is_suspect = self.hold.as_ref().is_some_and(|hold| hold.suspect);
+        is_suspect || self.remaining.is_some_and(|left| left < every * 3 / 2)
+    }
+
+    /// Why something about it is not known, in words; `None` where its client and its hold are.
+    #[must_use]
+    pub fn unknown(&self) -> Option<&'static str> {
+        match (&self.client, &self.hold) {
+            (Some(_), Some(_)) => None,
+            (Some(client), None) if client.held > client.holds.len() => {
+                Some("its client holds more than it writes down, or holds this for less than a second or two")
+            }
+            (Some(_), None) => Some("it is held for less than a second or two"),
+            (None, _) if !self.names_client() => Some("a permit, whose id does not name its client"),
+            (None, _) => Some(
+                "its client wrote nothing down: presence is off there, or it has gone, is cut off, began a moment ago, \
+                 may not write, is of an older version, or is Redisson",
+            ),
+        }
     }
 
     /// The UUID of its client, where the id has one.
     pub(crate) fn client_id(&self) -> Option<uuid::Uuid> {
         let (client, _) = self.id.split_once(':')?;
         uuid::Uuid::try_parse(client).ok()
+    }
+}
+
+/// What a client says of its holds, by their ids.
+pub(crate) struct Said<'a> {
+    client: &'a Arc<ClientReport>,
+    holds: HashMap<&'a str, &'a HoldReport>,
+    /// By the holds in whose frames they wait, and by the task that waits.
+    inside: HashMap<&'a str, &'a WaitReport>,
+    tasks: HashMap<u64, &'a WaitReport>,
+}
+
+impl<'a> Said<'a> {
+    pub(crate) fn by(client: &'a Arc<ClientReport>) -> Said<'a> {
+        let waits = || client.waits.iter().rev();
+        let inside = waits().flat_map(|wait| wait.inside.iter().map(move |id| (id.as_str(), wait)));
+        Said {
+            client,
+            holds: client
+                .holds
+                .iter()
+                .map(|hold| (hold.grant.as_str(), hold))
+                .collect(),
+            // Of several the one that has waited for longest: the last that is put in.
+            inside: inside.collect(),
+            tasks: waits().filter_map(|wait| Some((wait.task?, wait))).collect(),
+        }
+    }
+
+    /// Adds it to a holder of this client.
+    pub(crate) fn tell(&self, mut holder: Holder) -> Holder {
+        let hold = self.holds.get(holder.id.as_str()).copied();
+        let wait = self.inside.get(holder.id.as_str());
+        let wait = wait.or_else(|| self.tasks.get(&hold?.task?));
+        holder.waits_for = wait.map(|wait| Arc::new((*wait).clone()));
+        holder.hold = hold.cloned();
+        holder.client = Some(self.client.clone());
+        holder
     }
 }

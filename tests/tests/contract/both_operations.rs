@@ -82,6 +82,13 @@ on_every_store! {
         let wait = &clients.iter().find(|client| client.service == "billing").unwrap().waits[0];
         assert_eq!((wait.key.as_str(), b.active().waits.len()), ("k", 1));
         assert!(wait.location.contains("both_operations.rs") && wait.task.is_some(), "{wait:?}");
+        let survey = a.survey("k", false).await;
+        let [lock] = &survey.locks[..] else { panic!("{survey:?}") };
+        let (holder, waits) = (&lock.holders[0], &lock.waits);
+        assert_eq!((holder.client.as_ref().unwrap().client.as_str(), waits.len()), (a.id().as_str(), 1));
+        assert!(holder.unknown().is_none() && waits[0].0.service == "billing", "{survey:?}");
+        assert!(survey.locks_unknown.is_none() && survey.clients_unknown.is_none(), "{survey:?}");
+        assert!(a.survey("kk", false).await.locks.is_empty());
         guard.release().await.unwrap();
         waiter.await.unwrap().unwrap();
         assert_eq!(b.active().waits, []);

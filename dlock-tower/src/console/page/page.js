@@ -109,10 +109,13 @@ async function poll() {
   clearTimeout(timer);
   if (!paused && !document.hidden) {
     try {
-      const state = await ask("api/state");
-      if (!paused) {
-        known = state;
-        live("live", "good");
+      const asked = wish();
+      const state = await ask(`api/state?${asked}`);
+      if (!paused && asked === wish()) {
+        known = { ...state, asked };
+        // A large store is looked at less often.
+        const age = Date.now() - state.at_ms;
+        live(age > 5000 ? `live, as of ${clock(state.at_ms)}` : "live", "good");
         draw();
       }
     } catch (error) {
@@ -188,25 +191,35 @@ function drawTiles() {
     tile.append(element("b"), element("span"));
     tile.addEventListener("click", () => {
       only = only === id ? "all" : id;
-      draw();
+      wishes();
     });
     return tile;
-  }, (tile, [id, name, has, mood]) => {
-    const count = known.locks.filter(has).length;
+  }, (tile, [id, name, , mood]) => {
+    const count = known.counts[id];
     tile.setAttribute("aria-pressed", String(only === id));
     tile.className = count > 0 ? mood : "";
-    put(tile.children[0], id === "all" && known.locks_left_out ? `${count}+` : count);
+    put(tile.children[0], count);
     put(tile.children[1], name);
   });
 }
 
+/** What the server is asked for: of many locks it shows the most urgent that fit. */
+const wish = () => String(new URLSearchParams({ only, find: $("filter").value.trim() }));
+let typed = null;
+function wishes() {
+  draw();
+  clearTimeout(typed);
+  typed = setTimeout(poll, 300);
+}
 const textOf = (lock) => [lock.key, lock.kind, ...[...lock.holders, ...lock.waiters].flatMap((one) =>
   [one.id, one.service, one.host, one.location, one.note])].join("\n").toLowerCase();
 
 function drawLocks() {
   const [, , has] = TILES.find(([id]) => id === only);
   const wanted = $("filter").value.trim().toLowerCase();
-  const locks = known.locks.filter((lock) => has(lock) && (!wanted || textOf(lock).includes(wanted)));
+  // Until the server has answered.
+  const fits = (lock) => has(lock) && (!wanted || textOf(lock).includes(wanted));
+  const locks = known.asked === wish() ? known.locks : known.locks.filter(fits);
   const labels = labelsOf($("locks"));
   list($("locks").tBodies[0], locks, (lock) => `${lock.key} ${lock.key_bytes}`, (lock) => {
     const row = element("tr");
@@ -246,14 +259,14 @@ function leaseOf({ lease_left_ms: left, ends_with: what }) {
   return what ? `ends with ${what}` : "no end";
 }
 function lockCells(lock) {
-  const [first, ...more] = lock.holders;
+  const [first] = lock.holders;
   const longest = lock.waiters[0]?.waited_ms;
   const waiting = [
     [lock.waiters_in_all, lock.waiters_in_all ? "n warn-ink" : "n soft"],
     [longest === undefined ? "–" : lasting(longest), longest === undefined ? "n soft" : "n"],
   ];
   if (!first) return [["nobody that is known", "soft"], ["–", "soft"], ["–", "n soft"], ["–", "n soft"], ...waiting];
-  const others = more.length ? ` and ${more.length} more` : "";
+  const others = lock.holders_in_all > 1 ? ` and ${lock.holders_in_all - 1} more` : "";
   const who = first.released ? "released, kept for its min_hold" : (place(first) ?? first.id) + others;
   const left = leaseOf(first);
   return [
@@ -273,7 +286,7 @@ function drawEmpty(count, wanted) {
     : blind ? "No lock is known to be held or waited for; see above for what is not known."
       : "No lock is held, and nobody is known to wait. Locks held for a moment only come and go between two looks.");
   put($("locks-note"), [
-    known.locks_left_out ? `${known.locks_left_out} more locks are not shown: the least urgent ones.` : "",
+    known.locks_left_out ? `${known.locks_left_out} more are not shown: the least urgent ones. The filter finds them.` : "",
     "Waits of other processes are known once they have lasted a second, where presence is on.",
   ].join(" "));
 }
@@ -384,8 +397,8 @@ function drawHolders(lock) {
     const note = wait.note ? ` “${wait.note}”` : "";
     put(line, `${lasting(wait.waited_ms)} – ${place(wait)} – ${wait.location}${note}`);
   });
-  const more = count - lock.waiters.length;
-  put(note, (more > 0 ? `${more} more wait. ` : "") + (lock.kind === "fair"
+  const [more, others] = [count - lock.waiters.length, lock.holders_in_all - lock.holders.length];
+  put(note, (others > 0 ? `${others} more hold it. ` : "") + (more > 0 ? `${more} more wait. ` : "") + (lock.kind === "fair"
     ? "A fair lock serves them in this order."
     : "Within a process they are served in this order; processes take turns."));
   const of = known.events.entries.filter((event) => event.key === lock.key);
@@ -481,7 +494,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("detail").open) return;
   if (typing) {
     if (event.target !== $("filter")) return;
-    if (event.key === "Escape") { $("filter").value = ""; if (known) drawLocks(); event.target.blur(); }
+    if (event.key === "Escape") { $("filter").value = ""; if (known) wishes(); event.target.blur(); }
     // Not to be pressed on the lock as well.
     if (event.key === "Enter") { event.preventDefault(); move(0); }
     return;
@@ -492,7 +505,7 @@ document.addEventListener("keydown", (event) => {
     act();
   }
 });
-$("filter").addEventListener("input", () => { if (known) drawLocks(); });
+$("filter").addEventListener("input", () => { if (known) wishes(); });
 
 const THEMES = ["auto", "light", "dark"];
 const KEPT_AS = "dlock-console-theme";

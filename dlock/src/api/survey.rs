@@ -1,0 +1,215 @@
+//! What is held and waited for in all processes: the locks of the store, joined with what the clients say of themselves.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::future::{join, join_all};
+use tokio::task;
+
+use crate::base::chance::{HashMap, HashSet};
+use crate::base::holder::{Holder, Said};
+use crate::base::report::{ClientReport, HoldReport, WaitReport};
+use crate::{Error, LockClient, LockKey};
+
+/// How far a chain of holders is followed.
+const MOST_LINKS: usize = 32;
+
+/// What is held and waited for in all processes, see [`LockClient::survey`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let _guard = client.lock("order:42").acquire().await?;
+///
+/// let survey = client.survey("order:", false).await;
+/// let lock = &survey.locks[0];
+/// assert_eq!((lock.key.as_str(), lock.holders.len(), lock.waits.len()), ("order:42", 1, 0));
+/// assert!(survey.deadlocks().is_empty());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Survey {
+    /// The locks that are held, or known to be waited for, by name.
+    pub locks: Vec<SurveyedLock>,
+    /// What the clients say: first this one, then the others by their ids.
+    pub clients: Vec<Arc<ClientReport>>,
+    /// Why the locks of other clients are not known: then those that this client holds are there.
+    pub locks_unknown: Option<Error>,
+    /// Why it is not known what other clients say.
+    pub clients_unknown: Option<Error>,
+}
+
+/// A lock that is held or waited for, see [`Survey`].
+///
+/// ```
+/// # async fn example(client: dlock::LockClient) {
+/// for lock in client.survey("", false).await.locks {
+///     println!("{}: {} holders, {} waiters", lock.key, lock.holders.len(), lock.waits.len());
+/// }
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SurveyedLock {
+    /// Its name.
+    pub key: LockKey,
+    /// Its holders, with what their clients say of them.
+    pub holders: Vec<Holder>,
+    /// The calls that wait for it, as far as is known, the longest wait first.
+    pub waits: Vec<(Arc<ClientReport>, WaitReport)>,
+}
+
+impl LockClient {
+    /// Looks at the locks whose names begin with `prefix`, their holders and waiters, in all processes. With `ask`, each
+    /// other client that [answers](crate::LockClientBuilder::control) and holds one of them is [asked](Self::ask) what it
+    /// does at this moment; that takes a second where one does not answer. The store scans all of its keys for this: meant
+    /// for people and tools.
+    ///
+    /// What the store does not tell is said in the survey: what this client holds and waits for is there in any case.
+    /// Cancel safe.
+    pub async fn survey(&self, prefix: &str, ask: bool) -> Survey {
+        let (listed, written) = join(self.list(prefix), self.clients()).await;
+        let own = self.active();
+        let (listed, locks_unknown) = match listed {
+            Ok(listed) => (listed, None),
+            Err(error) => (own_holds(&own, prefix), Some(error)),
+        };
+        let (mut others, clients_unknown) = match written {
+            Ok(others) => (others, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        // What this client does it knows better.
+        others.retain(|report| report.client != own.client);
+        if ask {
+            others = self.asked(others, &listed).await;
+        }
+        let clients: Vec<_> = [own].into_iter().chain(others).map(Arc::new).collect();
+        let join = {
+            let (prefix, clients) = (prefix.to_owned(), clients.clone());
+            move || joined(&prefix, listed, &clients)
+        };
+        Survey {
+            // Of a hundred thousand locks it takes a while, in which the other tasks of this thread go on.
+            locks: task::spawn_blocking(join).await.unwrap_or_default(),
+            clients,
+            locks_unknown,
+            clients_unknown,
+        }
+    }
+
+    /// What is younger than what they wrote down, of those that answer and hold one of these locks.
+    async fn asked(&self, reports: Vec<ClientReport>, listed: &[(LockKey, Holder)]) -> Vec<ClientReport> {
+        let ids = listed.iter().filter_map(|(_, holder)| holder.id.split_once(':'));
+        let holding: HashSet<&str> = ids.map(|(client, _)| client).collect();
+        let asked = reports.into_iter().map(|report| async {
+            let is_asked = report.answers && !report.is_overdue() && holding.contains(report.client.as_str());
+            let answer = match is_asked {
+                true => self.ask(&report.client).await.ok().flatten(),
+                false => None,
+            };
+            answer.unwrap_or(report)
+        });
+        join_all(asked).await
+    }
+}
+
+impl Survey {
+    /// The circles of locks whose holders wait for each other, each once.
+    #[must_use]
+    pub fn deadlocks(&self) -> Vec<Vec<LockKey>> {
+        let waits = self.locks.iter().filter_map(|lock| {
+            let wait = lock.holders.iter().find_map(|holder| holder.waits_for.as_ref())?;
+            Some((&lock.key, &wait.key))
+        });
+        let next: BTreeMap<&LockKey, &LockKey> = waits.collect();
+        let mut found = BTreeSet::new();
+        for start in next.keys() {
+            let mut chain = vec![*start];
+            while let Some(key) = chain
+                .last()
+                .and_then(|key| next.get(key))
+                .filter(|_| chain.len() <= MOST_LINKS)
+            {
+                if let Some(at) = chain.iter().position(|link| link == key) {
+                    let mut circle = chain.split_off(at);
+                    let first = (0..circle.len()).min_by_key(|at| &circle[*at]);
+                    circle.rotate_left(first.unwrap_or_default());
+                    // A holder that waits for its own lock waits for a branch of its own, which the log warns of.
+                    if circle.len() > 1 {
+                        found.insert(circle);
+                    }
+                    break;
+                }
+                chain.push(key);
+            }
+        }
+        let named = |circle: Vec<&LockKey>| circle.into_iter().cloned().collect();
+        found.into_iter().map(named).collect()
+    }
+}
+
+/// The locks by name, with what is known about their holders and waiters.
+fn joined(prefix: &str, listed: Vec<(LockKey, Holder)>, clients: &[Arc<ClientReport>]) -> Vec<SurveyedLock> {
+    let said: HashMap<&str, Said<'_>> = clients
+        .iter()
+        .map(|client| (client.client.as_str(), Said::by(client)))
+        .collect();
+    let mut held: BTreeMap<LockKey, Vec<Holder>> = BTreeMap::new();
+    for (key, holder) in listed {
+        let said = holder.id.split_once(':').and_then(|(client, _)| said.get(client));
+        let holder = match said {
+            Some(said) => said.tell(holder),
+            None => holder,
+        };
+        held.entry(key).or_default().push(holder);
+    }
+    let mut waits: BTreeMap<LockKey, Vec<_>> = BTreeMap::new();
+    for client in clients {
+        let named = client.waits.iter();
+        for wait in named.filter(|wait| wait.key.as_str().starts_with(prefix)) {
+            held.entry(wait.key.clone()).or_default();
+            let of_key = waits.entry(wait.key.clone()).or_default();
+            of_key.push((client.clone(), wait.clone()));
+        }
+    }
+    let locks = held.into_iter().map(|(key, holders)| {
+        let waits = waits.remove(&key).unwrap_or_default();
+        SurveyedLock { key, holders, waits }.in_order()
+    });
+    locks.collect()
+}
+
+impl SurveyedLock {
+    /// A lock with these holders, and with the calls of these clients that wait for it.
+    #[must_use]
+    pub fn new(
+        key: LockKey,
+        holders: Vec<Holder>,
+        clients: impl IntoIterator<Item = Arc<ClientReport>>,
+    ) -> SurveyedLock {
+        let waits = clients.into_iter().flat_map(|client| {
+            let of_key = client.waits.iter().filter(|wait| wait.key == key);
+            let of_key: Vec<_> = of_key.map(|wait| (client.clone(), wait.clone())).collect();
+            of_key
+        });
+        let waits = waits.collect();
+        SurveyedLock { key, holders, waits }.in_order()
+    }
+
+    fn in_order(mut self) -> SurveyedLock {
+        self.waits.sort_by_key(|(_, wait)| Reverse(wait.waited));
+        self
+    }
+}
+
+/// What this client holds, as it knows without the store.
+fn own_holds(own: &ClientReport, prefix: &str) -> Vec<(LockKey, Holder)> {
+    let holder = |hold: &HoldReport| Holder::new(hold.kind, hold.grant.clone(), 1, Some(hold.lease_left));
+    let named = own
+        .holds
+        .iter()
+        .filter(|hold| hold.key.as_str().starts_with(prefix));
+    named.map(|hold| (hold.key.clone(), holder(hold))).collect()
+}
