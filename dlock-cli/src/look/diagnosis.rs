@@ -1,6 +1,8 @@
 //! Whether the client of a holder is alive, and if not, what happened to it.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -226,8 +228,8 @@ async fn silent(
     }
 }
 
-/// Whether a connection that the server sees stands at this end, in the network of this process. It does not where the
-/// client has given it up, and behind a proxy.
+/// Whether a connection that the server sees stands at this end, as one of this process. It does not where the client has
+/// given it up, and behind a proxy, also one on this machine.
 fn stands(process: u32, address: &str) -> bool {
     /// The state of a socket in the tables of Linux.
     const ESTABLISHED: &str = "01";
@@ -235,15 +237,30 @@ fn stands(process: u32, address: &str) -> bool {
         return false;
     };
     let port = format!(":{:04X}", address.port());
+    let sockets = sockets(process);
     let is_it = |line: &str| {
-        let mut fields = line.split_whitespace().skip(1);
-        let (local, _, state) = (fields.next(), fields.next(), fields.next());
-        local.is_some_and(|local| local.ends_with(&port)) && state == Some(ESTABLISHED)
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let [_, local, _, state, _, _, _, _, _, inode, ..] = fields[..] else {
+            return false;
+        };
+        let is_its = |sockets: &HashSet<String>| sockets.contains(inode);
+        local.ends_with(&port) && state == ESTABLISHED && sockets.as_ref().is_none_or(is_its)
     };
     ["tcp", "tcp6"].iter().any(|table| {
         let table = std::fs::read_to_string(format!("/proc/{process}/net/{table}"));
         table.is_ok_and(|table| table.lines().any(is_it))
     })
+}
+
+/// The sockets of this process, by their inodes; `None` where they are not visible.
+fn sockets(process: u32) -> Option<HashSet<String>> {
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).ok()?;
+    let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    let inode = |link: PathBuf| {
+        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+        Some(inode.to_owned())
+    };
+    Some(links.filter_map(inode).collect())
 }
 
 /// Whether a thread of this process was woken within a while; `None` where that is not visible.

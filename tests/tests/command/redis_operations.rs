@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock::LockClient;
 use dlock_tests::faults::{PATIENCE, within};
-use dlock_tests::{Flavor, Proxy, Running, Server, child, eventually, permissions};
+use dlock_tests::{Direction, Flavor, Proxy, Running, Server, child, eventually, permissions};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -207,6 +207,20 @@ async fn holder_that_is_cut_off_is_told_from_one_that_hangs() {
     state_becomes(&url, "cut", "cut off").await;
     drop(hang);
     thread.join().unwrap();
+}
+
+/// To the server it is connected as before, by a proxy on the same machine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_behind_a_network_that_fell_silent_does_not_hang_but_is_cut_off() {
+    let (server, url) = server().await;
+    let proxy = Proxy::start(server.addr());
+    let silent = format!("{}?{LASTING}&control=on", proxy.url());
+    let running = Running::script(&silent, &["k"], "echo begun; read line");
+    running.says("begun\n").await;
+    is_known(&url, "k").await;
+    proxy.mute_new();
+    proxy.block(Direction::Both);
+    state_becomes(&url, "k", "cut off").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
