@@ -5,6 +5,7 @@
 //! does not: the time spent asleep is added, taken from the difference between the boot-time clock and
 //! the monotonic one.
 
+use std::cell::Cell;
 #[cfg(not(dlock_sim))]
 use std::sync::OnceLock;
 #[cfg(all(target_os = "linux", not(dlock_sim)))]
@@ -21,7 +22,58 @@ pub(crate) fn now() -> Instant {
     if let Some(of_store) = crate::base::sim::store_clock() {
         return of_store.now;
     }
+    match READING.get() {
+        Reading::Each => read(),
+        Reading::Next => {
+            let now = read();
+            READING.set(Reading::Taken(now, moment(now)));
+            now
+        }
+        Reading::Taken(now, _) => now,
+    }
+}
+
+fn read() -> Instant {
     Instant::now() + suspended()
+}
+
+/// What [`now`] does on this thread.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// Reads the clock each time.
+    Each,
+    /// Reads it the next time, and keeps that.
+    Next,
+    /// Returns what was read.
+    Taken(Instant, Moment),
+}
+
+thread_local! {
+    static READING: Cell<Reading> = const { Cell::new(Reading::Each) };
+}
+
+/// One reading of the clock for all that is done on this thread until this is dropped. For a few steps that do not wait
+/// and run no code of the user: a reading costs as much as all else that they do.
+pub(crate) struct OneReading {
+    /// Within another one this changes nothing.
+    is_outermost: bool,
+}
+
+/// The clock is read once from now on, and not before somebody asks for the time.
+pub(crate) fn one_reading() -> OneReading {
+    let is_outermost = matches!(READING.get(), Reading::Each);
+    if is_outermost {
+        READING.set(Reading::Next);
+    }
+    OneReading { is_outermost }
+}
+
+impl Drop for OneReading {
+    fn drop(&mut self) {
+        if self.is_outermost {
+            READING.set(Reading::Each);
+        }
+    }
 }
 
 /// The time since the Unix epoch, by which fencing tokens are drawn.
@@ -145,6 +197,11 @@ fn suspended() -> Duration {
     Duration::ZERO
 }
 
+fn moment(instant: Instant) -> Moment {
+    let since = instant.into_std().saturating_duration_since(origin());
+    Moment::from_nanos(nanos(since))
+}
+
 impl Moment {
     /// The present, as leases count it.
     pub(crate) fn now() -> Moment {
@@ -152,8 +209,10 @@ impl Moment {
     }
 
     pub(crate) fn of(instant: Instant) -> Moment {
-        let since = instant.into_std().saturating_duration_since(origin());
-        Moment::from_nanos(nanos(since))
+        match READING.get() {
+            Reading::Taken(now, is) if now == instant => is,
+            _ => moment(instant),
+        }
     }
 
     pub(crate) fn instant(self) -> Instant {

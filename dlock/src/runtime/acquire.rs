@@ -195,7 +195,7 @@ impl AcquireCall {
             };
         }
         if self.options.kind.waits_in_store() {
-            return wait.in_store_queue().await;
+            return Box::pin(wait.in_store_queue()).await;
         }
         let mut evidence = Evidence::default();
         if let Some(guard) = wait.read_at_once(&mut evidence).await? {
@@ -210,7 +210,7 @@ enum Queued<T> {
     /// The lock, from the store or from another caller of this process, or the loss of what the waiter had.
     Ended(HeadOutcome<T>),
     /// The role of the queue head, for a reader that may ask along with others.
-    ReadersEnter(QueueHead),
+    ReadersEnter(Box<QueueHead>),
 }
 
 /// A call that may wait.
@@ -338,14 +338,18 @@ impl<G: AcquireTarget> Wait<'_, G> {
             }
             let queued = {
                 let waits = std::pin::pin!(async {
-                    let delivered = tokio::select! {
-                        biased;
-                        () = self.call.ending().cancelled() => return Err(self.call.ended()),
-                        delivered = entry.delivered() => delivered?,
-                        () = self.over() => {
-                            evidence.learn(entry.evidence(), Moment::of(self.started));
-                            return Err(self.gave_up(evidence, false));
-                        }
+                    let delivered = match entry.delivered_before()? {
+                        Some(_) if self.call.ending().is_cancelled() => return Err(self.call.ended()),
+                        Some(delivered) => delivered,
+                        None => tokio::select! {
+                            biased;
+                            () = self.call.ending().cancelled() => return Err(self.call.ended()),
+                            delivered = entry.delivered() => delivered?,
+                            () = self.over() => {
+                                evidence.learn(entry.evidence(), Moment::of(self.started));
+                                return Err(self.gave_up(evidence, false));
+                            }
+                        },
                     };
                     match delivered {
                         Delivered::Head(head) if head.opened => Ok(Queued::ReadersEnter(head)),
@@ -371,7 +375,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 Queued::Ended(HeadOutcome::TooFewPermits) => {
                     drop(entry);
                     at = JoinAt::End(None);
-                    self.until_there_are_more(evidence).await?;
+                    Box::pin(self.until_there_are_more(evidence)).await?;
                     None
                 }
                 Queued::ReadersEnter(head) => {

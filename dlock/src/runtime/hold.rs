@@ -41,9 +41,9 @@ impl Hold {
     }
 
     /// The queue head's role rests in the grant until that ends.
-    pub(crate) fn rest(&self, head: QueueHead) {
+    pub(crate) fn rest(&self, head: Box<QueueHead>) {
         if head.leave_head() {
-            self.grant().put_head(Box::new(head));
+            self.grant().put_head(head);
         }
     }
 
@@ -112,6 +112,7 @@ impl Hold {
         if !grant.has(self.hold.id) {
             return None;
         }
+        let _reading = clock::one_reading();
         let now = clock::now();
         match grant.leave(self.hold.id, now) {
             Some(None) => handoff::pass_on(&self.handle, grant, now, ended).map(Ok),

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use pin_project_lite::pin_project;
 use tokio::runtime;
 
+use crate::base::clock;
 use crate::runtime::client::Handle;
 
 pin_project! {
@@ -32,6 +33,7 @@ impl<F: Future> Future for WithTimers<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
+        let _reading = clock::one_reading();
         let _entered = is_outside().then(|| this.handle.shared().runtime.enter());
         this.future.poll(cx)
     }

@@ -145,7 +145,8 @@ impl Watchdog {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.table.lock().next_deadline().map(Moment::instant)
+        let next = self.table.lock().next_deadline(Moment::now());
+        next.map(Moment::instant)
     }
 
     fn next_request(&self, now: Instant) -> Option<Request<Arc<Grant>>> {

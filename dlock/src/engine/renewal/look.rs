@@ -22,9 +22,11 @@ pub(crate) struct Request<G> {
 }
 
 impl<G: Renewable> RenewalTable<G> {
-    /// When the watchdog has to look next; it is woken if something is due before.
-    pub(crate) fn next_deadline(&mut self) -> Option<Moment> {
-        self.looks_at = self.schedule.first();
+    /// When the watchdog looks next; it is woken if something is due before. Where nothing is held it keeps to what it had in
+    /// mind: locks that are held for a moment only would otherwise wake it each time.
+    pub(crate) fn next_deadline(&mut self, now: Moment) -> Option<Moment> {
+        let in_mind = self.looks_at.filter(|at| *at > now);
+        self.looks_at = self.schedule.first().or(in_mind);
         self.looks_at
     }
 

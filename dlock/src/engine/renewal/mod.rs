@@ -137,6 +137,7 @@ impl<G: Renewable> RenewalTable<G> {
         self.entries.insert(grant.clone(), due);
         self.schedule.add(due, *grant.number());
         if self.looks_at.is_none_or(|at| due < at) {
+            self.looks_at = Some(due);
             actions.push(Action::Wake);
         }
         actions

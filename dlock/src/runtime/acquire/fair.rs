@@ -223,7 +223,7 @@ impl Wait<'_, AcquireCall> {
 /// What a waiter was told, as the machine has it.
 fn delivered_event(
     delivered: Delivered,
-    head: &mut Option<QueueHead>,
+    head: &mut Option<Box<QueueHead>>,
     handed_off: &mut Option<Hold>,
 ) -> Event {
     match delivered {

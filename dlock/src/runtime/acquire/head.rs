@@ -13,11 +13,12 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
-use crate::engine::fairness::Yielded;
+use crate::engine::fairness::{PendingYield, Yielded};
 use crate::engine::timing::POSITION_ENDS_WITHIN;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::emit;
 use crate::runtime::emit::trace::Path;
+use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
@@ -100,7 +101,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     pub(super) async fn as_head(
         &self,
         entry: &QueueEntry,
-        mut head: QueueHead,
+        mut head: Box<QueueHead>,
         evidence: &mut Evidence,
     ) -> Result<HeadOutcome<G::Got>, Error> {
         let shared = self.call.handle.shared();
@@ -109,9 +110,17 @@ impl<G: AcquireTarget> Wait<'_, G> {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
         let mut acquire = Acquire::new(self.rules(), true, evidence);
-        let mut step = match self.begins(entry, &mut head, waiter, &mut acquire).await? {
-            ControlFlow::Continue(step) => step,
-            ControlFlow::Break(guard) => return Ok(self.took(guard, head, &mut acquire)),
+        let (after, pending) = (head.after.take(), shared.fairness.take(entry.lock_id()));
+        let mut step = if after.is_none() && pending.is_none() {
+            let listens = head.watch.is_some();
+            acquire.handle(Event::MayAsk { listens }, Moment::now())
+        } else {
+            // Boxed, as all that few calls need: each call is moved with room for it.
+            let yields = self.yields(entry, &mut head, (after, pending), waiter, &mut acquire);
+            match Box::pin(yields).await? {
+                ControlFlow::Continue(step) => step,
+                ControlFlow::Break(guard) => return Ok(self.took(guard, head, &mut acquire)),
+            }
         };
         let mut at_store = AtStore::new(self.call, waiter, acquire);
         let mut pause = Pause {
@@ -132,7 +141,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 Next::Report(_) => return Err(self.reported(step)),
                 Next::Continue | Next::Wait(_) | Next::LetGo { .. } | Next::LeaveToOthers { .. } => {
                     pause = pause.next(&step.next);
-                    self.sleeps(entry, &mut head, pause).await?
+                    Box::pin(self.sleeps(entry, &mut head, pause)).await?
                 }
             };
             let event = match met {
@@ -149,28 +158,23 @@ impl<G: AcquireTarget> Wait<'_, G> {
             step = at_store.acquire.handle(event, Moment::now());
         }
     }
-    /// The first step: other processes go first where it is their turn. Breaks with a lock that was handed off meanwhile.
-    async fn begins(
+    /// The first step where it is the turn of other processes, which go first. Breaks with a lock that was handed off
+    /// meanwhile.
+    async fn yields(
         &self,
         entry: &QueueEntry,
         head: &mut QueueHead,
+        turn: (Option<After>, Option<PendingYield>),
         waiter: GrantId,
         acquire: &mut Acquire<'_>,
     ) -> Result<ControlFlow<Option<Hold>, Step>, Error> {
         let shared = self.call.handle.shared();
-        let after = head.after.take();
-        let pending = shared.fairness.take(entry.lock_id());
         let watch = &mut head.watch;
-        if after.is_none() && pending.is_none() {
-            let listens = watch.is_some();
-            let step = acquire.handle(Event::MayAsk { listens }, Moment::now());
-            return Ok(ControlFlow::Continue(step));
-        }
         let others_first = async {
             let listen = || self.listens(waiter);
             let of = entry.lock_id();
             let yielded = (shared.fairness)
-                .yields(of, (after, pending), watch, listen, self.until, acquire.evidence)
+                .yields(of, turn, watch, listen, self.until, acquire.evidence)
                 .await;
             let listens = watch.is_some();
             let event = match yielded {
@@ -291,11 +295,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
     fn granted(
         &self,
         entry: &QueueEntry,
-        mut head: QueueHead,
+        mut head: Box<QueueHead>,
         got: &G::Got,
         sent: Moment,
         acquire: &mut Acquire<'_>,
-    ) -> Option<QueueHead> {
+    ) -> Option<Box<QueueHead>> {
         let AcquireCall { handle, options, .. } = self.call;
         // Where one may read, all may.
         (head.handed, head.opened) = (0, options.kind.is_shared());
@@ -342,7 +346,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
 
     /// The lock was handed off, and the role of the queue head rests in it; or this waiter was not polled in time, and is
     /// the head no longer.
-    fn took(&self, guard: Option<Hold>, head: QueueHead, acquire: &mut Acquire<'_>) -> HeadOutcome<G::Got> {
+    fn took(
+        &self,
+        guard: Option<Hold>,
+        head: Box<QueueHead>,
+        acquire: &mut Acquire<'_>,
+    ) -> HeadOutcome<G::Got> {
         let event = match &guard {
             Some(guard) => {
                 guard.rest(head);

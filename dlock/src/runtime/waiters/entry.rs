@@ -72,7 +72,7 @@ pub(crate) struct QueueEntry {
 /// What is delivered to a waiter.
 pub(crate) enum Delivered {
     /// The role of the queue head.
-    Head(QueueHead),
+    Head(Box<QueueHead>),
     /// The lock, from another caller of this process. A waiter that was the head puts its role into the grant.
     Guard(Hold),
     /// It was not polled in time, and has lost what it had.
@@ -101,18 +101,10 @@ impl QueueEntry {
 
     /// Polls a future for this waiter; all that the waiter awaits has to be in there. Cancel safe.
     pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
-        let mut waker = None;
+        let waker = Waker::from(self.waiter.clone());
         std::future::poll_fn(|cx| {
             self.waiter.attention.store(POLLED, Ordering::Release);
-            if waker.is_none() && !self.has_waited {
-                // Most need no waker: the lock is free, and the store is at hand.
-                let poll = future.as_mut().poll(cx);
-                if poll.is_ready() {
-                    return poll;
-                }
-            }
-            let waker = waker.get_or_insert_with(|| Waker::from(self.waiter.clone()));
-            let poll = future.as_mut().poll(&mut Context::from_waker(waker));
+            let poll = future.as_mut().poll(&mut Context::from_waker(&waker));
             if poll.is_pending() {
                 self.waiter.waker.register(cx.waker());
                 // Woken before the waker was registered.
@@ -128,6 +120,11 @@ impl QueueEntry {
     /// Waits to be the head or for the lock, whichever comes first; within [`attended`](Self::attended). Cancel safe.
     pub(crate) async fn delivered(&self) -> Result<Delivered, Error> {
         std::future::poll_fn(|_| self.poll().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// The same, where it is there already.
+    pub(crate) fn delivered_before(&self) -> Result<Option<Delivered>, Error> {
+        self.poll().transpose()
     }
 
     /// Awaits a request to the store, which is given up where this waiter is not polled.
@@ -179,7 +176,7 @@ impl QueueEntry {
     }
 
     /// The role of the head, if this has it already.
-    pub(crate) fn head(&self) -> Option<QueueHead> {
+    pub(crate) fn head(&self) -> Option<Box<QueueHead>> {
         self.waiter.delivery.lock().head.take()
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
+
 use super::waiter::Waiter;
 use super::{Queue, Waiters, too_many};
 use crate::Error;
@@ -35,11 +37,13 @@ pub(crate) struct QueueHead {
     pub(crate) behind: Vec<u64>,
     /// It was taken from a waiter that was not polled: nothing is asked for the next one before that is polled.
     pub(super) quietly: bool,
+    /// Its queue knows.
+    has_ended: bool,
 }
 
 impl Waiters {
-    pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> QueueHead {
-        QueueHead {
+    pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> Box<QueueHead> {
+        Box::new(QueueHead {
             waiters: self.clone(),
             of,
             number,
@@ -49,7 +53,8 @@ impl Waiters {
             opened: false,
             behind: Vec::new(),
             quietly,
-        }
+            has_ended: false,
+        })
     }
 }
 
@@ -89,8 +94,9 @@ impl QueueHead {
     }
 
     /// The head has the lock: where others wait and it can be handed off to them, its role rests in the grant.
-    pub(crate) fn rests(self, guard: &Hold) {
-        let mut queues = self.waiters.queues.lock();
+    pub(crate) fn rests(mut self: Box<Self>, guard: &Hold) {
+        let waiters = self.waiters.clone();
+        let mut queues = waiters.queues.lock();
         if broken!(WaiterForgottenWhenHeadCancelled)
             && let Some(queue) = self.queue(&mut queues)
         {
@@ -100,8 +106,11 @@ impl QueueHead {
         let others_wait = self
             .queue(&mut queues)
             .is_some_and(|queue| queue.waiters.waiting() > 0);
+        if !others_wait {
+            return self.end(queues);
+        }
         drop(queues);
-        if others_wait && guard.can_be_handed_off() {
+        if guard.can_be_handed_off() {
             guard.rest(self);
         }
     }
@@ -143,8 +152,18 @@ impl QueueHead {
 
 impl Drop for QueueHead {
     fn drop(&mut self) {
+        if !self.has_ended {
+            let waiters = self.waiters.clone();
+            self.end(waiters.queues.lock());
+        }
+    }
+}
+
+impl QueueHead {
+    /// Passes the role on to the next waiter, or ends the queue.
+    fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) {
+        self.has_ended = true;
         let (mut watch, after) = (self.watch.take(), self.after.take());
-        let mut queues = self.waiters.queues.lock();
         let mut next = None;
         if let Some(queue) = self.queue(&mut queues) {
             let waiters = &mut queue.waiters;
@@ -171,7 +190,7 @@ impl Drop for QueueHead {
             if broken!(SubscriptionDroppedWithHead) {
                 watch.iter_mut().for_each(Watch::end);
             }
-            let mut head = Some(QueueHead {
+            let mut head = Some(Box::new(QueueHead {
                 waiters: self.waiters.clone(),
                 of: self.of.clone(),
                 number: self.number,
@@ -181,7 +200,8 @@ impl Drop for QueueHead {
                 opened: self.opened,
                 behind: Vec::new(),
                 quietly: false,
-            });
+                has_ended: false,
+            }));
             next.tell(|delivery| delivery.head = head.take());
         }
     }

@@ -58,7 +58,7 @@ pub(super) type OnHead = Box<dyn FnOnce() + Send>;
 /// What a waiter is told.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
-    pub(super) head: Option<QueueHead>,
+    pub(super) head: Option<Box<QueueHead>>,
     pub(super) guard: Option<Hold>,
     pub(super) turned_away: bool,
     /// It was not polled in time, and lost what it had.
@@ -93,7 +93,7 @@ impl Waiter {
     }
 
     /// The first waiter of its queue; it has not been polled, so nothing is woken.
-    pub(super) fn becomes_first_head(&self, head: QueueHead) {
+    pub(super) fn becomes_first_head(&self, head: Box<QueueHead>) {
         self.delivery.lock().head = Some(head);
     }
 

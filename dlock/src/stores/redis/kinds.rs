@@ -1,8 +1,8 @@
 //! The steps of the kinds beside the plain lock: which there are, and their arguments.
 
-use redis::Cmd;
 use tokio::time::Instant;
 
+use super::command::Command;
 use super::permits;
 use super::script::{self, id, left, millis, prefixed};
 use crate::store::{
@@ -83,7 +83,7 @@ impl KindStep {
     }
 
     /// Its name, the number of its arguments, and these.
-    pub(super) fn write(&self, _key: &str, cmd: &mut Cmd) {
+    pub(super) fn write(&self, _key: &str, cmd: &mut Command) {
         let mut buffer = [0; 57];
         match self {
             KindStep::Acquire(request) if request.kind.is_permits() => {

@@ -2,6 +2,7 @@
 //! in a Cluster.
 
 mod cluster;
+mod command;
 mod connect;
 mod dial;
 mod doctor;

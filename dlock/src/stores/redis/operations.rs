@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
 use uuid::Uuid;
 
+use super::command::Command;
 use super::script::millis;
 use super::{Answer, RedisStore, Verb, glob_escaped, strange};
 use crate::LockKey;
@@ -48,7 +48,7 @@ impl OperationStep {
         }
     }
 
-    pub(super) fn write(&self, cmd: &mut Cmd) {
+    pub(super) fn write(&self, cmd: &mut Command) {
         match self {
             OperationStep::Put { value, ttl, tell } => {
                 cmd.arg("put").arg(3).arg(value).arg(millis(*ttl));

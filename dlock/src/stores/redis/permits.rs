@@ -1,7 +1,6 @@
 //! The arguments of the steps in `lua/permits.lua` and `lua/counters.lua`, and how the answers of the latter read.
 
-use redis::Cmd;
-
+use super::command::Command;
 use super::script::{Answer, id, left, millis};
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::{AcquireRequest, GrantId, Kind, ReleaseRequest, RenewRequest};
@@ -17,7 +16,7 @@ pub(super) fn weight(kind: Kind, amount: u32) -> usize {
     }
 }
 
-pub(super) fn acquire(request: &AcquireRequest, cmd: &mut Cmd) {
+pub(super) fn acquire(request: &AcquireRequest, cmd: &mut Command) {
     let mut buffer = [0; 57];
     match request.kind {
         Kind::Permit => {
@@ -45,7 +44,7 @@ pub(super) fn acquire(request: &AcquireRequest, cmd: &mut Cmd) {
     }
 }
 
-pub(super) fn release(request: &ReleaseRequest, keep_until: Option<tokio::time::Instant>, cmd: &mut Cmd) {
+pub(super) fn release(request: &ReleaseRequest, keep_until: Option<tokio::time::Instant>, cmd: &mut Command) {
     let mut buffer = [0; 57];
     match request.kind {
         Kind::Permit => {
@@ -59,7 +58,7 @@ pub(super) fn release(request: &ReleaseRequest, keep_until: Option<tokio::time::
     }
 }
 
-pub(super) fn renew(request: &RenewRequest, cmd: &mut Cmd) {
+pub(super) fn renew(request: &RenewRequest, cmd: &mut Command) {
     cmd.arg(2);
     match request.kind {
         Kind::Permit => cmd.arg(ids(request.grant, request.amount)),
@@ -73,7 +72,7 @@ fn ids(grant: GrantId, amount: u32) -> Vec<u8> {
 }
 
 /// A step on a counter: its name, the number of its arguments, and these.
-pub(super) fn count(request: &CounterRequest, refuse_after: u64, cmd: &mut Cmd) {
+pub(super) fn count(request: &CounterRequest, refuse_after: u64, cmd: &mut Command) {
     let (name, arguments) = words(request.step);
     cmd.arg("count").arg(4 + arguments.len()).arg(name);
     match request.step.is_look() {

@@ -9,6 +9,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::cluster::slot::Slot;
+use super::command::{self, Command, Packed};
 use super::fence::Fence;
 use super::kinds::KindStep;
 use super::node::refused;
@@ -44,6 +45,8 @@ const TEXT: &str = concat!(
     include_str!("lua/rest.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
+/// How each call of the script begins.
+static BY_HASH: LazyLock<Vec<u8>> = LazyLock::new(|| command::written(&["EVALSHA", STEPS.get_hash()]));
 
 /// Since when a member of a quorum has its data.
 const VOTER: &str = "dlock:voter";
@@ -410,7 +413,7 @@ impl Call {
     }
 
     /// Writes it as a call of its own, where one of the short forms fits.
-    fn write_alone(&self, refuse_after: u64, fence: &Fence, cmd: &mut Cmd) -> bool {
+    fn write_alone(&self, refuse_after: u64, fence: &Fence, cmd: &mut Command) -> bool {
         match (&self.verb, self.slot) {
             _ if self.vote_after.is_some() => return false,
             (Verb::Acquire { grant, lease, tokens }, slot) => {
@@ -450,7 +453,7 @@ impl Call {
         }
     }
 
-    fn write(&self, refuse_after: u64, run_id: &str, cmd: &mut Cmd) {
+    fn write(&self, refuse_after: u64, run_id: &str, cmd: &mut Command) {
         if let Some(after) = self.vote_after {
             cmd.arg("vote").arg(2).arg(run_id).arg(millis(after));
         }
@@ -603,13 +606,14 @@ pub(super) enum By {
 
 /// The call that carries these steps, each with the server time (µs) after which it refuses itself where it
 /// takes something. Acquires share the latest one. `run_id` is that of the server process, empty where it is not
-/// known.
+/// known. It is written into the buffer.
 pub(super) fn call<'a>(
     by: By,
     run_id: &str,
     fences: &Fence,
     steps: impl Iterator<Item = (&'a Call, u64)> + Clone,
-) -> Cmd {
+    buffer: Vec<u8>,
+) -> Packed {
     let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
     let (mut size, mut fence, mut in_cluster) = (0, Cow::Borrowed(fences.name()), false);
     for (step, refuse_after) in steps.clone() {
@@ -632,17 +636,24 @@ pub(super) fn call<'a>(
             late = late.max(refuse_after);
         }
     }
-    let (name, script) = match by {
-        By::Hash => ("EVALSHA", STEPS.get_hash()),
-        By::Text => ("EVAL", TEXT),
+    let room = 128 * (1 + count) + size;
+    let mut cmd = match by {
+        By::Hash => {
+            let mut cmd = Command::new(buffer, BY_HASH.len() + room);
+            cmd.written(2, &BY_HASH);
+            cmd
+        }
+        By::Text => {
+            let mut cmd = Command::new(buffer, TEXT.len() + room);
+            cmd.arg("EVAL").arg(TEXT);
+            cmd
+        }
     };
-    let mut cmd = Cmd::with_capacity(8 + 5 * count, script.len() + 128 * (1 + count) + size);
-    cmd.arg(name).arg(script);
     let mut all = steps.clone();
     if let (Some((step, refuse_after)), None) = (all.next(), all.next())
         && step.write_alone(refuse_after, fences, &mut cmd)
     {
-        return cmd;
+        return cmd.finish();
     }
     cmd.arg(1 + count).arg(&*fence);
     for (step, _) in steps.clone() {
@@ -654,7 +665,7 @@ pub(super) fn call<'a>(
     for (step, refuse_after) in steps {
         step.write(refuse_after, run_id, &mut cmd);
     }
-    cmd
+    cmd.finish()
 }
 
 /// Has the server keep the script, so that the first call is by hash.

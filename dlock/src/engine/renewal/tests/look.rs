@@ -56,7 +56,7 @@ fn look_renews_confirms_and_ends_what_is_due() {
         }
         assert_eq!(said(table.look(at(after))), actions, "{row}");
         assert_eq!(requests(&mut table, at(after)).len(), requested, "{row}");
-        assert_eq!(table.next_deadline(), next, "{row}");
+        assert_eq!(table.next_deadline(at(after)), next, "{row}");
         // One request is enough.
         assert!(table.look(at(after)).is_empty(), "{row}");
         assert!(requests(&mut table, at(after)).is_empty(), "{row}");
@@ -119,7 +119,7 @@ fn many_grants_are_spread_once_and_stay_together() {
     let mut table = table_of(&grants);
     // Acquired at once, they are renewed over half of the period.
     let mut looks = Vec::new();
-    while let Some(next) = table.next_deadline().filter(|next| *next < at(20_000)) {
+    while let Some(next) = table.next_deadline(at(20_000)).filter(|next| *next < at(20_000)) {
         table.look(next);
         for number in 0..2 {
             while let Some(request) = table.next_request(next) {
@@ -161,7 +161,7 @@ fn many_losses_are_signalled_together_within_half_the_safety_margin() {
         .collect();
     let mut table = table_of(&grants);
     table.look(at(10_001));
-    assert_eq!(table.next_deadline(), Some(at(29_710)));
+    assert_eq!(table.next_deadline(at(10_001)), Some(at(29_710)));
     let said = said(table.look(at(29_710)));
     assert_eq!((said.len(), table.len()), (301, 0));
 }

@@ -122,7 +122,7 @@ fn table_of(grants: &[Rc<Grant>]) -> Table {
     for grant in grants {
         table.add(grant, START, START);
     }
-    table.next_deadline();
+    table.next_deadline(START);
     table
 }
 

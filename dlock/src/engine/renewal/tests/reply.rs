@@ -107,10 +107,10 @@ fn reply_confirms_ends_or_is_tried_again() {
         let mut table = table_of(std::slice::from_ref(&grant));
         table.look(at(10_000));
         assert_eq!(requests(&mut table, at(10_000)), [[1]]);
-        table.next_deadline();
+        table.next_deadline(at(10_000));
         assert_eq!(reply(&mut table, at(after), at(10_000), result), actions, "{row}");
         assert_eq!(grant.judge(at(after)).0, state, "{row}");
-        assert_eq!(table.next_deadline(), next, "{row}");
+        assert_eq!(table.schedule.first(), next, "{row}");
         assert_eq!(table.has(1), next.is_some(), "{row}");
     }
 }
@@ -144,7 +144,7 @@ fn session_that_was_extended_long_ago_is_not_asked_again_and_again() {
     // An eighth of what is left.
     let deadline = at(29_700);
     assert_eq!(
-        table.next_deadline(),
+        table.next_deadline(at(10_100)),
         Some(at(10_100) + deadline.since(at(10_100)) / 8)
     );
 }
@@ -191,7 +191,7 @@ fn lane_in_doubt_is_confirmed_at_once_by_newer_requests() {
     assert_eq!(said(table.doubt(Some(one.lane), doubt)), ["suspect 1"]);
     assert!(table.doubt(Some(one.lane), doubt).is_empty(), "told before");
     assert!(one.is_suspect() && !two.is_suspect());
-    assert_eq!(table.next_deadline(), Some(doubt));
+    assert_eq!(table.next_deadline(doubt), Some(doubt));
     table.look(doubt);
     assert_eq!(requests(&mut table, doubt), [[1]]);
     // A reply to a request from before the doubt ends nothing, and is followed by another one.
@@ -201,7 +201,7 @@ fn lane_in_doubt_is_confirmed_at_once_by_newer_requests() {
     ] {
         reply(&mut table, at(1_002), sent, Ok(Renewal::Renewed));
         assert_eq!(one.judge(at(1_002)).0, state, "{sent:?}");
-        assert_eq!(table.next_deadline(), Some(next), "{sent:?}");
+        assert_eq!(table.next_deadline(at(1_002)), Some(next), "{sent:?}");
     }
 }
 
@@ -223,7 +223,7 @@ fn many_confirmed_grants_are_renewed_earlier_by_what_was_drawn() {
         });
         table.replies(at(10_100), at(10_000), replies, || drawn);
         assert_eq!(
-            table.next_deadline(),
+            table.next_deadline(at(10_100)),
             Some(next),
             "{} grants, {drawn}",
             grants.len()

@@ -21,7 +21,30 @@ fn watchdog_is_woken_for_what_is_due_before_it_looks() {
         let grant = grant_of(number, Kind::Mutex, Terms { lease, ..RENEWED });
         let actions = said(table.add(&grant, START, START));
         assert_eq!(actions, vec!["wake"; usize::from(woken)], "{lease:?}");
-        assert_eq!(table.next_deadline(), Some(START + next), "{lease:?}");
+        assert_eq!(table.next_deadline(START), Some(START + next), "{lease:?}");
+    }
+}
+
+#[test]
+fn locks_that_are_held_for_a_moment_do_not_wake_the_watchdog_each_time() {
+    let mut table = Table::default();
+    // after, woken, when it looks next with nothing held
+    for (number, after, woken, next) in [
+        (1, 0, true, Some(at(10_000))),
+        (2, 5, false, Some(at(10_000))),
+        (3, 9_999, false, Some(at(10_000))),
+        (4, 9_999, false, None),
+        (5, 10_001, true, Some(at(20_001))),
+    ] {
+        let sent = at(after);
+        assert_eq!(
+            said(table.add(&grant(number), sent, sent)),
+            vec!["wake"; usize::from(woken)],
+            "{number}"
+        );
+        assert_eq!(said(table.remove(number)), ["empty"]);
+        let looks = if number == 4 { at(10_000) } else { sent };
+        assert_eq!(table.next_deadline(looks), next, "{number}");
     }
 }
 
@@ -35,7 +58,7 @@ fn grant_from_before_a_doubt_begins_suspect() {
     ] {
         let grant = grant(number);
         assert_eq!(said(table.add(&grant, sent, at(6))), actions);
-        assert_eq!(table.next_deadline(), Some(next));
+        assert_eq!(table.next_deadline(at(6)), Some(next));
     }
 }
 
@@ -46,7 +69,7 @@ fn closed_table_ends_what_it_has_and_what_comes() {
     assert!(table.close(Loss::RuntimeEnded).is_empty());
     let late = said(table.add(&grant(3), START, START));
     assert_eq!(late, ["end 3: Shutdown"], "the first reason stays");
-    assert_eq!((table.len(), table.next_deadline()), (0, None));
+    assert_eq!((table.len(), table.next_deadline(at(10_000))), (0, None));
 }
 
 #[test]

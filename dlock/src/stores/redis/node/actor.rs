@@ -25,6 +25,7 @@ use crate::store::url::Address;
 use crate::store::{Reason, StoreError};
 use crate::stores::redis::cluster::Cluster;
 use crate::stores::redis::cluster::slot::Slot;
+use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::{Connected, Connector};
 use crate::stores::redis::script::{self, By};
 
@@ -207,6 +208,8 @@ pub(super) struct Actor {
     /// Connections in a row on which the server carried out nothing.
     pub(super) setbacks: u32,
     alarm: Alarm,
+    /// Where commands are written.
+    room: Vec<u8>,
     /// What was wrong with the connection last.
     pub(super) trouble: String,
 }
@@ -233,6 +236,7 @@ impl Actor {
             was_demoted: false,
             setbacks: 0,
             alarm: Alarm::default(),
+            room: Vec::new(),
             trouble: String::new(),
             connector: Arc::new(connector),
         }
@@ -502,6 +506,10 @@ impl Actor {
 
     /// Sends what may go out now. Says whether that was anything.
     fn depart(&mut self, wires: &mut Wires) -> bool {
+        if self.send_queue.is_empty() && self.plain.is_empty() {
+            return false;
+        }
+        let _reading = clock::one_reading();
         let mut any = false;
         loop {
             let half = self.half();
@@ -677,10 +685,10 @@ impl Actor {
 
     fn send(&mut self, mut load: Batch, by: By, role: ConnectionRole, wires: &mut Wires) {
         let now = clock::now();
-        let (cmd, due, until) = match &mut load {
+        let (command, due, until) = match &mut load {
             // Has a way of its own.
             Batch::Wait => return,
-            Batch::Plain(plain) => (plain.cmd.clone(), plain.deadline, plain.deadline),
+            Batch::Plain(plain) => (Packed::from(&plain.cmd), plain.deadline, plain.deadline),
             Batch::Steps(steps) => {
                 let server_now = self.late_copies.server_time(now);
                 let due = steps.iter().map(|step| step.deadline).min().unwrap_or(now);
@@ -697,13 +705,14 @@ impl Actor {
                         false => step.deadline,
                     });
                 }
-                let cmd = script::call(
+                let command = script::call(
                     by,
                     &self.run_id,
                     &self.part.fence,
                     steps.iter().map(|step| (&step.call, step.refuse_after)),
+                    std::mem::take(&mut self.room),
                 );
-                (cmd, due, until)
+                (command, due, until)
             }
         };
         let round = match (&mut self.replicas, &load) {
@@ -717,7 +726,7 @@ impl Actor {
             Batch::Plain(_) | Batch::Wait => (None, false),
         };
         self.calls.push_back(InFlight {
-            number: wires.send(role, &cmd, asking),
+            number: wires.send(role, &command, asking),
             load,
             role,
             round,
@@ -729,6 +738,7 @@ impl Actor {
             overtook: false,
             half: false,
         });
+        self.room = command.into_room();
     }
 
     /// When something here needs attention without an event.

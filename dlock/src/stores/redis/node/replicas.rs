@@ -24,6 +24,7 @@ use super::{Done, Step};
 use crate::base::clock;
 use crate::store::options::MinReplicas;
 use crate::store::{Outcome, Reason, Renewal, StoreError};
+use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::Connected;
 use crate::stores::redis::script::{Answer, By, Call};
 
@@ -59,12 +60,12 @@ impl Wires {
     }
 
     /// Sends a call, and gives it a number. `asking` says that its slot is moving to this server.
-    pub(super) fn send(&mut self, role: ConnectionRole, cmd: &Cmd, asking: bool) -> u64 {
+    pub(super) fn send(&mut self, role: ConnectionRole, command: &Packed, asking: bool) -> u64 {
         let number = self.number;
         self.number += 1;
         match asking {
-            true => self.wire(role).send_asking(cmd, number),
-            false => self.wire(role).send(cmd, number),
+            true => self.wire(role).send_asking(command, number),
+            false => self.wire(role).send(command, number),
         }
         number
     }
@@ -232,7 +233,7 @@ impl Actor {
         replicas.round += 1;
         let now = clock::now();
         let until: Instant = now + replicas.wanted.within + timeout;
-        let number = wires.send(ConnectionRole::Acknowledged, &cmd, false);
+        let number = wires.send(ConnectionRole::Acknowledged, &Packed::from(&cmd), false);
         self.calls.push_back(InFlight {
             number,
             load: Batch::Wait,

@@ -11,6 +11,7 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 
 use super::reply::{LookedAt, first_value};
+use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::Link;
 
 /// Bytes that are read at a time.
@@ -84,18 +85,18 @@ impl Wire {
     }
 
     /// Puts a call behind what is to be written.
-    pub(super) fn send(&mut self, cmd: &Cmd, number: u64) {
-        self.put(cmd, Expected::Call(number));
+    pub(super) fn send(&mut self, command: &Packed, number: u64) {
+        self.put(command, Expected::Call(number));
     }
 
     /// The same to a server that the slot of the call is moving to.
-    pub(super) fn send_asking(&mut self, cmd: &Cmd, number: u64) {
-        self.put(&redis::cmd("ASKING"), Expected::Nobody);
-        self.put(cmd, Expected::Call(number));
+    pub(super) fn send_asking(&mut self, command: &Packed, number: u64) {
+        self.put(&Packed::from(&redis::cmd("ASKING")), Expected::Nobody);
+        self.put(command, Expected::Call(number));
     }
 
-    fn put(&mut self, cmd: &Cmd, expected: Expected) {
-        cmd.write_packed_command(&mut self.output);
+    fn put(&mut self, command: &Packed, expected: Expected) {
+        self.output.extend_from_slice(command.bytes());
         self.expected.push_back(expected);
     }
 
@@ -105,7 +106,7 @@ impl Wire {
         while let Some(Poll::Ready(Some(aside))) =
             self.link.asides.as_mut().map(|asides| asides.poll_recv(cx))
         {
-            self.put(&aside.cmd, Expected::Aside(aside.reply));
+            self.put(&Packed::from(&aside.cmd), Expected::Aside(aside.reply));
         }
         self.write(cx);
         for _ in 0..READS {
@@ -261,10 +262,8 @@ mod tests {
         Ok((replied.to, replied.result))
     }
 
-    fn get(key: &str) -> Cmd {
-        let mut cmd = redis::cmd("GET");
-        cmd.arg(key);
-        cmd
+    fn get(key: &str) -> Packed {
+        Packed::from(&*redis::cmd("GET").arg(key))
     }
 
     #[tokio::test]
@@ -281,7 +280,8 @@ mod tests {
         assert_eq!((number, refused.unwrap_err().code()), (2, Some("ERR")));
         // Beside the calls, and between two of them.
         let (reply, replied) = oneshot::channel();
-        assert!(sender.send(Aside { cmd: get("c"), reply }).is_ok());
+        let cmd = redis::cmd("GET").arg("c").to_owned();
+        assert!(sender.send(Aside { cmd, reply }).is_ok());
         assert!(poll_fn(|cx| Poll::Ready(wire.poll(cx).is_pending())).await);
         wire.send(&get("d"), 3);
         server.write_all(b"+C\r\n:4\r\n").await.unwrap();
@@ -294,10 +294,10 @@ mod tests {
         let (mut wire, server) = pair(7);
         let (mut reads, mut writes) = tokio::io::split(server);
         let long = "k".repeat(100);
-        let mut expected = Vec::new();
+        let mut expected: Vec<u8> = Vec::new();
         for number in 0..20 {
             wire.send(&get(&long), number);
-            expected.extend(get(&long).get_packed_command());
+            expected.extend(get(&long).bytes());
         }
         let mut seen = vec![0; expected.len()];
         let replies = ":1790000000000000\r\n".repeat(20);

@@ -1,0 +1,194 @@
+//! A command as the bytes that go to the server.
+//!
+//! The library keeps a command as its arguments, and writes them out when it is sent. A call has some twenty arguments for
+//! each few steps, so that they are written once, here.
+
+use std::fmt;
+
+use redis::{Cmd, RedisWrite, ToRedisArgs};
+
+/// Room for what comes before the arguments: `*`, their number and the end of the line.
+const HEAD: usize = 24;
+
+/// A buffer that was larger than this is not kept.
+const LARGE: usize = 64 * 1024;
+
+/// A command that is being written: first its name, then what belongs to it, one `arg` each.
+pub(super) struct Command {
+    bytes: Vec<u8>,
+    args: usize,
+}
+
+impl Command {
+    /// With room for so many bytes of arguments, in what is left of an earlier command.
+    pub(super) fn new(mut bytes: Vec<u8>, size: usize) -> Command {
+        bytes.clear();
+        bytes.reserve(HEAD + size);
+        bytes.resize(HEAD, 0);
+        Command { bytes, args: 0 }
+    }
+
+    pub(super) fn arg(&mut self, arg: impl ToRedisArgs) -> &mut Command {
+        arg.write_redis_args(self);
+        self
+    }
+
+    /// The same of one that is always the same: written before by [`written`].
+    pub(super) fn written(&mut self, args: usize, bytes: &[u8]) -> &mut Command {
+        self.args += args;
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    pub(super) fn finish(mut self) -> Packed {
+        let mut number = itoa::Buffer::new();
+        let number = number.format(self.args).as_bytes();
+        let at = HEAD - number.len() - 3;
+        self.bytes[at] = b'*';
+        self.bytes[at + 1..HEAD - 2].copy_from_slice(number);
+        self.bytes[HEAD - 2..HEAD].copy_from_slice(b"\r\n");
+        Packed {
+            bytes: self.bytes,
+            begin: at,
+        }
+    }
+}
+
+/// Arguments as they go to the server.
+pub(super) fn written(args: &[&str]) -> Vec<u8> {
+    let mut command = Command::new(Vec::new(), 0);
+    for arg in args {
+        command.arg(*arg);
+    }
+    command.bytes.split_off(HEAD)
+}
+
+impl RedisWrite for Command {
+    fn write_arg(&mut self, arg: &[u8]) {
+        self.args += 1;
+        let mut length = itoa::Buffer::new();
+        self.bytes.push(b'$');
+        self.bytes.extend_from_slice(length.format(arg.len()).as_bytes());
+        self.bytes.extend_from_slice(b"\r\n");
+        self.bytes.extend_from_slice(arg);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+
+    fn write_arg_fmt(&mut self, arg: impl fmt::Display) {
+        self.write_arg(arg.to_string().as_bytes());
+    }
+
+    fn writer_for_next_arg(&mut self) -> impl std::io::Write + '_ {
+        NextArg {
+            command: self,
+            bytes: Vec::new(),
+        }
+    }
+}
+
+/// An argument that comes in pieces.
+struct NextArg<'a> {
+    command: &'a mut Command,
+    bytes: Vec<u8>,
+}
+
+impl std::io::Write for NextArg<'_> {
+    fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+        self.bytes.write(piece)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for NextArg<'_> {
+    fn drop(&mut self) {
+        self.command.write_arg(&self.bytes);
+    }
+}
+
+/// A command that has been written.
+pub(super) struct Packed {
+    bytes: Vec<u8>,
+    begin: usize,
+}
+
+impl Packed {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.begin..]
+    }
+
+    /// What is left of it, for the next one.
+    pub(super) fn into_room(mut self) -> Vec<u8> {
+        self.bytes.clear();
+        self.bytes.shrink_to(LARGE);
+        self.bytes
+    }
+}
+
+impl From<&Cmd> for Packed {
+    fn from(cmd: &Cmd) -> Packed {
+        Packed {
+            bytes: cmd.get_packed_command(),
+            begin: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the library writes the same.
+    fn assert_is(command: Command, cmd: &Cmd) {
+        assert_eq!(command.finish().bytes(), cmd.get_packed_command());
+    }
+
+    #[test]
+    fn command_is_what_the_library_writes() {
+        let (text, bytes, nothing) = (
+            "a long text of more than nine bytes",
+            [0_u8, 255, 13, 10],
+            None::<u64>,
+        );
+        let mut command = Command::new(vec![7; 100], 3);
+        command.arg("SET").arg(text).arg(&bytes[..]).arg("");
+        command.arg(u64::MAX).arg(-1).arg(nothing).arg(Some(10));
+        let mut cmd = redis::cmd("SET");
+        cmd.arg(text).arg(&bytes[..]).arg("");
+        cmd.arg(u64::MAX).arg(-1).arg(nothing).arg(Some(10));
+        assert_is(command, &cmd);
+    }
+
+    #[test]
+    fn command_has_any_number_of_arguments_of_any_length() {
+        for count in [1, 9, 10, 99, 100, 12_345] {
+            let (mut command, mut cmd) = (Command::new(Vec::new(), 0), Cmd::new());
+            for length in 0..count {
+                let arg = "x".repeat(length % 200);
+                command.arg(&arg);
+                cmd.arg(&arg);
+            }
+            assert_is(command, &cmd);
+        }
+    }
+
+    #[test]
+    fn what_was_written_before_counts_as_its_arguments() {
+        let mut command = Command::new(Vec::new(), 0);
+        command.written(2, &written(&["EVALSHA", "abc"])).arg(1);
+        assert_is(command, redis::cmd("EVALSHA").arg("abc").arg(1));
+    }
+
+    #[test]
+    fn room_is_used_again_unless_it_is_large() {
+        let packed = |size| {
+            let mut command = Command::new(Vec::new(), 0);
+            command.arg(vec![0; size]);
+            command.finish().into_room()
+        };
+        assert!(packed(1000).capacity() >= 1000 && packed(1000).is_empty());
+        assert!(packed(2 * LARGE).capacity() <= LARGE);
+    }
+}
