@@ -59,7 +59,7 @@ pub(crate) struct OneReading {
     is_outermost: bool,
 }
 
-/// The clock is read once from now on, and not before somebody asks for the time.
+/// The clock is read once from now on, when the time is first asked for.
 pub(crate) fn one_reading() -> OneReading {
     let is_outermost = matches!(READING.get(), Reading::Each);
     if is_outermost {

@@ -148,18 +148,7 @@ impl QueueHead {
             queue.waiters.put_back(waiter);
         }
     }
-}
 
-impl Drop for QueueHead {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            let waiters = self.waiters.clone();
-            self.end(waiters.queues.lock());
-        }
-    }
-}
-
-impl QueueHead {
     /// Passes the role on to the next waiter, or ends the queue.
     fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) {
         self.has_ended = true;
@@ -203,6 +192,15 @@ impl QueueHead {
                 has_ended: false,
             }));
             next.tell(|delivery| delivery.head = head.take());
+        }
+    }
+}
+
+impl Drop for QueueHead {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let waiters = self.waiters.clone();
+            self.end(waiters.queues.lock());
         }
     }
 }

@@ -65,6 +65,14 @@ const LONGEST_SPREAD: Duration = Duration::from_millis(250);
 /// released it.
 const SPLIT: Duration = Duration::from_millis(50);
 
+/// Over how long the clients spread that have split the votes so many times in a row. It doubles from the second time on:
+/// where one member abstains and another one has a holder of its own, no client gets a majority for a while, and each that
+/// gives back its vote wakes the others.
+fn spread(round_trip: Duration, splits: u32) -> Duration {
+    let times = 1 << splits.saturating_sub(1).min(6);
+    (2 * round_trip.min(LONGEST_SPREAD) * times).min(2 * LONGEST_SPREAD)
+}
+
 /// One of the stores of a quorum, by a name for messages.
 #[derive(Clone)]
 pub(crate) struct Member {
@@ -247,16 +255,16 @@ impl Quorum {
         let token = match votes.verdict() {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
-                self.say(&request, votes.told());
+                let is_split = votes.granted().next().is_some();
+                let splits = self.say(&request, votes.told(), is_split);
                 let abstention = votes.abstention();
                 *self.abstention.lock() = abstention.map(|(left, members)| (clock::now() + left, members));
                 let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
-                if votes.granted().next().is_some() {
+                if is_split {
                     // The votes are split among several clients, which all ask anew when these are released: at
                     // different moments, or they are split again and again.
-                    tokio::time::sleep(round_trip.min(LONGEST_SPREAD).mul_f64(2.0 * chance::fraction()))
-                        .await;
+                    tokio::time::sleep(spread(round_trip, splits).mul_f64(chance::fraction())).await;
                 }
                 return Ok(AcquireReply::busy(remaining));
             }
@@ -337,13 +345,12 @@ impl Quorum {
         false
     }
 
-    /// Remembers what was said of a key, for the error.
-    fn say(&self, request: &AcquireRequest, said: String) {
-        let forgotten = self
-            .said
-            .lock()
-            .put(request.kind, &request.key, said, clock::now());
+    /// Remembers what was said of a key, for the error. Returns how many times in a row its votes were split.
+    fn say(&self, request: &AcquireRequest, said: String, is_split: bool) -> u32 {
+        let of = (request.kind, &request.key);
+        let (splits, forgotten) = self.said.lock().put(of, said, is_split, clock::now());
         drop(forgotten);
+        splits
     }
 
     /// Releases what a minority granted, or may have.
@@ -690,6 +697,21 @@ impl fmt::Debug for Quorum {
 #[cfg(all(test, dlock_sim))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_that_split_the_votes_again_and_again_spread_over_more_and_more_time() {
+        let ms = Duration::from_millis;
+        for (round_trip, splits, over) in [
+            (ms(1), 1, ms(2)),
+            (ms(1), 2, ms(4)),
+            (ms(1), 5, ms(32)),
+            (ms(1), 1000, ms(128)),
+            (ms(50), 5, ms(500)),
+            (ms(1000), 1, ms(500)),
+        ] {
+            assert_eq!(spread(round_trip, splits), over, "{round_trip:?} {splits}");
+        }
+    }
     use crate::base::sim::Process;
     use crate::stores::memory::MemoryStore;
 

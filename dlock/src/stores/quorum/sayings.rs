@@ -1,4 +1,5 @@
-//! What the members said of keys that were not had, for the error of a caller that gives up.
+//! What the members said of keys that were not had, for the error of a caller that gives up, and how often in a row they
+//! were split.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,15 @@ use crate::store::Kind;
 /// How long what was said of a key is remembered at least; twice as long at most, while more is said.
 const SAID_FOR: Duration = Duration::from_secs(60);
 
-type Said = HashMap<(Kind, LockKey), Arc<str>>;
+/// What was said of a key.
+#[derive(Debug)]
+struct Saying {
+    text: Arc<str>,
+    /// How many times in a row some members granted it, and too few.
+    splits: u32,
+}
+
+type Said = HashMap<(Kind, LockKey), Saying>;
 
 /// In two halves, of which the older one goes as a whole: no caller looks through all of them while others wait.
 #[derive(Debug, Default)]
@@ -27,19 +36,34 @@ pub(super) struct Sayings {
 pub(super) struct Forgotten(#[allow(dead_code, reason = "only dropped")] Said);
 
 impl Sayings {
-    pub(super) fn put(&mut self, kind: Kind, key: &LockKey, said: String, now: Instant) -> Forgotten {
+    /// Returns how many times in a row the members were split, too.
+    pub(super) fn put(
+        &mut self,
+        (kind, key): (Kind, &LockKey),
+        said: String,
+        is_split: bool,
+        now: Instant,
+    ) -> (u32, Forgotten) {
         let mut forgotten = Said::default();
         if self.since.is_none_or(|since| since + SAID_FOR <= now) {
             self.since = Some(now);
             forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
         }
-        self.young.insert((kind, key.clone()), said.into());
-        Forgotten(forgotten)
+        let of = (kind, key.clone());
+        let before = self.young.get(&of).or_else(|| self.old.get(&of));
+        let splits = match is_split {
+            true => before.map_or(0, |before| before.splits).saturating_add(1),
+            false => 0,
+        };
+        let text = said.into();
+        self.young.insert(of, Saying { text, splits });
+        (splits, Forgotten(forgotten))
     }
 
     pub(super) fn get(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
         let of = (kind, key.clone());
-        self.young.get(&of).or_else(|| self.old.get(&of)).cloned()
+        let saying = self.young.get(&of).or_else(|| self.old.get(&of));
+        saying.map(|saying| saying.text.clone())
     }
 
     /// The key was acquired.
@@ -60,7 +84,8 @@ mod tests {
         let key = LockKey::from("k");
         let known = |sayings: &Sayings| sayings.get(Kind::Mutex, &key).as_deref().map(str::to_owned);
         let put = |sayings: &mut Sayings, key: &str, said: &str, after| {
-            let forgotten = sayings.put(Kind::Mutex, &key.into(), said.to_owned(), begun + after);
+            let of = (Kind::Mutex, &key.into());
+            let (_, forgotten) = sayings.put(of, said.to_owned(), false, begun + after);
             forgotten.0.len()
         };
         assert_eq!(put(&mut sayings, "k", "busy", Duration::ZERO), 0);
@@ -75,5 +100,18 @@ mod tests {
         // All at once.
         assert_eq!(put(&mut sayings, "other", "busy", 3 * SAID_FOR), 2);
         assert_eq!(known(&sayings), None);
+    }
+
+    #[test]
+    fn splits_are_counted_until_members_agree_or_the_key_is_acquired() {
+        let (mut sayings, key) = (Sayings::default(), LockKey::from("k"));
+        let put = |sayings: &mut Sayings, is_split| {
+            let of = (Kind::Mutex, &key);
+            sayings.put(of, "busy".to_owned(), is_split, Instant::now()).0
+        };
+        let said = [true, true, false, true].map(|is_split| put(&mut sayings, is_split));
+        assert_eq!(said, [1, 2, 0, 1]);
+        sayings.forget(Kind::Mutex, &key);
+        assert_eq!(put(&mut sayings, true), 1);
     }
 }
