@@ -58,6 +58,8 @@ pub(crate) struct Acquire<'e> {
     round: Option<YieldRound>,
     warned: bool,
     position: PositionState,
+    /// A request that may have been carried out has failed: it can still come to the store, and take the position anew.
+    in_doubt: bool,
     rejoins: bool,
 }
 
@@ -76,6 +78,7 @@ impl<'e> Acquire<'e> {
             round: None,
             warned: false,
             position: PositionState::default(),
+            in_doubt: false,
             rejoins: false,
         }
     }
@@ -107,7 +110,7 @@ impl<'e> Acquire<'e> {
             }
             Event::Granted { ends_position } => {
                 self.evidence.replied();
-                self.replied(match ends_position {
+                self.replied(match ends_position && !self.in_doubt {
                     true => PositionReply::Granted,
                     false => PositionReply::Unchanged,
                 });
@@ -286,6 +289,7 @@ impl<'e> Acquire<'e> {
 
     fn failed(&mut self, error: StoreError, fraction: fn() -> f64, now: Moment) -> Step {
         let outcome = error.outcome;
+        self.in_doubt |= outcome == Outcome::Unknown;
         self.replied(match outcome {
             Outcome::Unknown => PositionReply::Unknown,
             Outcome::NotDone => PositionReply::Unchanged,

@@ -145,7 +145,7 @@ impl GrantState {
             min_until,
             ..
         } = *terms;
-        let is_past_min_hold = min_until.is_none_or(|until| now >= until);
+        let is_past_min_hold = min_until.is_none_or(|until| now >= until || broken!(HandedOffWithinMinHold));
         // Close to its end a renewal may be under way that asks for less than the lease.
         let is_far_from_max_hold = terms.max_end().is_none_or(|end| end >= now + lease);
         let lasts = self.deadline >= now + lease / 3;

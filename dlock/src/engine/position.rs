@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::base::broken;
 use crate::base::moment::Moment;
 
 /// What is known of one position. A store takes it with a request that finds the lock busy, and forgets it when the lock is granted.
@@ -38,7 +39,9 @@ impl PositionState {
     pub(crate) fn replied(&mut self, reply: PositionReply) {
         match reply {
             PositionReply::Granted => self.asked = None,
-            PositionReply::Unchanged if !self.before => self.asked = None,
+            PositionReply::Unchanged if !self.before || broken!(PositionForgottenWhenRefused) => {
+                self.asked = None
+            }
             PositionReply::Unchanged | PositionReply::Kept | PositionReply::Unknown => {}
         }
     }

@@ -96,7 +96,9 @@ impl Release {
                     match (self.in_doubt || repeated) && !broken!(ReleaseInDoubtIsLoss) {
                         false => ReleaseReport::Gone,
                         // Ours until now by our clock: only an earlier copy can have ended it.
-                        true if now < self.ours_until => ReleaseReport::ReleasedBefore,
+                        true if now < self.ours_until || broken!(LateReleaseIsDone) => {
+                            ReleaseReport::ReleasedBefore
+                        }
                         true => ReleaseReport::RanOut,
                     },
                 );

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::base::broken;
 use crate::base::moment::Moment;
 
 /// The longest of all durations that an option takes.
@@ -102,9 +103,11 @@ pub(crate) fn until_next_request(
     longest: Duration,
     again: Option<Duration>,
 ) -> Duration {
-    let by_lease = left.map_or(LONGEST_SLEEP, |left| {
-        (left / 2).max(longest / 3).min(left + ROUNDED_OFF)
-    });
+    let late = match broken!(SleepsPastTheLease) {
+        true => Duration::from_millis(200),
+        false => ROUNDED_OFF,
+    };
+    let by_lease = left.map_or(LONGEST_SLEEP, |left| (left / 2).max(longest / 3).min(left + late));
     by_lease.min(LONGEST_SLEEP).min(again.unwrap_or(LONGEST_SLEEP))
 }
 

@@ -87,7 +87,12 @@ impl<W: QueuedWaiter> WaitQueue<W> {
     /// Adds a waiter. The head does not count before it knows that it has to wait.
     pub(crate) fn join(&mut self, waiter: &W, at: InsertAt) -> Result<(), TooMany> {
         let waiting = self.waiting() + usize::from(self.head.is_some() && self.head_waits);
-        match (at, waiter.limit().filter(|limit| waiting >= *limit)) {
+        match (
+            at,
+            waiter
+                .limit()
+                .filter(|limit| waiting >= *limit && !broken!(MaxWaitersIgnored)),
+        ) {
             (InsertAt::End, Some(limit)) => return Err(TooMany { limit }),
             (InsertAt::End, None) => {
                 waiter.set_in_line(true);
@@ -188,7 +193,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         loop {
             let waiter = self.behind.pop_front()?;
             waiter.set_in_line(false);
-            if !waiter.has_left() {
+            if !waiter.has_left() || broken!(LeftWaiterIsServed) {
                 return Some(waiter);
             }
             self.left -= 1;
@@ -211,7 +216,10 @@ impl<W: QueuedWaiter> WaitQueue<W> {
     /// Puts a waiter in front of those behind the head.
     pub(crate) fn put_back(&mut self, waiter: W) {
         waiter.set_in_line(true);
-        self.behind.push_front(waiter);
+        match broken!(PutBackBehind) {
+            true => self.behind.push_back(waiter),
+            false => self.behind.push_front(waiter),
+        }
     }
 
     /// The lock is held in this process, and there is no head while that lasts.

@@ -2,7 +2,9 @@
 
 mod budget;
 mod counter;
+pub(crate) mod grants;
 mod order;
+mod patience;
 mod permits;
 mod read_write;
 pub(crate) mod record;
@@ -111,6 +113,8 @@ pub(crate) struct Waiter {
     pub(crate) amount: u32,
     /// Writers: readers stand back while it waits.
     pub(crate) preferred: bool,
+    /// It wants to wait with so many others at most.
+    pub(crate) max_waiters: Option<usize>,
     /// Since when the queue is there in which it waits.
     queue_since: Millis,
 }
@@ -156,6 +160,9 @@ pub(crate) struct Checks {
     begun: BTreeMap<LockKey, u64>,
     registers: BTreeMap<LockKey, u64>,
     free_since: BTreeMap<LockKey, Millis>,
+    /// The longest lease that anybody asks for.
+    longest_lease: Millis,
+    grants: grants::Grants,
     permits: permits::Permits,
     orders: order::Orders,
     counters: counter::CounterChecks,
@@ -188,6 +195,8 @@ impl Checks {
             begun: BTreeMap::new(),
             registers: BTreeMap::new(),
             free_since: BTreeMap::new(),
+            longest_lease: grants::longest_lease(plan),
+            grants: grants::Grants::default(),
             permits: permits::Permits::default(),
             orders: order::Orders::default(),
             counters: counter::CounterChecks::default(),
@@ -373,6 +382,7 @@ impl World {
             }
             self.nobody_wrote(&section);
             self.has_greater_token(&section);
+            self.has_granted_token(&section);
             self.is_within_slice(&section);
         } else {
             self.counts
@@ -796,9 +806,12 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
             Duration::ZERO
         };
         time::released(store, key, request.grant, keep_for);
+        if is_released && store == 0 {
+            with(|world| world.checks.grants.released(request.grant));
+        }
         // What was not held has been free before.
         if is_released && crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty()) {
-            with(|world| world.came_free(key));
+            with(|world| world.comes_free(key, 0));
         }
     }
 }
@@ -827,6 +840,7 @@ impl World {
             return;
         }
         let (first, last) = tokens;
+        self.checks.grants.granted(grant, tokens);
         let before = self.checks.granted.insert(key.clone(), last).unwrap_or_default();
         if first <= before && self.checks.assumes.tokens {
             self.violated(
@@ -866,7 +880,8 @@ impl World {
         }
     }
 
-    fn came_free(&mut self, key: &LockKey) {
+    /// Those that wait hear of it at once, or so much later.
+    fn comes_free(&mut self, key: &LockKey, unheard: Millis) {
         if !self.checks.single_store {
             return;
         }
@@ -875,7 +890,7 @@ impl World {
         if self.checks.waiters.values().any(|waiter| waiter.key == *key) {
             let key = key.clone();
             self.schedule(
-                free_since + self.patience(),
+                free_since + self.patience() + unheard,
                 Event::Check(Due::Taken { key, free_since }),
             );
         }
@@ -895,7 +910,7 @@ pub(crate) fn due(world: &mut World, due: Due) {
             if world.checks.free_since.get(&key) != Some(&free_since) {
                 return;
             }
-            let patience = world.patience();
+            let patience = world.now - free_since;
             // A writer that waits for a set and is preferred keeps the readers of each of its keys out.
             let mut waiters = world.checks.waiters.values();
             let sets = waiters.any(|waiter| waiter.is_set() && waiter.kind == Kind::Write);
@@ -985,6 +1000,7 @@ impl Waiter {
             is_leader: false,
             amount: 1,
             preferred: false,
+            max_waiters: None,
             queue_since: since,
         }
     }

@@ -221,6 +221,8 @@ pub(crate) fn look() {
     }
     with(|world| {
         world.finds_unused(&kept);
+        world.finds_left_positions();
+        world.finds_too_many_waiters();
         world.finds_run_out();
         world.finds_revived();
         world.looks_again();

@@ -136,6 +136,26 @@ rules! {
         "the scope of a guard carries the frame of that guard alone into another task"
     RenewalStretchesMinHold "renewal-stretches-min-hold" BOUNDS
         "a renewal does not stretch what a released lock is kept for"
+    HandoffsNotCounted "handoffs-not-counted" FENCING
+        "a lock is handed off as often as tokens are reserved for that, and no more"
+    SleepsPastTheLease "sleeps-past-the-lease" WAITING
+        "a waiter asks again when the lease that keeps it out is over"
+    PositionForgottenWhenRefused "position-forgotten-when-refused" CLEANUP
+        "a place in the store's queue is given up by a waiter that leaves, also after a request that was refused"
+    LateReleaseIsDone "late-release-is-done" LOSS
+        "a release whose reply is that nothing is held, after the lease is over, is reported as unknown"
+    LeftWaiterIsServed "left-waiter-is-served" WAITING
+        "a waiter that has left is not served"
+    MaxWaitersIgnored "max-waiters-ignored" WAITING
+        "a call behind as many waiters as it accepts fails at once"
+    GivesUpAtTheFirstFailure "gives-up-at-the-first-failure" WAITING
+        "a call repeats a request that fails for as long as it was told to"
+    PutBackBehind "put-back-behind" ORDER
+        "a waiter that is put back comes before those that came later"
+    HandedOffWithinMinHold "handed-off-within-min-hold" BOUNDS
+        "a lock is not handed off before its min_hold is over"
+    AskedForEver "asked-for-ever" LOSS
+        "a grant whose renewal was answered is renewed again"
     UnpolledWaiterBlocks "unpolled-waiter-blocks" WAITING
         "a waiter that was woken and is not polled loses what it has to others"
 }

@@ -401,6 +401,9 @@ fn waiter_that_leaves_gives_up_its_position_unless_it_waits_again_or_has_none() 
         (WRITE, vec![Event::TooFewPermits], true),
         (WRITE, vec![unreachable()], false),
         (WRITE, vec![in_doubt()], true),
+        // The first request may come to the store after the grant of the second, and take the position anew.
+        (WRITE, vec![in_doubt(), Event::Due, GRANTED], true),
+        (WRITE, vec![unreachable(), Event::Due, GRANTED], false),
     ] {
         let mut evidence = Evidence::default();
         let mut acquire = Acquire::new(rules, true, &mut evidence);

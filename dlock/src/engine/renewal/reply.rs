@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::timing::{next_due, next_try, spread};
 use super::{Action, Actions, Renewable, RenewalTable};
+use crate::base::broken;
 use crate::base::hold_state::{HoldState, Loss};
 use crate::base::moment::Moment;
 use crate::store::{Reason, Renewal, StoreError};
@@ -53,7 +54,7 @@ impl<G: Renewable> RenewalTable<G> {
             // The grant as its present holder has it; it may have been handed off since the request was sent. All that
             // follows from the reply is entered before it can be handed off again.
             let grant = &entry.grant;
-            grant.set_asked(false);
+            grant.set_asked(broken!(AskedForEver));
             let outcome = match result {
                 Ok(Renewal::Held) => match grant.judge(now) {
                     (HoldState::Lost(loss), _) if loss != Loss::Released => Err(loss),

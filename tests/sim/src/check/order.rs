@@ -25,6 +25,18 @@ pub(super) struct Orders {
     writers: Positions,
 }
 
+impl Orders {
+    /// The positions that a store keeps, as far as it was not told otherwise.
+    pub(super) fn positions(&self) -> impl Iterator<Item = (Kind, &LockKey, GrantId)> {
+        let all = [(Kind::Fair, &self.fair), (Kind::Write, &self.writers)];
+        all.into_iter().flat_map(|(kind, positions)| {
+            positions
+                .iter()
+                .flat_map(move |(key, of_key)| of_key.keys().map(move |grant| (kind, key, *grant)))
+        })
+    }
+}
+
 type Positions = BTreeMap<LockKey, BTreeMap<GrantId, Millis>>;
 
 /// A grant that a process hands off.

@@ -56,7 +56,7 @@ fn at_least(time: Millis) -> Millis {
 }
 
 /// Until when a store has a grant, by its clock, and whether only its `min_hold` keeps it.
-fn entry(store: usize, key: &LockKey, grant: GrantId) -> Option<(Instant, bool)> {
+pub(super) fn entry(store: usize, key: &LockKey, grant: GrantId) -> Option<(Instant, bool)> {
     let entry = crate::store::inside(store, |memory| sim::holder(memory, key, grant))?;
     let now = with(|world| world.store_instant(store));
     (entry.until > now).then_some((entry.until, entry.kept))
@@ -82,7 +82,10 @@ pub(crate) fn lapses(store: usize, key: &LockKey, grant: GrantId) {
             let at = world.when_at_store(store, until).max(world.now + 1);
             world.schedule(at, Event::Lapses(store, key.clone(), grant));
         }),
-        None => judge(key, grant),
+        None => {
+            judge(key, grant);
+            super::grants::lapsed(store, key);
+        }
     }
 }
 
@@ -212,6 +215,7 @@ impl World {
         match request {
             Request::Acquire(request, _) => asks(request.grant),
             Request::AcquireAll(all) => all.iter().for_each(|request| asks(request.grant)),
+            Request::Release(request) => self.checks.grants.gives_up(request),
             _ => {}
         }
     }

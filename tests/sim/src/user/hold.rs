@@ -121,13 +121,17 @@ impl Waits {
                 false => task.wait.map(|wait| world.now + wait),
             };
             if let Some(Habit::DropsAfter(after)) = task.habit {
-                waiter.until = Some(world.now + after);
+                let drops = world.now + after;
+                waiter.until = Some(waiter.until.map_or(drops, |until| until.min(drops)));
             }
             waiter.attentive = !matches!(task.habit, Some(Habit::PollsNot { .. }));
             waiter.nested = !around.is_empty();
             waiter.also = keys_of(task).skip(1).collect();
             waiter.is_leader = task.kind == plan::Kind::Leader;
             waiter.preferred = task.preferred;
+            // The attribute of these functions has none.
+            let has_options = !matches!(task.call, Call::Attribute | Call::AttributeRunsOn);
+            waiter.max_waiters = task.max_waiters.filter(|_| has_options);
             waiter.amount = 1 + task.more_permits;
             let upgrades = (kind == Kind::Write && task.also.is_empty())
                 .then(|| world.reads_around(&key, around))
@@ -198,7 +202,10 @@ impl Waits {
                                 .sometimes("an acquire that found the lock held to its end");
                             world.told_busy(&waiter, key);
                         }
-                        error => world.counts.sometimes(name_of(error)),
+                        error => {
+                            world.counts.sometimes(name_of(error));
+                            world.gave_up(&waiter, error);
+                        }
                     }
                 });
                 None

@@ -195,8 +195,12 @@ async fn release(me: Me, holder: Holder) {
         Holder::One(guard) => (Some(guard.key().clone()), guard.remaining()),
         _ => (None, Duration::ZERO),
     };
-    let began = with(|world| world.now);
-    if let Err(error) = holder.release().await {
+    let (began, held) = (with(|world| world.now), holder.held());
+    let outcome = holder.release().await;
+    if outcome.is_ok() {
+        crate::check::grants::released(me.both(), &held);
+    }
+    if let Err(error) = outcome {
         me.says(|| format!("learns that its release failed: {error}"));
         if let Some(key) = key.filter(|_| error.is_lost()) {
             with(|world| world.release_lost(me.both(), &key, (began, left)));
