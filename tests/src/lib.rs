@@ -112,57 +112,33 @@ pub fn paused_for(limit: Duration, test: impl Future<Output = ()>) {
     });
 }
 
-/// The examples of the README compile and run.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-pub struct Readme;
+/// The examples of pages compile, and run where they can.
+macro_rules! pages {
+    ($($page:ident: $path:literal,)*) => {$(
+        #[cfg(doctest)]
+        #[doc = include_str!(concat!("../../", $path))]
+        pub struct $page;
+    )*};
+}
 
-/// The examples of the page about keys.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/keys.md")]
-pub struct Keys;
-
-/// The example of the page about the console.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/console.md")]
-pub struct ConsolePage;
-
-/// The examples of the page about layers for HTTP requests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/http.md")]
-pub struct Http;
-
-/// The examples of the page about locks that Java services share.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/redisson.md")]
-pub struct Redisson;
-
-/// The examples of the page about stores and their URLs.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/urls.md")]
-pub struct Urls;
-
-/// The examples of the page about the doctor.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/doctor.md")]
-pub struct DoctorPage;
-
-/// The examples of the page about traces.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/traces.md")]
-pub struct Traces;
-
-/// The examples of the page about deploys.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/kubernetes.md")]
-pub struct Kubernetes;
-
-/// The examples of the page about dlock in tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/testing.md")]
-pub struct Testing;
-
-/// The examples of the page about schedules.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/cron.md")]
-pub struct Cron;
+pages! {
+    Readme: "README.md",
+    Console: "docs/console.md",
+    Cron: "docs/cron.md",
+    Doctor: "docs/doctor.md",
+    Etcd: "docs/etcd.md",
+    Http: "docs/http.md",
+    Keys: "docs/keys.md",
+    Kubernetes: "docs/kubernetes.md",
+    Metrics: "docs/metrics.md",
+    Mysql: "docs/mysql.md",
+    Once: "docs/once.md",
+    Postgres: "docs/postgres.md",
+    Redisson: "docs/redisson.md",
+    Stores: "docs/stores.md",
+    Tasks: "docs/tasks.md",
+    TestingPage: "docs/testing.md",
+    Traces: "docs/traces.md",
+    Urls: "docs/urls.md",
+    Zookeeper: "docs/zookeeper.md",
+}

@@ -81,3 +81,28 @@ fn every_promise_names_what_shows_it() {
     }
     assert!(promises > 10, "{promises}");
 }
+
+/// A sample that does not compile is a promise as well.
+#[test]
+fn every_page_with_samples_of_rust_is_compiled() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let compiled = std::fs::read_to_string(root.join("tests/src/lib.rs")).unwrap();
+    let mut pages = 0;
+    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
+        let file = entry.unwrap();
+        let name = file.file_name().into_string().unwrap();
+        let page = std::fs::read_to_string(file.path()).unwrap();
+        if page.contains("```rust") {
+            pages += 1;
+            assert!(
+                !page.contains("```rust,ignore"),
+                "{name} has a sample that is ignored"
+            );
+            assert!(
+                compiled.contains(&format!(": \"docs/{name}\",")),
+                "{name} is not compiled"
+            );
+        }
+    }
+    assert!(pages > 10, "{pages}");
+}

@@ -64,10 +64,11 @@ pub enum OnceError<E> {
         why: String,
     },
 
-    /// The last slot of the work is more than one ahead of the store's clock: that clock was set back. Nothing runs until the
-    /// clock has come as far again; an operator who knows better [forgets](crate::record::Records::forget) the record.
+    /// The last slot of the work is more than one ahead of the store's clock: that clock was set back, or the work had a longer
+    /// [period](crate::Once::every) before. Nothing runs until the clock has come as far; an operator who knows better
+    /// [forgets](crate::record::Records::forget) the record.
     #[error(
-        "the last slot of the work is {} ahead of the store's clock, which was set back",
+        "the last slot of the work is {} ahead of the store's clock: the clock was set back, or the work had a longer period before",
         ahead(*.stored, *.now)
     )]
     #[non_exhaustive]
