@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::future::{join, join_all};
-use tokio::task;
 
 use crate::base::chance::{HashMap, HashSet};
 use crate::base::holder::{Holder, Said};
@@ -90,9 +89,11 @@ impl LockClient {
             let (prefix, clients) = (prefix.to_owned(), clients.clone());
             move || joined(&prefix, listed, &clients)
         };
+        // The caller may have no runtime of its own.
+        let runtime = &self.handle().shared().runtime;
         Survey {
             // Of a hundred thousand locks it takes a while, in which the other tasks of this thread go on.
-            locks: task::spawn_blocking(join).await.unwrap_or_default(),
+            locks: runtime.spawn_blocking(join).await.unwrap_or_default(),
             clients,
             locks_unknown,
             clients_unknown,

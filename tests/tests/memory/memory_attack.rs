@@ -690,6 +690,7 @@ fn calls_outside_of_a_runtime_wait_and_release() {
     let (next, released) = block_on(join(two.lock("k").acquire(), guard.release()));
     released.unwrap();
     let next = next.unwrap();
+    assert_eq!(block_on(two.survey("k", false)).locks.len(), 1);
     block_on(two.shutdown(Duration::from_millis(20)));
     drop(runtime);
     // No request is answered any more, and nothing panics.
