@@ -422,6 +422,127 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     assert!(sent <= 60, "{sent} requests");
 }
 
+/// Many locks that are asked for at once, each by its own step.
+async fn acquire_many(
+    store: &Arc<EtcdLocks>,
+    keys: impl Iterator<Item = String>,
+) -> Vec<Result<Granted, StoreError>> {
+    let asked = keys.zip(1..).map(|(key, number)| {
+        let acquiring = store.clone().acquire(ask(&key, number, LEASE));
+        async move { acquiring.await.map(|reply| granted(Ok(reply))) }
+    });
+    join_all(asked).await
+}
+
+#[tokio::test]
+async fn steps_of_many_locks_share_requests() {
+    let server = Arc::new(Etcd::start().await);
+    let store = connected(server.builder("shared/").timeout(PATIENCE)).await;
+    let before = server.requests().await;
+    let keys = || (1..=64).map(|n| format!("k{n}"));
+    for reply in acquire_many(&store, keys()).await {
+        reply.unwrap();
+    }
+    let releases = keys()
+        .zip(1..)
+        .map(|(key, number)| store.clone().release(release(&key, number)));
+    for reply in join_all(releases).await {
+        assert_eq!(reply.unwrap(), ReleaseReply::Released { receivers: None });
+    }
+    let sent = server.requests().await - before;
+    assert!(sent <= 24, "{sent} requests for 64 locks");
+}
+
+#[tokio::test]
+async fn server_that_takes_few_operations_at_once_serves_many_locks() {
+    let server = Arc::new(Etcd::start_with(&["--max-txn-ops=8"]).await);
+    let store = connected(server.builder("few/").timeout(PATIENCE)).await;
+    for reply in acquire_many(&store, (1..=64).map(|n| format!("k{n}"))).await {
+        reply.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn session_that_is_gone_costs_no_step_that_shares_its_request() {
+    let server = Arc::new(Etcd::start().await);
+    let store = connected(server.builder("gone/").timeout(PATIENCE)).await;
+    granted(store.clone().acquire(ask("first", 1, LEASE)).await);
+    for lease in server.leases().await {
+        assert!(server.revoke(lease).await);
+    }
+    for reply in acquire_many(&store, (1..=32).map(|n| format!("k{n}"))).await {
+        reply.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn lock_takes_its_key_again() {
+    let setting = setting().await;
+    let client = client(&setting.patient).await;
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        let guard = client.lock("k").acquire().await.unwrap();
+        keys.extend(setting.patient.proofs(&guard).unwrap());
+        guard.release().await.unwrap();
+        let lock = client.rw_lock("rw");
+        let readers = [
+            lock.read().acquire().await.unwrap(),
+            lock.read().acquire().await.unwrap(),
+        ];
+        for reader in readers {
+            keys.extend(setting.patient.proofs(&reader).unwrap());
+            reader.release().await.unwrap();
+        }
+    }
+    let (first, second) = keys.split_at(3);
+    for (first, second) in first.iter().zip(second) {
+        assert_eq!(first.key, second.key);
+        assert!(
+            first.create_revision < second.create_revision,
+            "{first:?} {second:?}"
+        );
+    }
+    assert_ne!(first[1].key, first[2].key);
+}
+
+#[tokio::test]
+async fn grant_that_another_one_followed_is_not_renewed_by_it() {
+    let setting = setting().await;
+    let store = setting.patient.clone();
+    granted(store.clone().acquire(ask("k", 1, LEASE)).await);
+    assert!(setting.hasty.clone().force_release("k".into()).await.unwrap());
+    granted(store.clone().acquire(ask("k", 2, LEASE)).await);
+    let both = vec![renewal("k", 1, LEASE), renewal("k", 2, LEASE)];
+    let renewed = store.clone().renew(both).await.unwrap();
+    assert!(
+        matches!(renewed[..], [Ok(Renewal::Gone), Ok(Renewal::RenewedFor(_))]),
+        "{renewed:?}"
+    );
+    let reply = store.clone().release(release("k", 1)).await.unwrap();
+    assert_eq!(reply, ReleaseReply::NotHeld { repeated: false });
+    assert_eq!(setting.held().await.len(), 1);
+}
+
+#[tokio::test]
+async fn reader_of_another_process_is_released_by_its_id() {
+    let setting = setting().await;
+    let reader = |number| {
+        let grant = ask("k", number, LEASE).grant;
+        AcquireRequest::new(Kind::Read, "k".into(), grant, LEASE)
+    };
+    for number in [1, 2] {
+        granted(setting.patient.clone().acquire(reader(number)).await);
+    }
+    let request = |number| ReleaseRequest::new(Kind::Read, "k".into(), reader(number).grant);
+    let reply = setting.hasty.clone().release(request(2)).await.unwrap();
+    assert_eq!(reply, ReleaseReply::Released { receivers: None });
+    let reply = setting.hasty.clone().release(request(3)).await.unwrap();
+    assert_eq!(reply, ReleaseReply::NotHeld { repeated: false });
+    let left = setting.patient.clone().inspect("k".into()).await.unwrap();
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].id, reader(1).grant.to_string());
+}
+
 #[tokio::test]
 async fn min_hold_outlives_the_process_and_ends() {
     let setting = setting().await;

@@ -23,6 +23,8 @@ pub(crate) enum Refusal {
     NoLease,
     /// Its space is used up. What was asked for may have been done: it is the request that crosses the limit.
     Full,
+    /// It has more operations than the server takes at once.
+    TooLarge,
     Other,
 }
 
@@ -65,6 +67,9 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
         let mut error = not_done(Reason::RefusedForNow, advice);
         error.outcome = Outcome::Unknown;
         return Failure::Answered(Refusal::Full, error);
+    }
+    if has("too many operations") || has("request is too large") {
+        return Failure::Answered(Refusal::TooLarge, not_done(Reason::Refused, ""));
     }
     // The login has run out, or rights were changed since: a new login helps.
     if has("invalid auth token")

@@ -77,7 +77,7 @@ pub(crate) struct DeleteRangeResponse {
 /// A step of a transaction.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
     pub(crate) request: Option<Request>,
 }
 
@@ -89,11 +89,13 @@ pub(crate) enum Request {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ResponseOp {
-    #[prost(oneof = "Response", tags = "1, 2, 3")]
+    #[prost(oneof = "Response", tags = "1, 2, 3, 4")]
     pub(crate) response: Option<Response>,
 }
 
@@ -105,6 +107,8 @@ pub(crate) enum Response {
     Put(PutResponse),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeResponse),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
@@ -113,6 +117,7 @@ pub(crate) enum Target {
     Version = 0,
     Create = 1,
     Mod = 2,
+    Value = 3,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
@@ -120,6 +125,7 @@ pub(crate) enum Target {
 pub(crate) enum Is {
     Equal = 0,
     Greater = 1,
+    Less = 2,
 }
 
 /// A condition of a transaction. Over a range without keys it holds.
@@ -131,18 +137,20 @@ pub(crate) struct Compare {
     pub(crate) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(crate) key: Vec<u8>,
-    #[prost(oneof = "Value", tags = "5, 6")]
-    pub(crate) value: Option<Value>,
+    #[prost(oneof = "Wanted", tags = "5, 6, 7")]
+    pub(crate) value: Option<Wanted>,
     #[prost(bytes = "vec", tag = "64")]
     pub(crate) range_end: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Value {
+pub(crate) enum Wanted {
     #[prost(int64, tag = "5")]
     CreateRevision(i64),
     #[prost(int64, tag = "6")]
     ModRevision(i64),
+    #[prost(bytes, tag = "7")]
+    Value(Vec<u8>),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -371,7 +379,7 @@ impl Compare {
             result: Is::Equal.into(),
             target: Target::Create.into(),
             key: key.to_vec(),
-            value: Some(Value::CreateRevision(revision)),
+            value: Some(Wanted::CreateRevision(revision)),
             range_end: Vec::new(),
         }
     }
@@ -384,19 +392,22 @@ impl Compare {
         }
     }
 
-    /// The key exists.
-    pub(crate) fn exists(key: &[u8]) -> Compare {
-        Compare {
-            result: Is::Greater.into(),
+    /// The key exists, and its value begins with this word and a space.
+    pub(crate) fn begins(key: &[u8], word: &str) -> [Compare; 2] {
+        // "!" comes right after the space.
+        [(Is::Greater, ' '), (Is::Less, '!')].map(|(result, end)| Compare {
+            result: result.into(),
+            target: Target::Value.into(),
+            value: Some(Wanted::Value(format!("{word}{end}").into_bytes())),
             ..Compare::created(key, 0)
-        }
+        })
     }
 
     /// The key was changed last by this revision.
     pub(crate) fn changed(key: &[u8], revision: i64) -> Compare {
         Compare {
             target: Target::Mod.into(),
-            value: Some(Value::ModRevision(revision)),
+            value: Some(Wanted::ModRevision(revision)),
             ..Compare::created(key, 0)
         }
     }
@@ -407,6 +418,12 @@ impl From<Request> for RequestOp {
         RequestOp {
             request: Some(request),
         }
+    }
+}
+
+impl From<TxnRequest> for RequestOp {
+    fn from(txn: TxnRequest) -> RequestOp {
+        Request::Txn(txn).into()
     }
 }
 
@@ -443,6 +460,15 @@ impl TxnResponse {
         match self.responses.get(at).and_then(|one| one.response.as_ref()) {
             Some(Response::Range(range)) => &range.kvs,
             _ => &[],
+        }
+    }
+
+    /// Takes out the reply of the inner transaction at this place, whose revision is that of the whole.
+    pub(crate) fn take_inner(&mut self, at: usize) -> Option<TxnResponse> {
+        let header = self.header.clone();
+        match self.responses.get_mut(at)?.response.take()? {
+            Response::Txn(inner) => Some(TxnResponse { header, ..inner }),
+            _ => None,
         }
     }
 

@@ -27,8 +27,10 @@ pub(crate) struct Ask {
     grant: GrantId,
     lease: Duration,
     tokens: u32,
-    /// A read: the key of the write grant that it is nested in.
-    nested_in: Option<Vec<u8>>,
+    /// A read: the write grant that it is nested in.
+    nested_in: Option<GrantId>,
+    /// The key to create.
+    grant_key: Vec<u8>,
 }
 
 /// What came of it.
@@ -53,14 +55,13 @@ impl Ask {
             return Err(StoreError::not_done(Reason::Refused, message));
         }
         let name = inner.names.lock(&request.key)?;
-        let nested_in = request.nested_in.filter(|_| request.kind == Kind::Read);
-        let nested_in = nested_in.map(|grant| inner.names.grant(&name, Kind::Write, grant));
         Ok(Ask {
             kind: request.kind,
             grant: request.grant,
             lease: request.lease,
             tokens: request.tokens.max(1),
-            nested_in,
+            nested_in: request.nested_in.filter(|_| request.kind == Kind::Read),
+            grant_key: Vec::new(),
             name,
         })
     }
@@ -140,27 +141,31 @@ async fn attempt(
             return Err(error);
         }
     };
-    let txn = transaction(inner, session, epoch, asks);
     // From before it is sent: the release of an acquire without a reply has to know it.
-    for ask in &*asks {
+    for ask in &mut *asks {
+        ask.grant_key = key(inner, session, ask);
         let grant = Grant {
             name: ask.name.clone(),
-            key: inner.names.grant(&ask.name, ask.kind, ask.grant),
+            kind: ask.kind,
+            key: ask.grant_key.clone(),
             fate: Fate::Open,
             session: session.clone(),
             ends: Moment::now() + ask.lease,
         };
         inner.grants.insert(ask.grant, grant);
     }
+    let txn = transaction(inner, session, epoch, asks);
     let forget = || asks.iter().for_each(|ask| inner.grants.remove(ask.grant));
-    match inner.links.call(txn, deadline).await {
+    let reply = match &*asks {
+        [ask] => inner.acquires.call(&ask.name, txn, deadline).await,
+        _ => inner.links.call(txn, deadline).await,
+    };
+    match reply {
         Ok(reply) if reply.succeeded => {
             let revision = reply.revision();
             let granted = asks.iter().map(|ask| {
                 // No sooner than the client was told: its lease counts from the call at the latest.
-                inner
-                    .grants
-                    .is(ask.grant, Fate::Held(revision), Moment::now() + ask.lease);
+                inner.grants.is(ask.grant, Fate::Held, Moment::now() + ask.lease);
                 let first = revision.unsigned_abs() << TOKEN_BITS;
                 Granted::with_tokens(first, first + u64::from(ask.tokens - 1)).lease(session.lease(called))
             });
@@ -193,18 +198,31 @@ async fn attempt(
     }
 }
 
+/// The key that is to be created.
+fn key(inner: &Inner, session: &Session, ask: &Ask) -> Vec<u8> {
+    let reader = |number| inner.names.reader(&ask.name, session.id, number);
+    match ask.kind {
+        Kind::Read => (0..).map(reader).find(|key| inner.grants.is_free(key)),
+        kind => Some(inner.names.exclusive(&ask.name, kind)),
+    }
+    .unwrap_or_default()
+}
+
 fn transaction(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask]) -> TxnRequest {
     let mut txn = TxnRequest::default();
     for ask in asks {
         let (start, end) = inner.names.in_the_way(&ask.name, ask.kind);
         txn.failure.push(RequestOp::range(start.clone(), end.clone(), 1));
-        txn.compare.push(match &ask.nested_in {
-            Some(write) => Compare::exists(write),
-            None => Compare::none(start, end),
-        });
-        let key = inner.names.grant(&ask.name, ask.kind, ask.grant);
-        let value = State::Held(ask.lease).write();
-        txn.success.push(RequestOp::put(key, value, session.id));
+        match ask.nested_in {
+            Some(write) => {
+                let key = inner.names.exclusive(&ask.name, Kind::Write);
+                txn.compare.extend(Compare::begins(&key, &write.to_string()));
+            }
+            None => txn.compare.push(Compare::none(start, end)),
+        }
+        let value = State::Held(ask.lease).write(ask.grant);
+        let put = RequestOp::put(ask.grant_key.clone(), value, session.id);
+        txn.success.push(put);
     }
     let key = session.epoch_key();
     txn.compare.push(Compare::changed(key, epoch));
@@ -227,14 +245,15 @@ fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: 
             ask.nested_in = None;
             continue;
         };
-        if ask.nested_in.as_ref() == Some(&found.key) {
+        let (grant, state) = State::read(&found.value);
+        if ask.nested_in.is_some_and(|write| grant == write.to_string()) {
             continue;
         }
-        let held = inner.names.read(&found.key).map_or(ask.kind, |(_, kind, _)| kind);
+        let held = inner.names.read(&found.key).map_or(ask.kind, |(_, kind)| kind);
         if let Some(what) = other_lock(ask.kind, held) {
             return Attempt::Taken(at, what);
         }
-        let lasts = State::read(&found.value).lasts();
+        let lasts = state.lasts();
         return Attempt::Busy(at, Some(lasts).filter(|lasts| *lasts < Duration::MAX));
     }
     Attempt::Again

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::EtcdLocks;
+use super::batches::Batches;
 use super::grants::Grants;
 use super::inner::{Inner, sweep};
 use super::lines::Lines;
@@ -187,6 +188,8 @@ impl EtcdLocksBuilder {
             pool: Arc::new(pool),
             grants: grants.clone(),
             lines: Lines::default(),
+            acquires: Batches::new(links.clone(), runtime.clone()),
+            releases: Batches::new(links.clone(), runtime.clone()),
             waiters,
             doubts: doubts.clone(),
             runtime: runtime.clone(),

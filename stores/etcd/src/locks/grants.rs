@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::GrantId;
+use dlock::store::{GrantId, Kind};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -19,8 +19,7 @@ pub(crate) enum Fate {
     Open,
     /// The server answered, and its answer left open whether it was carried out.
     Answered,
-    /// It was created by this revision.
-    Held(i64),
+    Held,
     /// It was released, and keeps the lock for a while.
     Kept,
 }
@@ -29,6 +28,7 @@ pub(crate) enum Fate {
 #[derive(Debug, Clone)]
 pub(crate) struct Grant {
     pub(crate) name: Name,
+    pub(crate) kind: Kind,
     pub(crate) key: Vec<u8>,
     pub(crate) fate: Fate,
     pub(crate) session: Arc<Session>,
@@ -46,6 +46,8 @@ pub(crate) struct Grants {
 #[derive(Debug, Default)]
 struct State {
     grants: HashMap<GrantId, Grant>,
+    /// How many grants may have each key: those that are there no more are told by and by.
+    keys: HashMap<Vec<u8>, usize>,
     /// When to look at each of them: no later than it ends.
     looks: BTreeSet<(Moment, GrantId)>,
 }
@@ -55,11 +57,22 @@ impl Grants {
         let mut state = self.state.lock();
         let is_first = state.looks.first().is_none_or(|(first, _)| grant.ends < *first);
         state.looks.insert((grant.ends, id));
+        *state.keys.entry(grant.key.clone()).or_default() += 1;
         state.grants.insert(id, grant);
         drop(state);
         if is_first {
             self.wake.notify_one();
         }
+    }
+
+    /// Whether no grant may have this key.
+    pub(crate) fn is_free(&self, key: &[u8]) -> bool {
+        !self.state.lock().keys.contains_key(key)
+    }
+
+    /// Whether no other grant may have the key of one.
+    pub(crate) fn is_alone(&self, key: &[u8]) -> bool {
+        self.state.lock().keys.get(key) == Some(&1)
     }
 
     pub(crate) fn get(&self, id: GrantId) -> Option<Grant> {
@@ -73,6 +86,10 @@ impl Grants {
             return;
         };
         state.looks.remove(&(grant.ends, id));
+        match state.keys.get_mut(&grant.key) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(state.keys.remove(&grant.key)),
+        }
         if grant.fate != Fate::Kept {
             grant.session.leave(1);
         }
@@ -128,7 +145,7 @@ impl Grants {
     pub(crate) fn take_ended(&self) -> (Vec<(GrantId, Name)>, Option<Duration>) {
         let now = Moment::now();
         let mut state = self.state.lock();
-        let State { grants, looks } = &mut *state;
+        let State { grants, looks, .. } = &mut *state;
         let mut ended = Vec::new();
         let mut later = Vec::new();
         while let Some((at, id)) = looks.first().copied().filter(|(at, _)| *at <= now) {

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::DropGuard;
 
+use super::batches::Batches;
 use super::grants::Grants;
 use super::lines::Lines;
 use super::names::{Name, Names};
@@ -24,6 +25,9 @@ pub(crate) struct Inner {
     pub(crate) pool: Arc<Pool>,
     pub(crate) grants: Arc<Grants>,
     pub(crate) lines: Lines,
+    pub(crate) acquires: Batches,
+    /// Apart from acquires: a server whose space is used up refuses these.
+    pub(crate) releases: Batches,
     pub(crate) waiters: Waiters,
     pub(crate) doubts: DoubtSender,
     pub(crate) runtime: runtime::Handle,

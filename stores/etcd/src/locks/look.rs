@@ -103,8 +103,8 @@ async fn holders(
     });
     let left: HashMap<i64, Duration> = try_join_all(left).await?.into_iter().collect();
     let holder = |found: &KeyValue| {
-        let (name, kind, grant) = inner.names.read(&found.key)?;
-        let state = State::read(&found.value);
+        let (name, kind) = inner.names.read(&found.key)?;
+        let (grant, state) = State::read(&found.value);
         let holds = match state {
             State::Held(_) => 1,
             State::Kept(_) => 0,

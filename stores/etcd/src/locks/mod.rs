@@ -1,6 +1,7 @@
 //! Locks as keys on leases.
 
 mod acquire;
+mod batches;
 mod builder;
 mod doctor;
 mod grants;

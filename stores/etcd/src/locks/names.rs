@@ -2,10 +2,16 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `<namespace>q/<lock>\0<kind><grant>` | a grant; its value says since when it only keeps the lock, and for how long |
+//! | `<namespace>q/<lock>\0L`, `…W` | the grant of a plain lock, of a writer |
+//! | `<namespace>q/<lock>\0r<session>.<number>` | the grant of a reader |
 //! | `<namespace>c/<lease>` | the epoch of a session; its value is the name of the service |
 //!
+//! The value of a grant is its id, `held` or `kept` (released, and in the way for a while), and milliseconds.
+//!
 //! Kinds that exclude others are capitals, which come before the small letter of readers: so one condition covers them.
+//!
+//! Grants have no keys of their own, but take the same ones again: until its next compaction, the server goes over all keys
+//! that were ever there to find that there is none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,11 +48,17 @@ impl Names {
         Ok(name.into())
     }
 
-    /// The key of a grant.
-    pub(crate) fn grant(&self, name: &str, kind: Kind, grant: GrantId) -> Vec<u8> {
+    /// The key of a grant that excludes all others.
+    pub(crate) fn exclusive(&self, name: &str, kind: Kind) -> Vec<u8> {
         let mut key = self.all(name).0;
         key.push(letter(kind));
-        key.extend_from_slice(grant.to_string().as_bytes());
+        key
+    }
+
+    /// The key of a reader, one of those that this session has.
+    pub(crate) fn reader(&self, name: &str, session: i64, number: usize) -> Vec<u8> {
+        let mut key = self.exclusive(name, Kind::Read);
+        key.extend_from_slice(format!("{session:016x}.{number}").as_bytes());
         key
     }
 
@@ -79,8 +91,8 @@ impl Names {
         format!("{}c/{lease:016x}", self.namespace).into_bytes()
     }
 
-    /// What a key of a grant says: the lock without the client's prefix, its kind, and the grant.
-    pub(crate) fn read<'a>(&self, key: &'a [u8]) -> Option<(&'a str, Kind, &'a str)> {
+    /// What the key of a grant says: the lock without the client's prefix, and its kind.
+    pub(crate) fn read<'a>(&self, key: &'a [u8]) -> Option<(&'a str, Kind)> {
         let key = std::str::from_utf8(key).ok()?;
         let key = key.strip_prefix(&self.namespace)?.strip_prefix("q/")?;
         let (name, grant) = key.split_once('\0')?;
@@ -90,8 +102,13 @@ impl Names {
             READ => Kind::Read,
             _ => return None,
         };
-        Some((name.strip_prefix(&self.prefix)?, kind, &grant[1..]))
+        Some((name.strip_prefix(&self.prefix)?, kind))
     }
+}
+
+/// Whether grants of these kinds have the same key.
+pub(crate) fn is_same(one: Kind, other: Kind) -> bool {
+    letter(one) == letter(other)
 }
 
 fn letter(kind: Kind) -> u8 {
@@ -122,23 +139,27 @@ pub(crate) enum State {
 }
 
 impl State {
-    pub(crate) fn write(self) -> Vec<u8> {
+    /// The value of this grant.
+    pub(crate) fn write(self, grant: GrantId) -> Vec<u8> {
         let (word, time) = match self {
             State::Held(lease) => ("held", lease),
             State::Kept(rest) => ("kept", rest),
         };
         // Never less than it is.
-        format!("{word} {}", time.as_micros().div_ceil(1000)).into_bytes()
+        format!("{grant} {word} {}", time.as_micros().div_ceil(1000)).into_bytes()
     }
 
-    pub(crate) fn read(value: &[u8]) -> State {
+    /// The grant that has a value, and its state.
+    pub(crate) fn read(value: &[u8]) -> (&str, State) {
         let text = std::str::from_utf8(value).unwrap_or_default();
-        let (word, time) = text.split_once(' ').unwrap_or_default();
+        let (grant, state) = text.split_once(' ').unwrap_or((text, ""));
+        let (word, time) = state.split_once(' ').unwrap_or_default();
         let time = time.parse().map_or(Duration::MAX, Duration::from_millis);
-        match word {
+        let state = match word {
             "kept" => State::Kept(time),
             _ => State::Held(time),
-        }
+        };
+        (grant, state)
     }
 
     /// The longest time for which it may last yet.
@@ -164,13 +185,20 @@ mod tests {
         *key >= *range.0 && *key < *range.1
     }
 
+    fn key(names: &Names, name: &str, kind: Kind) -> Vec<u8> {
+        match kind {
+            Kind::Read => names.reader(name, 17, 2),
+            kind => names.exclusive(name, kind),
+        }
+    }
+
     #[test]
-    fn grant_is_read_as_it_was_written() {
-        let (names, grant) = (names(), GrantId::from_parts(7, 9));
+    fn key_is_read_as_it_was_written() {
+        let names = names();
         let name = names.lock(&"order:42".into()).unwrap();
         for kind in [Kind::Mutex, Kind::Read, Kind::Write] {
-            let key = names.grant(&name, kind, grant);
-            assert_eq!(names.read(&key), Some(("order:42", kind, &*grant.to_string())));
+            let key = key(&names, &name, kind);
+            assert_eq!(names.read(&key), Some(("order:42", kind)));
             assert!(is_within(&key, &names.all(&name)));
             assert!(is_within(&key, &names.with_prefix("order")));
             assert!(!is_within(&key, &names.all("shop:order:4")));
@@ -180,7 +208,7 @@ mod tests {
 
     #[test]
     fn readers_are_in_the_way_of_all_but_readers() {
-        let (names, grant) = (names(), GrantId::from_parts(7, 9));
+        let names = names();
         for (held, asked, is_in_the_way) in [
             (Kind::Mutex, Kind::Mutex, true),
             (Kind::Mutex, Kind::Read, true),
@@ -190,7 +218,7 @@ mod tests {
             (Kind::Read, Kind::Mutex, true),
             (Kind::Read, Kind::Read, false),
         ] {
-            let key = names.grant("k", held, grant);
+            let key = key(&names, "k", held);
             let range = names.in_the_way("k", asked);
             assert_eq!(is_within(&key, &range), is_in_the_way, "{held} {asked}");
         }
@@ -206,10 +234,10 @@ mod tests {
 
     #[test]
     fn state_is_read_as_it_was_written_and_a_foreign_value_has_no_end() {
-        let ms = Duration::from_millis;
+        let (ms, grant) = (Duration::from_millis, GrantId::from_parts(7, 9));
         for state in [State::Held(ms(30_000)), State::Kept(ms(1))] {
-            assert_eq!(State::read(&state.write()), state);
+            assert_eq!(State::read(&state.write(grant)), (&*grant.to_string(), state));
         }
-        assert_eq!(State::read(b"what"), State::Held(Duration::MAX));
+        assert_eq!(State::read(b"what"), ("what", State::Held(Duration::MAX)));
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{GrantId, ReleaseReply, ReleaseRequest, StoreError};
+use dlock::store::{GrantId, Kind, ReleaseReply, ReleaseRequest, StoreError};
 use tokio::time::Instant;
 
 use super::grants::{Fate, Grant};
 use super::inner::Inner;
-use super::names::{Name, State};
+use super::names::{Name, State, is_same};
 use super::pool::seconds;
 use super::session::not_done;
 use crate::client::Failure;
-use crate::client::proto::{Compare, DeleteRangeRequest, LeaseGrantRequest, RequestOp, TxnRequest};
+use crate::client::proto::{Compare, LeaseGrantRequest, RangeRequest, RequestOp, TxnRequest};
 use crate::clock::Moment;
 
 /// The pause after which it is tried again to end a grant whose time is over.
@@ -25,11 +25,11 @@ pub(crate) async fn release(
     request: ReleaseRequest,
     deadline: Instant,
 ) -> Result<ReleaseReply, StoreError> {
-    let key = inner.names.grant(&name, request.kind, request.grant);
     let existed = match inner.grants.get(request.grant) {
-        // Released before, or a lock of another kind.
-        Some(grant) if grant.fate == Fate::Kept || grant.key != key => false,
-        Some(grant) if !request.keep_for.is_zero() && matches!(grant.fate, Fate::Held(_)) => {
+        // Released before, or another lock.
+        Some(grant) if grant.fate == Fate::Kept || grant.name != name => false,
+        Some(grant) if !is_same(grant.kind, request.kind) => false,
+        Some(grant) if !request.keep_for.is_zero() && matches!(grant.fate, Fate::Held) => {
             let rest = request.keep_for.min(Moment::now().until(grant.ends));
             match rest.is_zero() {
                 true => end(&inner, request.grant, &grant, deadline).await,
@@ -40,7 +40,9 @@ pub(crate) async fn release(
         Some(grant) => end(&inner, request.grant, &grant, deadline)
             .await
             .map_err(Failure::error)?,
-        None => delete(&inner, key, deadline).await.map_err(Failure::error)?,
+        None => end_of_another(&inner, &name, &request, deadline)
+            .await
+            .map_err(Failure::error)?,
     };
     Ok(match existed {
         true => ReleaseReply::Released { receivers: None },
@@ -67,24 +69,68 @@ pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) ->
     }
 }
 
+/// Ends a grant of another process. Whether it existed.
+async fn end_of_another(
+    inner: &Inner,
+    name: &Name,
+    request: &ReleaseRequest,
+    deadline: Instant,
+) -> Result<bool, Failure> {
+    let key = match request.kind {
+        Kind::Read => {
+            let (key, range_end) = inner.names.all(name);
+            let range = RangeRequest {
+                key,
+                range_end,
+                ..RangeRequest::default()
+            };
+            let grant = request.grant.to_string();
+            let all = inner.links.call(range, deadline).await?.kvs;
+            let found = all.into_iter().find(|found| State::read(&found.value).0 == grant);
+            found.map(|found| found.key)
+        }
+        kind => Some(inner.names.exclusive(name, kind)),
+    };
+    match key {
+        Some(key) => delete(inner, name, &key, request.grant, deadline).await,
+        None => Ok(false),
+    }
+}
+
 /// Whether it existed.
 async fn end(inner: &Inner, id: GrantId, grant: &Grant, deadline: Instant) -> Result<bool, Failure> {
-    let key = grant.key.clone();
     let existed = match grant.fate {
-        Fate::Open => grant.session.undo(&inner.links, key, deadline).await?,
-        Fate::Answered | Fate::Held(_) | Fate::Kept => delete(inner, key, deadline).await?,
+        Fate::Open => {
+            let delete = deletion(&grant.key, id);
+            grant.session.undo(&inner.links, delete, deadline).await?
+        }
+        Fate::Answered | Fate::Held | Fate::Kept => {
+            delete(inner, &grant.name, &grant.key, id, deadline).await?
+        }
     };
     inner.grants.remove(id);
     Ok(existed)
 }
 
-async fn delete(inner: &Inner, key: Vec<u8>, deadline: Instant) -> Result<bool, Failure> {
-    let range_end = Vec::new();
-    let reply = inner
-        .links
-        .call(DeleteRangeRequest { key, range_end }, deadline)
-        .await?;
-    Ok(reply.deleted > 0)
+async fn delete(
+    inner: &Inner,
+    name: &Name,
+    key: &[u8],
+    grant: GrantId,
+    deadline: Instant,
+) -> Result<bool, Failure> {
+    let txn = deletion(key, grant);
+    let reply = inner.releases.call(name, txn, deadline).await?;
+    Ok(reply.deleted(0) > 0)
+}
+
+/// Deletes the key if the grant has it.
+fn deletion(key: &[u8], grant: GrantId) -> TxnRequest {
+    TxnRequest {
+        compare: Compare::begins(key, &grant.to_string()).into(),
+        success: vec![RequestOp::delete(key.to_vec())],
+        failure: Vec::new(),
+    }
 }
 
 /// Puts the key on a lease of its own, which ends if this process does not live to end it.
@@ -100,8 +146,8 @@ async fn keep(
     let lease = lease.map_err(|failure| Failure::Elsewhere(not_done(failure.error())))?;
     let key = grant.key.clone();
     let txn = TxnRequest {
-        compare: vec![Compare::exists(&key)],
-        success: vec![RequestOp::put(key, State::Kept(rest).write(), lease.id)],
+        compare: Compare::begins(&key, &id.to_string()).into(),
+        success: vec![RequestOp::put(key, State::Kept(rest).write(id), lease.id)],
         failure: Vec::new(),
     };
     let reply = inner.links.call(txn, deadline).await?;

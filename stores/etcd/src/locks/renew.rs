@@ -45,8 +45,8 @@ pub(crate) async fn renew(
         .map_err(|_| StoreError::unknown(inner.links.silence()))?;
     let is_there = match &round.found {
         Ok(Found::Over) => false,
-        Ok(Found::Keys(keys)) if keys.contains(&grant.key) => true,
-        // The leader that answers may not have seen yet what another server has done.
+        Ok(Found::Keys(keys)) if keys.contains(&grant.key) && inner.grants.is_alone(&grant.key) => true,
+        // The key may be another grant's, and the leader that answers may not have seen yet what another server has done.
         Ok(Found::Keys(_)) => look(&inner, &grant, &request, deadline)
             .await
             .map_err(Failure::error)?,
@@ -61,7 +61,7 @@ pub(crate) async fn renew(
     }
 }
 
-/// Whether the key of the grant exists; on its session in the end.
+/// Whether the grant has its key; on its session in the end.
 async fn look(
     inner: &Inner,
     grant: &Grant,
@@ -70,11 +70,11 @@ async fn look(
 ) -> Result<bool, Failure> {
     let range = RangeRequest {
         key: grant.key.clone(),
-        keys_only: true,
         ..RangeRequest::default()
     };
     let reply = inner.links.call(range, deadline).await?;
     match reply.kvs.first() {
+        Some(found) if State::read(&found.value).0 != request.grant.to_string() => Ok(false),
         None => Ok(false),
         Some(found) if found.lease == grant.session.id => Ok(true),
         // Moved by a request whose reply was lost.
@@ -82,7 +82,7 @@ async fn look(
     }
 }
 
-/// Puts the key of the grant on this session, if it exists. Late copies find no key: it is of this grant alone.
+/// Puts the key of the grant on this session, if the grant has it.
 async fn place(
     inner: &Inner,
     grant: &Grant,
@@ -90,9 +90,9 @@ async fn place(
     request: &RenewRequest,
     deadline: Instant,
 ) -> Result<bool, Failure> {
-    let value = State::Held(request.lease).write();
+    let value = State::Held(request.lease).write(request.grant);
     let txn = TxnRequest {
-        compare: vec![Compare::exists(&grant.key)],
+        compare: Compare::begins(&grant.key, &request.grant.to_string()).into(),
         success: vec![RequestOp::put(grant.key.clone(), value, session.id)],
         failure: Vec::new(),
     };

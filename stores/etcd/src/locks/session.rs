@@ -161,21 +161,27 @@ impl Session {
         }
     }
 
-    /// Deletes a key and makes every copy of the request harmless that may still create it. Returns whether it existed.
+    /// Deletes the key of a grant and makes every copy of the request harmless that may still create it. Returns whether it
+    /// existed.
     ///
     /// Only deletions: they pass where the server's space is used up, too.
-    pub(crate) async fn undo(&self, links: &Links, key: Vec<u8>, deadline: Instant) -> Result<bool, Failure> {
+    pub(crate) async fn undo(
+        &self,
+        links: &Links,
+        delete: TxnRequest,
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
         // Taken before: an acquire that reads the epoch now would fail for nothing, and ask again.
         let _one = timeout_at(deadline, self.writing.lock())
             .await
             .map_err(|_| Failure::Elsewhere(StoreError::not_done(Reason::Unreachable, links.silence())))?;
         self.state.lock().epoch = None;
         let txn = TxnRequest {
-            success: vec![RequestOp::delete(key), RequestOp::delete(self.epoch_key.clone())],
+            success: vec![delete.into(), RequestOp::delete(self.epoch_key.clone())],
             ..TxnRequest::default()
         };
-        let reply = links.call(txn, deadline).await?;
-        Ok(reply.deleted(0) > 0)
+        let mut reply = links.call(txn, deadline).await?;
+        Ok(reply.take_inner(0).is_some_and(|reply| reply.deleted(0) > 0))
     }
 
     /// The lease as the store gave it to a step that was called then.

@@ -102,8 +102,8 @@ pub enum TransactionError {
 }
 
 impl EtcdLocks {
-    /// The conditions that the locks of this guard are held, for a transaction of any etcd client. From this call on these
-    /// locks are not handed off inside the process.
+    /// The conditions that the locks of this guard are held, for a transaction of any etcd client. The guard is of a client of
+    /// this store. From this call on these locks are not handed off inside the process.
     ///
     /// # Errors
     ///
@@ -118,8 +118,13 @@ impl EtcdLocks {
             .names
             .lock(&bound.key)
             .map_err(StoreError::into_connect_error)?;
+        // A reader that is gone has none.
+        let key = match self.0.grants.get(bound.grant) {
+            Some(grant) => grant.key,
+            None => self.0.names.exclusive(&name, bound.kind),
+        };
         Ok(Proof {
-            key: self.0.names.grant(&name, bound.kind, bound.grant),
+            key,
             create_revision: i64::try_from(bound.token >> TOKEN_BITS).unwrap_or(i64::MAX),
         })
     }
