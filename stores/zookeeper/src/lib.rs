@@ -4,7 +4,6 @@
 mod acquire;
 mod builder;
 mod core;
-mod deletes;
 mod doctor;
 mod drive;
 mod grants;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dlock_tests::bins::{Running, example, fleet, output, run, teller};
 use dlock_tests::child;
-use dlock_tests::{Flavor, Server};
+use dlock_tests::{Flavor, Server, eventually};
 use redis::Value;
 
 const MS: Duration = Duration::from_millis(1);
@@ -130,6 +130,24 @@ async fn jobs_of_three_schedulers_run_once_in_each_period_while_leaders_are_kill
     assert_eq!(runs.len(), count, "two runs in a period: {by_time:?}");
     let terms: HashSet<u64> = runs.iter().map(|(_, token)| *token).collect();
     assert_eq!(terms.len(), 3, "{runs:?}");
+}
+
+/// As if a newer leader had been at it, whose token is one greater.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resource_refuses_a_scheduler_with_an_older_token() {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = server.url();
+    let args = ["--url", &url, "--lease", "300s", "--job", "tick 200ms true"];
+    let leader = Running::start(&example("scheduler"), &args);
+    eventually("it has run", async || !runs_of(&leader.log()).is_empty()).await;
+    let newer = (runs_of(&leader.log())[0].1 + 1).to_string();
+    server
+        .command(&["HSET", "ledger:scheduler:tick", "token", &newer])
+        .await;
+    eventually("it is refused", async || leader.log().contains("refused: token")).await;
+    let runs = runs_of(&leader.log()).len();
+    tokio::time::sleep(600 * MS).await;
+    assert!(runs_of(&leader.log()).len() <= runs + 1, "it goes on");
 }
 
 /// The periods whose job was done, and the token under which.

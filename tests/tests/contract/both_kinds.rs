@@ -1,21 +1,16 @@
 //! What holds of every kind of lock on every store, as in the tests of Redisson: see
 //! `tests/interop/PORTED.md`.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dlock::{Error, Lock, LockClient, LockKey, LockKind, Loss};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, within};
 use dlock_tests::{Store, on_every_store, settle};
-use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
-/// Those that one holder has alone, and all.
-const ALONE: [LockKind; 4] = [LockKind::Mutex, LockKind::Fair, LockKind::Fenced, LockKind::Write];
 const ALL: [LockKind; 5] = [
     LockKind::Mutex,
     LockKind::Fair,
@@ -51,17 +46,6 @@ async fn is_busy(client: &LockClient, kind: LockKind) -> bool {
 async fn left(client: &LockClient, kind: LockKind) -> Option<Duration> {
     let holder = client.inspect(format!("the-{kind}")).await.unwrap()?;
     Some(holder.remaining.expect("every lock of ours ends"))
-}
-
-/// Counts in two halves, so that a task that is not alone counts wrong.
-async fn count(counter: &AtomicU64) {
-    let before = counter.load(Ordering::SeqCst);
-    tokio::task::yield_now().await;
-    counter.store(before + 1, Ordering::SeqCst);
-}
-
-async fn clients(store: &Store, number: usize) -> Vec<LockClient> {
-    join_all((0..number).map(|_| store.client())).await
 }
 
 /// A client whose locks end soon when they are not renewed.
@@ -116,28 +100,6 @@ on_every_store! {
             guard.release().await.unwrap();
         }
         store.assert_clean(&[&client]).await;
-    }
-
-    async fn a_counter_stays_right_that_only_exclusion_keeps_so(store: &Store) {
-        let clients = clients(store, 4).await;
-        let counter = Arc::new(AtomicU64::new(0));
-        for (at, kind) in ALONE.into_iter().enumerate() {
-            let tasks = (0..8).map(|task| {
-                let (lock, counter) = (of(&clients[task % 4], kind).wait(PATIENCE), counter.clone());
-                tokio::spawn(async move {
-                    for _ in 0..5 {
-                        let guard = lock.acquire().await.unwrap();
-                        count(&counter).await;
-                        guard.release().await.unwrap();
-                    }
-                })
-            });
-            for task in join_all(tasks).await {
-                task.unwrap();
-            }
-            assert_eq!(counter.load(Ordering::SeqCst), 40 * (at as u64 + 1), "{kind}");
-        }
-        store.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
     }
 
     async fn names_with_a_tag_are_names_of_every_kind(store: &Store) {
@@ -198,34 +160,5 @@ on_every_store! {
             if held { Ok(()) } else { Err("a renewal was late") }
         })
         .await;
-    }
-
-    async fn acquires_that_are_dropped_in_a_storm_leave_no_lock_that_is_renewed(store: &Store) {
-        let clients = [hasty(store).await, hasty(store).await];
-        for kind in ALL {
-            let storms = (0..4_usize).map(|task| {
-                let lock = of(&clients[task % 2], kind);
-                tokio::spawn(async move {
-                    for round in 0..30 {
-                        let patience = Duration::from_micros(fastrand::u64(0..2500));
-                        match timeout(patience, lock.acquire()).await {
-                            Ok(Ok(guard)) if round % 2 == 0 => guard.release().await.unwrap(),
-                            Ok(Ok(guard)) => drop(guard),
-                            Ok(Err(error)) => panic!("{error}"),
-                            Err(_) => {}
-                        }
-                    }
-                })
-            });
-            for storm in join_all(storms).await {
-                storm.unwrap();
-            }
-        }
-        let late = store.client().await;
-        for kind in ALL {
-            let guard = against(&late, kind).wait(SOON + SLACK).acquire().await;
-            guard.unwrap_or_else(|error| panic!("{kind}: {error}")).release().await.unwrap();
-        }
-        store.assert_clean(&[&clients[0], &clients[1], &late]).await;
     }
 }

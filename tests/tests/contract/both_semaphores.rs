@@ -364,34 +364,4 @@ on_every_store! {
         assert!(permits.delete().await.unwrap());
         store.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
     }
-
-    async fn waiter_for_more_permits_than_there_are_goes_on_when_some_are_added(store: &Store) {
-        let (a, b) = (store.client().await, store.client().await);
-        let unowned = a.unowned_semaphore("unowned");
-        unowned.add_permits(1).await.unwrap();
-        let waiter = tokio::spawn(b.unowned_semaphore("unowned").acquire_many(2));
-        settle().await;
-        unowned.acquire().await.unwrap();
-        unowned.release().await.unwrap();
-        settle().await;
-        assert!(!waiter.is_finished());
-        unowned.add_permits(1).await.unwrap();
-        within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
-        assert_eq!(unowned.available().await.unwrap(), 0);
-        assert!(unowned.delete().await.unwrap());
-
-        let owned = a.semaphore("owned");
-        owned.add_permits(1).await.unwrap();
-        let waiter = tokio::spawn(b.semaphore("owned").acquire_many(2));
-        settle().await;
-        owned.acquire().await.unwrap().release().await.unwrap();
-        settle().await;
-        assert!(!waiter.is_finished());
-        owned.add_permits(1).await.unwrap();
-        let two = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
-        assert_eq!((two.permits(), owned.available().await.unwrap()), (2, 0));
-        two.release().await.unwrap();
-        assert!(owned.delete().await.unwrap());
-        store.assert_clean(&[&a, &b]).await;
-    }
 }

@@ -1,13 +1,11 @@
 //! What `#[distributed_lock]` promises while a function runs, and when it ends.
 
 use std::future::pending;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::{Error, LockClient, distributed_lock};
 use futures_util::FutureExt;
-use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
 /// Whether the lock has no holder, as seen from outside.
@@ -49,19 +47,6 @@ mod frames {
         Ok(())
     }
 
-    #[distributed_lock(key = "order:{id}", lock = client)]
-    async fn together(client: &LockClient, id: u64, room: &Room) -> Result<(), Error> {
-        let visit = || patient(client, id, room);
-        let (a, b, c) = tokio::join!(visit(), visit(), visit());
-        a.and(b).and(c)
-    }
-
-    #[distributed_lock(key = "order:{id}", lock = client)]
-    async fn patient(client: &LockClient, id: u64, room: &Room) -> Result<(), Error> {
-        room.visit().await;
-        Ok(())
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_nested_call_enters_the_lock_that_its_caller_holds() {
         let (client, room) = (LockClient::memory(), Room::default());
@@ -71,49 +56,6 @@ mod frames {
             .unwrap();
         assert_eq!(room.visits.load(Ordering::SeqCst), 2);
         assert!(is_free(&client, "order:1").await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn branches_of_one_frame_exclude_each_other() {
-        let (client, room) = (LockClient::memory(), Room::default());
-        timeout(Duration::from_secs(60), together(&client, 1, &room))
-            .await
-            .expect("it waits for itself")
-            .unwrap();
-        assert_eq!(room.visits.load(Ordering::SeqCst), 3);
-        assert!(
-            !room.crowded.load(Ordering::SeqCst),
-            "two branches were inside at once"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn calls_that_do_not_enclose_each_other_run_one_at_a_time() {
-        let (client, room) = (LockClient::memory(), Arc::new(Room::default()));
-        let calls = (0..8).map(|_| {
-            let (client, room) = (client.clone(), room.clone());
-            tokio::spawn(async move { patient(&client, 1, &room).await })
-        });
-        for call in calls.collect::<Vec<_>>() {
-            call.await.unwrap().unwrap();
-        }
-        assert_eq!(room.visits.load(Ordering::SeqCst), 8);
-        assert!(
-            !room.crowded.load(Ordering::SeqCst),
-            "two calls were inside at once"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn different_keys_do_not_wait_for_each_other() {
-        #[distributed_lock(key = "{id}", lock = client)]
-        async fn meet(client: &LockClient, id: u64, both: &Barrier) -> Result<(), Error> {
-            both.wait().await;
-            Ok(())
-        }
-        let (client, both) = (LockClient::memory(), Barrier::new(2));
-        let (a, b) = tokio::join!(meet(&client, 1, &both), meet(&client, 2, &both));
-        a.and(b).unwrap();
     }
 }
 
@@ -222,20 +164,6 @@ mod release {
         assert!(cut.is_err());
         assert!(is_free(&client, "k").await);
     }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_with_the_abort_of_a_task() {
-        let client = LockClient::memory();
-        let task = tokio::spawn({
-            let client = client.clone();
-            async move { leave(&client, Way::Never).await }
-        });
-        sleep(Duration::from_secs(1)).await;
-        assert!(!is_free(&client, "k").await);
-        task.abort();
-        assert!(task.await.unwrap_err().is_cancelled());
-        assert!(is_free(&client, "k").await);
-    }
 }
 
 mod loss {
@@ -257,20 +185,6 @@ mod loss {
         Ok(dlock::current().is_some_and(|held| held.is_held()))
     }
 
-    #[distributed_lock(key = "k", lock = client, fixed_lease = "2s")]
-    async fn too_slow(client: &LockClient, went_on: &AtomicBool) -> Result<(), Error> {
-        sleep(Duration::from_secs(120)).await;
-        went_on.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-
-    #[distributed_lock(key = "k", lock = client, max_hold = "40s")]
-    async fn held_too_long(client: &LockClient, went_on: &AtomicBool) -> Result<(), Error> {
-        sleep(Duration::from_secs(3600)).await;
-        went_on.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-
     #[tokio::test(start_paused = true)]
     async fn drops_the_body_and_tells_the_caller() {
         let (client, went_on) = (LockClient::memory(), AtomicBool::new(false));
@@ -286,22 +200,6 @@ mod loss {
         let still_held = goes_on(&client, &went_on).await.unwrap();
         assert!(went_on.load(Ordering::SeqCst));
         assert!(!still_held, "the body can ask, and is told");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_at_the_end_of_a_fixed_lease() {
-        let (client, went_on) = (LockClient::memory(), AtomicBool::new(false));
-        let error = too_slow(&client, &went_on).await.unwrap_err();
-        assert!(error.is_lost(), "{error}");
-        assert!(!went_on.load(Ordering::SeqCst));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_when_max_hold_is_over() {
-        let (client, went_on) = (LockClient::memory(), AtomicBool::new(false));
-        let error = held_too_long(&client, &went_on).await.unwrap_err();
-        assert!(error.is_lost(), "{error}");
-        assert!(!went_on.load(Ordering::SeqCst));
     }
 }
 

@@ -107,24 +107,6 @@ fn a_waker_may_drop_the_guard_whose_loss_wakes_it() {
 }
 
 #[test]
-fn a_waker_may_drop_the_guard_whose_renewal_was_refused() {
-    in_time(|| {
-        paused().block_on(async {
-            let store = MemoryStore::new();
-            let client = LockClient::builder().store(store.clone()).build().await.unwrap();
-            let guard = client.lock("k").acquire().await.unwrap();
-            let slot = dropped_when_woken(async move {
-                guard.lost().await;
-            });
-            store.clear();
-            sleep(Duration::from_secs(60)).await;
-            assert!(slot.lock().is_none());
-            assert_eq!(client.held(), 0);
-        });
-    });
-}
-
-#[test]
 fn a_waker_that_blocks_takes_nothing_from_min_hold() {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()

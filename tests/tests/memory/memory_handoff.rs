@@ -5,18 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::store::Kind;
-use dlock::store::{GrantId, Store};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, HoldState, Lock, LockClient, LockGuard, LockKey};
+use dlock::{Error, HoldState, Lock, LockClient, LockGuard};
 use dlock_tests::Watched;
-use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
-
-/// A client that only listens.
-const NOBODY: GrantId = GrantId::from_parts(0, 0);
+use tokio::time::sleep;
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 
@@ -44,12 +38,6 @@ impl Setting {
 
     fn releases(&self) -> usize {
         self.watched.seen().releases.load(SeqCst)
-    }
-
-    /// A client of another process.
-    async fn other(&self) -> LockClient {
-        let builder = LockClient::builder().store(self.store.clone());
-        builder.build().await.unwrap()
     }
 
     async fn assert_clean(&self) {
@@ -121,80 +109,6 @@ async fn a_crowd_is_served_in_order_almost_without_the_store() {
         s.acquires(),
         s.releases()
     );
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_number_of_handoffs_is_kept() {
-    let s = setting().await;
-    let lock = s.client.lock("k").local_handoffs(3);
-    let (first, waiters) = held(&lock, 8, MS).await;
-    first.release().await.unwrap();
-    for (i, waiter) in waiters.into_iter().enumerate() {
-        // After the first three, one from the store and three more, and again.
-        let guard = got(waiter).await;
-        assert_eq!(s.releases(), (i + 1) / 4);
-        guard.release().await.unwrap();
-    }
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiter_of_another_process_waits_for_a_slice_and_not_for_the_crowd() {
-    let s = setting().await;
-    let other = s.other().await;
-    let until = Instant::now() + 2 * SEC;
-    let crowd: Vec<_> = (0..8)
-        .map(|_| {
-            let lock = s.client.lock("k");
-            tokio::spawn(async move {
-                let mut served = 0;
-                while Instant::now() < until {
-                    let guard = lock.acquire().await.unwrap();
-                    sleep(MS).await;
-                    guard.release().await.unwrap();
-                    served += 1;
-                }
-                served
-            })
-        })
-        .collect();
-    let lock = other.lock("k");
-    let (mut served, mut longest) = (0, Duration::ZERO);
-    while Instant::now() < until {
-        let asked = Instant::now();
-        let guard = lock.acquire().await.unwrap();
-        longest = longest.max(asked.elapsed());
-        sleep(5 * MS).await;
-        guard.release().await.unwrap();
-        served += 1;
-    }
-    let mut here: Vec<u32> = Vec::new();
-    for task in crowd {
-        here.push(task.await.unwrap());
-    }
-    assert!(longest <= 15 * MS, "{longest:?}");
-    assert!(served > 100, "{served}");
-    let (least, most) = (here.iter().min().unwrap(), here.iter().max().unwrap());
-    // How much a slice takes in depends on the tokens that could be reserved, and those on the real clock.
-    assert!(*least > 3 && most - least <= 2, "{here:?}");
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn listener_that_never_comes_costs_little() {
-    let s = setting().await;
-    // A process that was stopped while it waited: subscribed, and silent.
-    let key = LockKey::new("k").unwrap();
-    let silent = Arc::new(s.store.clone()).watch(Kind::Mutex, &key, NOBODY);
-    let lock = s.client.lock("k");
-    let begin = Instant::now();
-    for _ in 0..1000 {
-        lock.acquire().await.unwrap().release().await.unwrap();
-    }
-    let took = begin.elapsed();
-    assert!(took > Duration::ZERO && took < 400 * MS, "{took:?}");
-    drop(silent);
     s.assert_clean().await;
 }
 
@@ -288,80 +202,4 @@ async fn re_entry_and_second_guards_hold_the_handoff_back() {
     assert_eq!(next.state(), HoldState::Held);
     next.release().await.unwrap();
     s.assert_clean().await;
-}
-
-/// Processes that take turns at one lock for a while: how many requests each handoff took, and how often each of them had
-/// the lock.
-async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usize>) {
-    let memory = MemoryStore::new();
-    let stores: Vec<_> = (0..processes).map(|_| Watched::new(memory.clone())).collect();
-    let mut tasks = Vec::new();
-    for watched in &stores {
-        watched.seen().slow_answers.store(1, SeqCst);
-        let client = LockClient::builder()
-            .store(watched.clone())
-            .build()
-            .await
-            .unwrap();
-        tasks.push(tokio::spawn(async move {
-            let mut had = 0;
-            let begun = Instant::now();
-            while begun.elapsed() < 200 * (hold + 3 * MS) {
-                let guard = client.lock("k").acquire().await.unwrap();
-                had += 1;
-                sleep(hold).await;
-                guard.release().await.unwrap();
-            }
-            had
-        }));
-    }
-    let had = join_all(tasks)
-        .await
-        .into_iter()
-        .map(Result::unwrap)
-        .collect::<Vec<_>>();
-    let asked: usize = (stores.iter())
-        .map(|watched| watched.seen().acquires.load(SeqCst))
-        .sum();
-    (asked as f64 / had.iter().sum::<usize>() as f64, had)
-}
-
-/// However many processes wait for a lock, a few of them ask for it when it becomes available.
-#[tokio::test(start_paused = true)]
-async fn crowd_of_processes_asks_a_few_times_for_each_handoff() {
-    for (processes, hold) in [(10, MS), (10, 500 * MS), (100, 50 * MS)] {
-        let (requests, had) = requests_per_handoff(processes, hold).await;
-        // Each first asks once, and once more when it listens.
-        let begin = 2.0 * processes as f64 / had.iter().sum::<usize>() as f64;
-        assert!(
-            requests - begin < 12.0,
-            "{processes} processes, {hold:?}: {requests:.1}, had {had:?} times"
-        );
-    }
-}
-
-/// Processes that hear of a release and do not ask, since they are stopped, keep the others waiting for a moment only.
-#[tokio::test(start_paused = true)]
-async fn crowd_whose_first_ranks_are_stopped_costs_a_moment() {
-    let memory = MemoryStore::new();
-    let key = LockKey::new("k").unwrap();
-    let stopped: Vec<_> = (0..100)
-        .map(|_| {
-            let watched = Arc::new(memory.clone());
-            Store::watch(watched, Kind::Mutex, &key, NOBODY)
-        })
-        .collect();
-    let client = || async { LockClient::builder().store(memory.clone()).build().await.unwrap() };
-    let (holder, waiter) = (client().await, client().await);
-    for _ in 0..50 {
-        let guard = holder.lock("k").acquire().await.unwrap();
-        let waiting = tokio::spawn(waiter.lock("k").acquire());
-        sleep(20 * MS).await;
-        guard.release().await.unwrap();
-        let released = Instant::now();
-        drop(waiting.await.unwrap().unwrap());
-        assert!(released.elapsed() < 60 * MS, "{:?}", released.elapsed());
-        sleep(20 * MS).await;
-    }
-    drop(stopped);
 }

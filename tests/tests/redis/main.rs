@@ -14,7 +14,6 @@ mod redis_fair;
 mod redis_faults;
 mod redis_hostile;
 mod redis_late;
-mod redis_leader;
 mod redis_limits;
 mod redis_multi;
 mod redis_network;

@@ -20,22 +20,10 @@ type Words = LazyLock<Vec<&'static str>>;
 
 /// What acquire, renew, release, wait, inspect and forced releases need, the scripts' own commands included.
 static NEEDED: Words = LazyLock::new(|| commands("Locks"));
-static FOR_FAIR: Words = LazyLock::new(|| commands("Fair locks"));
-static FOR_FENCED: Words = LazyLock::new(|| commands("Fenced locks"));
-static FOR_READ_WRITE: Words = LazyLock::new(|| commands("Read-write locks"));
-static FOR_SEMAPHORES: Words = LazyLock::new(|| commands("Semaphores"));
-static FOR_RECORDS: Words = LazyLock::new(|| commands("Records"));
-static KEYS_OF_RECORDS: Words = LazyLock::new(|| patterns("Records"));
-static FOR_LATCHES: Words = LazyLock::new(|| commands("Latches"));
 static FOR_LIST: Words = LazyLock::new(|| commands("A list of all locks"));
 /// What makes a connection better and is done without where it is forbidden.
 static WISHED: Words = LazyLock::new(|| commands("What may be left out"));
 static KEYS: Words = LazyLock::new(|| patterns("Locks"));
-static KEYS_OF_FAIR: Words = LazyLock::new(|| patterns("Fair locks"));
-static KEYS_OF_SEMAPHORES: Words = LazyLock::new(|| patterns("Semaphores"));
-static KEYS_OF_LATCHES: Words = LazyLock::new(|| patterns("Latches"));
-static KEYS_OF_FENCED: Words = LazyLock::new(|| patterns("Fenced locks"));
-static KEYS_OF_READ_WRITE: Words = LazyLock::new(|| patterns("Read-write locks"));
 
 async fn server() -> Store {
     let builder = Server::builder(Flavor::from_env()).acl("svc on >pw");
@@ -330,59 +318,49 @@ async fn everything_fenced(store: &Store) -> Result<(), String> {
     Ok(())
 }
 
-/// A server whose user has what plain locks need, these commands, and these keys.
-async fn server_for<'a>(keys: &[&'a str], commands: impl Iterator<Item = &'a str>) -> Store {
+/// A server whose user has what plain locks need, and these words.
+async fn server_for(words: impl Iterator<Item = &&'static str>) -> Store {
     let store = server().await;
     allow(&store, NEEDED.iter()).await;
     let mut acl = vec!["ACL", "SETUSER", "svc"];
-    acl.extend(keys);
-    acl.extend(commands);
+    acl.extend(words);
     store.as_server().command(&acl).await;
     store
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fair_locks_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(&KEYS_OF_FAIR, FOR_FAIR.iter().copied()).await;
-    everything_fair(&store).await.unwrap();
-    store.assert_clean(&[]).await;
-    join_all(FOR_FAIR.iter().map(|missing| async move {
-        let others = FOR_FAIR.iter().copied().filter(|command| command != missing);
-        let store = server_for(&KEYS_OF_FAIR, others).await;
-        assert!(everything_fair(&store).await.is_err(), "{missing} is not needed");
+/// With what stands under the heading everything can be done, and with one word less, of commands and keys, it cannot.
+/// Whichever command is missing, nothing is done by half: `is_whole` sees that.
+async fn no_less_than(
+    heading: &str,
+    everything: impl AsyncFn(&Store) -> Result<(), String>,
+    is_whole: impl AsyncFn(&Server) -> bool,
+) {
+    let words = [commands(heading), patterns(heading)].concat();
+    let store = server_for(words.iter()).await;
+    in_rounds("everything can be done", async || everything(&store).await).await;
+    join_all(words.iter().map(|missing| {
+        let (words, everything, is_whole) = (&words, &everything, &is_whole);
+        async move {
+            let store = server_for(words.iter().filter(|word| *word != missing)).await;
+            assert!(everything(&store).await.is_err(), "{missing} is not needed");
+            if missing.starts_with('+') {
+                let what = format!("nothing is done by half without {missing}");
+                eventually(&what, || is_whole(store.as_server())).await;
+            }
+        }
     }))
     .await;
-    for missing in KEYS_OF_FAIR.iter() {
-        let others: Vec<_> = KEYS_OF_FAIR
-            .iter()
-            .copied()
-            .filter(|keys| keys != missing)
-            .collect();
-        let store = server_for(&others, FOR_FAIR.iter().copied()).await;
-        assert!(everything_fair(&store).await.is_err(), "{missing} is not needed");
-    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fair_locks_need_what_the_documentation_lists_and_no_less() {
+    no_less_than("Fair locks", everything_fair, async |_| true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(&KEYS_OF_FENCED, FOR_FENCED.iter().copied()).await;
-    everything_fenced(&store).await.unwrap();
-    store.assert_clean(&[]).await;
-    for missing in FOR_FENCED.iter() {
-        let others = FOR_FENCED.iter().copied().filter(|command| command != missing);
-        let store = server_for(&KEYS_OF_FENCED, others).await;
-        assert!(
-            everything_fenced(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-        settle().await;
-        assert!(
-            !store.as_server().query::<bool>(&["EXISTS", "shop:k"]).await,
-            "{missing}: a lock is left without a holder"
-        );
-    }
-    let store = server_for(&["~nothing"], FOR_FENCED.iter().copied()).await;
-    assert!(everything_fenced(&store).await.is_err());
+    let has_no_lock = async |server: &Server| !server.query::<bool>(&["EXISTS", "shop:k"]).await;
+    no_less_than("Fenced locks", everything_fenced, has_no_lock).await;
 }
 
 /// Everything that semaphores can do; where something is wrong, what.
@@ -463,41 +441,13 @@ async fn everything_of_latches(store: &Store) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn semaphores_need_what_the_documentation_lists_and_no_less() {
-    let all = || FOR_SEMAPHORES.iter().copied();
-    let store = server_for(&KEYS_OF_SEMAPHORES, all()).await;
-    in_rounds("everything can be done", async || {
-        everything_of_semaphores(&store).await
-    })
-    .await;
-    store.assert_clean(&[]).await;
-    join_all(FOR_SEMAPHORES.iter().map(|missing| async move {
-        let store = server_for(&KEYS_OF_SEMAPHORES, all().filter(|command| command != missing)).await;
-        let outcome = everything_of_semaphores(&store).await;
-        assert!(outcome.is_err(), "{missing} is not needed");
-        // No step was carried out by half: what is free and what is held is what there is.
-        settle().await;
-        let server = store.as_server();
+    // What is free and what is held is what there is.
+    let adds_up = async |server: &Server| {
         let free: Option<i64> = server.query(&["GET", "shop:k"]).await;
         let held: i64 = server.query(&["ZCARD", "{shop:k}:timeout"]).await;
-        let total = free.map(|free| free + held);
-        assert!(
-            matches!(total, None | Some(3 | 4)),
-            "{missing}: {free:?} and {held}"
-        );
-    }))
-    .await;
-    for missing in KEYS_OF_SEMAPHORES.iter() {
-        let others: Vec<_> = KEYS_OF_SEMAPHORES
-            .iter()
-            .copied()
-            .filter(|keys| keys != missing)
-            .collect();
-        let store = server_for(&others, all()).await;
-        assert!(
-            everything_of_semaphores(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-    }
+        matches!(free.map(|free| free + held), None | Some(3 | 4))
+    };
+    no_less_than("Semaphores", everything_of_semaphores, adds_up).await;
 }
 
 /// Everything that can be done with records; where something is wrong, what.
@@ -541,54 +491,20 @@ async fn everything_of_records(store: &Store) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(&KEYS_OF_RECORDS, FOR_RECORDS.iter().copied()).await;
-    in_rounds("everything can be done", async || {
-        everything_of_records(&store).await
-    })
-    .await;
-    join_all(FOR_RECORDS.iter().map(|missing| async move {
-        let others = FOR_RECORDS.iter().copied().filter(|command| command != missing);
-        let store = server_for(&KEYS_OF_RECORDS, others).await;
-        assert!(
-            everything_of_records(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-    }))
-    .await;
-    for missing in KEYS_OF_RECORDS.iter() {
-        let others: Vec<_> = (KEYS_OF_RECORDS.iter().copied())
-            .filter(|keys| keys != missing)
-            .collect();
-        let store = server_for(&others, FOR_RECORDS.iter().copied()).await;
-        assert!(
-            everything_of_records(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-    }
+    let end = async |server: &Server| {
+        for key in server.keys().await {
+            if key != "dlock:fence" && server.ttl(&key).await.is_none() {
+                return false;
+            }
+        }
+        true
+    };
+    no_less_than("Records", everything_of_records, end).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn latches_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(&KEYS_OF_LATCHES, FOR_LATCHES.iter().copied()).await;
-    in_rounds("everything can be done", async || {
-        everything_of_latches(&store).await
-    })
-    .await;
-    store.assert_clean(&[]).await;
-    let without = server_for(&KEYS_OF_LATCHES, std::iter::empty()).await;
-    assert!(everything_of_latches(&without).await.is_err());
-    for missing in KEYS_OF_LATCHES.iter() {
-        let others: Vec<_> = KEYS_OF_LATCHES
-            .iter()
-            .copied()
-            .filter(|keys| keys != missing)
-            .collect();
-        let store = server_for(&others, FOR_LATCHES.iter().copied()).await;
-        assert!(
-            everything_of_latches(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-    }
+    no_less_than("Latches", everything_of_latches, async |_| true).await;
 }
 
 /// Everything that readers and writers can do; where something is wrong, what.
@@ -679,39 +595,12 @@ async fn everything_of_preferred_writers(store: &Store) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_write_locks_need_what_the_documentation_lists_and_no_less() {
-    let all = || FOR_READ_WRITE.iter().copied();
-    let store = server_for(&KEYS_OF_READ_WRITE, FOR_READ_WRITE.iter().copied()).await;
-    in_rounds("everything can be done", async || {
-        everything_read_write(&store).await
-    })
-    .await;
-    store.assert_clean(&[]).await;
-    let store = server_for(&KEYS_OF_READ_WRITE, all()).await;
-    everything_of_preferred_writers(&store).await.unwrap();
-    store.assert_clean(&[]).await;
-    for missing in FOR_READ_WRITE.iter() {
-        let others = FOR_READ_WRITE
-            .iter()
-            .copied()
-            .filter(|command| command != missing);
-        let store = server_for(&KEYS_OF_READ_WRITE, others).await;
-        assert!(
-            everything_read_write(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-        settle().await;
-        store.assert_clean(&[]).await;
-    }
-    for missing in KEYS_OF_READ_WRITE.iter() {
-        let others: Vec<_> = (KEYS_OF_READ_WRITE.iter().copied())
-            .filter(|keys| keys != missing)
-            .collect();
-        let store = server_for(&others, all()).await;
-        assert!(
-            everything_read_write(&store).await.is_err(),
-            "{missing} is not needed"
-        );
-    }
+    let all = async |store: &Store| {
+        everything_read_write(store).await?;
+        everything_of_preferred_writers(store).await
+    };
+    let has_no_lock = async |server: &Server| !server.query::<bool>(&["EXISTS", "shop:k"]).await;
+    no_less_than("Read-write locks", all, has_no_lock).await;
 }
 
 /// What a service does, on whatever store this is; where something is wrong, what.

@@ -3,49 +3,12 @@
 
 use std::time::Duration;
 
-use dlock_tests::faults::{Pair, TIMEOUT, acquiring, is_free_soon_as, patient, setting, step};
-use dlock_tests::{Direction, Store, Swallow, eventually, settle};
+use dlock_tests::faults::{Pair, patient, setting};
+use dlock_tests::{Direction, Store, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
 /// One way through the network.
 const DELAY: Duration = Duration::from_millis(5);
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_acquire_is_undone_while_its_outcome_is_unknown() {
-    let (store, proxy, a, b) = setting().await;
-    for pair in Pair::ALL {
-        let lock = pair.asked(&a, "k");
-        for then in [Swallow::Hang, Swallow::Cut] {
-            let fault = proxy.swallow(1, then, step(acquiring(pair.asks)));
-            let dropped = tokio::spawn(lock.acquire());
-            fault.swallowed().await;
-            dropped.abort();
-            drop(dropped.await);
-            is_free_soon_as(&b, "k", pair.asks).await;
-            store.assert_clean(&[&a, &b]).await;
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_acquire_never_takes_the_lock_while_the_server_is_away() {
-    let (store, proxy, a, b) = setting().await;
-    for pair in Pair::ALL {
-        let lock = pair.asked(&a, "k");
-        for in_line in [TIMEOUT / 3, TIMEOUT * 2] {
-            proxy.refuse();
-            proxy.cut();
-            let dropped = tokio::spawn(lock.acquire());
-            tokio::time::sleep(in_line).await;
-            dropped.abort();
-            drop(dropped.await);
-            proxy.accept();
-            is_free_soon_as(&b, "k", pair.asks).await;
-            store.assert_clean(&[&a, &b]).await;
-            is_free_soon_as(&b, "k", pair.asks).await;
-        }
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_gives_up_takes_its_subscription_and_position_along() {

@@ -35,46 +35,6 @@ async fn next<T>(events: &mut LockEvents, wanted: impl Fn(&LockEvent) -> Option<
     timeout(PATIENCE, looking).await.expect("the event comes")
 }
 
-#[tokio::test]
-async fn hold_that_the_server_forgot_is_told_as_lost_once_and_with_its_reason() {
-    let (server, client) = server().await;
-    let mut events = client.events();
-    let guard = client.lock("k").acquire().await.unwrap();
-    let granted = next(&mut events, |event| match event.what {
-        LockEventKind::Granted {
-            token, handed_off, ..
-        } => Some((token, handed_off, event.grant.clone())),
-        _ => None,
-    })
-    .await;
-    let id = client.inspect("k").await.unwrap().unwrap().id;
-    assert_eq!(granted, (guard.fencing_token(), false, Some(id.clone())));
-    server.flush().await;
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.unwrap(), Loss::Gone);
-    let reason = next(&mut events, |event| match &event.what {
-        LockEventKind::Lost { reason, .. } if event.grant.as_ref() == Some(&id) => Some(reason.clone()),
-        _ => None,
-    })
-    .await;
-    assert_eq!(reason, LossReason::Gone);
-    drop(guard);
-    client
-        .lock("later")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    let again = next(&mut events, |event| match &event.what {
-        LockEventKind::Lost { .. } => Some(true),
-        LockEventKind::Ended { .. } if event.key.as_str() == "later" => Some(false),
-        _ => None,
-    })
-    .await;
-    assert!(!again, "it is lost once");
-}
-
 /// What a listener is told of the request to stop.
 async fn told(events: &mut LockEvents) -> (String, Intervention) {
     next(events, |event| match &event.what {

@@ -332,42 +332,6 @@ async fn ours_survives_when_one_of_redissons_takes_the_lock_after_a_long_wait() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn once_no_other_is_before_it_ours_costs_seconds_again() {
-    let (store, a, b) = setting().await;
-    let server = store.as_server();
-    let order = Order::default();
-    let guard = a.fair_lock("k").acquire().await.unwrap();
-    java_waits(server, 1, PATIENT).await;
-    java_waits(server, 2, 2 * PATIENT).await;
-    let (id, task) = waits(server, &b, 3, &order).await;
-    let first = left(server, &id).await.unwrap();
-    assert!(
-        first > 2 * PATIENT - 2500 && first <= 2 * PATIENT + PLACE,
-        "{first}"
-    );
-    guard.release().await.unwrap();
-    java_takes(server, 1, PATIENT).await;
-    eventually("it has the patience of the other on top", || async {
-        let left = left(server, &id).await.unwrap();
-        left > PATIENT - 2500 && left <= PATIENT + PLACE + 1000
-    })
-    .await;
-    // The second gives up: it takes its patience off the times of those behind it.
-    server.command(&["LREM", QUEUE, "0", &java(2)]).await;
-    server.command(&["ZREM", TIMES, &java(2)]).await;
-    let less = (-PATIENT).to_string();
-    server.command(&["ZINCRBY", TIMES, &less, &id]).await;
-    eventually("it has what all of ours have", || async {
-        let left = left(server, &id).await.unwrap();
-        left > 0 && left <= PLACE
-    })
-    .await;
-    java_leaves(server).await;
-    within(SOON, "it is served", task).await.unwrap();
-    store.assert_clean(&[&a, &b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redisson_waiters_behind_ours_keep_their_distance() {
     let (store, a, b) = setting().await;
     let server = store.as_server();
@@ -430,25 +394,6 @@ async fn waiters_whose_time_is_over_or_missing_hold_no_waiter_up() {
     let acquire = a.fair_lock("k").wait(PATIENCE).acquire();
     let guard = within(SOON, "it is over", acquire).await.unwrap();
     guard.release().await.unwrap();
-    store.assert_clean(&[&a, &b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_message_costs_a_second_and_a_half_and_no_lease() {
-    let store = Store::server().await;
-    let server = store.as_server();
-    let long = async || store.client_with(|builder| builder.lease(90 * SECOND)).await;
-    let (a, b) = (long().await, long().await);
-    let order = Order::default();
-    for _ in 0..3 {
-        let guard = a.fair_lock("k").acquire().await.unwrap();
-        let (_, task) = waits(server, &b, 1, &order).await;
-        settle().await;
-        // A notification without receivers: what Redisson's scripts do when the waiter has no subscription yet.
-        let _: i64 = server.query(&["DEL", "k"]).await;
-        within(2 * SECOND, "the next question", task).await.unwrap();
-        assert!(guard.release().await.unwrap_err().is_lost());
-    }
     store.assert_clean(&[&a, &b]).await;
 }
 
@@ -876,38 +821,4 @@ async fn what_is_no_counter_is_named_and_stays_and_no_lock_is_taken() {
 }
 
 /// It plays another process faster than waiters look.
-mod alone {
-    use super::*;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn waiter_that_was_taken_for_gone_is_back_in_front_of_later_ones() {
-        let (store, a, b) = setting().await;
-        let server = store.as_server();
-        let order = Order::default();
-        let guard = a.fair_lock("k").acquire().await.unwrap();
-        // How long it has waited cannot be known, nor therefore how much it will take off.
-        java_waits(server, 1, 20_000).await;
-        let (first, one) = waits(server, &b, 2, &order).await;
-        let (second, other) = waits(server, &b, 3, &order).await;
-        let last = left(server, &second).await.unwrap();
-        java_waits(server, 4, last + PATIENT).await;
-        guard.release().await.unwrap();
-        java_takes(server, 1, PATIENT).await;
-        // The script of another client of Redisson's runs.
-        for id in [&first, &second] {
-            assert!(left(server, id).await.unwrap() < 0);
-            server.command(&["LREM", QUEUE, "0", id]).await;
-            server.command(&["ZREM", TIMES, id]).await;
-        }
-        eventually("both are back in their places", || async {
-            queue(server).await == [first.clone(), second.clone(), java(4)]
-        })
-        .await;
-        java_leaves(server).await;
-        one.await.unwrap();
-        other.await.unwrap();
-        assert_eq!(*order.lock(), [2, 3]);
-        server.command(&["DEL", QUEUE, TIMES]).await;
-        store.assert_clean(&[&a, &b]).await;
-    }
-}
+mod alone {}

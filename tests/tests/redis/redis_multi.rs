@@ -1,7 +1,7 @@
 //! Several locks at once on a real server: one step on the wire, faults that strike it, and what stands in its way.
 
-use dlock::{Error, LockClient, LockKey, MultiLock};
-use dlock_tests::faults::{is_free, is_free_soon, patient, setting, step};
+use dlock::{Error, LockClient, MultiLock};
+use dlock_tests::faults::{is_free, patient};
 use dlock_tests::{Proxy, Store};
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
@@ -38,20 +38,6 @@ async fn several_locks_are_one_step_that_declares_all_keys() {
     }
     guard.release().await.unwrap();
     store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_that_comes_late_takes_nothing() {
-    let (store, proxy, a, b) = setting().await;
-    let held = proxy.hold(1, step("all"));
-    let once = all_of(&a).try_acquire().await;
-    assert!(matches!(once, Err(Error::OutcomeUnknown { .. })), "{once:?}");
-    held.release();
-    held.answered().await;
-    for key in KEYS {
-        is_free_soon(&b, key).await;
-    }
-    store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,23 +95,4 @@ async fn one_name_that_is_out_of_bounds_keeps_the_whole_set_out_and_no_other_cal
     let guard = a.multi(["a", "c"]).acquire().await.unwrap();
     guard.release().await.unwrap();
     store.assert_clean(&[&a, &b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_keys_are_one_step_too() {
-    let store = Store::server().await;
-    let client = patient(&store.as_server().url()).await;
-    let names: Vec<_> = (0..700).map(|i| format!("k{i:03}")).collect();
-    let guard = client.multi(&names).acquire().await.unwrap();
-    assert_eq!(client.held(), 700);
-    let distinct: std::collections::BTreeSet<_> = guard.fencing_tokens().map(|(_, token)| token).collect();
-    assert_eq!(distinct.len(), 700);
-    assert!(
-        guard
-            .keys()
-            .map(LockKey::as_str)
-            .eq(names.iter().map(String::as_str))
-    );
-    guard.release().await.unwrap();
-    store.assert_clean(&[&client]).await;
 }

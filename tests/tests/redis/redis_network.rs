@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dlock::{Error, HoldState, Loss};
 use dlock_tests::faults::{
-    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty_builder, in_rounds, is_back, is_confirmed,
-    is_free, is_free_soon, patient, setting, setting_of_faults, within,
+    LEASE, PATIENCE, RETRY_FOR, TIMEOUT, answered, hasty_builder, in_rounds, is_back, is_free, is_free_soon,
+    patient, setting, setting_of_faults, within,
 };
 use dlock_tests::{Direction, Proxy, Server, Store, eventually, settle};
 
@@ -107,46 +107,6 @@ async fn keeps_its_time(fault: &'static str, begin: Act, end: Act) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_timeouts_in_a_row_replace_the_connection() {
-    let (store, proxy, a, _b) = setting().await;
-    eventually("one connection", || async { proxy.connections_open() == 1 }).await;
-    let first = proxy.connections()[0].id;
-    let before = store.as_server().client_list().await;
-    // Half open: this connection is silently dead. New ones are fine.
-    for direction in [Direction::ToClient, Direction::ToServer] {
-        eventually("one is open", || async { proxy.connections_open() == 1 }).await;
-        let id = proxy.connections()[0].id;
-        proxy.block_connection(id, direction);
-        within(SOON, "acquire", a.lock("k").acquire())
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
-        assert!(
-            proxy.connections().iter().any(|connection| connection.id > id),
-            "{direction:?}"
-        );
-        eventually("the old one is closed", || async {
-            proxy.connections_open() == 1
-        })
-        .await;
-        proxy.unblock_connection(id, direction);
-    }
-    assert!(proxy.connections()[0].id >= first + 2);
-    let ids = |list: &[std::collections::BTreeMap<String, String>]| -> Vec<String> {
-        list.iter().map(|client| client["id"].clone()).collect()
-    };
-    let before = ids(&before);
-    eventually("one connection took the place of the other", || async {
-        let after = ids(&store.as_server().client_list().await);
-        after.len() == before.len() && after.iter().filter(|id| !before.contains(id)).count() == 1
-    })
-    .await;
-    store.assert_clean(&[&a]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_timeout_of_a_slow_server_keeps_the_connection() {
     // A second one in a row would rightly cost the connection.
     in_rounds("one timeout, and the connection stays", async || {
@@ -195,39 +155,6 @@ async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
     }
     assert_eq!(proxy.malformed(), Vec::<String>::new());
     store.assert_clean(&[&patient, &b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
-    let (store, _proxy, a, b) = setting().await;
-    let server = store.as_server();
-    let guard = a.lock("k").acquire().await.unwrap();
-    let mut waiter = tokio::spawn(b.lock("k").acquire());
-    for round in 0..3 {
-        settle().await;
-        if round > 0 {
-            server.script_flush().await;
-        }
-        if round < 2 {
-            for kind in ["normal", "pubsub"] {
-                server
-                    .command(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"])
-                    .await;
-            }
-        }
-        is_confirmed(&guard).await;
-        eventually("the holder is confirmed", || async {
-            guard.state() == HoldState::Held
-        })
-        .await;
-        assert!(!waiter.is_finished(), "two holders");
-    }
-    settle().await;
-    server.script_flush().await;
-    guard.release().await.unwrap();
-    let next = within(SOON, "the wake-up", &mut waiter).await.unwrap().unwrap();
-    next.release().await.unwrap();
-    store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

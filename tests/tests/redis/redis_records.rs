@@ -2,19 +2,16 @@
 
 use std::time::Duration;
 
+use dlock::Error;
 use dlock::record::{ClaimReply, ClaimToken, OwnerReply, RecordKey, Records};
 use dlock::store::Reason;
-use dlock::{Error, LockClient};
-use dlock_tests::faults::{PATIENCE, answered, hasty_builder, in_rounds, patient, setting, within};
-use dlock_tests::records::{
-    a_record_that_cannot_be_read, ask, ask_for, ask_other, by, claimed, fresh_key, leaving,
-};
-use dlock_tests::{Command, Flavor, Server, Store, eventually};
+use dlock_tests::faults::{PATIENCE, hasty_builder, patient, setting};
+use dlock_tests::permissions::give;
+use dlock_tests::records::{a_record_that_cannot_be_read, ask, ask_for, claimed, fresh_key, leaving};
+use dlock_tests::{Command, Server, Store, eventually};
 use futures_util::future::join_all;
 use redis::Value;
 use tokio::time::timeout;
-
-const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -296,123 +293,15 @@ async fn one_bad_record_harms_no_other_step_in_the_same_call() {
     guard.release().await.unwrap();
 }
 
-/// What records need of a server, the script's own commands included.
-const NEEDED: &[&str] = &[
-    "+evalsha",
-    "+eval",
-    "+time",
-    "+type",
-    "+get",
-    "+set",
-    "+getrange",
-    "+setrange",
-    "+strlen",
-    "+pexpire",
-    "+pttl",
-    "+del",
-    "+publish",
-    "+subscribe",
-];
-
-/// Everything that records can do; where something is wrong, what.
-async fn everything(store: &Store) -> Result<(), String> {
-    let text = |error: Error| error.to_string();
-    let url = store.as_server().url_as("svc", "pw");
-    let client = hasty_builder(&url)
-        .timeout(PATIENCE)
-        .build()
-        .await
-        .map_err(text)?;
-    let records = client.records().map_err(text)?;
-    let wrong = |what: &str| Err(what.to_owned());
-    let key = fresh_key();
-    let claim = |request| async { records.claim(request).await.map_err(|error| error.to_string()) };
-    let mut request = ask_for(&key, MS, DAY);
-    let token = request.token.clone();
-    let mut watch = records.watch(&key);
-    claim(request.clone()).await?;
-    request.retention *= 2;
-    let again = claim(request).await?;
-    tokio::time::sleep(20 * MS).await;
-    let ClaimReply::Claimed { attempt: 2, .. } = claim(by(&ClaimToken::new(), ask(&key))).await? else {
-        return wrong("no takeover");
-    };
-    assert!(matches!(again, ClaimReply::Claimed { attempt: 1, .. }));
-    let key2 = fresh_key();
-    let (token2, _) = (token, ());
-    claim(by(&token2, ask(&key2))).await?;
-    let step = |reply: Result<OwnerReply, dlock::store::StoreError>| match reply {
-        Ok(OwnerReply::Done) => Ok(()),
-        other => Err(format!("{other:?}")),
-    };
-    step(records.extend(&key2, &token2, SEC, 3 * DAY).await)?;
-    let mut notifications = records.watch(&key2);
-    if timeout(SEC, async {
-        tokio::join!(watch.changed(), notifications.changed())
-    })
-    .await
-    .is_err()
-    {
-        return wrong("no subscription");
-    }
-    let subscribed = store.as_server().pubsub_channels().await.len();
-    step(records.complete(&key2, &token2, b"x".to_vec(), DAY).await)?;
-    if subscribed != 2 || timeout(SEC, notifications.changed()).await.is_err() {
-        return wrong("no waiter is told");
-    }
-    match claim(ask(&key2)).await? {
-        ClaimReply::Completed { response } if response == b"x" => {}
-        other => return Err(format!("{other:?}")),
-    }
-    let key3 = fresh_key();
-    claim(by(&token2, ask(&key3))).await?;
-    step(records.release(&key3, &token2).await)
-}
-
-async fn allow<'a>(store: &Store, commands: impl Iterator<Item = &'a &'static str>) {
-    let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "resetchannels", "on", ">pw"];
-    acl.extend(["~dlock:fence", "~dlock:record:*", "&dlock:record:*"]);
-    acl.extend(commands);
-    store.as_server().command(&acl).await;
-}
-
-async fn guarded() -> Store {
-    let builder = Server::builder(Flavor::from_env()).acl("svc on >pw");
-    Store::Server(Box::new(builder.start().await))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_needs_exactly_these_permissions() {
-    let store = guarded().await;
-    allow(&store, NEEDED.iter()).await;
-    in_rounds("everything can be done", async || everything(&store).await).await;
-    join_all(NEEDED.iter().map(|missing| async move {
-        let store = guarded().await;
-        allow(&store, NEEDED.iter().filter(|command| command != &missing)).await;
-        let outcome = within(10 * SEC, "everything", everything(&store)).await;
-        // The type is asked for where a lock is, and where something else stands in a record's place; the
-        // script's text where the server does not have it.
-        let seldom = ["+type", "+eval"].contains(missing);
-        assert!(outcome.is_err() || seldom, "{missing} is not needed");
-        eventually("every record has an end", || async {
-            let server = store.as_server();
-            for key in server.keys().await {
-                if key != "dlock:fence" && server.ttl(&key).await.is_none() {
-                    return false;
-                }
-            }
-            true
-        })
-        .await;
-    }))
-    .await;
-}
-
 #[tokio::test]
 async fn a_channel_that_is_forbidden_fails_no_completion() {
-    let store = guarded().await;
-    allow(&store, NEEDED.iter().filter(|command| **command != "+publish")).await;
-    let records = patient(&store.as_server().url_as("svc", "pw"))
+    let store = Store::server().await;
+    give(store.as_server(), "svc", &["Locks", "Records"]).await;
+    store
+        .as_server()
+        .command(&["ACL", "SETUSER", "svc", "-publish"])
+        .await;
+    let records = patient(&store.as_server().url_as("svc", "password"))
         .await
         .records()
         .unwrap();
@@ -429,49 +318,6 @@ async fn a_channel_that_is_forbidden_fails_no_completion() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_server_has_its_records_or_none() {
-    for persistence in [true, false] {
-        let server = Server::builder(Flavor::from_env())
-            .persistence(persistence)
-            .start()
-            .await;
-        let client = patient(&server.url()).await;
-        let records = client.records().unwrap();
-        let (running, done) = (fresh_key(), fresh_key());
-        let (token, fence) = claimed(&records, ask(&running), 1).await;
-        let (owner, _) = claimed(&records, ask(&done), 1).await;
-        let result: Vec<u8> = (0..=255).cycle().take(100_000).collect();
-        records
-            .complete(&done, &owner, result.clone(), DAY)
-            .await
-            .unwrap();
-        server.restart().await;
-        dlock_tests::faults::is_back(&client).await;
-        let kept = if persistence {
-            OwnerReply::Done
-        } else {
-            OwnerReply::NotOwner
-        };
-        // The connection is not that of before, but the server answers.
-        let extend = answered(|| records.extend(&running, &token, SEC, DAY)).await;
-        assert_eq!(extend.unwrap(), kept);
-        let complete = answered(|| records.complete(&running, &token, b"x".to_vec(), DAY)).await;
-        assert_eq!(complete.unwrap(), kept);
-        match records.claim(ask(&done)).await.unwrap() {
-            ClaimReply::Completed { response } => assert!(persistence && response == result),
-            ClaimReply::Claimed {
-                attempt: 1,
-                fence: next,
-            } => assert!(!persistence && next > fence),
-            other => panic!("{other:?}"),
-        }
-        // Of what was asked nothing is known but with the data.
-        let other = records.claim(ask_other(&running)).await.unwrap();
-        assert_eq!(other == ClaimReply::Mismatch, persistence, "{other:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_that_were_flushed_are_no_trouble() {
     let store = Store::server().await;
     let records = records(&store).await;
@@ -484,65 +330,4 @@ async fn scripts_that_were_flushed_are_no_trouble() {
         }));
         tokio::join!(work, store.as_server().script_flush());
     }
-}
-
-/// `cargo test -p dlock-tests --release --test redis redis_records -- --ignored --nocapture` prints what records cost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures"]
-async fn what_records_cost() {
-    const MANY: usize = 100_000;
-    let store = Store::server().await;
-    let (server, client) = (
-        store.as_server(),
-        LockClient::connect(&store.as_server().url()).await.unwrap(),
-    );
-    let records = client.records().unwrap();
-    let used = || async {
-        let info: String = server.query(&["INFO", "memory"]).await;
-        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        line.unwrap().trim().parse::<usize>().unwrap()
-    };
-    let before = used().await;
-    let mut claims = Vec::new();
-    let begun = std::time::Instant::now();
-    for chunk in 0..MANY / 500 {
-        let keys = (0..500).map(|i| RecordKey::new(format!("{:064x}", chunk * 500 + i)).unwrap());
-        let chunk = keys.map(|key| async {
-            let (token, _) = claimed(&records, ask(&key), 1).await;
-            (key, token)
-        });
-        claims.extend(join_all(chunk).await);
-    }
-    println!(
-        "{:.0} claims/s, 500 at a time",
-        MANY as f64 / begun.elapsed().as_secs_f64()
-    );
-    println!("{} bytes per claimed record", (used().await - before) / MANY);
-    let begun = std::time::Instant::now();
-    for chunk in claims.chunks(500) {
-        join_all(
-            chunk
-                .iter()
-                .map(|(key, token)| records.complete(key, token, vec![b'x'; 500], DAY)),
-        )
-        .await;
-    }
-    println!("{:.0} completions/s", MANY as f64 / begun.elapsed().as_secs_f64());
-    println!(
-        "{} bytes per record with a result of 500",
-        (used().await - before) / MANY
-    );
-    let begun = std::time::Instant::now();
-    for _ in 0..5000 {
-        let key = fresh_key();
-        let (token, _) = claimed(&records, ask(&key), 1).await;
-        records
-            .complete(&key, &token, vec![b'x'; 500], DAY)
-            .await
-            .unwrap();
-    }
-    println!(
-        "{:?} for a claim and a completion, one after the other",
-        begun.elapsed() / 5000
-    );
 }

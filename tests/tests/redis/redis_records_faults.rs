@@ -145,35 +145,6 @@ async fn a_step_that_arrives_late_changes_nothing_whichever_it_is() {
     assert!(k > 9, "only {k} calls");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_is_answered_too_late_is_refused_by_the_server() {
-    in_rounds("the claim is sent before its time is over", async || {
-        let (store, proxy, client, _) = setting().await;
-        let (records, key) = (client.records().unwrap(), fresh_key());
-        let held = proxy.hold(1, step("claim"));
-        let request = ask(&key);
-        let error = within(TIMEOUT, "the claim", records.claim(request))
-            .await
-            .unwrap_err();
-        if !held.fired() {
-            return Err(error);
-        }
-        assert_eq!(error.outcome, Outcome::Unknown, "{error:?}");
-        // It was not released. The server's clock is known to a few milliseconds.
-        sleep(100 * MS).await;
-        held.release();
-        let answer = held.answered().await;
-        assert!(
-            answer.windows(4).any(|part| part == b"late"),
-            "{}",
-            answer.escape_ascii()
-        );
-        assert!(!store.as_server().keys().await.contains(&name(&key)));
-        Ok(())
-    })
-    .await;
-}
-
 /// A claim of which two copies are on their way: the first is kept back, its connection broke, and the
 /// second was carried out. `given_up`: its caller does not even wait for the answer.
 async fn a_copy_that_arrives_after_the_release(given_up: bool) {

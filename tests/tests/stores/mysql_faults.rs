@@ -15,11 +15,13 @@ use tokio::time::sleep;
 
 use crate::mysql_conformance::Table;
 use crate::mysql_support::{client, connected, setting, setting_on};
-use crate::scenes::{self, LEASE, MS, SEC, ask, end, is_released, token};
+use crate::scenes::{LEASE, MS, SEC, ask, end, in_scenes, is_released, token};
 
-#[tokio::test]
-async fn holds_survive_a_kill_and_waiters_go_on() {
-    scenes::holds_survive_a_restart_and_waiters_go_on::<Table>(Mysql::start().await).await;
+in_scenes! { Table:
+    fn holds_survive_a_kill_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Mysql::start());
+    /// Stopped, as a whole: the holder is told before another one could have the lock.
+    fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() = holder_is_lost_before_the_lease_ends(Mysql::start());
+    fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Mysql::shared());
 }
 
 /// Nothing is sent on its connection, and yet a holder soon learns that it broke.
@@ -32,17 +34,6 @@ async fn broken_connection_is_noticed_without_a_step() {
     setting.server.restart().await;
     let loss = within(PATIENCE, "it is told", guard.lost()).await;
     assert_ne!(loss, Loss::Expired, "long before its lease ends");
-}
-
-/// Stopped, as a whole: the holder is told before another one could have the lock.
-#[tokio::test]
-async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
-    scenes::holder_is_lost_before_the_lease_ends::<Table>(Mysql::start().await).await;
-}
-
-#[tokio::test]
-async fn broken_connections_cost_nothing_that_is_held() {
-    scenes::broken_connections_cost_nothing_that_is_held::<Table>(Mysql::shared().await).await;
 }
 
 /// An operator ends its connections. A step that was just sent on one has an unknown outcome, which is said.

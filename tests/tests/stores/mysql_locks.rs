@@ -14,18 +14,21 @@ use tokio::time::{Instant, sleep};
 
 use crate::mysql_conformance::Table;
 use crate::mysql_support::{client, connected, setting};
-use crate::scenes::{self, LEASE, MS, SEC, ask, end, is_released, renewal, renewed, row, token};
+use crate::scenes::{LEASE, MS, SEC, ask, end, in_scenes, is_released, renewal, renewed, row, token};
 
-/// Check, then write, makes two first holders; so does an insert that finds the row of another.
-#[tokio::test]
-async fn of_many_processes_at_an_absent_or_expired_row_one_wins() {
-    scenes::one_of_many_processes_wins::<Table>(Mysql::shared().await).await;
-}
-
-/// A token that is drawn before the row is locked goes back now and then.
-#[tokio::test]
-async fn tokens_of_many_processes_never_go_back() {
-    scenes::tokens_never_go_back::<Table>(Mysql::shared().await).await;
+in_scenes! { Table:
+    /// Check, then write, makes two first holders; so does an insert that finds the row of another.
+    fn of_many_processes_at_an_absent_or_expired_row_one_wins() = one_of_many_processes_wins(Mysql::shared());
+    /// A token that is drawn before the row is locked goes back now and then.
+    fn tokens_of_many_processes_never_go_back() = tokens_never_go_back(Mysql::shared());
+    /// Renewing by name, or by an upsert, makes two holders.
+    fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() = renewal_revives_no_lock(Mysql::shared());
+    fn acquire_that_comes_late_takes_nothing() = late_acquire_takes_nothing(Mysql::shared());
+    fn release_waits_until_a_late_acquire_can_do_nothing_any_more() = release_waits_for_a_late_acquire(Mysql::shared());
+    /// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
+    fn lost_requests_and_replies_leave_nothing_wrong() = lost_requests_and_replies_leave_nothing_wrong(Mysql::shared());
+    fn lost_renewals_cost_no_lock() = lost_renewals_cost_no_lock(Mysql::shared());
+    fn what_waits_to_be_sent_goes_together() = what_waits_goes_together(Mysql::shared());
 }
 
 #[tokio::test]
@@ -113,12 +116,6 @@ async fn keys_differ_by_case_accents_and_spaces_at_the_end() {
     }
 }
 
-/// Renewing by name, or by an upsert, makes two holders.
-#[tokio::test]
-async fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() {
-    scenes::renewal_revives_no_lock::<Table>(Mysql::shared().await).await;
-}
-
 /// Grants that are there and grants that are not share a statement.
 #[tokio::test]
 async fn each_grant_of_a_statement_is_renewed_or_gone_by_itself() {
@@ -159,27 +156,6 @@ async fn lease_after_a_locked_row_is_whole() {
     let left = until - setting.number(now).await;
     let passed = i64::try_from(committed.elapsed().as_micros()).unwrap();
     assert!(left + passed > 650_000, "{left} {passed}");
-}
-
-#[tokio::test]
-async fn acquire_that_comes_late_takes_nothing() {
-    scenes::late_acquire_takes_nothing::<Table>(Mysql::shared().await).await;
-}
-
-#[tokio::test]
-async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
-    scenes::release_waits_for_a_late_acquire::<Table>(Mysql::shared().await).await;
-}
-
-/// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
-#[tokio::test]
-async fn lost_requests_and_replies_leave_nothing_wrong() {
-    scenes::lost_requests_and_replies_leave_nothing_wrong::<Table>(Mysql::shared().await).await;
-}
-
-#[tokio::test]
-async fn lost_renewals_cost_no_lock() {
-    scenes::lost_renewals_cost_no_lock::<Table>(Mysql::shared().await).await;
 }
 
 /// Dead-locks and time-outs of row locks are neither a loss nor a release; others have their rows in the meantime.
@@ -241,11 +217,6 @@ async fn row_that_is_locked_for_long_holds_up_no_other_key() {
     );
     locked.query_drop("COMMIT").await.unwrap();
     assert_eq!(renewed(store, "stuck", 2, LEASE).await.unwrap(), Renewal::Renewed);
-}
-
-#[tokio::test]
-async fn what_waits_to_be_sent_goes_together() {
-    scenes::what_waits_goes_together::<Table>(Mysql::shared().await).await;
 }
 
 /// A write for each lock and renewal makes renewals the largest user of a database.

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tokio_postgres::{Config, NoTls};
 
 use crate::postgres_conformance::Table;
-use crate::scenes::{self, LEASE, MS, Rows, SEC, ask, end, is_released, renewal, token};
+use crate::scenes::{LEASE, MS, Rows, SEC, ask, end, in_scenes, is_released, renewal, token};
 
 async fn connected(config: Config, table: &str, timeout: Duration) -> Arc<PostgresLocks> {
     let builder = || {
@@ -86,16 +86,23 @@ impl Setting {
     }
 }
 
-/// Check, then write, makes two first holders; so does an insert that finds the row of another.
-#[tokio::test]
-async fn of_many_processes_at_an_absent_or_expired_row_one_wins() {
-    scenes::one_of_many_processes_wins::<Table>(Postgres::shared().await).await;
-}
-
-/// Tokens drawn in `VALUES`, or before the row is locked, go back now and then.
-#[tokio::test]
-async fn tokens_of_many_processes_never_go_back() {
-    scenes::tokens_never_go_back::<Table>(Postgres::shared().await).await;
+in_scenes! { Table:
+    /// Check, then write, makes two first holders; so does an insert that finds the row of another.
+    fn of_many_processes_at_an_absent_or_expired_row_one_wins() = one_of_many_processes_wins(Postgres::shared());
+    /// Tokens drawn in `VALUES`, or before the row is locked, go back now and then.
+    fn tokens_of_many_processes_never_go_back() = tokens_never_go_back(Postgres::shared());
+    /// Renewing by name, or by an upsert, makes two holders.
+    fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() = renewal_revives_no_lock(Postgres::shared());
+    fn acquire_that_comes_late_takes_nothing() = late_acquire_takes_nothing(Postgres::shared());
+    fn release_waits_until_a_late_acquire_can_do_nothing_any_more() = release_waits_for_a_late_acquire(Postgres::shared());
+    /// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
+    fn lost_requests_and_replies_leave_nothing_wrong() = lost_requests_and_replies_leave_nothing_wrong(Postgres::shared());
+    fn lost_renewals_cost_no_lock() = lost_renewals_cost_no_lock(Postgres::shared());
+    fn what_waits_to_be_sent_goes_into_one_statement() = what_waits_goes_together(Postgres::shared());
+    fn holds_survive_a_restart_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Postgres::start());
+    /// Stopped, as a whole: the holder is told before another one could have the lock.
+    fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() = holder_is_lost_before_the_lease_ends(Postgres::start());
+    fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Postgres::shared());
 }
 
 #[tokio::test]
@@ -123,12 +130,6 @@ async fn tokens_grow_though_rows_are_removed_and_the_clock_is_behind() {
     assert!(token(store.clone().acquire(ask("k", 2, LEASE)).await) > before);
 }
 
-/// Renewing by name, or by an upsert, makes two holders.
-#[tokio::test]
-async fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() {
-    scenes::renewal_revives_no_lock::<Table>(Postgres::shared().await).await;
-}
-
 /// `now()` is the time at which a transaction began, and what was computed before a wait is as old.
 #[tokio::test]
 async fn lease_after_a_locked_row_is_whole() {
@@ -152,27 +153,6 @@ async fn lease_after_a_locked_row_is_whole() {
         .number("SELECT extract(epoch FROM until - clock_timestamp())::int8 FROM {t}")
         .await;
     assert!(left > 30, "{left}");
-}
-
-#[tokio::test]
-async fn acquire_that_comes_late_takes_nothing() {
-    scenes::late_acquire_takes_nothing::<Table>(Postgres::shared().await).await;
-}
-
-#[tokio::test]
-async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
-    scenes::release_waits_for_a_late_acquire::<Table>(Postgres::shared().await).await;
-}
-
-/// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
-#[tokio::test]
-async fn lost_requests_and_replies_leave_nothing_wrong() {
-    scenes::lost_requests_and_replies_leave_nothing_wrong::<Table>(Postgres::shared().await).await;
-}
-
-#[tokio::test]
-async fn lost_renewals_cost_no_lock() {
-    scenes::lost_renewals_cost_no_lock::<Table>(Postgres::shared().await).await;
 }
 
 /// Serialization failures, dead-locks and time limits are neither a loss nor a release.
@@ -383,11 +363,6 @@ async fn connections_without_work_are_kept() {
     assert_eq!(setting.number(&pids).await, before);
 }
 
-#[tokio::test]
-async fn what_waits_to_be_sent_goes_into_one_statement() {
-    scenes::what_waits_goes_together::<Table>(Postgres::shared().await).await;
-}
-
 /// A write for each lock and renewal makes renewals the largest user of a database.
 #[tokio::test]
 async fn ten_thousand_locks_are_renewed_by_few_statements() {
@@ -473,22 +448,6 @@ async fn nobody_is_notified_where_nobody_waits() {
         "{:?}",
         heard.lock()
     );
-}
-
-#[tokio::test]
-async fn holds_survive_a_restart_and_waiters_go_on() {
-    scenes::holds_survive_a_restart_and_waiters_go_on::<Table>(Postgres::start().await).await;
-}
-
-/// Stopped, as a whole: the holder is told before another one could have the lock.
-#[tokio::test]
-async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
-    scenes::holder_is_lost_before_the_lease_ends::<Table>(Postgres::start().await).await;
-}
-
-#[tokio::test]
-async fn broken_connections_cost_nothing_that_is_held() {
-    scenes::broken_connections_cost_nothing_that_is_held::<Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test]

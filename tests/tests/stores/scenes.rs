@@ -62,6 +62,20 @@ pub(super) async fn renewed(
     replies.expect("each has a reply of its own").remove(0)
 }
 
+/// Makes a test of each scene, by the name that it has here, on a server that others use or one of its own.
+macro_rules! in_scenes {
+    ($on:ty: $($(#[$doc:meta])* fn $name:ident() = $scene:ident($server:expr);)*) => {
+        $(
+            $(#[$doc])*
+            #[tokio::test]
+            async fn $name() {
+                crate::scenes::$scene::<$on>($server.await).await;
+            }
+        )*
+    };
+}
+pub(super) use in_scenes;
+
 /// A store that keeps locks in the rows of a table.
 pub(super) trait Rows: Backend {
     fn releases(request: &Asked<Self>) -> bool;
