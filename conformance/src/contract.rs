@@ -68,6 +68,7 @@ macro_rules! __contract {
                 release_wakes_watch,
                 forced_release_wakes_watch,
                 release_wakes_every_watch,
+                long_names_that_begin_alike_have_watches_of_their_own,
                 dropped_watch_leaves_others_alone,
                 release_between_watch_and_look_is_not_missed,
             }

@@ -149,6 +149,16 @@ impl Zookeeper {
         tokio::time::timeout(Duration::from_secs(5), ask).await.ok()?
     }
 
+    /// How many requests it has received.
+    ///
+    /// # Panics
+    /// When it does not count them.
+    pub async fn requests(&self) -> u64 {
+        let said = self.said("srvr").await.unwrap_or_default();
+        let line = said.lines().find_map(|line| line.strip_prefix("Received: "));
+        line.expect("it counts").parse().expect("a number")
+    }
+
     /// What its own command line answers to these lines.
     ///
     /// # Panics

@@ -19,18 +19,21 @@ async fn is_a_lock(case: &Case, key: &LockKey) {
         _ => a.takes(Kind::Mutex, key, lease).await,
     };
     let reply = b.asks(Kind::Mutex, key, lease).await;
-    promise.holds(reply.is_busy(), (key, reply));
-    promise.holds(a.renews(&held, lease).await, key);
+    promise.holds(reply.is_busy(), ("acquire", key, reply));
+    promise.holds(a.renews(&held, lease).await, ("renew", key));
     if case.can().inspection {
         let holders = b.inspect(key).await.expect("the store inspects");
         promise.holds(
             holders.len() == 1 && holders[0].id == held.grant.to_string(),
-            (key, holders),
+            ("inspect", key, holders),
         );
         let listed = b.list(key.as_str()).await.expect("the store lists");
-        promise.holds(listed.iter().any(|(listed, _)| listed == key), (key, listed));
+        promise.holds(
+            listed.iter().any(|(listed, _)| listed == key),
+            ("list", key, listed),
+        );
     }
-    promise.holds(a.gives(&held).await, key);
+    promise.holds(a.gives(&held).await, ("release", key));
 }
 
 pub async fn short_long_and_odd_names_are_locks(case: Case) {

@@ -67,6 +67,24 @@ pub async fn release_wakes_every_watch(case: Case) {
     }
 }
 
+pub async fn long_names_that_begin_alike_have_watches_of_their_own(case: Case) {
+    let (a, b) = case.peers().await;
+    let mut watches = Vec::new();
+    for end in ["one", "two"] {
+        let key = case.key(&format!("{}{end}", "x".repeat(200)));
+        let mut watch = b.watch(Kind::Mutex, &key, b.grant());
+        case.hears(&mut watch, LOOK_NOW).await;
+        case.settles(&mut watch).await;
+        watches.push((key, watch));
+    }
+    for (key, watch) in &mut watches {
+        let held = a.takes(Kind::Mutex, key, case.long()).await;
+        case.settles(watch).await;
+        assert!(a.gives(&held).await);
+        case.hears(watch, WAKES).await;
+    }
+}
+
 pub async fn dropped_watch_leaves_others_alone(case: Case) {
     let promise = Promise("Dropping the last watch of a key ends the subscription");
     let ((a, b), key) = (case.peers().await, case.key("k"));

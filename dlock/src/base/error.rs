@@ -44,7 +44,7 @@ pub enum Error {
     /// the lock may be free.
     #[error(
         "{}{}{}{}",
-        held(*kind, key), after(*waited), lease_left(*remaining), said(votes.as_deref())
+        held(*kind, key), after(*kind, *waited), lease_left(*remaining), said(votes.as_deref())
     )]
     #[non_exhaustive]
     NotAcquired {
@@ -416,11 +416,11 @@ fn listed(failures: &[Error]) -> String {
     texts.join("; ")
 }
 
-fn after(waited: Duration) -> String {
-    if waited.is_zero() {
-        String::new()
-    } else {
-        format!(", and was for the {waited:.1?} of waiting")
+fn after(kind: Kind, waited: Duration) -> String {
+    let all_along = if kind.is_permits() { "had not" } else { "was" };
+    match waited.is_zero() {
+        true => String::new(),
+        false => format!(", and {all_along} for the {waited:.1?} of waiting"),
     }
 }
 
@@ -432,4 +432,36 @@ fn lease_left(remaining: Option<Duration>) -> String {
     remaining
         .map(|left| format!(" (the holder's lease has {left:.1?} left)"))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_says_what_was_in_the_way_all_along() {
+        for (kind, waited, says) in [
+            (Kind::Write, 0, "lock \"k\" is held by another client"),
+            (
+                Kind::Mutex,
+                20,
+                "lock \"k\" is held by another client, and was for the 20.0ms of waiting",
+            ),
+            (
+                Kind::Permit,
+                20,
+                "semaphore \"k\" has not enough free permits, and had not for the 20.0ms of waiting",
+            ),
+        ] {
+            let error = Error::NotAcquired {
+                kind,
+                key: "k".into(),
+                waited: Duration::from_millis(waited),
+                remaining: None,
+                votes: None,
+                holder: None,
+            };
+            assert_eq!(error.to_string(), says);
+        }
+    }
 }

@@ -123,7 +123,7 @@ impl LockKey {
     }
 }
 
-/// A name as it may stand in a message: short, on one line.
+/// A name that broke the rules as it may stand in a message: short, on one line.
 fn shortened(name: &str) -> String {
     const SHOWN: usize = 64;
     let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
@@ -159,9 +159,17 @@ impl Ord for LockKey {
     }
 }
 
+/// The name itself: stores and services build names of their own by it. Control characters, which no name of a lock has, are
+/// escaped, so that a message stays on its line.
 impl fmt::Display for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shortened(self.as_str()))
+        let name = self.as_str();
+        let mut written = 0;
+        for (at, control) in name.match_indices(char::is_control) {
+            write!(f, "{}{}", &name[written..at], control.escape_debug())?;
+            written = at + control.len();
+        }
+        f.write_str(&name[written..])
     }
 }
 
@@ -246,6 +254,18 @@ mod tests {
     fn a_huge_name_makes_no_huge_message() {
         let error = LockKey::new("x".repeat(10_000)).unwrap_err().to_string();
         assert!(error.len() < 300, "{error}");
+    }
+
+    #[test]
+    fn key_is_displayed_as_its_name_without_control_characters() {
+        for name in [
+            "order:42".into(),
+            "it's \"ü\" e\u{301}".into(),
+            "x".repeat(MAX_KEY_BYTES),
+        ] {
+            assert_eq!(LockKey::from(&*name).to_string(), name);
+        }
+        assert_eq!(LockKey::from("a\nb\u{1b}[0m").to_string(), r"a\nb\u{1b}[0m");
     }
 
     #[test]

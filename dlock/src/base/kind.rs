@@ -138,46 +138,92 @@ listed! {
     }
 }
 
+/// How a kind behaves; what each of these means, the methods of [`Kind`] say that have their names.
+struct Behaviour {
+    name: &'static str,
+    lock: Option<LockKind>,
+    family: Family,
+    is_exclusive: bool,
+    is_shared: bool,
+    waits_in_store: bool,
+    is_handed_off: bool,
+}
+
+impl Behaviour {
+    /// A lock that one holder has.
+    const fn exclusive(name: &'static str, lock: LockKind, family: Family) -> Behaviour {
+        Behaviour {
+            name,
+            lock: Some(lock),
+            family,
+            is_exclusive: true,
+            is_shared: false,
+            waits_in_store: false,
+            is_handed_off: true,
+        }
+    }
+
+    /// What is counted, and is no lock.
+    const fn counter(name: &'static str, family: Family) -> Behaviour {
+        Behaviour {
+            name,
+            lock: None,
+            family,
+            is_exclusive: false,
+            is_shared: false,
+            waits_in_store: false,
+            is_handed_off: false,
+        }
+    }
+}
+
 impl Kind {
+    const fn behaviour(self) -> Behaviour {
+        match self {
+            Kind::Mutex => Behaviour::exclusive("lock", LockKind::Mutex, Family::Plain),
+            Kind::Fair => Behaviour {
+                waits_in_store: true,
+                ..Behaviour::exclusive("fair", LockKind::Fair, Family::Plain)
+            },
+            Kind::Read => Behaviour {
+                is_exclusive: false,
+                is_shared: true,
+                // Readers are not kept waiting by readers.
+                is_handed_off: false,
+                ..Behaviour::exclusive("read", LockKind::Read, Family::ReadWrite)
+            },
+            Kind::Write => Behaviour::exclusive("write", LockKind::Write, Family::ReadWrite),
+            Kind::Fenced => Behaviour {
+                // Its tokens count every grant of the store.
+                is_handed_off: false,
+                ..Behaviour::exclusive("fenced", LockKind::Fenced, Family::Plain)
+            },
+            Kind::Permit => Behaviour::counter("permit", Family::Permits),
+            Kind::Unowned => Behaviour::counter("unowned", Family::Permits),
+            Kind::Latch => Behaviour::counter("latch", Family::Latch),
+        }
+    }
+
     /// The kind of lock, or `None` for permits and latches.
     #[must_use]
     pub fn lock_kind(self) -> Option<LockKind> {
-        match self {
-            Kind::Mutex => Some(LockKind::Mutex),
-            Kind::Fair => Some(LockKind::Fair),
-            Kind::Read => Some(LockKind::Read),
-            Kind::Write => Some(LockKind::Write),
-            Kind::Fenced => Some(LockKind::Fenced),
-            Kind::Permit | Kind::Unowned | Kind::Latch => None,
-        }
+        self.behaviour().lock
     }
 
     /// Whether one holder keeps out all others.
     #[must_use]
     pub fn is_exclusive(self) -> bool {
-        match self {
-            Kind::Mutex | Kind::Fair | Kind::Write | Kind::Fenced => true,
-            Kind::Read | Kind::Permit | Kind::Unowned | Kind::Latch => false,
-        }
+        self.behaviour().is_exclusive
     }
 
     /// Whether any number of holders share one lock, and the end of its lease at the store.
     pub(crate) fn is_shared(self) -> bool {
-        match self {
-            Kind::Read => true,
-            Kind::Mutex | Kind::Fair | Kind::Write | Kind::Fenced => false,
-            Kind::Permit | Kind::Unowned | Kind::Latch => false,
-        }
+        self.behaviour().is_shared
     }
 
     /// The kinds that it shares its data at the store with.
     pub(crate) fn family(self) -> Family {
-        match self {
-            Kind::Mutex | Kind::Fair | Kind::Fenced => Family::Plain,
-            Kind::Read | Kind::Write => Family::ReadWrite,
-            Kind::Permit | Kind::Unowned => Family::Permits,
-            Kind::Latch => Family::Latch,
-        }
+        self.behaviour().family
     }
 
     /// Whether what is taken is a number of permits.
@@ -201,34 +247,16 @@ impl Kind {
 
     /// Whether each waiter has a position of its own in the store's queue.
     pub(crate) fn waits_in_store(self) -> bool {
-        match self {
-            Kind::Fair => true,
-            Kind::Mutex | Kind::Read | Kind::Write | Kind::Fenced => false,
-            Kind::Permit | Kind::Unowned | Kind::Latch => false,
-        }
+        self.behaviour().waits_in_store
     }
 
     /// Whether a lock may go to the next waiter of this process without a request to the store.
     pub(crate) fn is_handed_off(self) -> bool {
-        match self {
-            Kind::Mutex | Kind::Write | Kind::Fair => true,
-            // The tokens of the one count every grant of the store, and readers are not kept waiting by readers.
-            Kind::Fenced | Kind::Read => false,
-            Kind::Permit | Kind::Unowned | Kind::Latch => false,
-        }
+        self.behaviour().is_handed_off
     }
 
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Mutex => "lock",
-            Kind::Fair => "fair",
-            Kind::Read => "read",
-            Kind::Write => "write",
-            Kind::Fenced => "fenced",
-            Kind::Permit => "permit",
-            Kind::Unowned => "unowned",
-            Kind::Latch => "latch",
-        }
+        self.behaviour().name
     }
 
     /// The kind that is displayed like this.

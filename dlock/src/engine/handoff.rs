@@ -99,19 +99,19 @@ mod tests {
 
     #[test]
     fn budget_ends_with_its_time_slice_its_tokens_and_its_handoffs() {
-        // round trip, handoffs, last token, asked after: open?
-        for (round_trip, handoffs, last, after, open) in [
-            (ms(0), 8, 9, ms(4), true),
-            (ms(0), 8, 9, ms(5), false),
-            (ms(10), 8, 9, ms(39), true),
-            (ms(10), 8, 9, ms(40), false),
-            (ms(500), 8, 9, ms(99), true),
-            (ms(500), 8, 9, ms(100), false),
-            (ms(0), 0, 9, ms(0), false),
-            (ms(0), 8, 1, ms(0), false),
+        let [in_time, late] = [|slice| slice - ms(1), |slice| slice];
+        // round trip, handoffs, last token, asked when of the time slice: open?
+        for (round_trip, handoffs, last, when, open) in [
+            (ms(0), 8, 9, in_time as fn(Duration) -> Duration, true),
+            (ms(0), 8, 9, late, false),
+            (ms(10), 8, 9, in_time, true),
+            (ms(10), 8, 9, late, false),
+            (ms(0), 0, 9, in_time, false),
+            (ms(0), 8, 1, in_time, false),
         ] {
             let now = START + round_trip;
             let budget = HandoffBudget::new(Kind::Mutex, handoffs, (1, last), START, now);
+            let after = when(time_slice(round_trip));
             let row = (round_trip, handoffs, last, after);
             assert_eq!(budget.is_open(now + after), open, "{row:?}");
         }

@@ -133,6 +133,7 @@ pub(crate) enum Event<'a> {
     },
     /// A release failed for good.
     ReleaseFailed {
+        meter: &'a Meter,
         key: &'a LockKey,
         grant: GrantId,
         error: &'a StoreError,
@@ -172,13 +173,6 @@ pub(crate) enum Event<'a> {
     StorePanicked { key: Option<&'a LockKey> },
     /// The store has not answered an acquire for this time, and is waited for.
     StoreSilent { key: &'a LockKey, since: Duration },
-}
-
-macro_rules! count {
-    ($name:literal) => {{
-        #[cfg(feature = "metrics")]
-        metrics::counter!($name).increment(1);
-    }};
 }
 
 impl Event<'_> {
@@ -340,8 +334,13 @@ impl Event<'_> {
             Event::ReleaseRepeated { key, grant, error } => {
                 tracing::debug!(%key, %grant, %error, "a release failed and is repeated");
             }
-            Event::ReleaseFailed { key, grant, error } => {
-                count!("dlock_release_failed_total");
+            Event::ReleaseFailed {
+                meter,
+                key,
+                grant,
+                error,
+            } => {
+                meter.release_failed();
                 tracing::warn!(%key, %grant, %error, "a lock could not be released, its lease ends it");
             }
             Event::NotReleasedAfterWork { key, error } => {

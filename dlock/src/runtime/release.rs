@@ -30,7 +30,7 @@ use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{StoreCall, called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
-use crate::runtime::emit::meter::{Ended, Operation};
+use crate::runtime::emit::meter::{Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
@@ -355,7 +355,7 @@ fn give_back(
                             ReleaseReport::RanOut | ReleaseReport::Failed(_) => grant.tell_held(Ended::Lost),
                         }
                     }
-                    return reported(report, &request);
+                    return reported(&shared.meter, report, &request);
                 }
                 ReleaseAction::Repeat { pause, failure } => {
                     Event::ReleaseRepeated {
@@ -397,7 +397,7 @@ fn call_release(
 }
 
 /// The result for the caller of a release, counted.
-fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
+fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
     let ReleaseRequest { kind, key, grant, .. } = request;
     match report {
         ReleaseReport::Released | ReleaseReport::ReleasedBefore => Ok(()),
@@ -409,6 +409,7 @@ fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error
         ReleaseReport::RanOut => Err(unknown(key, "its lease expired meanwhile".to_owned())),
         ReleaseReport::Failed(error) => {
             Event::ReleaseFailed {
+                meter,
                 key,
                 grant: *grant,
                 error: &error,

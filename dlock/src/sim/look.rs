@@ -1,12 +1,14 @@
 //! What the checker looks at, which changes nothing.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::HoldState;
 use crate::api::held::View;
 use crate::base::moment::Moment;
+use crate::engine::timing;
 use crate::runtime::client::Shared;
 use crate::store::{GrantId, Kind};
 use crate::{Held, LockClient, LockKey, Loss};
@@ -115,4 +117,10 @@ pub fn client_of(grant: GrantId) -> u128 {
 #[must_use]
 pub fn id_of(client: &LockClient) -> u128 {
     client.shared().issuer.uuid.as_u128()
+}
+
+/// For how long a process hands off a lock that it was granted in a round trip of this length.
+#[must_use]
+pub fn time_slice(round_trip: Duration) -> Duration {
+    timing::time_slice(round_trip)
 }

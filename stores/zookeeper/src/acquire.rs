@@ -248,13 +248,7 @@ impl Attempt<'_> {
 
     /// Deletes the node of an acquire that does not get the lock.
     async fn undo(&self, node: &Node, epoch: Epoch) -> Result<(), StoreError> {
-        let deleted = self
-            .core
-            .session
-            .ask(self.core.delete(self.lock, node))
-            .answer()
-            .await;
-        let error = match deleted {
+        let error = match self.core.delete(self.lock, node).await {
             Ok(Answer {
                 reply: Ok(_) | Err(Code::NO_NODE),
                 ..

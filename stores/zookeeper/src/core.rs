@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use dlock::store::{Hub, Kind, Reason, StoreError};
 use parking_lot::Mutex;
+use tokio::runtime;
 
+use crate::deletes::Deletes;
 use crate::grants::Grants;
 use crate::names::{Node, Role};
 use crate::seen::Watches;
-use crate::session::{Coming, Session, refused};
+use crate::session::{Answer, Coming, Session, Silence, refused};
 use crate::wire::{Code, Mode, Reply, Request};
 
 /// How many locks are remembered to have a node.
@@ -17,6 +19,7 @@ const REMEMBERED: usize = 65_536;
 
 pub(crate) struct Core {
     pub(crate) session: Arc<Session>,
+    deletes: Deletes,
     /// The node under which those of the locks are.
     pub(crate) root: String,
     pub(crate) grants: Grants,
@@ -27,8 +30,10 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// Its runtime is the one in which this is called.
     pub(crate) fn new(session: Arc<Session>, root: String) -> Core {
         Core {
+            deletes: Deletes::new(session.clone(), runtime::Handle::current()),
             session,
             root,
             grants: Grants::default(),
@@ -80,10 +85,8 @@ impl Core {
         }
     }
 
-    pub(crate) fn delete(&self, lock: &str, node: &Node) -> Request {
-        Request::Delete {
-            path: self.path_of(lock, &node.name),
-        }
+    pub(crate) async fn delete(&self, lock: &str, node: &Node) -> Result<Answer, Silence> {
+        self.deletes.delete(self.path_of(lock, &node.name)).await
     }
 
     /// Creates the node under which the locks are, and those above it.

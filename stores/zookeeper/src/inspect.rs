@@ -2,6 +2,7 @@
 
 use dlock::LockKey;
 use dlock::store::{Holder, Kind, StoreError};
+use futures_util::future::join_all;
 
 use crate::core::{Core, holders};
 use crate::names::{Node, Role, key_of_node, marked};
@@ -57,8 +58,8 @@ impl Core {
         let nodes = self.nodes(lock).await?;
         let deletes = holders(&nodes).iter().map(|node| self.delete(lock, node));
         let mut forced = false;
-        for coming in self.session.ask_all(deletes) {
-            match coming.answer().await?.reply {
+        for deleted in join_all(deletes).await {
+            match deleted?.reply {
                 Ok(_) => forced = true,
                 Err(Code::NO_NODE) => {}
                 Err(code) => return Err(refused(code, "to delete the node of a holder")),

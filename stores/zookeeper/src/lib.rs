@@ -4,6 +4,7 @@
 mod acquire;
 mod builder;
 mod core;
+mod deletes;
 mod doctor;
 mod drive;
 mod grants;

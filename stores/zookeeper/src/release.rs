@@ -57,7 +57,7 @@ impl Core {
     ) -> Result<ReleaseReply, StoreError> {
         // Until the reply it may be there or not, and is renewed no more.
         self.grants.set(grant, State::Leaves(node.clone()));
-        let deleted = self.session.ask(self.delete(&own.lock, node)).answer().await?;
+        let deleted = self.delete(&own.lock, node).await?;
         let reply = match deleted.reply {
             Ok(_) => RELEASED,
             Err(Code::NO_NODE) => ReleaseReply::NotHeld { repeated },

@@ -648,7 +648,7 @@ impl World {
         let unpolled = if self.checks.some_unpolled { 30_000 } else { 0 };
         let (round_trip, late) = (self.plan.network.round_trip(), self.hears_late());
         // It has to hear of it and to ask. In between it lets those go first that waited when it had the lock itself.
-        let others_first = (4 * (round_trip + late)).min(order::SLICE.1);
+        let others_first = order::time_slice(round_trip + late);
         (1 + 2 * sets) * round_trip + late + others_first + 20 + unpolled
     }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockClient, LockOptions, Loss, distributed_lock};
 use dlock_tests::{paused, watched};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -233,5 +234,42 @@ fn renewals_show_what_was_left_of_the_lease_and_suspects_are_counted() {
         );
         guard.release().await.unwrap();
         assert_eq!(shown.gauges("g"), [Some(0.0); 3]);
+    });
+}
+
+#[test]
+fn every_metric_says_what_it_means_and_is_on_its_page() {
+    let page = include_str!("../../../docs/metrics.md");
+    measured(async |shown| {
+        drop(LockClient::memory().lock("k").acquire().await.unwrap());
+        let text = shown.0.render();
+        let metrics: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .collect();
+        assert!(metrics.len() > 5, "{metrics:?}");
+        for metric in metrics {
+            assert!(
+                text.contains(&format!("# HELP {metric} ")),
+                "{metric} is not described"
+            );
+            assert!(
+                page.contains(&format!("`{metric}`")),
+                "docs/metrics.md lacks {metric}"
+            );
+        }
+    });
+}
+
+#[test]
+fn release_that_failed_is_counted() {
+    measured(async |shown| {
+        let store = TestStore::new();
+        let guard = store.client().lock("k").acquire().await.unwrap();
+        let failed = || shown.value("dlock_release_failed_total", &[]);
+        assert_eq!(failed(), Some(0.0), "there from the first lock on");
+        store.fail_next(Step::Release, Fault::Refused);
+        guard.release().await.unwrap_err();
+        assert_eq!(failed(), Some(1.0));
     });
 }

@@ -387,15 +387,7 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     for reply in join_all(acquires).await {
         assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
     }
-    let received = || async {
-        let said = server.said("srvr").await.unwrap_or_default();
-        let line = said
-            .lines()
-            .find_map(|line| line.strip_prefix("Received: "))
-            .map(str::parse::<u64>);
-        line.expect("it counts").expect("a number")
-    };
-    let before = received().await;
+    let before = server.requests().await;
     // As a client does it: at most 200 at a time.
     let renewals = (0..50).map(|chunk| {
         let requests = (0..200).map(|n| {
@@ -417,8 +409,36 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
             );
         }
     }
-    let sent = received().await - before;
+    let sent = server.requests().await - before;
     assert!(sent <= 60, "{sent} requests");
+}
+
+#[tokio::test]
+async fn releases_of_many_locks_share_requests_and_one_without_its_node_costs_no_other() {
+    let server = Zookeeper::start().await;
+    let store = Arc::new(patient(server.addr(), "/many", LONG).await);
+    let acquire_all = async || {
+        let acquires = (0..64).map(|n| store.clone().acquire(request(&format!("k{n}"), n)));
+        for reply in join_all(acquires).await {
+            assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
+        }
+    };
+    let release_all = async || {
+        let releases = (0..64).map(|n| store.clone().release(release(&format!("k{n}"), n)));
+        let replies = join_all(releases).await;
+        let is_released = |reply: &_| matches!(reply, Ok(ReleaseReply::Released { .. }));
+        replies.iter().filter(|reply| is_released(reply)).count()
+    };
+    acquire_all().await;
+    let before = server.requests().await;
+    assert_eq!(release_all().await, 64);
+    let sent = server.requests().await - before;
+    assert!(sent <= 24, "{sent} requests for 64 locks");
+
+    acquire_all().await;
+    let other = Arc::new(patient(server.addr(), "/many", LONG).await);
+    assert!(other.force_release("k40".into()).await.unwrap());
+    assert_eq!(release_all().await, 63);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

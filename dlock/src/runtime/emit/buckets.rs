@@ -1,4 +1,4 @@
-//! The upper bounds of histogram buckets that suit the metrics of locks, and what the metrics mean.
+//! The upper bounds of histogram buckets that suit the metrics of locks.
 //!
 //! Exporters choose buckets for HTTP requests or none at all. With
 //! [`metrics-exporter-prometheus`](https://docs.rs/metrics-exporter-prometheus):
@@ -35,52 +35,3 @@ pub const ALL: [(&str, &[f64]); 4] = [
     ("dlock_store_request_seconds", REQUEST_SECONDS),
     ("dlock_lease_remaining_ratio", RATIO),
 ];
-
-/// Tells the recorder what the metrics mean, and their units.
-#[cfg(feature = "metrics")]
-pub(super) fn describe() {
-    use metrics::Unit::{Count, Seconds};
-    use metrics::{describe_counter, describe_gauge, describe_histogram};
-    describe_histogram!(
-        "dlock_wait_seconds",
-        Seconds,
-        "From the call of an acquire to its end, by outcome."
-    );
-    describe_histogram!(
-        "dlock_hold_seconds",
-        Seconds,
-        "From the grant of a lock to its confirmed release, or its loss."
-    );
-    describe_gauge!("dlock_waiting", Count, "Acquires under way in this process.");
-    describe_gauge!("dlock_held", Count, "Locks that this process holds.");
-    describe_gauge!(
-        "dlock_suspect",
-        Count,
-        "Of these, locks that the store has not confirmed when it was due."
-    );
-    describe_histogram!(
-        "dlock_lease_remaining_ratio",
-        Count,
-        "What was left of a lease when it was renewed: 0 to 1."
-    );
-    describe_counter!(
-        "dlock_lost_total",
-        Count,
-        "Locks that were lost while they were held, by reason."
-    );
-    describe_counter!(
-        "dlock_handoffs_total",
-        Count,
-        "Locks that went to the next caller in this process."
-    );
-    describe_counter!(
-        "dlock_store_reconnects_total",
-        Count,
-        "Connections to the store that came back."
-    );
-    describe_histogram!(
-        "dlock_store_request_seconds",
-        Seconds,
-        "Requests to the store, by operation and outcome."
-    );
-}

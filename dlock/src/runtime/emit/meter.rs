@@ -9,7 +9,10 @@ use std::time::Duration;
 use std::{collections::HashMap, sync::Arc};
 
 #[cfg(feature = "metrics")]
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
+};
 #[cfg(feature = "metrics")]
 use parking_lot::RwLock;
 
@@ -141,6 +144,7 @@ struct Common {
     remaining: Histogram,
     handoffs: Counter,
     reconnects: Counter,
+    release_failed: Counter,
 }
 
 /// All series of a client.
@@ -165,18 +169,56 @@ impl std::fmt::Debug for Meter {
     }
 }
 
+/// Registers a series, and tells the recorder what its metric means.
+#[cfg(feature = "metrics")]
+macro_rules! series {
+    ($register:ident, $describe:ident, $name:literal, $unit:ident, $means:literal $(, $label:literal => $value:expr)*) => {{
+        $describe!($name, metrics::Unit::$unit, $means);
+        $register!($name $(, $label => $value)*)
+    }};
+}
+
 #[cfg(feature = "metrics")]
 impl Common {
     fn new() -> Common {
         Common {
             request: Operation::NAMES.map(|operation| {
-                Answer::NAMES.map(
-                    |outcome| histogram!("dlock_store_request_seconds", "operation" => operation, "outcome" => outcome),
-                )
+                Answer::NAMES.map(|outcome| {
+                    series!(
+                        histogram, describe_histogram, "dlock_store_request_seconds", Seconds,
+                        "Requests to the store, by operation and outcome.",
+                        "operation" => operation, "outcome" => outcome
+                    )
+                })
             }),
-            remaining: histogram!("dlock_lease_remaining_ratio"),
-            handoffs: counter!("dlock_handoffs_total"),
-            reconnects: counter!("dlock_store_reconnects_total"),
+            remaining: series!(
+                histogram,
+                describe_histogram,
+                "dlock_lease_remaining_ratio",
+                Count,
+                "What was left of a lease when it was renewed: 0 to 1."
+            ),
+            handoffs: series!(
+                counter,
+                describe_counter,
+                "dlock_handoffs_total",
+                Count,
+                "Locks that went to the next caller in this process."
+            ),
+            reconnects: series!(
+                counter,
+                describe_counter,
+                "dlock_store_reconnects_total",
+                Count,
+                "Connections to the store that came back."
+            ),
+            release_failed: series!(
+                counter,
+                describe_counter,
+                "dlock_release_failed_total",
+                Count,
+                "Locks whose release failed for good, which their leases end."
+            ),
         }
     }
 }
@@ -186,16 +228,40 @@ impl OfGroup {
     fn new(group: Group, kind: Kind, common: Arc<Common>) -> OfGroup {
         let (group, kind) = (group.name(), kind.name());
         OfGroup {
-            wait: Outcome::NAMES.map(
-                |outcome| histogram!("dlock_wait_seconds", "group" => group, "kind" => kind, "outcome" => outcome),
+            wait: Outcome::NAMES.map(|outcome| {
+                series!(
+                    histogram, describe_histogram, "dlock_wait_seconds", Seconds,
+                    "From the call of an acquire to its end, by outcome.",
+                    "group" => group, "kind" => kind, "outcome" => outcome
+                )
+            }),
+            hold: Ended::NAMES.map(|ended| {
+                series!(
+                    histogram, describe_histogram, "dlock_hold_seconds", Seconds,
+                    "From the grant of a lock to its confirmed release, or its loss.",
+                    "group" => group, "kind" => kind, "ended" => ended
+                )
+            }),
+            waiting: series!(
+                gauge, describe_gauge, "dlock_waiting", Count, "Acquires under way in this process.",
+                "group" => group, "kind" => kind
             ),
-            hold: Ended::NAMES.map(
-                |ended| histogram!("dlock_hold_seconds", "group" => group, "kind" => kind, "ended" => ended),
+            held: series!(
+                gauge, describe_gauge, "dlock_held", Count, "Locks that this process holds.",
+                "group" => group, "kind" => kind
             ),
-            waiting: gauge!("dlock_waiting", "group" => group, "kind" => kind),
-            held: gauge!("dlock_held", "group" => group, "kind" => kind),
-            suspect: gauge!("dlock_suspect", "group" => group, "kind" => kind),
-            lost: REASONS.map(|reason| counter!("dlock_lost_total", "group" => group, "reason" => reason)),
+            suspect: series!(
+                gauge, describe_gauge, "dlock_suspect", Count,
+                "Of these, locks that the store has not confirmed when it was due.",
+                "group" => group, "kind" => kind
+            ),
+            lost: REASONS.map(|reason| {
+                series!(
+                    counter, describe_counter, "dlock_lost_total", Count,
+                    "Locks that were lost while they were held, by reason.",
+                    "group" => group, "reason" => reason
+                )
+            }),
             common,
         }
     }
@@ -208,7 +274,6 @@ impl Table {
         if self.recorder != recorder || self.common.is_none() {
             self.groups.clear();
             self.recorder = recorder;
-            super::buckets::describe();
             self.common = Some(Arc::new(Common::new()));
         }
         self.common.get_or_insert_with(|| Arc::new(Common::new())).clone()
@@ -298,6 +363,12 @@ impl Meter {
     pub(super) fn reconnected(&self) {
         #[cfg(feature = "metrics")]
         self.common().reconnects.increment(1);
+    }
+
+    /// A release failed for good.
+    pub(super) fn release_failed(&self) {
+        #[cfg(feature = "metrics")]
+        self.common().release_failed.increment(1);
     }
 }
 

@@ -5,9 +5,11 @@
 //! which connection carries which, nor how many round trips a step takes.
 //!
 //! A store asks its [`StepQueue`]; [`Link`] keeps a connection up that serves it. `dlock-postgres` and `dlock-mysql` are built
-//! on them.
+//! on them. A store whose connections carry several requests at once needs no more than [`Gather`], as `dlock-etcd` and
+//! `dlock-zookeeper` do.
 
 mod clock;
+mod gather;
 mod job;
 mod link;
 mod send_state;
@@ -22,6 +24,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 pub use self::clock::ServerClock;
+pub use self::gather::{Carrier, Gather, Unanswered};
 pub use self::job::{Job, Step};
 pub use self::link::{Connect, Link};
 pub use self::send_state::SendState;

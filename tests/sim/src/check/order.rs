@@ -2,6 +2,7 @@
 //! back while a preferred writer waits. Judged in settled calms, for the sake of attentive waiters.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use dlock::store::{AcquireRequest, GrantId, Kind, ReleaseRequest};
 use dlock::{LockKey, sim};
@@ -10,8 +11,12 @@ use super::{ORDER, Section, Waiter};
 use crate::plan::Millis;
 use crate::world::World;
 
-/// Four round trips, as the library counts them: at least and at most. So long it hands a lock on, or lets others go first.
-pub(super) const SLICE: (Millis, Millis) = (5, 100);
+/// For so long a process hands off a lock, or lets others go first, where a round trip takes this long.
+pub(super) fn time_slice(round_trip: Millis) -> Millis {
+    let slice = sim::time_slice(Duration::from_millis(round_trip));
+    slice.as_millis() as Millis
+}
+
 /// What is rounded to whole milliseconds, at both ends.
 const ROUNDED: Millis = 3;
 
@@ -191,8 +196,8 @@ impl World {
         }
         let network = self.plan.network;
         let lasts = match sim::grants(&section.held).count() {
-            1 => (4 * (network.round_trip() + 2 * self.hears_late())).clamp(SLICE.0, SLICE.1),
-            _ => SLICE.1,
+            1 => time_slice(network.round_trip() + 2 * self.hears_late()),
+            _ => time_slice(Millis::MAX),
         };
         let now = self.now;
         let Some(slice) = self.checks.orders.slices.get_mut(&section.key) else {

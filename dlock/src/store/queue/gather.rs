@@ -1,0 +1,333 @@
+//! Requests that share a round trip, for stores on connections that carry several at once.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::base::chance::HashSet;
+
+/// How long a request waits at most for another one that is under way.
+const WAIT: Duration = Duration::from_millis(2);
+
+/// Sends requests, one alone or several as one.
+pub trait Carrier: Send + Sync + 'static {
+    /// What is asked.
+    type Request: Send + 'static;
+    /// What comes of it.
+    type Answer: Send + 'static;
+
+    /// No two requests with the same key are sent as one.
+    fn key(request: &Self::Request) -> &Arc<str>;
+
+    /// The most requests that can be sent as one.
+    fn most(&self) -> usize;
+
+    /// Sends one request.
+    fn one(&self, request: Self::Request) -> impl Future<Output = Self::Answer> + Send;
+
+    /// Sends several requests as one; the answers are in their order.
+    fn several(&self, requests: Vec<Self::Request>) -> impl Future<Output = Vec<Self::Answer>> + Send;
+}
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unanswered {
+    /// It was not sent, and never will be.
+    NotSent,
+    /// It may have been carried out, or may be yet.
+    Unknown,
+}
+
+/// Has requests share round trips: one goes by itself while none is under way. Those that come meanwhile go together when
+/// that one is answered, or after 2 ms.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use dlock::store::queue::{Carrier, Gather};
+/// use tokio::time::Instant;
+///
+/// struct Deletions;
+///
+/// impl Carrier for Deletions {
+///     type Request = Arc<str>;
+///     type Answer = usize;
+///     fn key(request: &Arc<str>) -> &Arc<str> {
+///         request
+///     }
+///     fn most(&self) -> usize {
+///         64
+///     }
+///     async fn one(&self, _request: Arc<str>) -> usize {
+///         tokio::task::yield_now().await; // the way to the server and back
+///         1
+///     }
+///     async fn several(&self, requests: Vec<Arc<str>>) -> Vec<usize> {
+///         vec![requests.len(); requests.len()]
+///     }
+/// }
+///
+/// let gather = Gather::new(Deletions, tokio::runtime::Handle::current());
+/// let until = Instant::now() + Duration::from_secs(1);
+/// let all = ["a", "b", "c"].map(|key| gather.ask(key.into(), until));
+/// let [a, b, c] = all;
+/// assert_eq!(tokio::join!(a, b, c), (Ok(1), Ok(2), Ok(2)));
+/// # }
+/// ```
+pub struct Gather<C: Carrier>(Arc<Shared<C>>);
+
+struct Shared<C: Carrier> {
+    carrier: C,
+    runtime: runtime::Handle,
+    state: Mutex<State<C>>,
+}
+
+struct State<C: Carrier> {
+    waiting: VecDeque<Waiting<C>>,
+    under_way: usize,
+    count: u64,
+}
+
+struct Waiting<C: Carrier> {
+    number: u64,
+    request: C::Request,
+    reply: oneshot::Sender<C::Answer>,
+}
+
+/// A round trip that is under way. What waits is sent when it is dropped.
+struct UnderWay<C: Carrier>(Arc<Shared<C>>);
+
+enum Entered<C: Carrier> {
+    Goes(C::Request, UnderWay<C>),
+    Waits(u64, oneshot::Receiver<C::Answer>),
+}
+
+impl<C: Carrier> Gather<C> {
+    /// Requests that share round trips are sent by tasks of this runtime.
+    pub fn new(carrier: C, runtime: runtime::Handle) -> Gather<C> {
+        let state = State {
+            waiting: VecDeque::new(),
+            under_way: 0,
+            count: 0,
+        };
+        Gather(Arc::new(Shared {
+            carrier,
+            runtime,
+            state: Mutex::new(state),
+        }))
+    }
+
+    /// Sends a request, alone or with others, and returns the answer. The previous request of its key has to be answered, or
+    /// to be without an answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Unanswered`] at the deadline, if the request was not sent alone: then only [`Carrier::one`] limits it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: dropped, the request may have been carried out, or may be yet.
+    pub async fn ask(&self, request: C::Request, deadline: Instant) -> Result<C::Answer, Unanswered> {
+        let (number, answer) = match self.0.enter(request) {
+            Entered::Goes(request, _under_way) => return Ok(self.0.carrier.one(request).await),
+            Entered::Waits(number, answer) => (number, answer),
+        };
+        match timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Err(_) if self.0.withdraw(number) => Err(Unanswered::NotSent),
+            // Also where the runtime has ended.
+            _ => Err(Unanswered::Unknown),
+        }
+    }
+}
+
+impl<C: Carrier> fmt::Debug for Gather<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.0.state.lock();
+        f.debug_struct("Gather")
+            .field("waiting", &state.waiting.len())
+            .field("under_way", &state.under_way)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Carrier> Shared<C> {
+    fn enter(self: &Arc<Self>, request: C::Request) -> Entered<C> {
+        let mut state = self.state.lock();
+        if state.under_way == 0 {
+            state.under_way = 1;
+            return Entered::Goes(request, UnderWay(self.clone()));
+        }
+        let (reply, answer) = oneshot::channel();
+        state.count += 1;
+        let number = state.count;
+        if state.waiting.is_empty() {
+            let shared = self.clone();
+            self.runtime.spawn(async move {
+                sleep(WAIT).await;
+                shared.send_if_waits(number);
+            });
+        }
+        state.waiting.push_back(Waiting {
+            number,
+            request,
+            reply,
+        });
+        Entered::Waits(number, answer)
+    }
+
+    /// Takes a request back. Returns whether it was not sent.
+    fn withdraw(&self, number: u64) -> bool {
+        let mut state = self.state.lock();
+        let before = state.waiting.len();
+        state.waiting.retain(|waiting| waiting.number != number);
+        state.waiting.len() < before
+    }
+
+    /// Sends what waits, if this request still does.
+    fn send_if_waits(self: &Arc<Self>, number: u64) {
+        let mut state = self.state.lock();
+        if state.waiting.front().is_some_and(|first| first.number == number) {
+            state.under_way += 1;
+            drop(state);
+            drop(UnderWay(self.clone()));
+        }
+    }
+
+    async fn send(&self, batch: Vec<Waiting<C>>) {
+        let (requests, replies): (Vec<_>, Vec<_>) = batch
+            .into_iter()
+            .map(|waiting| (waiting.request, waiting.reply))
+            .unzip();
+        let answers = match <[_; 1]>::try_from(requests) {
+            Ok([request]) => vec![self.carrier.one(request).await],
+            Err(requests) => self.carrier.several(requests).await,
+        };
+        for (reply, answer) in replies.into_iter().zip(answers) {
+            // The caller may be gone.
+            let _ = reply.send(answer);
+        }
+    }
+}
+
+impl<C: Carrier> State<C> {
+    /// Takes what is sent next as one.
+    fn take(&mut self, most: usize) -> Vec<Waiting<C>> {
+        let mut keys: HashSet<Arc<str>> = HashSet::default();
+        let (mut batch, mut left) = (Vec::new(), VecDeque::new());
+        for waiting in self.waiting.drain(..) {
+            if batch.len() < most && keys.insert(C::key(&waiting.request).clone()) {
+                batch.push(waiting);
+            } else {
+                left.push_back(waiting);
+            }
+        }
+        self.waiting = left;
+        batch
+    }
+}
+
+impl<C: Carrier> Drop for UnderWay<C> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        let batch = state.take(self.0.carrier.most());
+        if batch.is_empty() {
+            state.under_way -= 1;
+            return;
+        }
+        drop(state);
+        let next = UnderWay(self.0.clone());
+        self.0.runtime.spawn(async move { next.0.send(batch).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers after 10 ms with the number of requests that were sent as one.
+    struct Slow {
+        most: usize,
+    }
+
+    impl Carrier for Slow {
+        type Request = Arc<str>;
+        type Answer = usize;
+
+        fn key(request: &Arc<str>) -> &Arc<str> {
+            request
+        }
+
+        fn most(&self) -> usize {
+            self.most
+        }
+
+        async fn one(&self, _request: Arc<str>) -> usize {
+            sleep(5 * WAIT).await;
+            1
+        }
+
+        async fn several(&self, requests: Vec<Arc<str>>) -> Vec<usize> {
+            sleep(5 * WAIT).await;
+            vec![requests.len(); requests.len()]
+        }
+    }
+
+    fn gather(most: usize) -> Gather<Slow> {
+        Gather::new(Slow { most }, runtime::Handle::current())
+    }
+
+    async fn ask(gather: &Gather<Slow>, keys: &[&str]) -> Vec<usize> {
+        let until = Instant::now() + 100 * WAIT;
+        let asked = keys.iter().map(|key| gather.ask((*key).into(), until));
+        let answers = futures_util::future::join_all(asked).await;
+        answers.into_iter().map(Result::unwrap).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_come_while_one_is_under_way_share_the_next_round_trip() {
+        let gather = gather(9);
+        assert_eq!(ask(&gather, &["a", "b", "c"]).await, [1, 2, 2]);
+        assert_eq!(ask(&gather, &["a"]).await, [1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_of_a_key_shares_no_round_trip_with_another_one_of_it() {
+        assert_eq!(ask(&gather(9), &["a", "b", "c", "b", "b"]).await, [1, 2, 2, 1, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_requests_share_a_round_trip_than_the_carrier_takes() {
+        assert_eq!(ask(&gather(2), &["a", "b", "c", "d"]).await, [1, 2, 2, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_waits_no_longer_for_others_than_it_has_to() {
+        let gather = gather(9);
+        let begun = Instant::now();
+        ask(&gather, &["a", "b"]).await;
+        // 2 ms for the first, and 10 for its own round trip.
+        assert_eq!(begun.elapsed().as_millis(), (6 * WAIT).as_millis());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_without_an_answer_was_sent_or_not() {
+        let gather = gather(1);
+        let begun = Instant::now();
+        let asked = ["a", "b", "c"].map(|key| gather.ask(key.into(), begun + 3 * WAIT));
+        let [a, b, c] = asked;
+        let answers = tokio::join!(a, b, c);
+        assert_eq!(
+            answers,
+            (Ok(1), Err(Unanswered::Unknown), Err(Unanswered::NotSent))
+        );
+    }
+}

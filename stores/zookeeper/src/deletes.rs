@@ -1,0 +1,83 @@
+//! Nodes that are deleted together: to the servers, a request is more work than what it does.
+
+use std::sync::Arc;
+
+use dlock::store::queue::{Carrier, Gather, Unanswered};
+use dlock::store::{Reason, StoreError};
+use futures_util::future::join_all;
+use tokio::runtime;
+use tokio::time::Instant;
+
+use crate::session::{Answer, Session, Silence};
+use crate::wire::{Change, Code, Reply, Request};
+
+/// The most nodes that one request deletes.
+const MOST: usize = 64;
+
+/// Deletes nodes, several by one request where they come together.
+pub(crate) struct Deletes {
+    session: Arc<Session>,
+    gather: Gather<Multi>,
+}
+
+impl Deletes {
+    pub(crate) fn new(session: Arc<Session>, runtime: runtime::Handle) -> Deletes {
+        let gather = Gather::new(Multi(session.clone()), runtime);
+        Deletes { session, gather }
+    }
+
+    pub(crate) async fn delete(&self, path: String) -> Result<Answer, Silence> {
+        let deadline = Instant::now() + self.session.config().timeout;
+        let why = "no server answered in time";
+        match self.gather.ask(path.into(), deadline).await {
+            Ok(answer) => answer,
+            Err(Unanswered::NotSent) => Err(Silence::NotSent(StoreError::not_done(Reason::Unreachable, why))),
+            Err(Unanswered::Unknown) => Err(Silence::Lost(self.session.epoch(), StoreError::unknown(why))),
+        }
+    }
+}
+
+/// Sends deletions as a `multi`, of which all or none take place.
+struct Multi(Arc<Session>);
+
+impl Carrier for Multi {
+    /// The path of a node.
+    type Request = Arc<str>;
+    type Answer = Result<Answer, Silence>;
+
+    fn key(path: &Arc<str>) -> &Arc<str> {
+        path
+    }
+
+    fn most(&self) -> usize {
+        MOST
+    }
+
+    async fn one(&self, path: Arc<str>) -> Result<Answer, Silence> {
+        let path = path.to_string();
+        self.0.ask(Request::Delete { path }).answer().await
+    }
+
+    async fn several(&self, paths: Vec<Arc<str>>) -> Vec<Result<Answer, Silence>> {
+        let changes = paths.iter().map(|path| Change::Delete {
+            path: path.to_string(),
+            version: -1,
+        });
+        let deleted = self.0.ask(Request::Multi(changes.collect())).answer().await;
+        let answer = |reply: Result<Reply, Code>, epoch| Ok(Answer { reply, epoch });
+        let each = |one: &dyn Fn() -> Result<Answer, Silence>| paths.iter().map(|_| one()).collect();
+        match deleted {
+            Ok(Answer {
+                reply: Ok(Reply::Multi(codes)),
+                epoch,
+            }) if codes.iter().all(|code| *code == Code::OK) => each(&|| answer(Ok(Reply::Done), epoch)),
+            Ok(Answer {
+                reply: Err(code),
+                epoch,
+            }) if code.is_unknown() || code == Code::SESSION_EXPIRED => each(&|| answer(Err(code), epoch)),
+            // None was deleted, since one of them is gone, say.
+            Ok(_) => join_all(paths.into_iter().map(|path| self.one(path))).await,
+            Err(silence) => each(&|| Err(silence.clone())),
+        }
+    }
+}
