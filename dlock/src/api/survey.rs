@@ -71,7 +71,7 @@ impl LockClient {
     pub async fn survey(&self, prefix: &str, ask: bool) -> Survey {
         let (listed, written) = join(self.list(prefix), self.clients()).await;
         let own = self.active();
-        let (listed, locks_unknown) = match listed {
+        let (listed, mut locks_unknown) = match listed {
             Ok(listed) => (listed, None),
             Err(error) => (own_holds(&own, prefix), Some(error)),
         };
@@ -89,11 +89,19 @@ impl LockClient {
             let (prefix, clients) = (prefix.to_owned(), clients.clone());
             move || joined(&prefix, listed, &clients)
         };
-        // The caller may have no runtime of its own.
+        // Of a hundred thousand locks it takes a while, in which the other tasks of this thread go on. The caller may have no
+        // runtime of its own.
         let runtime = &self.handle().shared().runtime;
+        let locks = runtime.spawn_blocking(join).await.unwrap_or_else(|error| {
+            if let Ok(panic) = error.try_into_panic() {
+                std::panic::resume_unwind(panic);
+            }
+            // The client's runtime is gone, and the client with it.
+            locks_unknown = Some(Error::ClientClosed);
+            Vec::new()
+        });
         Survey {
-            // Of a hundred thousand locks it takes a while, in which the other tasks of this thread go on.
-            locks: runtime.spawn_blocking(join).await.unwrap_or_default(),
+            locks,
             clients,
             locks_unknown,
             clients_unknown,
