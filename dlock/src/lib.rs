@@ -2,8 +2,8 @@
 //!
 //! dlock gives a Rust service locks that hold across all its processes: on Redis or Valkey (one server, Sentinel,
 //! Cluster, or a quorum of independent servers) or, with nothing installed, in memory. A lock is renewed while it is
-//! held, released on return, error, panic and cancellation, and available again soon after a crash. Its holder learns
-//! that its time is up before another client gets the lock, and every acquisition carries a fencing token.
+//! held, released on return, error, panic and cancellation, and available again soon after a crash. A holder learns
+//! that its lease is over before another client gets the lock, and every acquisition carries a fencing token.
 //!
 //! ```
 //! use dlock::LockClient;
@@ -50,31 +50,30 @@
 //! | endpoints | the lock layer of `dlock-tower` |
 //! | a job that must not run twice on machines whose clocks differ | [`Lock::min_hold`] |
 //! | work that one process does at a time, and another one takes over | [`LockClient::leader`] |
-//! | at most so many at a time | [`Semaphore`] |
-//! | waiting until others have done so many things | [`Latch`] |
+//! | a limited number of holders at a time | [`Semaphore`] |
+//! | waiting until a number of steps is done elsewhere | [`Latch`] |
 //! | permits shared with Redisson's `RSemaphore` | [`UnownedSemaphore`] |
 //! | one process only | `tokio::sync::Mutex` |
 //!
 //! # What is promised
 //!
-//! **At the moment at which an expiry lets the store grant a lock to another client, the guard of the former holder
-//! answers that it is lost**: also when the store hangs, the network is cut, or this process was stopped. The deadline
-//! is counted by this process's own monotonic clock (on Linux one that runs on while the machine sleeps), from before
-//! the last successful renewal was sent, less a safety margin of 1 % of the lease and at least 10 ms.
+//! **When an expired lease lets the store grant a lock to another client, the guard of the former holder already
+//! reports the loss**: also when the store hangs, the network is cut, or this process was stopped. The deadline is
+//! counted by this process's own monotonic clock (on Linux one that keeps running while the machine sleeps), from
+//! before the last successful renewal was sent, less a safety margin of 1 % of the lease and at least 10 ms.
 //!
-//! That assumes that the server keeps its data, that its clock takes no step forward greater than the margin, and that
+//! That assumes that the server keeps its data, that its clock does not jump forward by more than the margin, and that
 //! the clocks' rates agree within 1 %. Where that does not hold (a fail-over that lost the write, a restart without the
-//! data, a flush, an eviction, a lock forced open), the holder is told at its next renewal or check, and until then two
-//! clients may believe that they hold the lock. So may a holder that does not ask. Against both helps only the
-//! **fencing token**, checked where the work is written:
+//! data, a flush, an eviction, a forced release), the holder learns of it at its next renewal or check, and until then
+//! two clients may believe that they hold the lock. So may a holder that does not check its guard. In both cases only
+//! the **fencing token** protects, checked where the work is written:
 //!
 //! ```sql
 //! UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
 //! ```
 //!
-//! Tokens of a lock only grow: over release, expiry, a flush and a restart without persistence. The only exception is a
-//! server that loses its data together with a clock that was set back. A token that the resource does not check
-//! protects nothing.
+//! Tokens of a lock only grow: across release, expiry, a flush and a restart without persistence. The only exception is
+//! a server that loses its data while its clock is set back. A token that the resource does not check protects nothing.
 //!
 //! # Re-entry
 //!
@@ -83,9 +82,9 @@
 //! `select!`, `buffered`) still exclude each other. Spawned tasks do not inherit; see [`scope`]. A bare guard encloses
 //! no code: a second acquire of its lock in the same function waits, as with a `tokio::sync::Mutex`.
 //!
-//! Two cases look like a wait that will end: a spawned task that takes the lock while its holder awaits it, and a
-//! branch that took the lock and is not polled any more. [`Lock::wait`] bounds both; a wait inside the lock's own frame
-//! logs a warning after a second.
+//! Two waits look finite but are not: a spawned task that takes the lock while its holder awaits it, and a branch that
+//! took the lock and is not polled any more. [`Lock::wait`] limits both; a wait inside the lock's own frame logs a
+//! warning after a second.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -127,7 +126,7 @@ pub mod testing;
 
 #[doc(hidden)]
 pub mod __chance {
-    //! The chance of the layers, which is the library's.
+    //! The library's source of randomness, for the layers.
 
     pub use crate::base::chance::{fraction, next_id, uuid};
 }
@@ -148,7 +147,7 @@ pub mod record {
     pub use crate::store::records::*;
 }
 pub mod operations {
-    //! What clients say of themselves, for the person on call: see [`LockClient::active`](crate::LockClient::active) and
+    //! The reports of clients, for the person on call: see [`LockClient::active`](crate::LockClient::active) and
     //! [`LockClient::clients`](crate::LockClient::clients).
 
     pub use crate::api::survey::{Survey, SurveyedLock};
@@ -192,10 +191,10 @@ pub use runtime::options::{Lease, LockOptions, MAX_AT_ONCE};
 pub use store::credentials::Credentials;
 pub use store::options::DEFAULT_TIMEOUT;
 
-/// The innermost hold whose frame the calling code runs in, and that was not released; `None` outside of every frame.
+/// Returns the innermost unreleased hold whose frame the calling code runs in; `None` outside of every frame.
 ///
-/// For code deep inside a locked function that wants the fencing token, or to know whether the lock is
-/// still held, without having it passed down. See [`scope`].
+/// For code deep inside a locked function that needs the fencing token, or whether the lock is still held, without
+/// having it passed down. See [`scope`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -1,4 +1,4 @@
-//! For the tests of code that uses locks: a store in memory on which rare failures happen on demand.
+//! For the tests of code that uses locks: an in-memory store on which rare failures happen on demand.
 //!
 //! ```
 //! use dlock::testing::{Fault, Step, TestStore};
@@ -28,8 +28,8 @@
 //! ```
 //!
 //! Everything uses tokio's clock. Under `#[tokio::test(start_paused = true)]`, which needs tokio's feature `test-util`
-//! (`cargo add --dev tokio --features test-util`), leases, waits and renewals of an hour pass in no time: move the
-//! clock by `tokio::time::sleep`, not by `advance`, which jumps over the renewals in between.
+//! (`cargo add --dev tokio --features test-util`), leases, waits and renewals of an hour take no time: move the clock
+//! with `tokio::time::sleep`, not with `advance`, which jumps over the renewals in between.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -50,7 +50,7 @@ use crate::store::{
 use crate::stores::memory::MemoryStore;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
 
-/// A store in memory that can be made to fail. Clones are the same store.
+/// An in-memory store that can be made to fail. Clones share the store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -76,7 +76,7 @@ struct Script {
     down: bool,
 }
 
-/// The step that a fault applies to.
+/// The operation that a fault applies to.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -97,11 +97,11 @@ pub enum Step {
     Release,
     /// A renewal.
     Renew,
-    /// A step on the permits of a semaphore, or on a latch.
+    /// An operation on the permits of a semaphore, or on a latch.
     Count,
 }
 
-/// What goes wrong with a step.
+/// How an operation fails.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -117,24 +117,24 @@ pub enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The store was not reached: the step was not carried out.
+    /// The store was not reached: the operation was not carried out.
     Unreachable,
-    /// The request was lost on its way: not carried out, but the client cannot know that.
+    /// The request was lost: not carried out, but the client cannot know that.
     RequestLost,
-    /// The reply was lost on its way: carried out, but the client cannot know that.
+    /// The reply was lost: carried out, but the client cannot know that.
     AnswerLost,
-    /// The store refuses the step.
+    /// The store refuses the operation.
     Refused,
 }
 
 impl TestStore {
-    /// An empty store without faults.
+    /// Creates an empty store without faults.
     #[must_use]
     pub fn new() -> TestStore {
         TestStore::default()
     }
 
-    /// A client of this store. Each client stands for a process of its own.
+    /// Returns a client of this store. Each client acts as a separate process.
     ///
     /// # Panics
     ///
@@ -146,7 +146,7 @@ impl TestStore {
         client
     }
 
-    /// The same with options.
+    /// Returns a client of this store with options.
     ///
     /// # Errors
     ///
@@ -161,13 +161,13 @@ impl TestStore {
         Ok(client)
     }
 
-    /// Another client takes the lock, from any holder, and keeps it until the value is dropped.
+    /// Gives the lock to another client, whoever holds it, and keeps it held until the returned value is dropped.
     pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
         self.busy_for(key, LONGEST_LEASE)
     }
 
-    /// Another client takes the lock from its holder, with a fixed lease of a year at most; dropping the value ends
-    /// the lease before.
+    /// Gives the lock to another client, with a fixed lease of at most a year; dropping the returned value ends the
+    /// lease early.
     pub fn busy_for(&self, key: impl Into<LockKey>, lease: Duration) -> Busy {
         let key = key.into();
         let lease = lease.min(LONGEST_LEASE);
@@ -182,8 +182,8 @@ impl TestStore {
         }
     }
 
-    /// The lock is lost now: the store forgets it, and its holders have been told when this returns. Returns whether it
-    /// was held.
+    /// Makes the lock lost: the store forgets it, and its holders have learned of it when this returns. Returns whether
+    /// it was held.
     pub fn lose(&self, key: impl Into<LockKey>) -> bool {
         let key = key.into();
         let mut clients = self.clients.lock();
@@ -196,7 +196,7 @@ impl TestStore {
         self.memory.take(&key)
     }
 
-    /// Has the next step of this sort fail in this way; called twice, the next two fail.
+    /// Makes the next operation of this sort fail with `fault`; called twice, the next two fail.
     pub fn fail_next(&self, step: Step, fault: Fault) {
         let mut script = self.script.lock();
         match script.next.iter_mut().find(|(other, _)| *other == step) {
@@ -205,18 +205,18 @@ impl TestStore {
         }
     }
 
-    /// With `true` the store cannot be reached: every step fails, until it is `false` again.
+    /// With `true` the store is unreachable: every operation fails, until it is set to `false` again.
     pub fn set_down(&self, down: bool) {
         self.script.lock().down = down;
     }
 
-    /// How many locks are held on the store, by all clients.
+    /// Returns how many locks are held on the store, by all clients.
     #[must_use]
     pub fn held(&self) -> usize {
         self.memory.len()
     }
 
-    /// How many keys have listeners.
+    /// Returns how many keys have listeners.
     #[must_use]
     pub fn watched(&self) -> usize {
         self.memory.watched()
@@ -235,13 +235,13 @@ impl TestStore {
             .pop_front()
     }
 
-    /// Carries a step out, or not, as the script says.
+    /// Runs an operation, or makes it fail, as the script says.
     fn play<T>(&self, step: Step, work: impl FnOnce() -> T) -> Result<T, StoreError> {
         match self.fault(step) {
             None => Ok(work()),
             Some(Fault::Unreachable) => Err(StoreError::not_done(
                 Reason::Unreachable,
-                "the test says that the store is away",
+                "the test says that the store is unreachable",
             )),
             Some(Fault::Refused) => Err(StoreError::not_done(
                 Reason::Refused,
@@ -264,7 +264,7 @@ impl fmt::Debug for TestStore {
     }
 }
 
-/// Another client that holds a lock; made by [`TestStore::busy`].
+/// Another client that holds a lock; created by [`TestStore::busy`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -298,7 +298,7 @@ impl Drop for Busy {
     }
 }
 
-/// The memory store, as the script has it.
+/// The memory store with the scripted faults.
 struct Scripted(TestStore);
 
 impl Scripted {
@@ -307,7 +307,7 @@ impl Scripted {
     }
 }
 
-/// The memory store does its steps when they are called; these are their answers.
+/// The memory store runs its operations when they are called; this returns their replies.
 async fn answered<T, F>(step: Result<F, StoreError>) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,

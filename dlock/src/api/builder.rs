@@ -1,4 +1,4 @@
-//! Sets up a client: options, and the store that a URL names.
+//! Options of a client, and how it opens the store that a URL names.
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +20,7 @@ use crate::{Error, LockClient, LockKey};
 
 /// The default lease, which the watchdog renews.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-/// By default how long a call goes on through failures of the store.
+/// How long a call keeps retrying through store failures by default.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 
 /// Options of a [`LockClient`].
@@ -90,96 +90,96 @@ impl LockClientBuilder {
         self
     }
 
-    /// The lease of renewed locks; they are renewed every third of it. 30 s by default. After a crash of its holder a
-    /// lock becomes available when its lease expires.
+    /// Sets the lease of renewed locks; the watchdog renews every third of it. 30 s by default. After its holder
+    /// crashes, a lock becomes available when its lease expires.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// How long one step on the store may take; 1 s by default. Connecting takes several round trips (for the socket,
-    /// TLS, the login, and a check of the server), and each of them may take as long.
+    /// Sets the timeout of one store operation; 1 s by default. Connecting takes several round trips (socket, TLS,
+    /// login, a check of the server), and the timeout applies to each.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long an acquire or an awaited release goes on through failures of the store before it gives
-    /// up; 3 s by default.
+    /// Sets how long an acquire or an awaited release keeps retrying through store failures before it gives up; 3 s by
+    /// default.
     pub fn retry_for(mut self, retry_for: Duration) -> Self {
         self.retry_for = Some(retry_for);
         self
     }
 
-    /// How many acquires, claims and inspections may wait to be sent to a server that does not keep up; 65,536 by
-    /// default. Further requests fail at once with [`Error::Unreachable`] (an acquire that waits tries again until
-    /// `retry_for` is over). Releases and renewals are never refused: there are no more of them than holds.
+    /// Limits how many acquires, claims and inspections may wait to be sent to a server that does not keep up; 65,536
+    /// by default. Further requests fail at once with [`Error::Unreachable`] (a waiting acquire retries until
+    /// `retry_for` is over). Releases and renewals are never refused: there are never more of them than holds.
     pub fn max_queued(mut self, requests: usize) -> Self {
         self.max_queued = Some(requests);
         self
     }
 
-    /// The prefix of every lock's name on the store; none by default. All clients of a lock need the same prefix: each
-    /// prefix has its own fencing tokens, which begin at the server's clock.
+    /// Sets the prefix of every lock name on the store; none by default. All clients of a lock need the same prefix:
+    /// each prefix has its own fencing tokens, which start from the server's clock.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = Some(prefix.into());
         self
     }
 
-    /// The name of this service, shown in the server's list of clients and in what this client says
-    /// [of itself](Self::presence); the program's name by default.
+    /// Sets the name of this service, shown in the server's list of clients and in the client's
+    /// [presence](Self::presence) entry; the program's name by default.
     pub fn service_name(mut self, name: impl Into<String>) -> Self {
         self.service_name = Some(name.into());
         self
     }
 
-    /// Whether this client writes down who it is, and what it has held or waited for longer than a second: service,
-    /// machine, address, process, version, and of each of the oldest 32 its name, file and line, and
+    /// Sets whether this client publishes its presence: service, machine, address, process and version, and for each of
+    /// the 32 oldest locks that it has held or waited for longer than a second, the name, file and line, and
     /// [note](crate::Lock::note). `false` by default; in a URL `presence=on`.
     ///
-    /// It is one entry for each client, of at most 16 KiB, written at most once a second and at least every 5 s, which
-    /// goes a minute after the last write, or after two leases. While the client holds and waits for nothing, nothing is written; no acquire or
-    /// release waits for it. It is for the person on call, see [`LockClient::clients`], and no lock depends on it: a
-    /// client that may not write it goes on without.
+    /// Presence is one entry per client, at most 16 KiB, written at most once a second and at least every 5 s. It
+    /// expires one minute or two leases after the last write, whichever is later. An idle client writes nothing; no
+    /// acquire or release waits for a write. Presence is for the person on call, see [`LockClient::clients`]. No lock
+    /// depends on it: a client that is not permitted to write it works without.
     pub fn presence(mut self, presence: bool) -> Self {
         self.presence = Some(presence);
         self
     }
 
-    /// Whether this client answers [`LockClient::ask`]: says what it holds and waits for at that moment, ten times a second
-    /// at most. `false` by default; in a URL `control=on`. It takes a subscription for as long as the client lives, and
-    /// switches [`presence`](Self::presence) on.
+    /// Sets whether this client answers [`LockClient::ask`] with what it holds and waits for at that moment, at most
+    /// ten times a second. `false` by default; in a URL `control=on`. It keeps a subscription open while the client
+    /// lives, and switches [`presence`](Self::presence) on.
     ///
-    /// A question carries no authority: whoever can ask learns what the client would write down anyway, and can do
-    /// nothing to a lock.
+    /// Such a request carries no authority: a process that can ask learns what the client would publish anyway, and
+    /// cannot change a lock.
     pub fn control(mut self, control: bool) -> Self {
         self.control = Some(control);
         self
     }
 
-    /// The certificate (PEM) of the authority that the server's certificate must be signed by, instead of
-    /// those that the system trusts. For `rediss://`.
+    /// Trusts the certificate authority with this certificate (PEM), instead of the system's authorities. For
+    /// `rediss://`.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.tls.root = Some(pem.into());
         self
     }
 
-    /// The certificate and the key (PEM) that identify this client to the server; none by default. For `rediss://`.
+    /// Sets the certificate and the key (PEM) that identify this client to the server; none by default. For
+    /// `rediss://`.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.tls.client = Some((pem.into(), key.into()));
         self
     }
 
-    /// Asks `provider` for user and password at each connection to a server that has locks, instead of taking them from
-    /// the URL: for tokens that change, such as those of a cloud's identity service. If the credentials have a limited
-    /// validity ([`Credentials::valid_for`]), open connections log in anew when three quarters of that time have
-    /// passed.
+    /// Asks `provider` for user and password for each connection to a server that has locks, instead of taking them
+    /// from the URL: for tokens that change, such as those of a cloud's identity service. If the credentials expire
+    /// ([`Credentials::valid_for`]), open connections log in again after three quarters of that time.
     ///
     /// The function is called once for each connection and each new login, by several tasks at the same time, and may
-    /// take 10 s. If it fails, connecting has failed, and is tried again. The text of its error appears in errors and
-    /// in the log, so it must not contain a password. The sentinels have a login of their own
+    /// take 10 s. If it fails, the connection attempt fails and is retried. The text of its error appears in errors and
+    /// in the log, so it must not contain a password. The sentinels have a separate login
     /// ([`sentinel_password`](Self::sentinel_password)).
     ///
     /// # Examples
@@ -213,34 +213,34 @@ impl LockClientBuilder {
         self
     }
 
-    /// The user for the sentinels, where they require a login; none by default. Only for `redis+sentinel://`; the
+    /// Sets the user for the sentinels, where they require a login; none by default. Only for `redis+sentinel://`; the
     /// servers' user and password stand in the URL before its hosts.
     pub fn sentinel_user(mut self, user: impl Into<String>) -> Self {
         self.sentinel.user = Some(user.into());
         self
     }
 
-    /// The password for the sentinels, which never get the servers' password; none by default. Only for
+    /// Sets the password for the sentinels, which never receive the servers' password; none by default. Only for
     /// `redis+sentinel://`.
     pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
         self.sentinel.password = Some(password.into());
         self
     }
 
-    /// The runtime for the background work; by default the runtime that calls [`build`](Self::build).
+    /// Sets the runtime for the background work; by default the runtime that calls [`build`](Self::build).
     pub fn runtime(mut self, runtime: runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
     }
 
-    /// The longest lease on a quorum of servers, and how long a server that may have lost its data does not vote;
-    /// 60 s by default. The same for all clients. Only for `quorum+redis://`.
+    /// Sets the longest lease on a quorum of servers, which is also how long a server that may have lost its data does
+    /// not vote; 60 s by default. Use the same value for all clients. Only for `quorum+redis://`.
     pub fn max_lease(mut self, max_lease: Duration) -> Self {
         self.max_lease = Some(max_lease);
         self
     }
 
-    /// Has the servers of a quorum vote at once, without proof that they kept their data: for a first installation and
+    /// Lets the servers of a quorum vote at once, without proof that they kept their data: for a first installation and
     /// for tests, while no lock can be held. `false` by default. Only for `quorum+redis://`.
     pub fn trust_fresh_servers(mut self, trust: bool) -> Self {
         self.trust_fresh = Some(trust);
@@ -251,22 +251,23 @@ impl LockClientBuilder {
     /// this time; none by default. For one server with replicas, for `redis+sentinel://` and `redis+cluster://`; in a
     /// URL `min_replicas=1&min_replicas_within=500ms` (500 ms by default).
     ///
-    /// It narrows the window in which a fail-over loses locks, and does not close it. If fewer replicas are required
-    /// than exist, a replica without the lock may be promoted; and a master that is cut off from all other servers goes
-    /// on granting locks that no replica has. A majority of independent servers (`quorum+redis://`) has no such window.
+    /// It narrows the window in which a fail-over loses locks, but does not close it. If fewer replicas are required
+    /// than exist, a replica without the lock may be promoted; and a master that is cut off from all other servers
+    /// keeps granting locks that no replica has. A majority of independent servers (`quorum+redis://`) has no such
+    /// window.
     ///
     /// - An acquire that too few replicas acknowledge is undone and fails with [`Error::NotReplicated`], at once and
     ///   without another attempt, however long its wait time is. Nothing stays behind.
-    /// - A renewal that too few replicas acknowledge has failed: the hold becomes suspect
-    ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), the renewal is tried again, the more often the nearer the
-    ///   end is, and without enough replicas the lock is lost when the last acknowledged lease ends.
+    /// - A renewal that too few replicas acknowledge fails: the hold becomes suspect
+    ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), and the renewal is retried more often as the end of the
+    ///   lease approaches. Without enough replicas the lock is lost when the last acknowledged lease ends.
     /// - A lock that is handed off inside the process is as safe as before; a suspect one is not handed off.
-    /// - Releases, semaphore totals, latches and records are not acknowledged: a release that a fail-over loses ends
-    ///   with the lease.
+    /// - Releases, semaphore totals, latches and records are not acknowledged: if a fail-over loses a release, the lock
+    ///   ends with its lease.
     ///
-    /// Each server gets a third connection for it, since `WAIT` keeps back all that comes behind it. The user needs
-    /// `+wait`. A step may take `within` longer than [`timeout`](Self::timeout), an acquire twice that, and waiting for
-    /// replicas is part of the lease, so `within` is at most a third of it.
+    /// Each server gets a third connection for this, because `WAIT` blocks later commands on its connection. The user
+    /// needs `+wait`. An operation may take `within` longer than [`timeout`](Self::timeout), an acquire twice that. The
+    /// wait for replicas is part of the lease, so `within` is at most a third of it.
     pub fn min_replicas(mut self, replicas: u32, within: Duration) -> Self {
         self.replicas = Some(MinReplicas {
             count: replicas,
@@ -289,8 +290,8 @@ impl LockClientBuilder {
         Ok(Handle::start(store, settings, uuid, &runtime).into())
     }
 
-    /// Connects, and returns the store itself: to wrap it into a store of your own that counts, restricts or fails on
-    /// purpose, or to make a [quorum](crate::stores::quorum::Quorum) of several. [`shared_store`](Self::shared_store)
+    /// Connects, and returns the store itself: to wrap it in a store of your own that counts, restricts or injects
+    /// failures, or to build a [quorum](crate::stores::quorum::Quorum) of several. [`shared_store`](Self::shared_store)
     /// builds a client on it. The options for locks (`lease`, `retry_for`) belong to that client and have no effect
     /// here.
     ///
@@ -412,7 +413,7 @@ impl fmt::Debug for LockClientBuilder {
     }
 }
 
-/// How to get into the sentinels.
+/// Credentials for the sentinels.
 #[derive(Default)]
 struct SentinelLogin {
     user: Option<String>,
@@ -420,7 +421,7 @@ struct SentinelLogin {
 }
 
 impl SentinelLogin {
-    /// Goes before what the URL says.
+    /// Overrides those of the URL.
     fn overrule(self, url: Option<&mut StoreUrl>) -> Result<(), Error> {
         if self.user.is_none() && self.password.is_none() {
             return Ok(());
@@ -439,7 +440,7 @@ impl SentinelLogin {
     }
 }
 
-/// Credentials of a function go with a store that has a login, and whose URL has no password.
+/// A credentials function needs a store with a login, and a URL without a password.
 fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
     let reason = match url.map(|url| url.topology.login()) {
         Some(Some(login)) if login.password.is_none() => return Ok(()),
@@ -453,7 +454,7 @@ fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
     })
 }
 
-/// What the builder says of a quorum goes before what the URL says.
+/// Overrides the quorum options of the URL with those of the builder.
 fn overrule_quorum(
     url: Option<&mut StoreUrl>,
     max_lease: Option<Duration>,
@@ -474,7 +475,7 @@ fn overrule_quorum(
     }
 }
 
-/// A prefix is the beginning of a name, so it keeps the rules of one; braces are the owner's business.
+/// A prefix is the beginning of a name, so the rules for names apply; braces are up to the user.
 fn check_prefix(prefix: &str) -> Result<(), Error> {
     match LockKey::raw(prefix).check() {
         Err(Error::InvalidKey { reason, .. }) if !prefix.is_empty() => Err(Error::InvalidOption {

@@ -1,4 +1,4 @@
-//! The client: opens a store, makes locks, shuts down.
+//! The client: opens a store, creates locks, shuts down.
 
 use std::fmt;
 use std::future::Future;
@@ -20,13 +20,13 @@ use crate::store::{GrantId, Holder, Outcome, Store, StoreError};
 use crate::stores::memory::MemoryStore;
 use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
 
-/// A client of one store, which makes its locks.
+/// A client of one store, which creates its locks.
 ///
 /// One client serves a whole process: it is cheap to clone, and all its locks share a connection, a
 /// subscription and a watchdog. Its background work runs on the runtime that built it.
 ///
-/// Call [`shutdown`](Self::shutdown) before `main` returns. Otherwise the locks of guards that are alive when the
-/// runtime ends stay taken until their leases expire.
+/// Call [`shutdown`](Self::shutdown) before `main` returns. Otherwise locks whose guards are alive when the runtime
+/// ends stay held until their leases expire.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -63,10 +63,10 @@ impl LockClient {
     /// password of the servers, `sentinel_user` and `sentinel_password`; for a quorum `max_lease` and
     /// `trust_fresh_servers`.
     ///
-    /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases go on through that
-    /// for [`retry_for`](LockClientBuilder::retry_for): make it longer than a fail-over takes there. Holds on the old
-    /// master are suspect ([`HoldState::Suspect`](crate::HoldState::Suspect)) until the new one has confirmed them;
-    /// those that it never received are lost, and their holders are told at once. In a Cluster,
+    /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases retry through that
+    /// for [`retry_for`](LockClientBuilder::retry_for): set it longer than a fail-over takes there. Holds on the old
+    /// master are suspect ([`HoldState::Suspect`](crate::HoldState::Suspect)) until the new master has confirmed them;
+    /// holds that the new master never received are lost, and their holders are told at once. In a Cluster,
     /// `cluster-require-full-coverage no` lets the other shards serve while one is down.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl LockClient {
         LockClient::builder().url(url).build().await
     }
 
-    /// A client on a new store in this process's memory.
+    /// Creates a client on a new store in this process's memory.
     ///
     /// # Panics
     ///
@@ -92,7 +92,7 @@ impl LockClient {
         LockClient::on_memory(MemoryStore::new())
     }
 
-    /// A client with default settings on a store that needs no connecting.
+    /// Creates a client with default settings on a store that needs no connecting.
     pub(crate) fn on_memory(store: impl Store) -> LockClient {
         let settings = Settings {
             lease: DEFAULT_LEASE,
@@ -121,22 +121,23 @@ impl LockClient {
         &self.handle
     }
 
-    /// Sets up a client with options.
+    /// Returns a builder, to set up a client with options.
     pub fn builder() -> LockClientBuilder {
         LockClientBuilder::default()
     }
 
-    /// The lock of this name. Nothing is sent until it is acquired.
+    /// Returns the lock of this name. Nothing is sent until it is acquired.
     pub fn lock(&self, key: impl Into<LockKey>) -> Lock {
         Lock::new(self.handle.clone(), key.into())
     }
 
-    /// Several locks at once, all of them or none; see [`MultiLock`]. Nothing is sent until they are acquired.
+    /// Returns several locks that are acquired all together or not at all; see [`MultiLock`]. Nothing is sent until
+    /// they are acquired.
     pub fn multi<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
         MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
     }
 
-    /// The fair lock of this name, which serves its waiters in the order in which they came, across all processes:
+    /// Returns the fair lock of this name, which serves its waiters in order of arrival across all processes:
     /// [`lock`](Self::lock) of [`LockKind::Fair`], where that is explained.
     ///
     /// ```
@@ -150,68 +151,69 @@ impl LockClient {
         self.lock(key).kind(LockKind::Fair)
     }
 
-    /// The lock of this name with the fencing tokens of Redisson's fenced lock: [`lock`](Self::lock) of
+    /// Returns the lock of this name with the fencing tokens of Redisson's fenced lock: [`lock`](Self::lock) of
     /// [`LockKind::Fenced`], where that is explained.
     pub fn fenced_lock(&self, key: impl Into<LockKey>) -> Lock {
         self.lock(key).kind(LockKind::Fenced)
     }
 
-    /// The semaphore of this name: so many permits at a time, each with an owner. Nothing is sent until one is
-    /// acquired.
+    /// Returns the semaphore of this name, with a limited number of permits, each with an owner. Nothing is sent until
+    /// a permit is acquired.
     pub fn semaphore(&self, key: impl Into<LockKey>) -> Semaphore {
         Semaphore::new(self.handle.clone(), key.into())
     }
 
-    /// The semaphore of this name whose permits have no owner, as in Redisson's `RSemaphore`. The permits of a process
-    /// that crashed never come back: prefer [`semaphore`](Self::semaphore) unless you share the semaphore with
+    /// Returns the semaphore of this name whose permits have no owner, as in Redisson's `RSemaphore`. The permits of a
+    /// process that crashed never come back: prefer [`semaphore`](Self::semaphore) unless you share the semaphore with
     /// Redisson.
     pub fn unowned_semaphore(&self, key: impl Into<LockKey>) -> UnownedSemaphore {
         UnownedSemaphore::new(self.handle.clone(), key.into())
     }
 
-    /// The count-down latch of this name. Nothing is sent until it is used.
+    /// Returns the count-down latch of this name. Nothing is sent until it is used.
     pub fn latch(&self, key: impl Into<LockKey>) -> Latch {
         Latch::new(self.handle.clone(), key.into())
     }
 
-    /// Whether the client makes no acquires any more: it was shut down, or its runtime ended.
+    /// Whether the client acquires nothing any more: it was shut down, or its runtime ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.handle.shared().closing.is_cancelled()
     }
 
-    /// The lease that locks of this client are renewed with.
+    /// Returns the lease with which this client renews its locks.
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.handle.shared().settings.lease
     }
 
-    /// The id of this client, drawn anew for each. The store knows its holds by ids that begin with it and a colon: so
-    /// a [`Holder`] can be recognised as this process, or as another one whose id is known.
+    /// Returns the random id of this client. The ids of its holds on the store begin with it and a colon, so that a
+    /// [`Holder`] can be recognised as this process, or as another one whose id is known.
     #[must_use]
     pub fn id(&self) -> String {
         self.handle.shared().issuer.uuid.to_string()
     }
 
-    /// What the store of this client can do: its kinds of locks, its shortest lease, how it notifies waiters, …
+    /// Returns what the store of this client can do: its kinds of locks, its shortest lease, how it notifies waiters, …
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.handle.shared().capabilities
     }
 
-    /// How many locks this client holds now, including those that an unfinished call for several has so far.
+    /// Returns how many locks this client holds now, including those that an unfinished call for several locks has
+    /// acquired so far.
     #[must_use]
     pub fn held(&self) -> usize {
         self.handle.shared().watchdog.len() + self.handle.shared().unfinished.held()
     }
 
-    /// How many keys have waiters in this client now.
+    /// Returns how many keys have waiters in this client now.
     #[must_use]
     pub fn waited_for(&self) -> usize {
         self.handle.shared().waiters.len()
     }
 
-    /// The holder of a lock, as the store sees it, with what its client wrote down about it; `None` when the lock is free.
-    /// Of several readers it is one, see [`holders`](Self::holders).
+    /// Returns the holder of a lock, as the store sees it, with what its client published; `None` when the lock is
+    /// free. If several readers hold the lock, it is one of them, see [`holders`](Self::holders).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -233,7 +235,8 @@ impl LockClient {
         Ok(self.holders(key).await?.into_iter().next())
     }
 
-    /// All holders of a lock, as the store sees them, with what their clients wrote down: none, one, or several readers.
+    /// Returns all holders of a lock, as the store sees them, with what their clients published: none, one, or several
+    /// readers.
     ///
     /// # Errors
     ///
@@ -244,8 +247,8 @@ impl LockClient {
         holders.map_err(|error| error.into_error("the inspection of lock", &key))
     }
 
-    /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store scans all of its keys
-    /// for this: meant for people and tools.
+    /// Returns the locks whose names begin with `prefix`, with their holders, sorted by name. The store scans all of
+    /// its keys for this: meant for people and tools.
     ///
     /// # Errors
     ///
@@ -262,8 +265,8 @@ impl LockClient {
     }
 
     /// Ends the hold of a lock, whichever client has it, and wakes the waiters; returns whether the lock was held. The
-    /// former holder is told at its next renewal or check. Until then it and the next holder may both believe that they
-    /// have the lock: only the fencing token protects what they write.
+    /// former holder learns of it at its next renewal or check. Until then both it and the next holder may believe that
+    /// they hold the lock: only the fencing token protects what they write.
     ///
     /// # Errors
     ///
@@ -276,7 +279,8 @@ impl LockClient {
         .await
     }
 
-    /// The records of this client's store, for work that is requested more than once; see [`record`](crate::record).
+    /// Returns the records of this client's store, for work that is requested more than once; see
+    /// [`record`](crate::record).
     ///
     /// # Errors
     ///
@@ -303,9 +307,9 @@ impl LockClient {
             .map_err(|error| error.into_error(what, key))
     }
 
-    /// Shuts the client down: refuses new acquires and ends those that wait, gives guards until the deadline to be
-    /// released, signals [`Loss::Shutdown`] to the rest and releases them, and waits for every release to arrive (at
-    /// most `retry_for` longer). All clones of the client are shut down.
+    /// Shuts the client down: refuses new acquires, ends waiting ones, and gives guards until the deadline to be
+    /// released. Then it signals [`Loss::Shutdown`] to the remaining guards, releases them, and waits until every
+    /// release has arrived (at most `retry_for` longer). All clones of the client are shut down.
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
@@ -334,12 +338,12 @@ impl LockClient {
         }
         shared.pending.close();
         let all_given_back = async {
-            // What a request in flight brought is there before the request has ended.
+            // Grants of requests in flight are recorded before those requests end.
             loop {
                 self.give_back_unfinished();
                 shared.pending.wait().await;
-                // The wait also ends when nothing was pending for a moment only: a request has brought a grant since, which
-                // is on its way back.
+                // The wait also ends when nothing was pending for a moment only: a request may have brought a grant
+                // since, whose release is pending.
                 if shared.unfinished.is_empty() && shared.pending.is_empty() {
                     break;
                 }
@@ -352,9 +356,10 @@ impl LockClient {
             shared.leave_presence().await;
             shared.finished.cancel();
         }
-        // An undo is given up when its lease is over by our clock: what was late on its way there ends a little later.
+        // An undo is given up when its lease is over by our clock; if the acquire arrived late, its lock ends a little
+        // later.
         let given_up = shared.given_up.load(Ordering::Relaxed) - given_up;
-        // What began after that is of guards that were told.
+        // What began after that belongs to guards that were told.
         let pending = if drained { 0 } else { shared.pending.len() };
         ShutdownReport {
             lost: left.len(),
@@ -371,7 +376,7 @@ impl LockClient {
     }
 }
 
-/// A step that only reads has no unknown outcome.
+/// An operation that only reads has no unknown outcome.
 async fn read<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     step.await.map_err(|error| StoreError {
         outcome: Outcome::NotDone,
@@ -413,8 +418,8 @@ impl fmt::Debug for LockClient {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Guards that were still alive at the deadline; they were told, and their locks released.
+    /// Guards that were still alive at the deadline; their holders were told, and the locks released.
     pub lost: usize,
-    /// Releases that the store had not confirmed at the end; the leases end those locks.
+    /// Releases that the store had not confirmed at the end; those locks end with their leases.
     pub unconfirmed: usize,
 }

@@ -1,4 +1,4 @@
-//! Steps on counters, repeated until the store answers: each is carried out once, however often it is sent.
+//! Counter operations, repeated until the store answers: each takes effect once, however often it is sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters}
 use crate::store::{Outcome, StoreError};
 use crate::{Error, LockKey};
 
-/// For how long a store remembers a step at least.
+/// For how long at least a store remembers an operation.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Takes a step; `what` names it in error messages. A step that changes something is carried out even if this future is
-/// dropped.
+/// Sends an operation; `what` names it in error messages. One that changes something takes effect even if this future
+/// is dropped.
 pub(crate) async fn count(
     handle: &Arc<Handle>,
     key: &LockKey,
@@ -42,7 +42,7 @@ pub(crate) async fn count(
     outcome.map_err(|error| error.into_error(what, key))
 }
 
-/// Sends it until it is answered, or the patience with the store is over.
+/// Sends it until it is answered, or until `retry_for` is over.
 async fn repeat(
     shared: Arc<Shared>,
     counters: Arc<dyn Counters>,
@@ -65,7 +65,7 @@ async fn repeat(
             _ => error.is_passing(),
         };
         if !is_repeated || now.since(begun) >= shared.settings.retry_for {
-            // Also of a copy that was refused: an earlier one, which had no reply, may have been carried out.
+            // Also for a copy that was refused: an earlier copy without a reply may have taken effect.
             error.outcome = match unknown {
                 true => Outcome::Unknown,
                 false => Outcome::NotDone,

@@ -1,5 +1,5 @@
-//! The client that `#[distributed_lock]` uses where no `lock = ...` is given: of the code around, of the runtime, or of
-//! the process.
+//! The client that `#[distributed_lock]` uses where no `lock = ...` is given: that of the enclosing code, of the
+//! runtime, or of the process.
 
 use std::fmt;
 use std::future::Future;
@@ -25,16 +25,16 @@ tokio::task_local! {
     static AROUND: LockClient;
 }
 
-/// Sets the client that `#[distributed_lock]` uses where no `lock = ...` is given, for the whole process. Call it once,
-/// at start-up.
+/// Sets the default client of the whole process, which `#[distributed_lock]` uses where no `lock = ...` is given. Call
+/// it once, at start-up.
 ///
-/// Tests that run side by side in one process each need a client of their own: see [`set_runtime_default`] and
-/// [`with_default`], which take precedence.
+/// Tests that run side by side in one process need a client each: see [`set_runtime_default`] and [`with_default`],
+/// which take precedence.
 ///
 /// # Errors
 ///
-/// [`Error::DefaultClientSet`] when it was set before. A client that is shut down, or whose runtime has ended, is
-/// replaced.
+/// [`Error::DefaultClientSet`] when it was set before, unless that client is shut down or its runtime has ended: such a
+/// client is replaced.
 pub fn set_default(client: LockClient) -> Result<(), Error> {
     let mut process = PROCESS.write();
     if process.as_ref().is_some_and(|set| !set.is_closed()) {
@@ -128,7 +128,7 @@ impl fmt::Debug for RuntimeDefault {
     }
 }
 
-/// Runs a future with a default client of its own, whichever runtime polls it. Tasks that it spawns do not inherit the
+/// Runs a future with its own default client, whichever runtime polls it. Tasks that it spawns do not inherit the
 /// client.
 ///
 /// ```
@@ -148,13 +148,14 @@ impl fmt::Debug for RuntimeDefault {
 ///
 /// # Cancel safety
 ///
-/// Dropping the returned future drops the one inside.
+/// Dropping the returned future drops the inner future.
 pub fn with_default<F: Future>(client: LockClient, future: F) -> impl Future<Output = F::Output> {
     AROUND.scope(client, future)
 }
 
-/// The client that `#[distributed_lock]` uses where no `lock = ...` is given: that of the innermost [`with_default`]
-/// around the caller, else that of its runtime ([`set_runtime_default`]), else that of the process ([`set_default`]).
+/// Returns the client that `#[distributed_lock]` uses where no `lock = ...` is given: that of the innermost
+/// [`with_default`] around the caller, else that of its runtime ([`set_runtime_default`]), else that of the process
+/// ([`set_default`]).
 ///
 /// # Errors
 ///

@@ -17,18 +17,18 @@ use crate::{Error, Held};
 
 /// A held lock, until the guard is released or dropped.
 ///
-/// While the guard lives the watchdog renews the lease (unless it was fixed), and [`lost`](Self::lost) tells when that
-/// failed. **When the lease expires, the guard reports the loss before the store grants the lock to another client**:
-/// also when the store hangs, the network is cut or this process was stopped, because the deadline is counted by this
-/// process's own clock from before the last successful renewal was sent. For a holder that does not ask its guard, and
-/// for a store that lost its data, there is the [fencing token](Self::fencing_token).
+/// While the guard lives, the watchdog renews the lease (unless it was fixed), and [`lost`](Self::lost) completes when
+/// that fails. **When the lease expires, the guard reports the loss before the store grants the lock to another
+/// client**: also when the store hangs, the network is cut or this process was stopped, because this process counts the
+/// deadline by its own clock, from before the last successful renewal was sent. The [fencing
+/// token](Self::fencing_token) protects against a holder that does not check its guard, and a store that lost its data.
 ///
 /// Dropping the guard releases the lock in the background: from any thread, inside or outside a runtime, in a panic,
-/// without blocking. [`release`](Self::release) waits for it and tells the outcome.
+/// without blocking. [`release`](Self::release) waits for the release and returns its outcome.
 ///
-/// To other code a bare guard is what the guard of a `tokio::sync::Mutex` is: a second `acquire` of the same lock in
-/// the same function waits for it. Code that needs to re-enter runs in the guard's frame, by [`run`](Self::run),
-/// [`scope`](Self::scope) or [`Lock::run`](crate::Lock::run), or takes a second guard by [`reenter`](Self::reenter).
+/// To other code a bare guard is like the guard of a `tokio::sync::Mutex`: a second `acquire` of the same lock in the
+/// same function waits for it. Code that needs to re-enter runs in the guard's frame, by [`run`](Self::run),
+/// [`scope`](Self::scope) or [`Lock::run`](crate::Lock::run), or takes a second guard with [`reenter`](Self::reenter).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -87,8 +87,8 @@ impl LockGuard {
         release,
     }
 
-    /// A second guard of the same lock, without a request to the store. The lock is released with the last of its
-    /// guards.
+    /// Returns a second guard of the same lock, without a request to the store. The lock is released with the last of
+    /// its guards.
     ///
     /// # Errors
     ///
@@ -111,11 +111,11 @@ impl fmt::Debug for LockGuard {
 
 /// Releases one lock, or several at once.
 pub(crate) trait Holding: View + Sized {
-    /// Gives all of it back.
+    /// Releases all of it.
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static;
 }
 
-/// Something around one guard, which holds what that holds.
+/// A wrapper around one guard, which holds what the guard holds.
 pub(crate) trait Wraps: Sized {
     fn guard(&self) -> &LockGuard;
 
@@ -180,12 +180,12 @@ impl Holding for LockGuard {
     }
 }
 
-/// Releases after the work is done: a release that fails then is logged and counted by the release queue,
-/// and does not take the work's result away.
+/// Releases after the work is done. The release queue logs and counts a release that fails then; the work's result is
+/// kept.
 pub(crate) async fn finish(guard: impl Holding) {
     let key = guard.view().key().clone();
     match guard.give_back().await {
-        // The loss was told already, to the work or to its caller.
+        // The loss was reported before, to the work or to its caller.
         Ok(()) | Err(Error::Lost { .. }) => {}
         Err(Error::NotReleased { failures }) if failures.iter().all(Error::is_lost) => {}
         Err(error) => Event::NotReleasedAfterWork {

@@ -1,4 +1,4 @@
-//! A client at the end of its process, and for those who watch over it: draining, and how it is.
+//! Draining a client at the end of its process, and its health.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,17 +8,16 @@ use crate::base::moment::Moment;
 use crate::{HoldState, LockClient};
 
 impl LockClient {
-    /// Begins nothing new from now on, so that the process can be stopped without making other clients wait.
+    /// Starts nothing new from now on, so that the process can be stopped without making other clients wait.
     ///
-    /// - An outermost acquire is refused with [`Error::Draining`](crate::Error::Draining), also one that waits already.
-    /// - A nested one passes: an acquire inside the frame of a hold of this client, so that work under way comes to its
-    ///   end.
+    /// - An outermost acquire is refused with [`Error::Draining`](crate::Error::Draining), also one that already waits.
+    /// - A nested acquire passes (one inside the frame of a hold of this client), so that work in progress can finish.
     /// - Holds go on, are renewed, and end when they are released.
     /// - A released lock goes back to the store at once, and is not handed off in this process: the next waiter is in
-    ///   another one.
+    ///   another process.
     ///
-    /// Nothing is sent. A leader leads on until [`shutdown`](Self::shutdown), which comes next, with the time that the work
-    /// under way may take. All clones of the client drain, and none ever stops to.
+    /// Nothing is sent. A leader keeps leading until [`shutdown`](Self::shutdown), which comes next, with the time that
+    /// the work in progress may take. All clones of the client drain. Draining cannot be undone.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -36,7 +35,7 @@ impl LockClient {
         self.shared().draining.cancel();
     }
 
-    /// Waits until this client holds nothing. Mostly after [`drain`](Self::drain), and with a limit.
+    /// Waits until this client holds nothing. Usually called after [`drain`](Self::drain), with a timeout.
     ///
     /// # Cancel safety
     ///
@@ -46,12 +45,12 @@ impl LockClient {
         shared.watchdog.empty().await;
     }
 
-    /// How this client is, from its own memory: nothing is sent. For pages that tell whether a process is alive.
+    /// Returns the health of this client from its own memory: nothing is sent. For endpoints that report liveness.
     ///
-    /// Judge liveness by it if you like, but never readiness: a process that is not ready while it waits for a lock, or
-    /// while the store is away, gets no requests, and a rollout that waits for it never ends.
+    /// Use it for liveness if you like, but never for readiness: a process that is not ready while it waits for a lock,
+    /// or while the store is unavailable, gets no requests, and a rollout that waits for it never ends.
     ///
-    /// It looks at every hold: asked every few seconds it costs nothing that can be seen, also with 100,000 of them.
+    /// It visits every hold: called every few seconds its cost is negligible, even with 100,000 holds.
     #[must_use]
     pub fn health(&self) -> Health {
         let shared = self.shared();
@@ -80,7 +79,7 @@ impl LockClient {
     }
 }
 
-/// How a client is, see [`LockClient::health`].
+/// The health of a client, see [`LockClient::health`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -96,18 +95,18 @@ impl LockClient {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether it begins nothing new: it drains, or was shut down.
+    /// Whether it starts nothing new: it drains, or was shut down.
     pub is_draining: bool,
-    /// How long ago the store last replied, also with a refusal; `None` before the first reply. A client that holds and
-    /// wants nothing asks nothing.
+    /// Time since the store last replied, also with a refusal; `None` before the first reply. An idle client sends
+    /// nothing, so the time grows.
     pub last_reply: Option<Duration>,
     /// How many locks it holds.
     pub held: usize,
     /// How many of these are suspect, see [`HoldState::Suspect`].
     pub suspect: usize,
-    /// The least time that one of them is certain to hold, unless it is renewed; `None` without any. A renewed lease is
-    /// renewed when two thirds of it are left, so a third of it is a near miss.
+    /// The shortest time for which any of them is still certain to be held, unless it is renewed; `None` without holds.
+    /// A renewed lease is renewed when two thirds of it are left, so less than a third is a near miss.
     pub least_lease_left: Option<Duration>,
-    /// How many times connections to the store broke and came back, or another server took over.
+    /// How often connections to the store broke and were restored, or another server took over.
     pub reconnects: u64,
 }

@@ -17,13 +17,13 @@ use crate::runtime::members::{Holds, Members};
 use crate::store::{Bind, BoundGrant};
 use crate::{Error, LockGuard, Loss, MultiGuard};
 
-/// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing: only the
-/// [`LockGuard`](crate::LockGuard) does. After the release it answers `Lost(Released)`.
+/// A cloneable view of a hold. It keeps nothing alive and releases nothing: only the [`LockGuard`](crate::LockGuard)
+/// does. After the release it reports `Lost(Released)`.
 ///
 /// The lock layer puts one into the request's extensions, [`Lock::run`](crate::Lock::run) passes one to its closure,
 /// and [`dlock::current`](crate::current) returns that of the innermost frame.
 ///
-/// For [several locks](crate::MultiLock) that are held together this is a view of all: it is lost when one of them is.
+/// For [several locks](crate::MultiLock) that are held together it is a view of all: it is lost when one of them is.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -59,7 +59,7 @@ impl Held {
         Held { of: Holds::All(all) }
     }
 
-    /// All of them, where there are several.
+    /// All members, if there are several.
     pub(crate) fn members(&self) -> Option<&Arc<Members>> {
         match &self.of {
             Holds::One(_) => None,
@@ -70,8 +70,8 @@ impl Held {
     hold_methods! {
         /// Of several locks, the first in the order of their names.
         key,
-        /// Of several locks, that of the [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) has those of
-        /// the others.
+        /// For several locks, that of the [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) returns the
+        /// others.
         fencing_token,
         fencing_token_of,
         keys,
@@ -115,9 +115,9 @@ impl View for Held {
     }
 }
 
-/// Guards and views of holds, for what all of them answer alike.
+/// Guards and views of holds: what they have in common.
 pub(crate) trait View {
-    /// Of all that is held, in the order of the names; never none.
+    /// All grants, in the order of their names; never empty.
     fn grants(&self) -> &[Arc<Grant>];
 
     /// The first of them.
@@ -140,7 +140,7 @@ macro_rules! bind {
 
 bind!(Held, LockGuard, MultiGuard);
 
-/// The worst: lost when one is.
+/// The worst state: lost when one of them is.
 pub(crate) fn state(grants: &[Arc<Grant>]) -> HoldState {
     let mut worst = HoldState::Held;
     for grant in grants {
@@ -178,7 +178,7 @@ pub(crate) async fn ensure(grants: &[Arc<Grant>], at_least: Duration) -> Result<
         return ensure_one(only, at_least).await;
     }
     let outcomes = join_all(grants.iter().map(|grant| ensure_one(grant, at_least))).await;
-    // Also if one was lost while another one was asked for.
+    // Also if one was lost while another was being renewed.
     check(grants)?;
     outcomes.into_iter().collect()
 }
@@ -192,7 +192,7 @@ pub(crate) async fn why_lost(grants: Vec<Arc<Grant>>) -> Option<LossReason> {
     }
 }
 
-/// When the first of them is asked to stop, or none is held any more.
+/// Completes when the first of them is asked to stop, or none is held any more.
 pub(crate) async fn revoked(grants: Vec<Arc<Grant>>) -> Option<Intervention> {
     let each = grants
         .into_iter()

@@ -16,17 +16,17 @@ use crate::store::Kind;
 use crate::store::counter::{CounterReply, CounterStep};
 use crate::{Error, LockKey};
 
-/// The highest count: every store counts so far exactly.
+/// The highest count: up to here every store counts exactly.
 const HIGHEST: u64 = 1 << 53;
 
-/// A latch that opens when it was counted down to zero, across all processes; with the data of Redisson's
+/// A latch that opens when it is counted down to zero, across all processes; compatible with Redisson's
 /// `RCountDownLatch`.
 ///
-/// Made by [`LockClient::latch`](crate::LockClient::latch). One process sets a count, the workers count down, and the
-/// waiters go on at zero. A latch that was never set, or was counted down to the end, is *open*: its count is 0, it has
-/// no waiters, and a new count may be set. So a process that may be the first sets the count before it begins to wait.
+/// Created by [`LockClient::latch`](crate::LockClient::latch). One process sets a count, the workers count down, and
+/// the waiters continue at zero. A latch that was never set, or was counted down to the end, is *open*: its count is 0,
+/// it has no waiters, and a new count may be set. So the process that starts first must set the count before it waits.
 ///
-/// The count has no owner: what a process did not count down before it crashed stays missing. Bound the wait with
+/// The count has no owner: what a process did not count down before it crashed stays missing. Limit the wait with
 /// [`wait_for`](Self::wait_for) where that can happen.
 ///
 /// ```
@@ -58,13 +58,13 @@ impl Latch {
         Latch { handle, key }
     }
 
-    /// The name of the latch.
+    /// Returns the name of the latch.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.key
     }
 
-    /// Sets the count of an open latch, which closes it; returns `false` if it has a count already, which stays.
+    /// Sets the count of an open latch, which closes it; returns `false` if it already has a count, which is kept.
     ///
     /// # Errors
     ///
@@ -72,7 +72,8 @@ impl Latch {
     /// or a failure of the store that lasts for [`retry_for`](crate::LockClientBuilder::retry_for). After
     /// [`Error::OutcomeUnknown`] the count may or may not be set.
     ///
-    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    /// Cancel safe: once polled, the operation is carried out once, even if its reply is lost or this future is
+    /// dropped.
     pub async fn try_set_count(&self, count: u64) -> Result<bool, Error> {
         let reason = match count {
             0 => "it is zero: a latch that is not set is open already".to_owned(),
@@ -89,14 +90,15 @@ impl Latch {
         })
     }
 
-    /// Counts down by one and returns the remaining count; at zero all waiters go on.
+    /// Counts down by one and returns the remaining count; at zero all waiters continue.
     ///
     /// # Errors
     ///
-    /// [`Error::LatchOpen`] when the count is zero already, which changes nothing; and as for
+    /// [`Error::LatchOpen`] when the count is already zero, which changes nothing; and as for
     /// [`try_set_count`](Self::try_set_count). After [`Error::OutcomeUnknown`] it was counted once or not at all.
     ///
-    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    /// Cancel safe: once polled, the operation is carried out once, even if its reply is lost or this future is
+    /// dropped.
     pub async fn count_down(&self) -> Result<u64, Error> {
         match self.step(CounterStep::CountDown, "counting down latch").await? {
             CounterReply::TooFew { .. } => Err(Error::LatchOpen {
@@ -106,7 +108,7 @@ impl Latch {
         }
     }
 
-    /// The count; 0 when the latch is open.
+    /// Returns the count; 0 when the latch is open.
     ///
     /// # Errors
     ///
@@ -116,19 +118,20 @@ impl Latch {
         self.number(reply)
     }
 
-    /// Opens the latch whatever its count is, so that all waiters go on; returns whether it had a count.
+    /// Opens the latch whatever its count is, so that all waiters continue; returns whether it had a count.
     ///
     /// # Errors
     ///
     /// As for [`try_set_count`](Self::try_set_count).
     ///
-    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    /// Cancel safe: once polled, the operation is carried out once, even if its reply is lost or this future is
+    /// dropped.
     pub async fn delete(&self) -> Result<bool, Error> {
         self.changed(CounterStep::DeleteLatch, "the deletion of latch")
             .await
     }
 
-    /// Waits until the latch is open; returns at once if it is. A waiter is notified by a message, and checks again
+    /// Waits until the latch is open; returns at once if it is. A waiter is notified by a message. It checks again
     /// after a broken connection and every 30 s.
     ///
     /// # Errors
@@ -136,7 +139,7 @@ impl Latch {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`], [`Error::ClientClosed`], or a failure of the store that lasts for
     /// [`retry_for`](crate::LockClientBuilder::retry_for).
     ///
-    /// Cancel safe: nothing is left of a wait that is dropped.
+    /// Cancel safe: a dropped wait leaves nothing behind.
     pub async fn wait(&self) -> Result<(), Error> {
         self.handle.with_timers(self.wait_until(None)).await.map(drop)
     }
@@ -145,10 +148,10 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year. A store that
-    /// did not answer in that time is [`Error::Unreachable`]: the latch may be open.
+    /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year.
+    /// [`Error::Unreachable`] when the store did not answer in that time: the latch may be open.
     ///
-    /// Cancel safe: nothing is left of a wait that is dropped.
+    /// Cancel safe: a dropped wait leaves nothing behind.
     pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
         check_duration("wait", Some(most))?;
         let opened = self.wait_until(Some(clock::now() + most));
@@ -172,21 +175,21 @@ impl Latch {
                 true => Ok(false),
                 false => Err(Error::Unreachable {
                     what: format!("the count of latch \"{}\"", self.key),
-                    message: "the store did not answer within the time of waiting".to_owned(),
+                    message: "the store did not answer within the wait time".to_owned(),
                     source: None,
                 }),
             },
         }
     }
 
-    /// Waits for the latch to open. `closed` is set when the store says that it is not.
+    /// Waits for the latch to open. `closed` is set once the store says that it is not open.
     async fn opened(&self, closed: &AtomicBool) -> Result<(), Error> {
         let shared = self.handle.shared();
         let mut watch = None;
         while self.count().await? > 0 {
             closed.store(true, Ordering::Relaxed);
-            // The first notification is "you are subscribed, look now", so nothing is missed in between. What comes
-            // during a look is looked for after it.
+            // The first notification means "you are subscribed, check now", so nothing is missed in between. A
+            // notification during a check leads to another one.
             let watch =
                 watch.get_or_insert_with(|| shared.call_watch(Kind::Latch, &self.key, shared.next_grant()));
             let _ = tokio::time::timeout(LONGEST_SLEEP, watch.changed()).await;

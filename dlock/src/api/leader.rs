@@ -1,7 +1,7 @@
 //! Leader election: of all candidate processes, one leads.
 //!
-//! The leader is the holder of the lock of that name, and a term is one hold of it. So everything that is promised of a
-//! lock is promised of a leader, and nothing here depends on a store.
+//! The leader is the holder of the lock of that name, and a term is one hold of it. So every promise for a lock applies
+//! to a leader, and nothing here depends on the kind of store.
 
 use std::fmt;
 use std::future::Future;
@@ -16,10 +16,10 @@ use crate::runtime::emit::Event;
 use crate::store::Holder;
 use crate::{Error, Held, Lock, LockClient, LockKey};
 
-/// About how long is paused before a store that has failed is asked again.
+/// About how long to pause before a failed store is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A role that one process at a time has; made by [`LockClient::leader`].
+/// A role that one process at a time has; created by [`LockClient::leader`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -40,17 +40,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// ```
 ///
-/// All candidates ask for the lock of that name (so a lock of another use needs another name), and its holder leads
-/// until it is released. A live leader renews the lock. When a leader crashes, or is cut off from the store, another
-/// candidate leads as soon as the lease has expired, and **not before**; a leader that resigns or is dropped is
-/// followed at once. The former leader is told before an expiry lets the next one be elected, and its work is dropped;
-/// what is promised of a lock, and [what is not](crate#what-is-promised), holds here.
+/// All candidates ask for the lock of that name (so a lock for another purpose needs another name), and its holder
+/// leads until it is released. A live leader renews the lock. When a leader crashes, or is cut off from the store,
+/// another candidate leads as soon as the lease has expired, and **not before**; when a leader resigns or is dropped,
+/// another candidate leads at once. The former leader is told before an expired lease lets the next one be elected, and
+/// its work is dropped; the promises of a lock, and [their limits](crate#what-is-promised), apply here.
 ///
 /// # The token
 ///
-/// A leader that was stopped (a long pause, a suspended machine) finds out only when it goes on, and may have a write
-/// on its way. So each term has a fencing token, greater than those of all terms before. Send it along with every
-/// write, and have the resource refuse older ones:
+/// A leader that was stopped (a long pause, a suspended machine) learns of it only when it resumes, and may have a
+/// write in flight. So each term has a fencing token, greater than those of all earlier terms. Send it along with every
+/// write, and have the resource refuse older tokens:
 ///
 /// ```sql
 /// UPDATE jobs SET last_run = $1, fence = $2 WHERE name = $3 AND fence <= $2
@@ -70,7 +70,8 @@ pub struct Leader {
 }
 
 impl LockClient {
-    /// The role of this name, which one process has at a time. Nothing is sent until a process campaigns for it.
+    /// Returns the role of this name, which one process has at a time. Nothing is sent until a process campaigns for
+    /// it.
     pub fn leader(&self, name: impl Into<LockKey>) -> Leader {
         Leader {
             client: self.clone(),
@@ -81,27 +82,26 @@ impl LockClient {
 }
 
 impl Leader {
-    /// How long another process waits to lead after this one crashed while it led. The leader renews the lease every
-    /// third of it. The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
+    /// Sets how long other processes wait to lead after the leader crashed. The leader renews the lease every third of
+    /// it. The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
     pub fn lease(mut self, lease: Duration) -> Leader {
         self.lock = self.lock.lease(lease);
         self
     }
 
-    /// The longest time that one term lasts, so that a leader that is stuck does not lead for ever. No limit by
-    /// default.
+    /// Limits how long one term lasts, so that a stuck leader does not lead for ever. No limit by default.
     pub fn max_term(mut self, max_term: Duration) -> Leader {
         self.lock = self.lock.max_hold(max_term);
         self
     }
 
-    /// The name of the role.
+    /// Returns the name of the role.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.lock.key()
     }
 
-    /// Whether name and options make sense, as each campaign checks it.
+    /// Checks name and options, as each campaign does.
     ///
     /// # Errors
     ///
@@ -110,8 +110,8 @@ impl Leader {
         self.lock.check().map_err(of_a_term)
     }
 
-    /// The current leader, as the store sees it; `None` when there is none. It is this client if the id begins with
-    /// [`LockClient::id`].
+    /// Returns the current leader, as the store sees it; `None` when there is none. It is this client if the id begins
+    /// with [`LockClient::id`].
     ///
     /// # Errors
     ///
@@ -121,12 +121,12 @@ impl Leader {
     }
 
     /// Runs the closure's future while this process leads: waits until it is elected, runs the future, drops it when
-    /// the lead is lost, and campaigns again, with a new future from the closure. When the future is done, its result
-    /// is returned; work that never ends is stopped by dropping this. Either way this process resigns, and another one
+    /// leadership is lost, and campaigns again, with a new future from the closure. When the future is done, its result
+    /// is returned; drop this future to stop work that never ends. Either way this process resigns, and another one
     /// leads at once.
     ///
-    /// A failure of the store does not end it: the store is asked again for as long as it takes. When the client is
-    /// [shut down](LockClient::shutdown) the work is dropped at once, since it would not end by itself.
+    /// A store failure does not end it: it retries for as long as it takes. When the client is [shut
+    /// down](LockClient::shutdown), the work is dropped at once, since it would not end by itself.
     ///
     /// The closure gets a view of the term. The work runs in the term's frame, see [`scope`](crate::scope). Work that
     /// does not return to the runtime cannot be dropped: run slow work in another thread, which checks
@@ -134,10 +134,10 @@ impl Leader {
     ///
     /// # Errors
     ///
-    /// [`Error::ClientClosed`] when the client is shut down; and every error that waiting does not cure, from the first
-    /// campaign on: [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`], [`Error::Unsupported`].
+    /// [`Error::ClientClosed`] when the client is shut down; and, from the first campaign on, every error that retrying
+    /// does not fix: [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`], [`Error::Unsupported`].
     ///
-    /// Cancel safe as far as the lead goes; what becomes of the work is up to the closure's future.
+    /// Cancel safe for the leadership; what happens to the work is up to the closure's future.
     #[track_caller]
     pub fn lead<F, Fut>(&self, mut work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
     where
@@ -167,8 +167,8 @@ impl Leader {
         }
     }
 
-    /// Waits until this process leads, for as long as it takes, through failures of the store too. For one term only,
-    /// or for work that is no future; otherwise [`lead`](Self::lead) is easier.
+    /// Waits until this process leads, for as long as it takes, through store failures too. For a single term, or for
+    /// work that is not a future; otherwise [`lead`](Self::lead) is easier.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -184,7 +184,7 @@ impl Leader {
     ///
     /// Those of [`lead`](Self::lead).
     ///
-    /// Cancel safe: dropped at any point, this process is no candidate any more.
+    /// Cancel safe: dropped at any point, this process is no longer a candidate.
     #[track_caller]
     pub fn campaign(&self) -> impl Future<Output = Result<Term, Error>> + Send + use<> {
         let (this, by) = (self.clone(), Location::caller());
@@ -233,7 +233,7 @@ impl Leader {
     }
 }
 
-/// By the name that the option has here.
+/// Renames the option in an error to its name here.
 fn of_a_term(error: Error) -> Error {
     match error {
         Error::InvalidOption {

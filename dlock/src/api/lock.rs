@@ -1,4 +1,4 @@
-//! A lock by name: its options, and the ways to acquire it.
+//! A lock by name: its options, and how to acquire it.
 
 use std::fmt;
 use std::future::Future;
@@ -17,11 +17,11 @@ use crate::runtime::acquire::AcquireCall;
 use crate::runtime::options::{LockOptions, Options};
 use crate::{Error, Held, LockKey};
 
-/// A lock by name, with options: cheap to make, to clone and to keep.
+/// A lock by name, with options: cheap to create, clone and keep.
 ///
-/// Made by [`LockClient::lock`](crate::LockClient::lock). Options are set by methods that consume and return the lock;
-/// they belong to this value and its clones, not to other acquisitions of the same name. An invalid name or option is
-/// reported by the acquire (or by [`check`](Self::check)), before anything is sent.
+/// Created by [`LockClient::lock`](crate::LockClient::lock). Options are set by methods that consume and return the
+/// lock; they belong to this value and its clones, not to other acquisitions of the same name. The acquire (or
+/// [`check`](Self::check)) reports an invalid name or option before anything is sent.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -52,7 +52,7 @@ impl Lock {
         }
     }
 
-    /// The kind of lock, [`LockKind::Mutex`] by default. Read-write locks have a
+    /// Sets the kind of lock, [`LockKind::Mutex`] by default. Read-write locks have a
     /// [shorthand](crate::LockClient::rw_lock).
     ///
     /// ```
@@ -94,22 +94,22 @@ impl Lock {
         self
     }
 
-    /// Has new readers stand back while a writer waits for this read-write lock; see
+    /// Makes new readers yield while a writer waits for this read-write lock; see
     /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Off by default.
     pub fn prefer_writers(mut self) -> Lock {
         self.options.prefer_writers = true;
         self
     }
 
-    /// What this acquisition is for, for the person on call: shown with the hold, and while it is waited for, by
-    /// [`LockClient::inspect`](crate::LockClient::inspect) and the command `dlock show`. At most 200 characters; none by
-    /// default. It is written to the store as it stands: leave secrets out.
+    /// Says what this acquisition is for, for the person on call: [`LockClient::inspect`](crate::LockClient::inspect)
+    /// and the command `dlock show` show it for holds and waiters. At most 200 characters; none by default. It is
+    /// written to the store as it is: leave secrets out.
     pub fn note(mut self, note: impl AsRef<str>) -> Lock {
         self.options.note = Some(shortened(note.as_ref()).into());
         self
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.key
@@ -128,7 +128,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when another holder has it, and every error of [`acquire`](Self::acquire).
+    /// [`Error::NotAcquired`] when another client holds it, and every error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -146,18 +146,17 @@ impl Lock {
     /// - [`Error::Lost`] when the enclosing frame has lost it.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
     ///   [`Error::ClientClosed`]: see each.
-    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault, or did not
-    ///   reply within the wait time. Failures that may pass are retried within the wait time, at most for
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store fails, or did not reply
+    ///   within the wait time. Transient failures are retried within the wait time, at most for
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
     /// - [`Error::NotReplicated`] when too few replicas acknowledged it in time, where
     ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
     ///
     /// Cancel safe: dropped at any point it leaves no lock, no queue position and no subscription, and a wake-up that
-    /// it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    /// it consumed goes to the next waiter. A request in flight is undone in the background.
     ///
-    /// Keep polling it: a future that was woken and is not polled for one to two seconds loses its turn, and a lock
-    /// that was handed to it goes to the next waiter. Polled again, it goes on waiting in front of those that came
-    /// later.
+    /// Keep polling it: if a woken future is not polled for one to two seconds, it loses its turn, and a lock that was
+    /// handed off to it goes to the next waiter. When it is polled again, it continues to wait ahead of later waiters.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
         guarded(self.call(false, Location::caller()))
@@ -178,8 +177,8 @@ impl Lock {
     /// when the future is done, and also when it panics or is dropped. A nested acquire of the same lock re-enters.
     /// When the lock is lost the future is dropped.
     ///
-    /// A release that fails after the work was done does not discard the result; it is logged, and the lease ends the
-    /// lock.
+    /// If the release fails after the work was done, the result is kept; the failure is logged, and the lock ends with
+    /// its lease.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -194,7 +193,7 @@ impl Lock {
     /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lock was lost before the future
     /// was done.
     ///
-    /// Cancel safe as far as the lock goes; what becomes of the work is up to the closure's future.
+    /// Cancel safe for the lock; what happens to the work is up to the closure's future.
     #[track_caller]
     pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
     where

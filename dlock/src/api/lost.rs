@@ -14,8 +14,8 @@ pin_project! {
     /// Waits until a hold is lost, and returns why: the future of [`LockGuard::lost`](crate::LockGuard::lost) and
     /// similar methods.
     ///
-    /// It ends at once when the hold is lost already, and with [`Loss::Released`] after a release. It keeps nothing
-    /// alive, and can be handed to code that knows nothing of locks.
+    /// It completes at once when the hold is already lost, and with [`Loss::Released`] after a release. It keeps
+    /// nothing alive, and can be passed to code that knows nothing of locks.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -1,6 +1,6 @@
 //! What the expansion of `#[distributed_lock]` calls. Not for use by hand: it changes without notice.
 //!
-//! Kept small on purpose. Whatever can be a function here is not repeated in every locked function.
+//! Kept small on purpose. Code that can be a function here is not repeated in every locked function.
 
 use std::pin::Pin;
 
@@ -101,7 +101,7 @@ impl<K: IntoIterator<Item: Into<LockKey>>> IntoKeys for K {
     }
 }
 
-/// Return types that can tell that the lock was not had.
+/// Return types that can express that the lock was not acquired.
 #[diagnostic::on_unimplemented(
     message = "a function with `#[distributed_lock]` cannot tell the failure of its lock by returning `{Self}`",
     label = "has no place for a `dlock::Error`",
@@ -109,7 +109,7 @@ impl<K: IntoIterator<Item: Into<LockKey>>> IntoKeys for K {
     note = "or say what to return instead: `on_error = path::to::function`, a `fn(dlock::Error)` that gives the return type"
 )]
 pub trait FromLockError {
-    /// The return value that tells the failure.
+    /// Returns the value that expresses the failure.
     fn from_lock_error(error: Error) -> Self;
 }
 
@@ -148,7 +148,7 @@ mod once {
         client.once(key)
     }
 
-    /// So many attempts. None, or more than there can be, is an error of the call.
+    /// Allows that many attempts. Zero, or more than the maximum, is an error of the call.
     #[must_use]
     pub fn attempts(count: usize) -> OnFailure {
         OnFailure::AtMost(u32::try_from(count).unwrap_or(u32::MAX))
@@ -165,7 +165,7 @@ mod once {
         type Value;
         /// Its error.
         type Error;
-        /// The return value for what came of the call.
+        /// Converts the outcome of the call to the return value.
         fn of_once(ran: Result<OnceReply<Self::Value>, OnceError<Self::Error>>) -> Self;
     }
 
@@ -186,7 +186,7 @@ mod once {
         }
     }
 
-    /// Error types that can say that a function did not run: those with `From<dlock::NotRun>`.
+    /// Error types that can express that a function did not run: those with `From<dlock::NotRun>`.
     #[diagnostic::on_unimplemented(
         message = "the error type `{Self}` of a function with `#[once]` cannot hold a `dlock::NotRun`",
         label = "`{Self}` has no `From<dlock::NotRun>`",

@@ -1,13 +1,12 @@
-//! The methods that guards and views of holds have in common: written once, so that all of them mean the same.
+//! The methods that guards and views of holds have in common: defined once, so that all of them mean the same.
 
-/// Methods of a [`View`](crate::api::held::View): those that are named, each with what there is to add to its
-/// documentation.
+/// Defines methods of a [`View`](crate::api::held::View): the named ones, each with additions to its documentation.
 macro_rules! hold_methods {
     ($($(#[$more:meta])* $method:ident),* $(,)?) => {
         $(hold_methods!(@$method $(#[$more])*);)*
     };
     (@key $(#[$more:meta])*) => {
-        /// The name of what is held.
+        /// Returns the name of the lock.
         ///
         $(#[$more])*
         #[must_use]
@@ -16,7 +15,7 @@ macro_rules! hold_methods {
         }
     };
     (@keys $(#[$more:meta])*) => {
-        /// The names of all that is held, in their order: several for a [`MultiLock`](crate::MultiLock).
+        /// Returns all names that are held, in their order: several for a [`MultiLock`](crate::MultiLock).
         ///
         $(#[$more])*
         pub fn keys(&self) -> impl Iterator<Item = &crate::LockKey> {
@@ -24,7 +23,8 @@ macro_rules! hold_methods {
         }
     };
     (@fencing_token $(#[$more:meta])*) => {
-        /// The fencing token of this acquisition: greater than the token of every earlier acquisition under this name.
+        /// Returns the fencing token of this acquisition: greater than the token of every earlier acquisition of this
+        /// name.
         ///
         /// Send it along with each write, and have the resource refuse a write whose token is smaller than one that it
         /// has seen. A token that the resource does not check protects nothing.
@@ -36,7 +36,7 @@ macro_rules! hold_methods {
         }
     };
     (@fencing_token_of $(#[$more:meta])*) => {
-        /// The fencing token of one of several locks; `None` for a name that is not among them. See
+        /// Returns the fencing token of one of several locks; `None` for a name that is not among them. See
         /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token).
         ///
         $(#[$more])*
@@ -48,7 +48,8 @@ macro_rules! hold_methods {
         }
     };
     (@fencing_tokens $(#[$more:meta])*) => {
-        /// All names with the fencing token of each: a write to what a name locks carries the token of that name.
+        /// Returns all names with the fencing token of each: a write to what a name protects carries the token of that
+        /// name.
         ///
         $(#[$more])*
         pub fn fencing_tokens(&self) -> impl Iterator<Item = (&crate::LockKey, u64)> {
@@ -57,7 +58,7 @@ macro_rules! hold_methods {
         }
     };
     (@is_held $(#[$more:meta])*) => {
-        /// Whether it is still held, by the clock as of this call; with several locks, whether all of them are.
+        /// Returns whether it is still held, by the clock as of this call; with several locks, whether all of them are.
         ///
         $(#[$more])*
         #[must_use]
@@ -66,8 +67,8 @@ macro_rules! hold_methods {
         }
     };
     (@state $(#[$more:meta])*) => {
-        /// The state, by the clock as of this call: held, suspect or lost. Of several locks it is the worst: lost when
-        /// one of them is.
+        /// Returns the state, by the clock as of this call: held, suspect or lost. Of several locks it is the worst:
+        /// lost when one of them is.
         ///
         $(#[$more])*
         #[must_use]
@@ -76,8 +77,8 @@ macro_rules! hold_methods {
         }
     };
     (@remaining $(#[$more:meta])*) => {
-        /// How long it is certain to be held, by the clock as of this call; zero when it is lost. A renewed lease
-        /// starts anew at each renewal, every third of it. Of several locks it is the shortest.
+        /// Returns how long it is certain to be held, by the clock as of this call; zero when it is lost. Each renewal,
+        /// every third of the lease, starts the lease anew. Of several locks it is the shortest.
         ///
         $(#[$more])*
         #[must_use]
@@ -86,7 +87,7 @@ macro_rules! hold_methods {
         }
     };
     (@is_renewed $(#[$more:meta])*) => {
-        /// Whether the watchdog renews the lease; false for a [fixed](crate::LockOptions::fixed_lease) one.
+        /// Returns whether the watchdog renews the lease; false for a [fixed](crate::LockOptions::fixed_lease) lease.
         ///
         $(#[$more])*
         #[must_use]
@@ -107,8 +108,8 @@ macro_rules! hold_methods {
         }
     };
     (@lost $(#[$more:meta])*) => {
-        /// Waits until it is lost and returns why; at once if it is lost already. The future keeps nothing alive: after
-        /// the release of the last guard it ends with [`Loss::Released`](crate::Loss::Released).
+        /// Waits until it is lost and returns why; at once if it is already lost. The future keeps nothing alive: after
+        /// the release of the last guard it completes with [`Loss::Released`](crate::Loss::Released).
         ///
         $(#[$more])*
         ///
@@ -120,17 +121,17 @@ macro_rules! hold_methods {
         }
     };
     (@ensure $(#[$more:meta])*) => {
-        /// Makes sure that it is held for `at_least` this long from now on: renews the lease if less remains. Call it
-        /// before a step that must not be cut short.
+        /// Makes sure that it is held for at least `at_least` from now on: renews the lease if less remains. Call it
+        /// before a step that must not be interrupted.
         ///
         $(#[$more])*
         ///
         /// # Errors
         ///
-        /// [`Error::Lost`](crate::Error::Lost) when it is lost, [`Error::InvalidOption`](crate::Error::InvalidOption) when a
-        /// fixed or shorter lease or `max_hold` cannot give that much, and the store's failure when it does not answer; it
-        /// is then still held for [`remaining`](Self::remaining). Of several locks, that of the first that fails; the others
-        /// may have been renewed.
+        /// [`Error::Lost`](crate::Error::Lost) when it is lost, [`Error::InvalidOption`](crate::Error::InvalidOption)
+        /// when a fixed or shorter lease or `max_hold` does not allow that much, and the store's failure when it does
+        /// not answer; it is then still held for [`remaining`](Self::remaining). Of several locks, the error of the
+        /// first that fails; the others may have been renewed.
         ///
         /// # Cancel safety
         ///
@@ -140,8 +141,8 @@ macro_rules! hold_methods {
         }
     };
     (@note $(#[$more:meta])*) => {
-        /// Says what it is held for, for the person on call, see [`Lock::note`](crate::Lock::note): in place of what was
-        /// said before.
+        /// Sets the note on what it is held for, for the person on call, see [`Lock::note`](crate::Lock::note). It
+        /// replaces the earlier note.
         ///
         $(#[$more])*
         pub fn note(&self, note: impl AsRef<str>) {
@@ -152,8 +153,8 @@ macro_rules! hold_methods {
         }
     };
     (@revoked $(#[$more:meta])*) => {
-        /// Waits until the holder is asked to stop, by [`LockClient::revoke`](crate::LockClient::revoke), and returns by
-        /// whom and why; `None` once it is not held any more. The lock stays held: finish soon, and release it.
+        /// Waits until the holder is asked to stop, by [`LockClient::revoke`](crate::LockClient::revoke), and returns
+        /// by whom and why; `None` once it is not held any more. The lock stays held: finish soon, and release it.
         ///
         $(#[$more])*
         ///
@@ -167,9 +168,9 @@ macro_rules! hold_methods {
         }
     };
     (@why_lost $(#[$more:meta])*) => {
-        /// Why it was lost, as far as this process and the store can tell: also by whom it was broken, and for which reason.
-        /// `None` while it is held. Where the store no longer has the hold, it asks the store, for at most the client's
-        /// timeout.
+        /// Returns why it was lost, as far as this process and the store know: for a broken hold also by whom and for
+        /// which reason. `None` while it is held. If the store no longer has the hold, this asks the store, for at most
+        /// the client's timeout.
         ///
         $(#[$more])*
         ///
@@ -183,7 +184,7 @@ macro_rules! hold_methods {
         }
     };
     (@held $(#[$more:meta])*) => {
-        /// A view of this hold: cloneable, without keeping anything alive.
+        /// Returns a view of this hold: cloneable, without keeping anything alive.
         ///
         $(#[$more])*
         #[must_use]
@@ -195,8 +196,8 @@ macro_rules! hold_methods {
         /// Runs a future in the frame of this guard: inside, an acquire of the same lock re-enters. Branches of a
         /// `join!` inside still exclude each other.
         ///
-        /// The frame of this guard, and no other, is added to those in which the future is polled. So a future that another
-        /// task runs is in the frame of this guard alone, wherever this was called.
+        /// Only the frame of this guard is added to those in which the future is polled. So a future that runs in
+        /// another task is in the frame of this guard alone, wherever this was called.
         ///
         /// The future borrows nothing from the guard. If the guard is released while the future runs, the frame is void
         /// and an acquire inside is an ordinary one.
@@ -207,8 +208,8 @@ macro_rules! hold_methods {
         }
     };
     (@frame $(#[$more:meta])*) => {
-        /// The frame of this guard alone, as a handle: for polled things that are no futures, such as a body or a
-        /// stream.
+        /// Returns the frame of this guard alone, as a handle: for types that are polled but are not futures, such as a
+        /// body or a stream.
         ///
         $(#[$more])*
         #[must_use]
@@ -245,7 +246,7 @@ macro_rules! hold_methods {
         ///
         /// # Cancel safety
         ///
-        /// Cancel safe: once polled, the release goes on when the future is dropped.
+        /// Cancel safe: once polled, the release continues if the future is dropped.
         pub fn release(self) -> impl Future<Output = Result<(), crate::Error>> + Send + 'static {
             crate::api::guard::Holding::give_back(self)
         }

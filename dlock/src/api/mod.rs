@@ -1,4 +1,4 @@
-//! What users call.
+//! The public API.
 
 pub(crate) mod builder;
 pub(crate) mod client;

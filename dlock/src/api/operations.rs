@@ -1,4 +1,4 @@
-//! For the person on call: who holds a lock, what a client does, and how to end it.
+//! For the person on call: which client holds a lock, what a client does, and how to end a hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,44 +16,44 @@ use crate::store::records::{ForgetReply, RecordKey, RecordLook};
 use crate::store::{GrantId, Kind, Reason, ReleaseReply, ReleaseRequest, StoreError};
 use crate::{Error, LockClient, LockKey};
 
-/// How long an answer is waited for.
+/// How long to wait for an answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// For how long a message is kept.
+/// How long a message is kept.
 const KEPT: Duration = Duration::from_secs(30);
-/// For how long it is known who broke a hold, or asked its holder to stop.
+/// How long the store remembers which operator broke a hold, or asked its holder to stop.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl LockClient {
-    /// What this client holds and waits for now: since when, where in the code, with which note, for how long it is
-    /// certain. Without a request to the store.
+    /// Returns what this client holds and waits for now: since when, where in the code, with which note, and for how
+    /// long each hold is certain. Sends nothing.
     #[must_use]
     pub fn active(&self) -> ClientReport {
         self.shared().report(false)
     }
 
-    /// What the locks of this client go through from now on: acquired, waited for, renewed late, suspect, lost and why,
-    /// released. Nothing waits for the listener: one that is more than 1,024 events behind misses the oldest, and
-    /// [`dropped`](LockEvents::dropped) counts them. Events are made only while there is a listener.
+    /// Returns the events of this client's locks from now on: acquired, waited for, renewed late, suspect, lost and
+    /// why, released. Events never wait for the listener: a listener that is more than 1,024 events behind misses the
+    /// oldest, and [`dropped`](LockEvents::dropped) counts them. Events are created only while there is a listener.
     #[must_use]
     pub fn events(&self) -> LockEvents {
         self.shared().issuer.listeners.listen()
     }
 
-    /// The clients that hold or wait for something, as they wrote it down: those of the same store and prefix. A client
-    /// that has gone, or cannot reach the store, is among them for a minute, and is
-    /// [overdue](ClientReport::is_overdue). One that holds and waits for nothing, or does not
-    /// [say](crate::LockClientBuilder::presence) what it does, is not. The store scans all of its keys for this: meant for
-    /// people and tools.
+    /// Returns the clients of the same store and prefix that hold or wait for something, as they published it. A client
+    /// that is gone, or cannot reach the store, is listed for another minute, and is
+    /// [overdue](ClientReport::is_overdue). Idle clients, and clients without
+    /// [presence](crate::LockClientBuilder::presence), are not listed. The store scans all of its keys for this: meant
+    /// for people and tools.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where the store keeps no such entries, or a failure of the store. Cancel safe.
+    /// [`Error::Unsupported`] if the store keeps no such entries, or a failure of the store. Cancel safe.
     pub async fn clients(&self) -> Result<Vec<ClientReport>, Error> {
         const WHAT: &str = "the list of clients";
         let operations = self.operations(WHAT)?;
         let names = operations.clone().clients().await;
         let names = names.map_err(|error| failed(error, WHAT))?;
-        // They travel in few calls.
+        // Reads them in few calls.
         let entries: Vec<_> = names
             .into_iter()
             .map(|client| operations.clone().get(EntryName::of_client("client", client)))
@@ -66,23 +66,23 @@ impl LockClient {
         Ok(reports)
     }
 
-    /// What a client wrote down of itself, by its [id](Self::id); `None` where it wrote nothing.
+    /// Returns what a client published about itself, by its [id](Self::id); `None` if it published nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for what is no id of a client, or a failure of the store. Cancel safe.
+    /// [`Error::InvalidOption`] for a malformed client id, or a failure of the store. Cancel safe.
     pub async fn client(&self, client: &str) -> Result<Option<ClientReport>, Error> {
         let report = self.shared().presence_of(client_id(client)?).await;
         report.map_err(|error| failed(error, "the look at a client"))
     }
 
-    /// Asks a client what it holds and waits for at this moment, by its [id](Self::id); `None` where it did not answer
+    /// Asks a client what it holds and waits for at this moment, by its [id](Self::id); `None` if it did not answer
     /// within a second: it hangs, is stopped, cannot reach the store, or does not
-    /// [answer](crate::LockClientBuilder::control). A client answers ten questions a second.
+    /// [answer](crate::LockClientBuilder::control). A client answers at most ten times a second.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for what is no id of a client, or a failure of the store. Cancel safe.
+    /// [`Error::InvalidOption`] for a malformed client id, or a failure of the store. Cancel safe.
     pub async fn ask(&self, client: &str) -> Result<Option<ClientReport>, Error> {
         const WHAT: &str = "the question to a client";
         let client = client_id(client)?;
@@ -111,13 +111,14 @@ impl LockClient {
         }
     }
 
-    /// The connections of a client as the servers see them, by its [id](Self::id); `None` where the store cannot tell.
-    /// Each server lists all of its clients for this: for people, where [`client`](Self::client) knows nothing.
+    /// Returns the connections of a client as the servers see them, by its [id](Self::id); `None` if the store cannot
+    /// tell. Each server lists all of its clients for this: meant for people, where [`client`](Self::client) knows
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for what is no id of a client, [`Error::Refused`] where this user may not know, with what
-    /// it needs, or a failure of the store. Cancel safe.
+    /// [`Error::InvalidOption`] for a malformed client id, [`Error::Refused`] if this user lacks a permission, with its
+    /// name, or a failure of the store. Cancel safe.
     pub async fn connections(&self, client: &str) -> Result<Option<Vec<Connection>>, Error> {
         const WHAT: &str = "the list of connections";
         let client = client_id(client)?;
@@ -126,16 +127,17 @@ impl LockClient {
     }
 
     /// Ends a hold by the id of its [holder](Holder::id), if it still holds the lock, and wakes the waiters; returns
-    /// whether it did. The holder is told to look, and its guard reports the loss. Its work goes on until it asks the guard:
-    /// until then only the fencing token protects what it writes.
+    /// whether it did. The holder is asked to check, and its guard reports the loss. Its work continues until it checks
+    /// the guard: until then only the fencing token protects what it writes.
     ///
     /// It breaks the hold of that id, whichever caller of its process has it by now: a lock that is handed off inside a
     /// process keeps its id.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for permits and for ids that are not dlock's on locks with several holders,
-    /// [`Error::InvalidOption`] without a reason, or a failure of the store: then nothing was changed. Also where the
+    /// [`Error::Unsupported`] for permits, and for holders that are not dlock's on locks with several holders;
+    /// [`Error::InvalidOption`] without a reason; or a failure of the store, also when the audit log cannot be written:
+    /// then nothing was changed.
     /// audit log cannot be written.
     pub async fn break_hold(
         &self,
@@ -201,14 +203,14 @@ impl LockClient {
     }
 
     /// Asks the holder of a lock to stop, by the id of the [holder](Holder::id); returns whether it holds the lock. Its
-    /// [`revoked`](crate::LockGuard::revoked) resolves within a few seconds, and at once if it
-    /// [answers](crate::LockClientBuilder::control); the lock is not handed off in its process any more. A holder that
-    /// does not look at it goes on.
+    /// [`revoked`](crate::LockGuard::revoked) completes within a few seconds, and at once if the holder's client
+    /// [answers](crate::LockClientBuilder::control); from then on its process does not hand the lock off. A holder that
+    /// does not watch `revoked` goes on.
     ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] for holders that are not dlock's and for permits, [`Error::InvalidOption`] without a
-    /// reason, or a failure of the store. Also where the audit log cannot be written.
+    /// reason, or a failure of the store, also when the audit log cannot be written.
     pub async fn revoke(
         &self,
         key: impl Into<LockKey>,
@@ -238,7 +240,7 @@ impl LockClient {
         Ok(true)
     }
 
-    /// What became of the work of a record, with its result if that is asked for. See
+    /// Returns the state of the work of a record, with its result if `response` is set. See
     /// [`forget_record`](Self::forget_record) for its name.
     ///
     /// # Errors
@@ -249,15 +251,15 @@ impl LockClient {
         look.map_err(|error| error.into_error("the look at a record", &LockKey::raw(record.as_str())))
     }
 
-    /// Forgets a record, so that its work is done by whichever request comes next, and writes that to the audit log first.
-    /// Of an attempt that is in progress nothing is forgotten. See [`Once::record_key`](crate::Once::record_key), and
+    /// Forgets a record, so that the next request does its work again. Writes an entry to the audit log first. An
+    /// attempt that is in progress is not forgotten. See [`Once::record_key`](crate::Once::record_key), and
     /// `KeyedRequest` of `dlock-tower` for the record of an HTTP request.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where the store has no records or no audit log, [`Error::InvalidOption`] without a reason, or
-    /// a failure of the store: then the record may or may not have been forgotten. Also where the audit log cannot be
-    /// written: then nothing was changed.
+    /// [`Error::Unsupported`] if the store has no records or no audit log, [`Error::InvalidOption`] without a reason,
+    /// or a failure of the store: then the record may or may not have been forgotten. If the audit log cannot be
+    /// written, nothing was changed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -293,7 +295,7 @@ impl LockClient {
         Ok(holders.into_iter().find(|holder| holder.id == id))
     }
 
-    /// With a reason, and with the name of who does it.
+    /// Checks that a reason is given, and adds who acts.
     fn signed(&self, mut intervention: Intervention) -> Result<Intervention, Error> {
         if intervention.reason.trim().is_empty() {
             return Err(Error::InvalidOption {
@@ -308,7 +310,7 @@ impl LockClient {
         Ok(intervention)
     }
 
-    /// Before it is done: what is not written down is not done.
+    /// Writes the entry before the action: an action that cannot be logged is not taken.
     async fn audits(
         &self,
         operations: &Arc<dyn Operations>,
@@ -329,7 +331,7 @@ impl LockClient {
         let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let audited = operations.clone().audit(fields.to_vec()).await;
         audited.map_err(|error| match error.reason {
-            // It is not that key which holds something else.
+            // It is not the record's key that holds something else.
             Reason::KeyTaken(_) => error.into_error("the audit log", &LockKey::raw("the audit log")),
             _ => error.into_error("the entry in the audit log about", key),
         })
@@ -344,7 +346,7 @@ impl LockClient {
     }
 }
 
-/// Has the holder look at once, if it listens; it does so by itself soon.
+/// Asks the holder to check at once, if its client listens; otherwise the holder checks soon by itself.
 async fn hint(operations: &Arc<dyn Operations>, grant: GrantId) {
     let mailbox = EntryName::of_client("ask", grant.client());
     let message = Message::Look { grant }.write().into_bytes();
@@ -355,7 +357,7 @@ async fn hint(operations: &Arc<dyn Operations>, grant: GrantId) {
 fn client_id(client: &str) -> Result<Uuid, Error> {
     Uuid::try_parse(client).map_err(|_| Error::InvalidOption {
         option: "client",
-        reason: "it is no id of a client, as LockClient::id gives it".to_owned(),
+        reason: "it is not a client id, as LockClient::id returns it".to_owned(),
     })
 }
 

@@ -1,13 +1,14 @@
-//! The methods that set options: written once, for all that is acquired with [`LockOptions`](crate::LockOptions).
+//! The methods that set options: defined once, for everything that is acquired with
+//! [`LockOptions`](crate::LockOptions).
 
-/// Methods of a type that sets its options by `fn with(self, change: impl FnOnce(LockOptions) -> LockOptions) -> Self`:
-/// those that are named, each with what there is to add to its documentation.
+/// Defines the named methods of a type that sets its options by `fn with(self, change: impl FnOnce(LockOptions) ->
+/// LockOptions) -> Self`, each with additions to its documentation.
 macro_rules! option_methods {
     ($($(#[$more:meta])* $method:ident),* $(,)?) => {
         $(option_methods!(@$method $(#[$more])*);)*
     };
     (@options $(#[$more:meta])*) => {
-        /// Replaces all options by these.
+        /// Replaces all options.
         ///
         $(#[$more])*
         pub fn options(self, options: crate::LockOptions) -> Self {
@@ -15,9 +16,9 @@ macro_rules! option_methods {
         }
     };
     (@lease $(#[$more:meta])*) => {
-        /// The lease that the watchdog keeps renewing, every third of it, for as long as the guard lives; the client's
-        /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the
-        /// holder others can acquire when it has expired.
+        /// Sets the lease that the watchdog renews, every third of it, for as long as the guard lives; the client's
+        /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After its holder crashes,
+        /// a lock becomes available when the lease expires.
         ///
         $(#[$more])*
         pub fn lease(self, lease: std::time::Duration) -> Self {
@@ -25,7 +26,7 @@ macro_rules! option_methods {
         }
     };
     (@fixed_lease $(#[$more:meta])*) => {
-        /// A lease that is not renewed: the hold is lost after this long. By default the lease is
+        /// Sets a lease that is not renewed: the hold is lost after this time. By default the lease is
         /// [renewed](Self::lease) for as long as the guard lives.
         ///
         $(#[$more])*
@@ -34,8 +35,8 @@ macro_rules! option_methods {
         }
     };
     (@wait $(#[$more:meta])*) => {
-        /// How long [`acquire`](Self::acquire) and similar methods wait; without end by default. The store's reply must
-        /// come within that time, too.
+        /// Sets how long [`acquire`](Self::acquire) and similar methods wait; without limit by default. The store's
+        /// reply must arrive within that time, too.
         ///
         $(#[$more])*
         pub fn wait(self, wait: std::time::Duration) -> Self {
@@ -43,8 +44,8 @@ macro_rules! option_methods {
         }
     };
     (@max_hold $(#[$more:meta])*) => {
-        /// The longest time that a hold lasts: then renewal ends and the hold is lost, even if the holder is alive. No
-        /// limit by default.
+        /// Limits how long a hold lasts: then renewal stops and the hold is lost, even if the holder is alive. No limit
+        /// by default.
         ///
         $(#[$more])*
         pub fn max_hold(self, max_hold: std::time::Duration) -> Self {
@@ -61,7 +62,7 @@ macro_rules! option_methods {
         }
     };
     (@max_waiters $(#[$more:meta])*) => {
-        /// How many callers may wait in this process at the same time; further ones are refused at once with
+        /// Limits how many callers may wait in this process at the same time; further callers are refused at once with
         /// [`Error::TooManyWaiters`](crate::Error::TooManyWaiters). No limit by default; an unbounded queue turns
         /// overload into an outage, so set a limit where requests come from outside.
         ///
@@ -71,8 +72,8 @@ macro_rules! option_methods {
         }
     };
     (@group $(#[$more:meta])*) => {
-        /// The group by which metrics tell locks apart, as in `order:{order_id}`: the kind of work, and never the name of
-        /// a lock. See [`LockOptions::group`](crate::LockOptions::group).
+        /// Sets the group by which metrics distinguish locks, as in `order:{order_id}`: the kind of work, never the
+        /// name of a lock. See [`LockOptions::group`](crate::LockOptions::group).
         ///
         $(#[$more])*
         pub fn group(self, group: &'static str) -> Self {
@@ -80,8 +81,8 @@ macro_rules! option_methods {
         }
     };
     (@local_handoffs $(#[$more:meta])*) => {
-        /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
-        /// default, and 0 sends every release to the store.
+        /// Limits how many times this process hands a lock off among its own callers before it releases it to the
+        /// store; 4096 by default, and 0 sends every release to the store.
         ///
         $(#[$more])*
         pub fn local_handoffs(self, local_handoffs: u32) -> Self {

@@ -13,16 +13,15 @@ use crate::{Error, Lock, LockClient, LockKey};
 
 /// A read-write lock by name: its two sides are [`Lock`]s with all their options.
 ///
-/// Made by [`LockClient::rw_lock`]. Any number of readers hold it at the same time, each with a lease, a renewal and a
-/// fencing token of its own, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
+/// Created by [`LockClient::rw_lock`]. Any number of readers hold it at the same time, each with its own lease, renewal
+/// and fencing token, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
 ///
-/// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read enters, and asking to write
-///   fails at once with [`Error::WouldDeadlock`]: the reader would wait for itself. Inside a writer's frame a write
-///   enters, and so does a read: a writer may read. Such a read is a lock of its own, which the writer may keep when it
-///   releases the write lock ([`LockGuard::downgrade`]); other readers are admitted then.
-/// - **Which waiter goes first.** New readers are admitted as long as there are readers, so writers may wait for ever
-///   where reads overlap without end. With [`prefer_writers`](Self::prefer_writers) readers stand back for waiting
-///   writers.
+/// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read re-enters, and asking to
+///   write fails at once with [`Error::WouldDeadlock`]: the reader would wait for itself. Inside a writer's frame a
+///   write re-enters, and so does a read. Such a read is a separate lock, which the writer may keep when it releases
+///   the write lock ([`LockGuard::downgrade`]); other readers are admitted then.
+/// - **Which waiter goes first.** New readers are admitted as long as there are readers, so writers may starve where
+///   reads overlap without end. With [`prefer_writers`](Self::prefer_writers) readers yield to waiting writers.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -46,41 +45,41 @@ pub struct RwLock {
 }
 
 impl LockClient {
-    /// The read-write lock of this name. Nothing is sent until one of its sides is acquired.
+    /// Returns the read-write lock of this name. Nothing is sent until one of its sides is acquired.
     pub fn rw_lock(&self, key: impl Into<LockKey>) -> RwLock {
         RwLock { lock: self.lock(key) }
     }
 }
 
 impl RwLock {
-    /// The side of the readers: [`LockKind::Read`].
+    /// Returns the side of the readers: [`LockKind::Read`].
     pub fn read(&self) -> Lock {
         self.lock.clone().kind(LockKind::Read)
     }
 
-    /// The side of the writer: [`LockKind::Write`].
+    /// Returns the side of the writer: [`LockKind::Write`].
     pub fn write(&self) -> Lock {
         self.lock.clone().kind(LockKind::Write)
     }
 
-    /// Has new readers stand back while a writer waits, so that a writer does not starve where reads overlap without
-    /// end; by default readers are admitted as long as there are readers.
+    /// Makes new readers yield while a writer waits, so that a writer does not starve where reads overlap without end;
+    /// by default readers are admitted as long as there are readers.
     ///
     /// It is the writer's option: while a writer with this option waits ([`try_acquire`](Lock::try_acquire) does not),
     /// readers of every dlock process are refused or wait, whatever their own options. The writer then waits only
     ///
     /// - for readers that hold the lock already, and for reads nested in theirs, which enter as ever;
-    /// - for other writers: waiting writers have no order between processes, and readers stand back until the last
-    ///   writer that prefers it was served, so writers that come without a pause keep readers out;
+    /// - for other writers: waiting writers have no order between processes, and readers yield until the last writer
+    ///   that prefers it was served, so a constant stream of writers keeps readers out;
     /// - for earlier writers of its own process. Only the first of them counts at the store: where the lock is not
     ///   handed off between them, waiting readers may be admitted before the next;
-    /// - for Java: Redisson's readers know nothing of it and are admitted.
+    /// - for Java: Redisson's readers do not know this option and are admitted.
     ///
-    /// When a writer gives up or is dropped, the readers go on at once; when its process died, after 5 s. A reader that
-    /// waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the writer for
-    /// it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
+    /// When a writer gives up or is dropped, the readers continue at once; when its process died, after 5 s. A reader
+    /// that waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the
+    /// writer for it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
     ///
-    /// Not available on a quorum of servers, where such a wait is refused with [`Error::Unsupported`].
+    /// Not available on a quorum of servers: such a wait is refused with [`Error::Unsupported`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -96,7 +95,7 @@ impl RwLock {
         }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.lock.key()
@@ -107,16 +106,16 @@ impl LockGuard {
     /// Turns a write lock into a read lock without a gap: no other write comes in between, and waiting readers are
     /// admitted.
     ///
-    /// The read lock has a fencing token of its own, and the remaining lease if that is fixed. If the write lock was
-    /// entered several times, the other guards keep it; a read nested in this one waits for those of them that are not
-    /// around this call.
+    /// The read lock has its own fencing token, and the remaining lease if that is fixed. If the write lock was entered
+    /// several times, the other guards keep it; a read nested in this one waits for those of them that are not around
+    /// this call.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] when this is no write lock, [`Error::Lost`] when it is lost, and the failure of the
+    /// [`Error::InvalidOption`] when this is not a write lock, [`Error::Lost`] when it is lost, and the failure of the
     /// store when it does not answer. In each case the write lock is released.
     ///
-    /// Cancel safe: dropped half way it leaves no lock.
+    /// Cancel safe: dropped half way, it leaves no lock.
     #[track_caller]
     pub fn downgrade(self) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static {
         let by = Location::caller();
@@ -132,7 +131,7 @@ impl LockGuard {
         }
     }
 
-    /// Reads in the stead of this write lock.
+    /// Acquires the read lock that replaces this write lock.
     async fn reads_on(&self, by: &'static Location<'static>, scope: &Scope) -> Result<LockGuard, Error> {
         let write = self.grant();
         if write.kind != Kind::Write {

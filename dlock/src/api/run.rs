@@ -1,5 +1,5 @@
-//! Work under a lock, from the acquire to the release. What is the caller's is kept once and polled where it is, so
-//! that nested locked code adds up and does not multiply.
+//! Work under a lock, from the acquire to the release. The caller's future is stored once and polled in place, so that
+//! the sizes of nested locked futures add up and do not multiply.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,20 +15,20 @@ use crate::api::held::View;
 use crate::runtime::scope::{Frames, InScope};
 use crate::{Error, Held, MultiGuard};
 
-/// What has a frame of its own.
+/// Guards with a frame of their own.
 pub(crate) trait Framed: Holding {
-    /// The frame of all of it.
+    /// The frame of everything that the guard holds.
     fn frames(&self) -> Frames;
 }
 
 pin_project! {
-    /// A future in the frame of a hold; it is dropped when that is lost.
+    /// A future in the frame of a hold; it is dropped when the hold is lost.
     pub(crate) struct Guarding<F> {
         #[pin]
         future: InScope<F>,
         #[pin]
         over: Option<WaitForCancellationFutureOwned>,
-        // What is looked at, if anything.
+        // The hold to check, if any.
         held: Option<Held>,
     }
 }
@@ -42,7 +42,7 @@ impl<F> Guarding<F> {
         }
     }
 
-    /// A future in the frame of a guard, for as long as that is held.
+    /// Wraps a future to run in the frame of a guard, as long as the guard is held.
     pub(crate) fn in_frame_of(guard: &impl Framed, future: F) -> Guarding<F>
     where
         F: Future,
@@ -50,7 +50,7 @@ impl<F> Guarding<F> {
         Guarding::new(InScope::new(future, guard.frames()), guard.view())
     }
 
-    /// A future that enters its frame later.
+    /// Wraps a future that enters its frame later.
     fn outside(future: F) -> Guarding<F> {
         Guarding {
             future: InScope::new(future, Frames::default()),
@@ -59,7 +59,7 @@ impl<F> Guarding<F> {
         }
     }
 
-    /// Goes on in these frames, and as long as this is held, if that is asked for.
+    /// Enters these frames, and ties the future to this hold, if any.
     fn enter(self: Pin<&mut Self>, frames: Frames, held: Option<Held>) {
         let this = self.project();
         this.future.enter(frames);
@@ -107,7 +107,7 @@ pub struct Frame {
     dropped_on_loss: bool,
 }
 
-/// The way into a frame, for the block inside.
+/// A handle by which the block inside enters the frame.
 #[derive(Debug, Clone, Default)]
 pub struct Entrance(Arc<Mutex<Option<Result<Guard, Error>>>>);
 
@@ -130,7 +130,7 @@ impl Frame {
         }
     }
 
-    /// What the block enters by.
+    /// Returns the handle by which the block enters.
     #[must_use]
     pub fn entrance(&self) -> Entrance {
         self.entrance.clone()
@@ -149,7 +149,7 @@ impl Frame {
 }
 
 impl Entrance {
-    /// Enters the frame of what was acquired. A block that has acquired nothing goes no further: it is dropped.
+    /// Enters the frame of the acquired guard. A block that acquired nothing does not continue: it is dropped.
     pub async fn enter<G: Into<Guard>>(self, acquired: Result<G, Error>) {
         *self.0.lock() = Some(acquired.map(Into::into));
         let mut is_inside = false;
@@ -279,7 +279,7 @@ pin_project! {
     #[project = StepNow]
     enum Step<G, W, F: Future> {
         Acquires { acquire: Acquire<G>, work: Option<W> },
-        // Dropped in this order: what the work does then, it does under the lock.
+        // Dropped in this order: the future's destructors run under the lock.
         Works { #[pin] future: Guarding<F>, guard: Option<G> },
         GivesBack { release: Release, output: Option<Result<F::Output, Error>> },
     }
@@ -305,7 +305,7 @@ where
     }
 }
 
-/// What follows on the acquire. Not part of `poll`, whose stack is below all of the work.
+/// Continues after the acquire. Not part of `poll`, whose stack is below all of the work.
 #[inline(never)]
 fn begin<G, W, F>(mut step: Pin<&mut Step<G, W, F>>, guard: G)
 where

@@ -1,4 +1,4 @@
-//! What is held and waited for in all processes: the locks of the store, joined with what the clients say of themselves.
+//! What is held and waited for in all processes: the locks of the store, joined with the reports of the clients.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use crate::base::holder::{Holder, Said};
 use crate::base::report::{ClientReport, HoldReport, WaitReport};
 use crate::{Error, LockClient, LockKey};
 
-/// How far a chain of holders is followed.
+/// How many holders of a chain are followed.
 const MOST_LINKS: usize = 32;
 
 /// What is held and waited for in all processes, see [`LockClient::survey`].
@@ -32,11 +32,11 @@ const MOST_LINKS: usize = 32;
 pub struct Survey {
     /// The locks that are held, or known to be waited for, by name.
     pub locks: Vec<SurveyedLock>,
-    /// What the clients say: first this one, then the others by their ids.
+    /// The reports of the clients: first this one, then the others by their ids.
     pub clients: Vec<Arc<ClientReport>>,
-    /// Why the locks of other clients are not known: then those that this client holds are there.
+    /// Why the locks of other clients are unknown: then only those that this client holds are listed.
     pub locks_unknown: Option<Error>,
-    /// Why it is not known what other clients say.
+    /// Why the reports of other clients are unknown.
     pub clients_unknown: Option<Error>,
 }
 
@@ -54,20 +54,20 @@ pub struct Survey {
 pub struct SurveyedLock {
     /// Its name.
     pub key: LockKey,
-    /// Its holders, with what their clients say of them.
+    /// Its holders, with their clients' reports.
     pub holders: Vec<Holder>,
     /// The calls that wait for it, as far as is known, the longest wait first.
     pub waits: Vec<(Arc<ClientReport>, WaitReport)>,
 }
 
 impl LockClient {
-    /// Looks at the locks whose names begin with `prefix`, their holders and waiters, in all processes. With `ask`, each
-    /// other client that [answers](crate::LockClientBuilder::control) and holds one of them is [asked](Self::ask) what it
-    /// does at this moment; that takes a second where one does not answer. The store scans all of its keys for this: meant
-    /// for people and tools.
+    /// Surveys the locks whose names begin with `prefix`, their holders and waiters, in all processes. With `ask`, each
+    /// other client that [answers](crate::LockClientBuilder::control) and holds one of them is [asked](Self::ask) what
+    /// it does at this moment; that takes a second if one does not answer. The store scans all of its keys for this:
+    /// meant for people and tools.
     ///
-    /// What the store does not tell is said in the survey: what this client holds and waits for is there in any case.
-    /// Cancel safe.
+    /// If the store does not tell something, the survey says so; what this client holds and waits for is always
+    /// included. Cancel safe.
     pub async fn survey(&self, prefix: &str, ask: bool) -> Survey {
         let (listed, written) = join(self.list(prefix), self.clients()).await;
         let own = self.active();
@@ -79,7 +79,7 @@ impl LockClient {
             Ok(others) => (others, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        // What this client does it knows better.
+        // About itself this client knows more.
         others.retain(|report| report.client != own.client);
         if ask {
             others = self.asked(others, &listed).await;
@@ -108,7 +108,7 @@ impl LockClient {
         }
     }
 
-    /// What is younger than what they wrote down, of those that answer and hold one of these locks.
+    /// Asks the clients that answer and hold one of these locks for newer reports than the published ones.
     async fn asked(&self, reports: Vec<ClientReport>, listed: &[(LockKey, Holder)]) -> Vec<ClientReport> {
         let ids = listed.iter().filter_map(|(_, holder)| holder.id.split_once(':'));
         let holding: HashSet<&str> = ids.map(|(client, _)| client).collect();
@@ -125,7 +125,7 @@ impl LockClient {
 }
 
 impl Survey {
-    /// The circles of locks whose holders wait for each other, each once.
+    /// Returns the cycles of locks whose holders wait for each other, each once.
     #[must_use]
     pub fn deadlocks(&self) -> Vec<Vec<LockKey>> {
         let waits = self.locks.iter().filter_map(|lock| {
@@ -145,7 +145,7 @@ impl Survey {
                     let mut circle = chain.split_off(at);
                     let first = (0..circle.len()).min_by_key(|at| &circle[*at]);
                     circle.rotate_left(first.unwrap_or_default());
-                    // A holder that waits for its own lock waits for a branch of its own, which the log warns of.
+                    // A holder that waits for its own lock waits in another branch of its task; the log warns of that.
                     if circle.len() > 1 {
                         found.insert(circle);
                     }
@@ -213,7 +213,7 @@ impl SurveyedLock {
     }
 }
 
-/// What this client holds, as it knows without the store.
+/// What this client holds, known without the store.
 fn own_holds(own: &ClientReport, prefix: &str) -> Vec<(LockKey, Holder)> {
     let holder = |hold: &HoldReport| Holder::new(hold.kind, hold.grant.clone(), 1, Some(hold.lease_left));
     let named = own

@@ -1,6 +1,6 @@
-//! Rules that the simulation takes back, to see how soon it finds what follows.
+//! Rules that the simulation breaks, to see how soon it detects the consequences.
 
-/// Whether a rule of the library is taken back: never, but in a simulation that asks for it. See `sim::breaks`.
+/// Whether a rule of the library is broken: never, except in a simulation that asks for it. See `sim::breaks`.
 macro_rules! broken {
     ($rule:ident) => {{
         #[cfg(dlock_sim)]

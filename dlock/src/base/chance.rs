@@ -1,4 +1,4 @@
-//! All chance of the library, in one place: ids, jitter, and the order of hash maps. In the simulation all of it comes
+//! All randomness of the library, in one place: ids, jitter, and the order of hash maps. In the simulation it all comes
 //! from a seed.
 
 use std::hash::BuildHasher;
@@ -10,9 +10,9 @@ use self::real as source;
 #[cfg(dlock_sim)]
 use crate::base::sim::chance as source;
 
-/// A map whose order is drawn anew for each map; the same in every run of a simulation.
+/// A map with a random order; in a simulation the order is the same in every run.
 pub(crate) type HashMap<K, V, S = source::State> = std::collections::HashMap<K, V, S>;
-/// The same for a set.
+/// A set with such an order.
 pub(crate) type HashSet<T, S = source::State> = std::collections::HashSet<T, S>;
 
 /// A random id.
@@ -30,7 +30,7 @@ pub(crate) fn below(n: u64) -> u64 {
     source::below(n)
 }
 
-/// Puts them into a random order.
+/// Shuffles the items.
 #[cfg_attr(
     not(feature = "redis"),
     allow(dead_code, reason = "only servers are tried in a random order")
@@ -44,7 +44,7 @@ pub fn next_id() -> u64 {
     source::next_id()
 }
 
-/// Hashes with a secret of this process, so that no user can choose input whose hashes collide.
+/// Hashes with a secret of this process, so that users cannot choose input with colliding hashes.
 pub(crate) fn hash_state() -> &'static impl BuildHasher {
     source::hash_state()
 }

@@ -1,9 +1,8 @@
 //! The clock by which leases end.
 //!
-//! Everything is counted by [`tokio::time::Instant`], so that a paused clock turns every timing rule into
-//! a fast and exact test. On Linux that clock stands still while the machine is suspended, and a lease
-//! does not: the time spent asleep is added, taken from the difference between the boot-time clock and
-//! the monotonic one.
+//! All times are [`tokio::time::Instant`]s, so that a paused clock turns every timing rule into a fast and exact test.
+//! On Linux that clock stops while the machine is suspended, but a lease does not: the suspended time is added,
+//! computed from the difference between the boot-time clock and the monotonic one.
 
 use std::cell::Cell;
 #[cfg(not(dlock_sim))]
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::base::moment::{Moment, nanos};
 
-/// The present, as leases count it: the monotonic clock plus all the time this process slept through.
+/// The current time as leases count it: the monotonic clock plus all the time for which the machine was suspended.
 pub(crate) fn now() -> Instant {
     #[cfg(dlock_sim)]
     if let Some(of_store) = crate::base::sim::store_clock() {
@@ -42,9 +41,9 @@ fn read() -> Instant {
 enum Reading {
     /// Reads the clock each time.
     Each,
-    /// Reads it the next time, and keeps that.
+    /// Reads the clock the next time, and keeps the reading.
     Next,
-    /// Returns what was read.
+    /// Returns the kept reading.
     Taken(Instant, Moment),
 }
 
@@ -52,14 +51,14 @@ thread_local! {
     static READING: Cell<Reading> = const { Cell::new(Reading::Each) };
 }
 
-/// One reading of the clock for all that is done on this thread until this is dropped. For a few steps that do not wait
-/// and run no code of the user: a reading costs as much as all else that they do.
+/// Uses one reading of the clock for everything on this thread until this is dropped. For a few steps that neither wait
+/// nor run user code: a reading costs as much as all else that they do.
 pub(crate) struct OneReading {
-    /// Within another one this changes nothing.
+    /// A nested one changes nothing.
     is_outermost: bool,
 }
 
-/// The clock is read once from now on, when the time is first asked for.
+/// Reads the clock only once from now on, when the time is first asked for.
 pub(crate) fn one_reading() -> OneReading {
     let is_outermost = matches!(READING.get(), Reading::Each);
     if is_outermost {
@@ -76,7 +75,7 @@ impl Drop for OneReading {
     }
 }
 
-/// The time since the Unix epoch, by which fencing tokens are drawn.
+/// The time since the Unix epoch, from which fencing tokens are derived.
 #[cfg(not(dlock_sim))]
 pub(crate) fn wall() -> Duration {
     use std::time::{SystemTime, UNIX_EPOCH};
@@ -84,8 +83,8 @@ pub(crate) fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The time since the Unix epoch at this instant, by a clock that goes as leases do: it stands still where the clock is
-/// paused, and no one sets it.
+/// The time since the Unix epoch at this instant, by a clock that behaves like leases: it stops while the clock is
+/// paused, and cannot be set.
 #[cfg(not(dlock_sim))]
 pub(crate) fn wall_at(now: Instant) -> Duration {
     static BEGUN: OnceLock<(std::time::Instant, Duration)> = OnceLock::new();
@@ -105,21 +104,21 @@ pub(crate) fn wall_at(_now: Instant) -> Duration {
 #[cfg(dlock_sim)]
 pub(crate) use crate::base::sim::{origin, suspended, wall};
 
-/// Sleeps until [`now`] has reached `deadline`, as well as a timer can: a timer set before a suspend fires late, but
-/// the clock is right in between.
+/// Sleeps until [`now`] has reached `deadline`, as precisely as a timer can: a timer set before a suspend fires late,
+/// but the clock is right in between.
 pub(crate) async fn sleep_until(deadline: Instant) {
     // An unreachable deadline (years away) is still a valid one for the timer wheel.
     let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
     tokio::time::sleep_until(target).await;
 }
 
-/// A clock that was paused began before, or was set forward since: those instants are not before this one.
+/// An earlier origin: a paused clock may have started before, and no instant may be before the origin.
 #[cfg(not(dlock_sim))]
 fn origin() -> std::time::Instant {
     static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
     *ORIGIN.get_or_init(|| {
         let now = std::time::Instant::now();
-        // Some systems count from their start.
+        // Some systems count from boot.
         let earlier = |hours: u64| now.checked_sub(Duration::from_secs(hours * 60 * 60));
         earlier(24).or_else(|| earlier(1)).unwrap_or(now)
     })
@@ -136,14 +135,14 @@ fn suspended() -> Duration {
     SUSPENDED.total(wall, slept_ms)
 }
 
-/// What is known of the time that the machine was suspended.
+/// The known suspended time.
 ///
-/// The two clocks that tell it cost as much as the present itself, which is asked for all the time. So they are read
-/// only when the wall clock has moved against the monotonic one: as it does by a suspend, and when it is set. To see
-/// that costs a fifth, by the coarse readings of both, which are of the same tick and so differ exactly.
+/// The two clocks that tell it are as expensive as the current time itself, which is read all the time. So they are
+/// read only when the wall clock has moved against the monotonic one, as after a suspend or when it is set. That check
+/// costs a fifth: the coarse readings of both are of the same tick and so differ exactly.
 #[cfg(all(target_os = "linux", not(dlock_sim)))]
 struct Suspended {
-    /// By how much the wall clock was ahead when it was looked up.
+    /// How far the wall clock was ahead at the last lookup.
     wall: AtomicI64,
     slept_ms: AtomicU64,
 }
@@ -159,7 +158,7 @@ impl Suspended {
 
     fn total(&self, wall: i64, look_up: impl FnOnce() -> u64) -> Duration {
         if self.wall.load(Ordering::Acquire) != wall {
-            // It only grows, and is written before the flag that says that it is known: a reader of that flag sees it.
+            // It only grows, and is written before the flag that marks it as known: a reader of that flag sees it.
             self.slept_ms.fetch_max(look_up(), Ordering::Relaxed);
             self.wall.store(wall, Ordering::Release);
         }
@@ -167,8 +166,8 @@ impl Suspended {
     }
 }
 
-/// The same by the two clocks; whole milliseconds, so that the two readings not being taken at the same instant never
-/// shows.
+/// The suspended time by the two clocks; in whole milliseconds, so that it never shows that the readings are not
+/// simultaneous.
 #[cfg(all(target_os = "linux", not(dlock_sim)))]
 fn slept_ms() -> u64 {
     use rustix::time::ClockId;
@@ -180,7 +179,7 @@ fn slept_ms() -> u64 {
     u64::try_from(slept / 1_000_000).unwrap_or(0)
 }
 
-/// By how many nanoseconds a clock is ahead of another one. Good for 292 years.
+/// How many nanoseconds a clock is ahead of another one. Good for 292 years.
 #[cfg(all(target_os = "linux", not(dlock_sim)))]
 fn ahead(clock: rustix::time::ClockId, of: rustix::time::ClockId) -> i64 {
     // The nanoseconds are shorter on some machines.
@@ -203,7 +202,7 @@ fn moment(instant: Instant) -> Moment {
 }
 
 impl Moment {
-    /// The present, as leases count it.
+    /// The current time as leases count it.
     pub(crate) fn now() -> Moment {
         Moment::of(now())
     }

@@ -1,4 +1,4 @@
-//! The errors of locks, sorted so that a caller can act on them.
+//! The errors of locks, arranged so that a caller can act on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,12 +36,12 @@ use crate::{LockKey, Problem};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock (or the requested permits) did not become available within the wait time: the store replied that others
-    /// hold it.
+    /// The lock (or the requested permits) did not become available within the wait time: the store replied that other
+    /// clients hold it.
     ///
     /// The reply came to this call, or to a call of this process that this one waited behind. A store that did not
     /// reply in time is [`Unreachable`](Error::Unreachable) or [`OutcomeUnknown`](Error::OutcomeUnknown) instead: then
-    /// the lock may be free.
+    /// the lock may be available.
     #[error(
         "{}{}{}{}",
         held(*kind, key), after(*kind, *waited), lease_left(*remaining), said(votes.as_deref())
@@ -54,17 +54,17 @@ pub enum Error {
         key: LockKey,
         /// How long this call waited; zero for `try_acquire`.
         waited: Duration,
-        /// The remaining lease of the holder when it was last looked at, if known. A live holder renews it, so this is
-        /// no promise of when the lock becomes available.
+        /// The remaining lease of the holder when it was last checked, if known. A live holder renews it, so this does
+        /// not tell when the lock becomes available.
         remaining: Option<Duration>,
-        /// More about the last reply, where the store has more to tell: what each server of a quorum replied, or which open
+        /// Details of the last reply, if the store has any: what each server of a quorum replied, or which open
         /// transaction has the lock on PostgreSQL.
         votes: Option<Arc<str>>,
-        /// The holder, where it was looked up, see [`holder`](Error::holder).
+        /// The holder, if it was looked up, see [`holder`](Error::holder).
         holder: Option<Arc<Holder>>,
     },
 
-    /// The lock was held and is lost. A caller with this error must not go on with the work.
+    /// The lock was held and is lost. A caller with this error must not continue the work.
     #[error("{} was lost: {loss}", hold_of(*kind, key))]
     #[non_exhaustive]
     Lost {
@@ -76,7 +76,7 @@ pub enum Error {
         loss: Loss,
     },
 
-    /// Waiting would never end: what blocks this call waits for this call.
+    /// Waiting would never end: what blocks this call waits for this call itself.
     #[error("waiting for lock \"{key}\" would never end: {reason}")]
     #[non_exhaustive]
     WouldDeadlock {
@@ -100,7 +100,7 @@ pub enum Error {
     #[error("the lock store could not be reached for {what}: {message}")]
     #[non_exhaustive]
     Unreachable {
-        /// The step that failed.
+        /// The operation that failed.
         what: String,
         /// The failure.
         message: String,
@@ -109,15 +109,15 @@ pub enum Error {
         source: Option<Cause>,
     },
 
-    /// The request was sent and no reply came: it may or may not have been carried out. Also where it was sent again, and
+    /// The request was sent and no reply came: it may or may not have been carried out. Also if it was sent again, and
     /// the store refused a later copy.
     ///
-    /// After an acquire the lock is not held by the caller, and whatever the server did is undone in the
-    /// background. After a release the lock ends with its lease at the latest.
+    /// After an acquire the caller does not hold the lock, and whatever the server did is undone in the background.
+    /// After a release the lock ends with its lease at the latest.
     #[error("it is unknown whether {what} took effect: {message}")]
     #[non_exhaustive]
     OutcomeUnknown {
-        /// The step that failed.
+        /// The operation that failed.
         what: String,
         /// The failure.
         message: String,
@@ -126,11 +126,11 @@ pub enum Error {
         source: Option<Cause>,
     },
 
-    /// The store refused the request: a wrong password, a missing permission, a read-only replica, memory used up.
+    /// The store refused the request: a wrong password, a missing permission, a read-only replica, or no memory left.
     #[error("the lock store refused {what}: {message}")]
     #[non_exhaustive]
     Refused {
-        /// The step that failed.
+        /// The operation that failed.
         what: String,
         /// The store's reply.
         message: String,
@@ -139,23 +139,23 @@ pub enum Error {
         source: Option<Cause>,
     },
 
-    /// Too few replicas of the server acknowledged it in time, see
+    /// Too few replicas of the server acknowledged the operation in time, see
     /// [`min_replicas`](crate::LockClientBuilder::min_replicas): a fail-over might lose it.
     ///
-    /// After an acquire the lock is not held by the caller: what the server granted is released. After a renewal it is
-    /// still held, for as long as [`remaining`](crate::LockGuard::remaining) says.
+    /// After an acquire the caller does not hold the lock: what the server granted is released. After a renewal the
+    /// lock is still held, for as long as [`remaining`](crate::LockGuard::remaining) says.
     #[error(
         "{what} was acknowledged by {acknowledged} of the {wanted} replicas that min_replicas wants, within {within:?}"
     )]
     #[non_exhaustive]
     NotReplicated {
-        /// The step that failed.
+        /// The operation that failed.
         what: String,
         /// How many replicas acknowledged it in time.
         acknowledged: u32,
         /// How many were required.
         wanted: u32,
-        /// The time within which they had to.
+        /// The time within which they had to acknowledge it.
         within: Duration,
     },
 
@@ -167,8 +167,8 @@ pub enum Error {
         key: LockKey,
     },
 
-    /// Of several locks that were held together some releases failed: each error names its lock. The locks that are not
-    /// named were released.
+    /// Several locks were held together, and some releases failed: each error names its lock. The other locks were
+    /// released.
     #[error("{} locks were not released properly: {}", failures.len(), listed(failures))]
     #[non_exhaustive]
     NotReleased {
@@ -195,7 +195,7 @@ pub enum Error {
         total: u64,
     },
 
-    /// The total of the semaphore is not set, so no permit can have been taken and come back.
+    /// The total of the semaphore is not set, so no permit can have been taken and released.
     #[error("semaphore \"{key}\" has no permits yet: set their number first")]
     #[non_exhaustive]
     NoPermitsSet {
@@ -203,7 +203,7 @@ pub enum Error {
         key: LockKey,
     },
 
-    /// The latch is open: its count is zero, or it was never set, and cannot go below. Nothing was changed.
+    /// The latch is open: its count is zero, or it was never set, and cannot go lower. Nothing was changed.
     #[error("latch \"{key}\" is open already: its count is zero")]
     #[non_exhaustive]
     LatchOpen {
@@ -231,7 +231,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The URL of a store cannot be used. The URL itself is not repeated, for it may hold a password.
+    /// The URL of a store cannot be used. The URL itself is not repeated, because it may contain a password.
     #[error("invalid lock store URL: {reason}")]
     #[non_exhaustive]
     InvalidUrl {
@@ -249,7 +249,7 @@ pub enum Error {
         found: String,
     },
 
-    /// This store or this version cannot do it.
+    /// This store, or this version of it, does not support the request.
     #[error("{what} is not supported: {reason}")]
     #[non_exhaustive]
     Unsupported {
@@ -273,7 +273,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// [`Error::InvalidOption`], for a store of another crate.
+    /// Creates an [`Error::InvalidOption`], for a store of another crate.
     ///
     /// ```
     /// let error = dlock::Error::invalid_option("table", "it has a space in its name");
@@ -287,8 +287,8 @@ impl Error {
         }
     }
 
-    /// The code of the error, such as `E0001`, the same in all versions: `dlock explain E0001` says what causes it and
-    /// what helps.
+    /// Returns the code of the error, such as `E0001`, the same in all versions: `dlock explain E0001` explains its
+    /// cause and its remedy.
     ///
     /// ```
     /// assert_eq!(dlock::Error::ClientClosed.code(), "E0011");
@@ -321,13 +321,13 @@ impl Error {
         }
     }
 
-    /// Whether the lock is simply held by another client: trying again later may succeed.
+    /// Returns whether another client holds the lock: trying again later may succeed.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Error::NotAcquired { .. })
     }
 
-    /// Whether a lock that was held was lost.
+    /// Returns whether a held lock was lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -337,8 +337,8 @@ impl Error {
         }
     }
 
-    /// Whether the store is at fault: it could not be reached, did not answer or refused, or too
-    /// few of its replicas answered.
+    /// Returns whether the store failed: it could not be reached, did not answer or refused, or too few of its replicas
+    /// answered.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self {
@@ -353,9 +353,9 @@ impl Error {
         }
     }
 
-    /// The holder that was in the way of an acquire, where a wait of more than a second had the time to look it up: at
-    /// most once a second for each client, and never for `try_acquire`. It is for logs and for the person on call, and
-    /// not part of the message, which may go to strangers.
+    /// Returns the holder that blocked an acquire, if a wait of more than a second had the time to look it up: at most
+    /// once a second per client, and never for `try_acquire`. It is for logs and for the person on call, and not part
+    /// of the message, which strangers may see.
     ///
     /// ```
     /// # fn log(error: &dlock::Error) {
@@ -372,7 +372,8 @@ impl Error {
         }
     }
 
-    /// When to try again, if that makes sense: after a second. `None` after a loss: the work may have had effects.
+    /// Returns when to try again, if that makes sense: after a second. `None` after a loss: the work may have had
+    /// effects.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         const SOON: Duration = Duration::from_secs(1);
@@ -389,7 +390,7 @@ impl Error {
         }
     }
 
-    /// The error as an HTTP problem document (RFC 9457).
+    /// Returns the error as an HTTP problem document (RFC 9457).
     #[must_use]
     pub fn problem(&self) -> Problem {
         Problem::from(self)

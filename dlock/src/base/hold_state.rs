@@ -21,10 +21,10 @@
 pub enum HoldState {
     /// Held, and confirmed by the store when it was due.
     Held,
-    /// The lease still runs, but a renewal is overdue, or the store came back after a broken connection and was not
-    /// asked yet. No other client has the lock unless the store lost its data.
+    /// The lease has not ended, but a renewal is overdue, or the store was reconnected and not yet asked. No other
+    /// client has the lock unless the store lost its data.
     Suspect,
-    /// Over, for good. Another client may have the lock.
+    /// Over, permanently. Another client may have the lock.
     Lost(Loss),
 }
 
@@ -48,7 +48,7 @@ pub enum HoldState {
 pub enum Loss {
     /// The lease expired by this process's clock, because it was fixed or could not be renewed in time.
     Expired,
-    /// The store no longer knew the hold: it was forced open, or the data was lost or evicted.
+    /// The store no longer has the hold: it was forced open, or the data was lost or evicted.
     Gone,
     /// The hold reached its `max_hold`.
     MaxHold,

@@ -1,4 +1,4 @@
-//! Holders as a store reports them, and as their clients do.
+//! Holders as the store and their clients report them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,35 +22,36 @@ use crate::base::report::{ClientReport, HoldReport, WaitReport};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The kind of the hold as the store sees it, to which a fair lock is a [`Kind::Mutex`].
+    /// The kind of the hold as the store sees it; for the store a fair lock is a [`Kind::Mutex`].
     pub kind: Kind,
-    /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; of a permit, Redisson's permit id: 32
-    /// hexadecimal digits, the first eight of which are those of dlock's client.
+    /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; for a permit, Redisson's permit id:
+    /// 32 hexadecimal digits, the first eight of which are those of dlock's client.
     pub id: String,
-    /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a
-    /// lock that was released is kept by its `min_hold`.
+    /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a released
+    /// lock is kept by its `min_hold`.
     pub holds: u64,
-    /// The remaining lease; `None` if it does not end by itself, or [not by a lease](Self::ends_with).
+    /// The remaining lease; `None` if the hold does not expire, or [not by a lease](Self::ends_with).
     pub remaining: Option<Duration>,
-    /// What the hold ends with where no lease bounds it, as in `its session with the store`; `None` where a lease does,
-    /// or nothing.
+    /// What ends the hold if it has no lease, as in `its session with the store`; `None` if it has a lease, or nothing
+    /// ends it.
     pub ends_with: Option<&'static str>,
-    /// The client that has it, as that client wrote it down. Filled in by [`LockClient::inspect`] and
-    /// [`LockClient::holders`]; `None` where that client wrote nothing: it has gone, cannot reach the store, began to
+    /// The client of the hold, as that client published it. Filled in by [`LockClient::inspect`] and
+    /// [`LockClient::holders`]; `None` if that client published nothing: it is gone, cannot reach the store, began to
     /// hold something a moment ago, or is not dlock's.
     ///
     /// [`LockClient::inspect`]: crate::LockClient::inspect
     /// [`LockClient::holders`]: crate::LockClient::holders
     pub client: Option<Arc<ClientReport>>,
-    /// The hold, as that client wrote it down: since when, where in the code, its note. `None` where it wrote nothing of
-    /// this hold: it is younger than a second or two, or one of many.
+    /// The hold, as that client published it: since when, where in the code, its note. `None` if it did not publish
+    /// this hold: the hold is younger than a second or two, or one of many.
     pub hold: Option<HoldReport>,
-    /// The call that it waits in, as that client says: inside the frame of the hold, or in the task that has it.
+    /// The call that the holder waits in, as its client reports it: inside the frame of the hold, or in the task that
+    /// has it.
     pub waits_for: Option<Arc<WaitReport>>,
 }
 
 impl Holder {
-    /// A holder, for a store that reports one.
+    /// Creates a holder, for a store that reports one.
     #[must_use]
     pub fn new(kind: Kind, id: String, holds: u64, remaining: Option<Duration>) -> Holder {
         Holder {
@@ -65,14 +66,14 @@ impl Holder {
         }
     }
 
-    /// Sets what it [ends with](Self::ends_with), for a store that has no lease of it.
+    /// Sets what [ends](Self::ends_with) the hold, for a store without leases.
     #[must_use]
     pub fn ending_with(mut self, what: &'static str) -> Holder {
         self.ends_with = Some(what);
         self
     }
 
-    /// The same with what its client says of itself, if it says something.
+    /// Adds its client's report, if there is one.
     #[must_use]
     pub fn known(mut self, client: Option<Arc<ClientReport>>) -> Holder {
         (self.client, self.hold, self.waits_for) = (None, None, None);
@@ -82,23 +83,24 @@ impl Holder {
         }
     }
 
-    /// The kind as its client says it: that a lock is fair only its holder knows. That of the store where it says nothing.
+    /// Returns the kind as its client reports it: only the client knows that a lock is fair. Without a report, the kind
+    /// of the store.
     #[must_use]
     pub fn known_kind(&self) -> Kind {
         self.hold.as_ref().map_or(self.kind, |hold| hold.kind)
     }
 
-    /// Whether the id names its client: that of a permit does not.
+    /// Returns whether the id names its client: that of a permit does not.
     #[must_use]
     pub fn names_client(&self) -> bool {
         self.id.contains(':')
     }
 
-    /// Whether the lease was not renewed when that was due: a renewed lease always has two thirds left, and with less than
-    /// half of one the hold is a near miss. Also where the holder says that it is suspect.
+    /// Returns whether the lease was not renewed when due: a renewed lease always has two thirds left, and with less
+    /// than half of it the hold is a near miss. Also if the holder reports it as suspect.
     #[must_use]
     pub fn is_near_its_end(&self) -> bool {
-        /// How often a client writes down what it does, at most every third of its lease; usually so often.
+        /// How often a client publishes, at most every third of its lease; usually this often.
         const USUALLY_WRITTEN: Duration = Duration::from_secs(5);
         let every = self
             .client
@@ -108,7 +110,7 @@ impl Holder {
         is_suspect || self.remaining.is_some_and(|left| left < every * 3 / 2)
     }
 
-    /// Why something about it is not known, in words; `None` where its client and its hold are.
+    /// Returns why something about it is unknown, in words; `None` if its client and its hold are known.
     #[must_use]
     pub fn unknown(&self) -> Option<&'static str> {
         match (&self.client, &self.hold) {
@@ -125,14 +127,14 @@ impl Holder {
         }
     }
 
-    /// The UUID of its client, where the id has one.
+    /// The UUID of its client, if the id has one.
     pub(crate) fn client_id(&self) -> Option<uuid::Uuid> {
         let (client, _) = self.id.split_once(':')?;
         uuid::Uuid::try_parse(client).ok()
     }
 }
 
-/// What a client says of its holds, by their ids.
+/// A client's report of its holds, by their ids.
 pub(crate) struct Said<'a> {
     client: &'a Arc<ClientReport>,
     holds: HashMap<&'a str, &'a HoldReport>,
@@ -152,13 +154,13 @@ impl<'a> Said<'a> {
                 .iter()
                 .map(|hold| (hold.grant.as_str(), hold))
                 .collect(),
-            // Of several the one that has waited for longest: the last that is put in.
+            // Of several, the longest wait: it is inserted last.
             inside: inside.collect(),
             tasks: waits().filter_map(|wait| Some((wait.task?, wait))).collect(),
         }
     }
 
-    /// Adds it to a holder of this client.
+    /// Adds the report to a holder of this client.
     pub(crate) fn tell(&self, mut holder: Holder) -> Holder {
         let hold = self.holds.get(holder.id.as_str()).copied();
         let wait = self.inside.get(holder.id.as_str());

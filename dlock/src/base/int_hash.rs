@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// So many numbers that follow each other have places that do.
+/// How many consecutive numbers get consecutive buckets.
 const ROW: u64 = 16;
 
 pub(crate) type BuildIntHasher = BuildHasherDefault<IntHasher>;
@@ -31,7 +31,7 @@ impl Hasher for IntHasher {
     }
 }
 
-/// Scatters numbers by the golden ratio, as Knuth has it: the upper bits best.
+/// Scatters numbers by the golden ratio (Knuth): the upper bits are best.
 pub(crate) fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Error;
 
-/// The longest name of a lock, in bytes.
+/// The maximum length of a lock name, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 
 const BRACES: [char; 2] = ['{', '}'];
@@ -30,7 +30,7 @@ const BRACES: [char; 2] = ['{', '}'];
 /// assert!(LockKey::raw("order:{42}").check().is_ok());
 /// ```
 ///
-/// Two keys are equal when their names are, raw or not: they are the same lock.
+/// Two keys are equal when their names are, raw or not: they name the same lock.
 #[derive(Clone)]
 pub struct LockKey {
     name: Name,
@@ -40,7 +40,7 @@ pub struct LockKey {
 #[derive(Clone)]
 enum Name {
     Plain(Arc<str>),
-    /// With braces on purpose.
+    /// May have braces.
     Raw(Arc<Box<str>>),
 }
 
@@ -56,10 +56,10 @@ impl LockKey {
         Ok(key)
     }
 
-    /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several locks into one
-    /// Cluster slot. The other rules hold. Do not make such names from user input.
+    /// Creates a name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several locks
+    /// into one Cluster slot. The other rules apply. Do not create such names from user input.
     ///
-    /// In a Cluster all kinds but the plain lock need a tag where there are braces, as `{42}`: other braces are
+    /// In a Cluster, for all kinds but the plain lock, braces must form a tag, as `{42}`: other braces are
     /// [`Error::Unsupported`].
     pub fn raw(name: impl Into<String>) -> LockKey {
         let name = name.into();
@@ -72,7 +72,7 @@ impl LockKey {
         }
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match &self.name {
@@ -81,7 +81,7 @@ impl LockKey {
         }
     }
 
-    /// The name alone, which is not copied but for a raw one.
+    /// Returns the name; only a raw one is copied.
     #[cfg(feature = "redis")]
     pub(crate) fn into_shared(self) -> Arc<str> {
         match self.name {
@@ -94,14 +94,14 @@ impl LockKey {
         matches!(self.name, Name::Raw(_))
     }
 
-    /// Whether the name keeps the rules.
+    /// Checks the name against the rules.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidKey`], with the broken rule and its position.
     pub fn check(&self) -> Result<(), Error> {
         let name = self.as_str();
-        // As nearly all are: neither control characters nor braces.
+        // Fast path: most names have neither control characters nor braces.
         let plain = |byte: u8| matches!(byte, b' '..=b'z' | b'|' | b'~');
         let reason = if name.is_empty() {
             "it is empty".to_owned()
@@ -123,7 +123,7 @@ impl LockKey {
     }
 }
 
-/// A name that broke the rules as it may stand in a message: short, on one line.
+/// Shortens an invalid name for a message, to one line.
 fn shortened(name: &str) -> String {
     const SHOWN: usize = 64;
     let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();

@@ -1,8 +1,8 @@
-//! The kinds of locks, and of what a store grants.
+//! The kinds of locks, and of the grants of a store.
 
 use std::fmt;
 
-/// An enum and the list of its variants, which lacks none: both are made from the same words.
+/// Defines an enum together with the complete list of its variants.
 macro_rules! listed {
     ($(#[$attribute:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)* }) => {
         $(#[$attribute])*
@@ -16,11 +16,11 @@ macro_rules! listed {
 }
 
 listed! {
-    /// Kind of a lock, as users choose it: [`Lock::kind`](crate::Lock::kind), the layer of dlock-tower and the attribute
-    /// `#[distributed_lock]`.
+    /// Kind of a lock as users choose it: with [`Lock::kind`](crate::Lock::kind), in the layer of dlock-tower, and in
+    /// the attribute `#[distributed_lock]`.
     ///
-    /// Semaphores and latches are types of their own ([`Semaphore`](crate::Semaphore), [`Latch`](crate::Latch)): a lock cannot
-    /// be one. The kinds of a store, which include theirs, are [`store::Kind`](Kind).
+    /// Semaphores and latches are separate types ([`Semaphore`](crate::Semaphore), [`Latch`](crate::Latch)). The kinds
+    /// of a store, which include theirs, are [`store::Kind`](Kind).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -38,35 +38,35 @@ listed! {
         /// One holder at a time, re-entrant. The default.
         #[default]
         Mutex,
-        /// The same, but waiters are served in the order in which they came, across processes.
+        /// The same, but waiters are served in order of arrival, across processes.
         ///
-        /// Each waiter has a queue position on the store from its first request on, and the lock goes to the first in the
-        /// queue. [`try_acquire`](crate::Lock::try_acquire) takes no position and overtakes no waiter that has one. Giving
-        /// up, by the end of the wait or by dropping the future, leaves the queue and moves no other waiter back. A waiter
-        /// asks every 1.5 s; a waiter that was silent for 5 s counts as gone once it is the first, so a process that died
-        /// or stands still delays the others by some seconds. If it comes back it is the first again, before all that came
-        /// later. A request with an unknown outcome costs the position. In one process the lock is handed off without the
-        /// store to waiters that the store named as the next ones of its queue. [`LockKind::Mutex`] under the same name is
-        /// the same lock for callers that take no position: it overtakes the queue where it finds the lock free, and
-        /// waiters in the queue learn of its release by asking.
+        /// Each waiter has a queue position on the store from its first request on, and the lock goes to the first in
+        /// the queue. [`try_acquire`](crate::Lock::try_acquire) takes no position and does not overtake waiters in the
+        /// queue. Giving up, at the end of the wait or by dropping the future, leaves the queue and moves no other
+        /// waiter back. A waiter asks every 1.5 s; a waiter that was silent for 5 s counts as gone once it is first, so
+        /// a process that died or is stopped delays the others by some seconds. If it comes back it is first again,
+        /// ahead of all later waiters. A request with an unknown outcome costs the position. In one process the lock is
+        /// handed off without the store to waiters that the store named as the next ones of its queue.
+        /// [`LockKind::Mutex`] under the same name is the same lock for callers that take no position: it overtakes the
+        /// queue when it finds the lock available, and waiters in the queue learn of its release when they next ask.
         ///
-        /// Redisson's fair lock of the same name uses the same queue. A Java process that dies while it waits costs the
-        /// time that it had, 300 s unless configured otherwise, and Redisson's scripts go by the clock of the machine that
-        /// they are called from: let the clocks of those machines and of the server differ by less than 3 s, or a Java
-        /// process whose clock is ahead takes dlock's waiters for gone.
+        /// Redisson's fair lock of the same name uses the same queue. A Java process that dies while it waits delays
+        /// the others by its wait timeout, 300 s unless configured otherwise. Redisson's scripts use the clock of the
+        /// calling machine: keep the clocks of those machines and of the server within 3 s of each other, or a Java
+        /// process whose clock is ahead considers dlock's waiters gone.
         Fair,
         /// One of many readers.
         Read,
         /// The writer that keeps readers out.
         Write,
-        /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition,
-        /// in Rust or in Java, has the next number of one counter.
+        /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition, in
+        /// Rust or in Java, takes the next number of one counter.
         ///
-        /// For resources that compare tokens of both; otherwise every lock has tokens that only grow. The counter is a key
-        /// of its own for every name, `redisson_lock_token:{name}`, that stays for ever. A new counter begins with the
-        /// server's clock in microseconds, so that it does not go back when the data were lost; if a Java service is the
-        /// first to lock after that, it begins with 1. In one process the lock is not handed off without the store. In
-        /// memory its tokens are those of all locks.
+        /// For resources that compare tokens of both; otherwise every lock has tokens that only grow. The counter is a
+        /// separate key for every name, `redisson_lock_token:{name}`, that is never deleted. A new counter begins with
+        /// the server's clock in microseconds, so that it does not go back when the data was lost; if a Java service is
+        /// the first to lock after that, it begins with 1. In one process the lock is not handed off without the store.
+        /// In memory its tokens are the same as for all locks.
         Fenced,
     }
 }
@@ -102,9 +102,9 @@ impl fmt::Display for LockKind {
 }
 
 listed! {
-    /// Kind of what a store grants: every [`LockKind`], the permits of semaphores, and latches.
+    /// Kind of a store's grant: every [`LockKind`], the permits of semaphores, and latches.
     ///
-    /// Stores state which kinds they have in their [`Capabilities`](crate::store::Capabilities).
+    /// Stores declare their kinds in their [`Capabilities`](crate::store::Capabilities).
     ///
     /// ```
     /// use dlock::LockKind;
@@ -129,7 +129,7 @@ listed! {
         Write,
         /// A lock of [`LockKind::Fenced`].
         Fenced,
-        /// Permits of a semaphore, which return to it when their holder is gone.
+        /// Permits of a semaphore that return to it when their holder is gone.
         Permit,
         /// Permits of a semaphore that does not record their holders.
         Unowned,
@@ -138,7 +138,7 @@ listed! {
     }
 }
 
-/// How a kind behaves; what each of these means, the methods of [`Kind`] say that have their names.
+/// How a kind behaves; the methods of [`Kind`] with the same names explain each field.
 struct Behaviour {
     name: &'static str,
     lock: Option<LockKind>,
@@ -150,7 +150,7 @@ struct Behaviour {
 }
 
 impl Behaviour {
-    /// A lock that one holder has.
+    /// A lock with one holder at a time.
     const fn exclusive(name: &'static str, lock: LockKind, family: Family) -> Behaviour {
         Behaviour {
             name,
@@ -163,7 +163,7 @@ impl Behaviour {
         }
     }
 
-    /// What is counted, and is no lock.
+    /// A counter, not a lock.
     const fn counter(name: &'static str, family: Family) -> Behaviour {
         Behaviour {
             name,
@@ -188,7 +188,7 @@ impl Kind {
             Kind::Read => Behaviour {
                 is_exclusive: false,
                 is_shared: true,
-                // Readers are not kept waiting by readers.
+                // Readers do not wait for readers.
                 is_handed_off: false,
                 ..Behaviour::exclusive("read", LockKind::Read, Family::ReadWrite)
             },
@@ -204,29 +204,29 @@ impl Kind {
         }
     }
 
-    /// The kind of lock, or `None` for permits and latches.
+    /// Returns the kind of lock, or `None` for permits and latches.
     #[must_use]
     pub fn lock_kind(self) -> Option<LockKind> {
         self.behaviour().lock
     }
 
-    /// Whether one holder keeps out all others.
+    /// Returns whether one holder excludes all others.
     #[must_use]
     pub fn is_exclusive(self) -> bool {
         self.behaviour().is_exclusive
     }
 
-    /// Whether any number of holders share one lock, and the end of its lease at the store.
+    /// Whether any number of holders share one lock, and its expiry at the store.
     pub(crate) fn is_shared(self) -> bool {
         self.behaviour().is_shared
     }
 
-    /// The kinds that it shares its data at the store with.
+    /// The kinds with which it shares data at the store.
     pub(crate) fn family(self) -> Family {
         self.behaviour().family
     }
 
-    /// Whether what is taken is a number of permits.
+    /// Whether it grants a number of permits.
     pub(crate) fn is_permits(self) -> bool {
         self.family() == Family::Permits
     }
@@ -236,7 +236,7 @@ impl Kind {
         self.family() == Family::ReadWrite
     }
 
-    /// What it is called where it is waited for or lost.
+    /// Its noun in messages about waiting and losses.
     pub(crate) fn noun(self) -> &'static str {
         match self.family() {
             Family::Plain | Family::ReadWrite => "lock",
@@ -245,12 +245,12 @@ impl Kind {
         }
     }
 
-    /// Whether each waiter has a position of its own in the store's queue.
+    /// Whether each waiter has a separate position in the store's queue.
     pub(crate) fn waits_in_store(self) -> bool {
         self.behaviour().waits_in_store
     }
 
-    /// Whether a lock may go to the next waiter of this process without a request to the store.
+    /// Whether a lock may be handed off to the next waiter of this process without a request to the store.
     pub(crate) fn is_handed_off(self) -> bool {
         self.behaviour().is_handed_off
     }
@@ -259,14 +259,14 @@ impl Kind {
         self.behaviour().name
     }
 
-    /// The kind that is displayed like this.
+    /// The kind with this display name.
     #[cfg(feature = "redis")]
     pub(crate) fn of_name(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// Kinds that share their data at the store: of one name, only kinds of one family are locks together.
+/// Kinds that share data at the store: under one name, only kinds of one family are the same lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     Plain,
@@ -285,7 +285,7 @@ impl fmt::Display for Kind {
 mod tests {
     use super::*;
 
-    /// Also that no two kinds have one name: the store, the command and the attribute know them by it.
+    /// Also that no two kinds share a name: the store, the command and the attribute identify them by it.
     #[test]
     fn every_kind_of_lock_is_a_kind_of_the_store_with_a_name_of_its_own() {
         let mut names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();

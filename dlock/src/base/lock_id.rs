@@ -1,4 +1,4 @@
-//! What is waited for: a name and a kind, with their hash, since each acquire looks them up several times.
+//! What is waited for: a name and a kind, with their hash, since each acquire looks it up several times.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -14,12 +14,12 @@ pub(crate) struct LockId {
     pub(crate) key: LockKey,
 }
 
-/// A map by names.
+/// A map by lock id.
 pub(crate) type ByLockId<V> = HashMap<LockId, V, BuildIntHasher>;
 
 impl LockId {
     pub(crate) fn new(kind: Kind, key: &LockKey) -> LockId {
-        // Names are made from user input: users must not know which of them collide.
+        // Names come from user input: users must not know which of them collide.
         LockId {
             hash: hash_state().hash_one((kind, key)),
             kind,

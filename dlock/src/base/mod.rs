@@ -1,4 +1,4 @@
-//! What everything else is built on: names, errors, time, chance. Knows no other part of the library.
+//! The base of all other modules: names, errors, time, randomness. Depends on no other part of the library.
 
 mod broken;
 pub(crate) mod cause;

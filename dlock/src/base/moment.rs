@@ -1,10 +1,10 @@
-//! Points in time as the engine counts them: plain numbers, which no clock is needed for.
+//! Points in time as the engine counts them: plain numbers that need no clock.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// An instant in half the room: nanoseconds since a day before this process first asked. What was before that is
-/// taken for then, and what is more than five centuries ahead for that.
+/// An instant in half the space: nanoseconds since a day before this process first asked. Saturates there, and at five
+/// centuries later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(u64);
 
@@ -17,7 +17,7 @@ impl Moment {
         self.0
     }
 
-    /// How long it is from an earlier one; nothing if that is later.
+    /// The time since an earlier moment; zero if that is later.
     pub(crate) fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -26,12 +26,12 @@ impl Moment {
         Moment(self.0.saturating_sub(nanos(time)))
     }
 
-    /// The last one up to it that is a multiple of a time.
+    /// Rounds down to a multiple of `grain`.
     pub(crate) fn floor(self, grain: Duration) -> Moment {
         Moment(self.0 - self.0 % nanos(grain).max(1))
     }
 
-    /// The first one from it on that is a multiple of a time.
+    /// Rounds up to a multiple of `grain`.
     pub(crate) fn ceil(self, grain: Duration) -> Moment {
         let floor = self.floor(grain);
         if floor == self { self } else { floor + grain }
@@ -46,7 +46,7 @@ impl Add<Duration> for Moment {
     }
 }
 
-/// A time in nanoseconds, at most five centuries.
+/// Converts a time to nanoseconds, at most five centuries.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -67,7 +67,7 @@ mod tests {
         let floor = moment.floor(second);
         assert_eq!(floor.ceil(second), floor);
         assert_eq!((floor + Duration::from_nanos(1)).ceil(second), floor + second);
-        // Longer than any process lives.
+        // Exceeds the life of any process.
         assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// An error as a problem document (RFC 9457): the content of an HTTP answer, without any HTTP types. `dlock-tower`
-/// answers with it; with the feature `axum`, so does [`Error`] itself.
+/// An error as a problem document (RFC 9457): the content of an HTTP response, without any HTTP types. `dlock-tower`
+/// responds with it; with the feature `axum`, so does [`Error`] itself.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -24,7 +24,7 @@ use crate::Error;
 pub struct Problem {
     /// The HTTP status code.
     pub status: u16,
-    /// The stable type of the problem, a URN. Clients tell problems apart by it.
+    /// The stable type of the problem, a URN, by which clients distinguish problems.
     pub kind: &'static str,
     /// The title of the type.
     pub title: &'static str,
@@ -35,7 +35,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// The whole seconds for a `Retry-After` header: rounded up, at least 1.
+    /// Returns whole seconds for a `Retry-After` header: rounded up, at least 1.
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after
@@ -80,10 +80,10 @@ impl From<&Error> for Problem {
                 "The lock is not set up properly",
             ),
         };
-        // Clients learn only that there is a fault inside; the rest is for the log.
+        // Clients learn only that there is an internal fault; the details go to the log.
         let detail = match status {
             500 => "the service made a mistake in setting up its lock".to_owned(),
-            // Without the advice to the programmer.
+            // Without the advice for programmers.
             400 => error
                 .to_string()
                 .split(" (")

@@ -1,7 +1,7 @@
-//! What a client says of itself: who it is, what it holds and what it waits for; and how that is written down.
+//! The report of a client (its identity, what it holds and what it waits for) and its text form.
 //!
-//! A line for each fact, tab-separated, behind a line with the version. Lines and fields that a reader does not know are
-//! passed over, so that processes of different versions read each other.
+//! One line per fact, tab-separated, after a line with the version. Readers ignore unknown lines and fields, so that
+//! processes of different versions can read each other.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,17 +9,17 @@ use crate::LockKey;
 use crate::base::hold_state::Loss;
 use crate::base::kind::Kind;
 
-/// The version of the text.
+/// The version of the text format.
 const VERSION: &str = "dlock 1";
-/// The longest text.
+/// The maximum length of the text, in bytes.
 pub(crate) const MOST_BYTES: usize = 16 * 1024;
-/// The longest note and the longest name of a service, in characters.
+/// The maximum length of a note and of a service name, in characters.
 const MOST_CHARS: usize = 200;
 
-/// A client of a lock store: who it is, what it holds and what it waits for.
+/// A client of a lock store: its identity, what it holds and what it waits for.
 ///
-/// Made by [`LockClient::active`](crate::LockClient::active) for this client, and by
-/// [`LockClient::clients`](crate::LockClient::clients) for others, as they wrote it down.
+/// Created by [`LockClient::active`](crate::LockClient::active) for this client, and by
+/// [`LockClient::clients`](crate::LockClient::clients) for others, as they published it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -41,7 +41,7 @@ pub struct ClientReport {
     pub service: String,
     /// The name of its machine; empty if unknown.
     pub host: String,
-    /// Its address towards the store, if known.
+    /// Its address as the store sees it, if known.
     pub address: Option<String>,
     /// The id of its process, in its container.
     pub process: u32,
@@ -49,13 +49,12 @@ pub struct ClientReport {
     pub version: String,
     /// When the client began.
     pub started: SystemTime,
-    /// Whether it answers [questions](crate::LockClient::ask).
+    /// Whether it answers [requests](crate::LockClient::ask).
     pub answers: bool,
-    /// What it holds, the oldest first. In what a client writes down, the oldest 32 of those that it has held for a
-    /// second.
+    /// What it holds, the oldest first. A published report has the oldest 32 of those that it has held for a second.
     pub holds: Vec<HoldReport>,
-    /// What it waits for, the longest wait first. In what a client writes down, the oldest 32 of those that have lasted
-    /// a second.
+    /// What it waits for, the longest wait first. A published report has the oldest 32 of those that have lasted a
+    /// second.
     pub waits: Vec<WaitReport>,
     /// How many holds it has in all.
     pub held: usize,
@@ -63,11 +62,11 @@ pub struct ClientReport {
     pub waiting: usize,
     /// How old the report is.
     pub age: Duration,
-    /// How often the client writes it down, while it holds or waits for something.
+    /// How often the client publishes it, while it holds or waits for something.
     pub every: Duration,
-    /// How long the report is kept after it was written.
+    /// How long the published report is kept.
     pub(crate) kept: Duration,
-    /// By which the machine and the process are recognised.
+    /// Identifies the machine and the process.
     pub(crate) place: Place,
 }
 
@@ -96,13 +95,13 @@ pub struct HoldReport {
     pub held: Duration,
     /// The remaining lease by the holder's clock, as of the report.
     pub lease_left: Duration,
-    /// Whether the store has not confirmed it when that was due.
+    /// Whether the store has not confirmed it when due.
     pub suspect: bool,
     /// File and line of the acquire.
     pub location: String,
     /// File and line of the holds that re-entered it.
     pub reentered: Vec<String>,
-    /// What the holder says about it, see [`Lock::note`](crate::Lock::note).
+    /// The note of the holder, see [`Lock::note`](crate::Lock::note).
     pub note: Option<String>,
     /// The task that acquired it, by its number in that process.
     pub task: Option<u64>,
@@ -128,7 +127,7 @@ pub struct WaitReport {
     pub waited: Duration,
     /// File and line of the acquire.
     pub location: String,
-    /// What the caller says about it, see [`Lock::note`](crate::Lock::note).
+    /// The note of the caller, see [`Lock::note`](crate::Lock::note).
     pub note: Option<String>,
     /// The task that waits, by its number in that process.
     pub task: Option<u64>,
@@ -136,7 +135,7 @@ pub struct WaitReport {
     pub inside: Vec<String>,
 }
 
-/// What somebody did to a hold, and why: broke it, or asked its holder to stop.
+/// An action of an operator on a hold, with its reason: breaking it, or asking its holder to stop.
 ///
 /// ```
 /// use dlock::operations::Intervention;
@@ -147,7 +146,7 @@ pub struct WaitReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Intervention {
-    /// Who did it; the service and the machine of the client by default.
+    /// The name of the operator; the service and the machine of the client by default.
     pub by: String,
     /// Why.
     pub reason: String,
@@ -158,7 +157,7 @@ pub struct Intervention {
 }
 
 impl Intervention {
-    /// For this reason, by this client, audited.
+    /// Creates an intervention with this reason, by this client, audited.
     #[must_use]
     pub fn new(reason: impl Into<String>) -> Intervention {
         Intervention {
@@ -169,7 +168,7 @@ impl Intervention {
         }
     }
 
-    /// Sets who does it.
+    /// Sets the name of the operator.
     #[must_use]
     pub fn by(mut self, by: impl Into<String>) -> Intervention {
         self.by = shortened(&by.into());
@@ -213,7 +212,7 @@ impl Intervention {
     }
 }
 
-/// Why a hold was lost, as far as that can be told, see [`LockGuard::why_lost`](crate::LockGuard::why_lost).
+/// Why a hold was lost, as far as known, see [`LockGuard::why_lost`](crate::LockGuard::why_lost).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -233,24 +232,24 @@ impl Intervention {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// A lease that is not renewed ran out.
+    /// A lease that is not renewed expired.
     Expired,
-    /// The lease ran out without a renewal that failed: the process was stopped or suspended, or its runtime did not run.
+    /// The lease expired without a failed renewal: the process was stopped or suspended, or its runtime did not run.
     Stalled,
-    /// The lease ran out while the store did not answer the renewals; the last failure.
+    /// The lease expired while the store did not answer the renewals; the last failure.
     Unanswered(String),
-    /// The lease ran out while the store refused the renewals; its reply.
+    /// The lease expired while the store refused the renewals; its reply.
     Refused(String),
-    /// Somebody broke the hold, see [`LockClient::break_hold`](crate::LockClient::break_hold).
+    /// An operator broke the hold, see [`LockClient::break_hold`](crate::LockClient::break_hold).
     Broken(Intervention),
-    /// The store gave the lock to this holder meanwhile, and does not say why: it was forced open, or the store lost its
-    /// data.
+    /// The store has granted the lock to this holder since, and does not say why: it was forced open, or the store lost
+    /// its data.
     Taken {
         /// Its id on the store.
         holder: String,
     },
-    /// The store does not have the hold any more and does not say why: it was forced open, its data were flushed or
-    /// evicted, or a server took over that never had it.
+    /// The store no longer has the hold and does not say why: it was forced open, its data was flushed or evicted, or a
+    /// server took over that never had it.
     Gone,
     /// See [`Loss::MaxHold`].
     MaxHold,
@@ -263,7 +262,7 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// What is known from the loss alone.
+    /// The reason as far as the loss alone tells it.
     pub(crate) fn of(loss: Loss) -> LossReason {
         match loss {
             Loss::Expired => LossReason::Expired,
@@ -305,16 +304,16 @@ impl std::fmt::Display for LossReason {
     }
 }
 
-/// By which a process is recognised from another process of the same machine.
+/// Distinguishes a process from other processes of the same machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The boot of the machine and the namespace of processes.
+    /// The boot of the machine and the PID namespace.
     pub(crate) machine: String,
-    /// When the process began, by the clock of the boot.
+    /// When the process started, by the boot-time clock.
     pub(crate) began: String,
 }
 
-/// What can be seen of a process from this one, see [`ClientReport::process_state`].
+/// The state of a process as seen from this one, see [`ClientReport::process_state`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -340,7 +339,7 @@ pub enum ProcessState {
 }
 
 impl ClientReport {
-    /// What the operating system says of the process, where it is on this machine.
+    /// Returns the state of the process according to the operating system, if it is on this machine.
     #[must_use]
     pub fn process_state(&self) -> ProcessState {
         let here = Place::here();
@@ -358,13 +357,13 @@ impl ClientReport {
         }
     }
 
-    /// Whether it is older than it should be: the client could not write it down for a while.
+    /// Returns whether it is older than it should be: the client could not publish for a while.
     #[must_use]
     pub fn is_overdue(&self) -> bool {
         self.age > self.every * 2
     }
 
-    /// The report as text, of at most [`MOST_BYTES`]: what does not fit is left out, the youngest first.
+    /// Returns the report as text of at most [`MOST_BYTES`]: what does not fit is left out, the youngest first.
     pub(crate) fn write(&self) -> String {
         let began = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut text = format!("{VERSION}\n");
@@ -388,7 +387,7 @@ impl ClientReport {
                 &self.kept.as_millis().to_string(),
             ],
         );
-        // Waits first: they are what a chain is made of.
+        // Waits first: chains are made of them.
         for wait in &self.waits {
             let mut fields = vec![
                 wait.kind.to_string(),
@@ -420,7 +419,7 @@ impl ClientReport {
         text
     }
 
-    /// The report in a text that is so old; `None` for what is no report.
+    /// Parses the report from a text of this age; `None` if it is not a report.
     pub(crate) fn read(text: &[u8], age: Duration) -> Option<ClientReport> {
         let text = std::str::from_utf8(text).ok()?;
         let mut lines = text.lines();
@@ -550,7 +549,7 @@ fn line(text: &mut String, what: &str, fields: &[&str]) {
     text.push('\n');
 }
 
-/// Adds a line, unless it makes the text too long.
+/// Adds a line, unless the text would get too long.
 fn fits(text: &mut String, what: &str, fields: &[String]) {
     let before = text.len();
     let fields: Vec<_> = fields.iter().map(String::as_str).collect();
@@ -590,13 +589,13 @@ fn unescaped(field: &str) -> String {
     text
 }
 
-/// A text of the user, no longer than what is shown.
+/// Shortens a user's text to what is shown.
 pub(crate) fn shortened(text: &str) -> String {
     text.chars().take(MOST_CHARS).collect()
 }
 
 impl Place {
-    /// That of this process; empty where the system does not tell.
+    /// The place of this process; empty if the system does not tell.
     pub(crate) fn here() -> Place {
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let space = std::fs::read_link("/proc/self/ns/pid").ok();
@@ -613,15 +612,15 @@ impl Place {
 /// The state of a process, and when it began.
 fn stat(process: &str) -> Option<(char, String)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name before it may have spaces and brackets.
+    // The name before it may contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     let state = fields.next()?.chars().next()?;
-    // The 22nd field of all.
+    // Field 22 of the file.
     Some((state, fields.nth(18)?.to_owned()))
 }
 
-/// The name of this machine; empty where the system does not tell.
+/// The name of this machine; empty if the system does not tell.
 pub(crate) fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let name = name.or_else(|| std::env::var("HOSTNAME").ok());

@@ -1,9 +1,9 @@
-//! What a layer that keeps idempotency keys learns of the locked functions that it runs. Not for use by hand:
-//! it changes without notice.
+//! What a layer with idempotency keys learns about the locked functions that it runs. Not for direct use: it changes
+//! without notice.
 //!
-//! A locked function that did not get its lock has done nothing, and the key of its request may be released.
-//! Its error becomes a response without any access to the request, so the layer polls its handler within a
-//! [`Request`], which notes the refusal.
+//! A locked function that did not get its lock has done nothing, and the key of its request may be released. Its error
+//! becomes a response without access to the request, so the layer polls its handler within a [`Request`], which records
+//! the refusal.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -18,7 +18,7 @@ use tokio::task::Id;
 
 use crate::Error;
 
-/// A request that a layer has claimed a key for. Clones are the same request.
+/// A request for which a layer has claimed a key. Clones share it.
 #[derive(Clone, Default)]
 pub struct Request(Arc<Mutex<Progress>>);
 
@@ -32,12 +32,12 @@ enum Progress {
     Begun,
 }
 
-/// A response extension: the response tells the error of a locked function whose body did not begin.
+/// A response extension: the response reports the error of a locked function whose body did not begin.
 #[derive(Debug, Clone)]
 pub struct Refused(Request);
 
 impl Refused {
-    /// Whether nothing was begun by this very request.
+    /// Whether this very request began nothing.
     #[must_use]
     pub fn is_of(&self, request: &Request) -> bool {
         Arc::ptr_eq(&self.0.0, &request.0) && !matches!(*request.0.lock(), Progress::Begun)
@@ -60,10 +60,10 @@ impl fmt::Debug for Request {
     }
 }
 
-/// Notes what became of the acquire of a locked function.
+/// Records the result of the acquire of a locked function.
 ///
-/// `may_be_handler`: only then does a refusal say anything of the request. A function that cannot be a handler
-/// is called by one, which may have had effects before.
+/// Only with `may_be_handler` does a refusal concern the whole request. A function that cannot be a handler is called
+/// by one, which may have had effects before.
 pub(crate) fn note<T>(acquired: &Result<T, Error>, may_be_handler: bool) {
     let Some(request) = current() else { return };
     let mut progress = request.0.lock();
@@ -76,7 +76,7 @@ pub(crate) fn note<T>(acquired: &Result<T, Error>, may_be_handler: bool) {
     }
 }
 
-/// Whether the error is the reason why the request that is being polled was refused.
+/// Whether the error is the reason for which the request being polled was refused.
 #[cfg_attr(
     not(feature = "axum"),
     allow(dead_code, reason = "errors become responses by that feature")
@@ -92,7 +92,7 @@ pub(crate) fn refused_by(error: &Error) -> Option<Refused> {
 
 struct Active {
     request: Request,
-    /// The task that polls the handler: another task polled from within is not part of it.
+    /// The task that polls the handler: other tasks polled from within are not part of it.
     task: Option<Id>,
 }
 
@@ -109,7 +109,7 @@ fn current() -> Option<Request> {
 }
 
 pin_project! {
-    /// The handler of a request; made by [`Request::run`].
+    /// The handler of a request; created by [`Request::run`].
     #[must_use = "futures do nothing unless polled"]
     pub struct Within<F> {
         #[pin]
@@ -142,7 +142,7 @@ impl<F> fmt::Debug for Within<F> {
     }
 }
 
-/// Makes the outer request the active one again, also after a panic.
+/// Restores the outer request as the active one, also after a panic.
 struct Restored(Option<Active>);
 
 impl Drop for Restored {

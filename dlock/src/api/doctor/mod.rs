@@ -1,4 +1,4 @@
-//! The doctor: what endangers the locks of a client, what it costs, and what to do.
+//! The doctor: what endangers the locks of a client, what that costs, and what to do about it.
 
 mod what_if;
 
@@ -12,8 +12,8 @@ use crate::store::doctor::{Examination, Failover, Finding, StoreReport, Verdict}
 use crate::{Error, LockClient, LockKey};
 
 impl LockClient {
-    /// Examines the store of this client, and how the client's settings fit it. Awaited as it is, it only reads: for a
-    /// check at start-up.
+    /// Examines the store of this client, and whether the client's settings fit it. By default it only reads, which
+    /// suits a check at start-up.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -36,7 +36,7 @@ impl LockClient {
     }
 }
 
-/// An examination that is about to begin, see [`LockClient::doctor`].
+/// An examination that has not begun yet, see [`LockClient::doctor`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -54,14 +54,14 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// How long the callers of the service wait before they give up. It is not known by default.
+    /// Sets how long the callers of the service wait before they give up. Not known by default.
     pub fn callers_wait(mut self, wait: Duration) -> Doctor {
         self.callers_wait = Some(wait);
         self
     }
 
-    /// Whether promises are tried on scratch keys: for some seconds, at most a hundred steps a second, without a key left
-    /// behind. Off by default: then it only reads.
+    /// Sets whether promises are tested on scratch keys: for some seconds, with at most a hundred operations a second;
+    /// no key is left behind. Off by default: then it only reads.
     pub fn probe(mut self, probe: bool) -> Doctor {
         self.probes = probe;
         self
@@ -156,7 +156,7 @@ fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// A renewal is due every third of a lease, so the worst hold has two thirds left when a fail-over begins.
+/// A renewal is due every third of a lease, so in the worst case two thirds are left when a fail-over begins.
 fn lease_budget(failover: &Failover, lease: Duration) -> Finding {
     const CHECK: &str = "lease-budget";
     let budget = lease * 2 / 3;
@@ -209,7 +209,7 @@ fn takeover(lease: Duration, callers_wait: Option<Duration>) -> Finding {
     }
 }
 
-/// The report on a store that brings no checks.
+/// The report on a store that has no checks of its own.
 fn brings_none() -> StoreReport {
     let mut report = StoreReport::new();
     report.failover = Failover::Unknown("this store brings no checks of its own".to_owned());

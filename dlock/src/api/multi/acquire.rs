@@ -1,4 +1,4 @@
-//! Acquiring several locks: re-entry first, then the store, which is asked for all at once; when one key is busy, the
+//! Acquiring several locks: re-entry first, then one request to the store for all of them. When one key is busy, the
 //! call joins the queue of that key, and the head of that queue asks for all again.
 
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl MultiCall {
                     until,
                     waiting: Waiting::default(),
                 };
-                // Entered for good once all others are acquired: no other caller shall wait for this call before.
+                // Entered only once all others are acquired: until then no other caller may wait for this call.
                 drop(wait.reenter(scope).await?);
             }
             let mut guards = Vec::new();
@@ -164,7 +164,7 @@ impl MultiCall {
         (0..self.keys.len()).partition(|at| self.one(*at).is_enclosed(scope))
     }
 
-    /// Enters the holds that enclose the caller; not so if something has changed since they were looked for.
+    /// Re-enters the holds that enclose the caller; returns false if they have changed since they were looked up.
     async fn enter(&self, scope: &Scope, outer: &[usize], guards: &mut Vec<At<Hold>>) -> bool {
         for at in outer {
             let Some(guard) = self.one(*at).enter(scope).await else {
@@ -186,7 +186,7 @@ struct AllOf<'a> {
 }
 
 impl AllOf<'_> {
-    /// Asks for all of them; `read` says what the answer means.
+    /// Asks for all of them; `read` interprets the reply.
     fn asks<T: Send + 'static>(
         &self,
         handed: u32,
@@ -196,14 +196,14 @@ impl AllOf<'_> {
         let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.call.one(*at))));
         // The waiter's key comes first, because the first busy key is the one reported: a caller that still waits for
-        // the same key keeps its position, and a caller that has released other keys for another busy one counts a
-        // failed round.
+        // the same key keeps its position. A caller that released other keys for another busy one counts a failed
+        // round.
         groups.sort_by_key(|group| group.iter().all(|(of, _)| *of != self.at));
         if let Some(first) = groups.first_mut() {
             first.sort_by_key(|(of, _)| *of != self.at);
         }
         let mut groups = groups.into_iter();
-        // Takes its position in the order of steps now, and not when polled.
+        // Takes its position in the order of operations now, not when polled.
         let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
         let handle = &self.call.first.handle;
         let gone = Gone::default();
@@ -216,7 +216,7 @@ impl AllOf<'_> {
 impl AcquireTarget for AllOf<'_> {
     type Got = Round<Guards>;
 
-    /// None: the other keys would be asked for while this one is held.
+    /// No handoff: the other keys would be requested while this one is held.
     fn handoff_terms(&self) -> Option<HandoffTerms> {
         None
     }
@@ -240,7 +240,7 @@ impl AcquireTarget for AllOf<'_> {
     }
 
     fn handed_off(&self, guard: Hold) -> Round<Guards> {
-        // Never offered, as it is not wanted. To ask again is always right.
+        // Never offered, because it is not wanted. Asking again is always correct.
         drop(guard);
         Round::Busy((self.at, None))
     }

@@ -17,26 +17,26 @@ use crate::store::{
     StoreFuture,
 };
 
-/// Something about the key at this index among all keys of the call.
+/// A value for the key at this index among all keys of the call.
 pub(super) type At<T> = (usize, T);
 
-/// Keys that can be acquired in one step.
+/// Keys that can be acquired in one operation.
 pub(super) type Group = Vec<At<AcquireCall>>;
 
 /// The guards of all keys.
 pub(super) type Guards = Vec<At<Hold>>;
 
-/// What an attempt brought.
+/// The result of an attempt.
 pub(super) enum Round<T> {
     /// All of them.
     All(T),
-    /// None: this one is busy.
+    /// None: this key is busy.
     Busy(At<Option<Duration>>),
     /// None: this key cannot be acquired.
     Failed(At<StoreError>),
 }
 
-/// Puts keys into groups, each of which takes one step. The groups stand in the order of their first keys.
+/// Groups keys that one operation can acquire. The groups are in the order of their first keys.
 pub(super) fn groups(keys: impl Iterator<Item = At<AcquireCall>>) -> Vec<Group> {
     let mut groups: Vec<(Option<u32>, Group)> = Vec::new();
     for (at, one) in keys {
@@ -54,7 +54,7 @@ pub(super) fn groups(keys: impl Iterator<Item = At<AcquireCall>>) -> Vec<Group> 
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Set when the caller has gone: nothing more is asked for.
+/// Set when the caller is gone: nothing more is requested.
 pub(super) type Gone = Arc<AtomicBool>;
 
 /// A step that has its position in the order of steps.
@@ -64,7 +64,8 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// What queues the releases of this step right behind it, where the caller goes before it is answered.
+    /// Returns a function that queues the releases of this operation right behind it, if the caller is gone before the
+    /// reply.
     pub(super) fn undone_by(&self, gone: &Gone) -> impl FnOnce() + Send + Sync + 'static + use<> {
         let requests = self.attempts.iter().map(|(_, attempt)| {
             let (handle, request) = (attempt.handle.clone(), &attempt.request);
@@ -104,7 +105,7 @@ impl Step {
     }
 }
 
-/// The answer to one as the answer to all.
+/// Converts the reply for one key to a reply for all.
 fn alone(reply: AcquireReply) -> AcquireAllReply {
     match reply {
         AcquireReply::Acquired(granted) => AcquireAllReply::Acquired {
@@ -117,7 +118,7 @@ fn alone(reply: AcquireReply) -> AcquireAllReply {
     }
 }
 
-/// Acquires one group after the other, until a key is busy; what is granted then is held from now on.
+/// Acquires one group after the other until a key is busy; granted keys are held from now on.
 pub(super) async fn acquire_groups(
     first: Step,
     others: impl Iterator<Item = Group>,
@@ -199,7 +200,7 @@ fn place(attempts: &[At<AcquireAttempt>], at: usize) -> usize {
     attempts.get(at).map_or(0, |(at, _)| *at)
 }
 
-/// A failure that passes is retried, every other one is reported with the key that it is about.
+/// Retries a transient failure; reports every other failure with the key that it concerns.
 fn failed<T>(at: usize, error: StoreError) -> Result<Round<T>, StoreError> {
     match error.is_passing() {
         true => Err(error),
@@ -216,12 +217,12 @@ impl Taken {
         self.0.is_empty()
     }
 
-    /// Adds what another step was granted.
+    /// Adds the grants of another operation.
     pub(super) fn add(&mut self, mut other: Taken) {
         self.0.append(&mut other.0);
     }
 
-    /// Renews what there is; ends when that has failed.
+    /// Renews the grants; ends when a renewal has failed.
     pub(super) async fn keep(&mut self) {
         let leases = self.0.iter().map(|(_, (attempt, _))| attempt.request.lease);
         let since = self.0.iter().map(|(_, (attempt, _))| attempt.sent());
@@ -241,7 +242,7 @@ impl Taken {
         }
     }
 
-    /// Begins the leases now, so that all end at the same time: of the locks that are not renewed, or of `all`.
+    /// Restarts the leases now, so that all end at the same time: those of locks that are not renewed, or of `all`.
     pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), StoreError> {
         let sent = clock::now();
         let mut lanes: BTreeMap<Lane, (Vec<usize>, Vec<RenewRequest>)> = BTreeMap::new();
@@ -277,7 +278,7 @@ impl Taken {
 
     pub(super) fn guards(mut self) -> Result<Guards, StoreError> {
         let granted = std::mem::take(&mut self.0).into_iter();
-        // All of them, so that those that are held get released if one is not.
+        // Converts all of them first, so that the held ones are released if one is not held.
         let guards: Vec<_> = granted
             .map(|(at, (attempt, granted))| match attempt.finished() {
                 true => attempt.granted(&granted).map(|guard| (at, guard)),

@@ -1,4 +1,4 @@
-//! Held locks, several together.
+//! A guard of several locks.
 
 use std::fmt;
 use std::future::Future;
@@ -18,14 +18,15 @@ use crate::runtime::grants::Grant;
 use crate::runtime::members::Members;
 use crate::runtime::scope::Frames;
 
-/// In the order of their names; never empty. A call that may name several keys mostly names one.
+/// In the order of their names; never empty. Usually it has one element.
 pub(super) type Guards = SmallVec<[LockGuard; 1]>;
 
 /// Several held locks, until the guard is released or dropped.
 ///
-/// It is a [`LockGuard`] of each, and **when one of them is lost, the whole is**: [`is_held`](Self::is_held) says no,
-/// [`lost`](Self::lost) ends, [`check`](Self::check) tells which it was, [`run`](Self::run) drops what it runs. The
-/// others stay taken until the guard is gone, so that no other holder begins before this caller knows.
+/// It is a [`LockGuard`] of each, and **when one of them is lost, the whole is lost**: [`is_held`](Self::is_held)
+/// returns false, [`lost`](Self::lost) completes, [`check`](Self::check) says which one it was, [`run`](Self::run)
+/// drops its future. The others stay held until the guard is gone, so that no other holder begins before this caller
+/// knows.
 ///
 /// Dropping the guard releases all of them in the background, as for a [`LockGuard`].
 ///
@@ -78,19 +79,19 @@ impl MultiGuard {
         remaining,
         is_renewed,
         check,
-        /// It ends when the first of them is lost; [`check`](Self::check) tells which.
+        /// It completes when the first of them is lost; [`check`](Self::check) says which.
         lost,
         ensure,
         /// The first of them whose holder is asked to stop.
         revoked,
-        /// The first of them that was lost; [`check`](Self::check) tells which.
+        /// The first of them that was lost; [`check`](Self::check) says which.
         why_lost,
         held,
         scope,
         frame,
         run,
-        /// Each is released, even if another one fails or was lost. [`Error::NotReleased`](crate::Error::NotReleased)
-        /// has all failures, if several fail.
+        /// Each is released, even if another one fails or was lost. If several fail,
+        /// [`Error::NotReleased`](crate::Error::NotReleased) has all failures.
         release,
     }
 }
@@ -121,7 +122,7 @@ impl Holding for MultiGuard {
         let mut this = self;
         async move {
             // All are sent before the first reply is awaited. The last key goes first: a waiter for several keys waits
-            // for the first, and then finds the others free.
+            // for the first key, and then finds the others available.
             let releases: Vec<_> = this
                 .guards
                 .iter_mut()
@@ -147,7 +148,7 @@ impl Holding for MultiGuard {
 }
 
 impl Drop for MultiGuard {
-    // The last first, as for a release.
+    // In reverse order, as for a release.
     fn drop(&mut self) {
         while let Some(guard) = self.guards.pop() {
             drop(guard);

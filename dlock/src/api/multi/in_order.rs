@@ -1,9 +1,9 @@
-//! The way out for a call that never finds all of its keys free at once: it acquires one after the other, in the order
-//! of their names, and keeps those that it has for a while.
+//! The fallback for a call that never finds all of its keys available at once: it acquires them one after the other, in
+//! the order of their names, and keeps what it has for a while.
 //!
-//! Calls that go this way cannot dead-lock with each other: all of them take their keys in the same order. They could
-//! dead-lock with callers that take single locks in another order. So a call that holds some of its keys waits for the
-//! next only for a limited time; then it releases all, tries all at once again, and comes back here with more patience.
+//! Such calls cannot deadlock with each other: all of them take their keys in the same order. They could deadlock with
+//! callers that take single locks in another order. So a call that holds some of its keys waits for the next one for a
+//! limited time only; then it releases all, tries all at once again, and comes back here with a longer limit.
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ use crate::runtime::release::RunToCompletion;
 use crate::runtime::waits::Waiting;
 use crate::store::{Announce, GrantId, StoreError};
 
-/// How many attempts in a row may find one of the keys free and another one busy.
+/// How many attempts in a row may find one of the keys available and another one busy.
 const LOOKS: u32 = 8;
-/// How long a call that holds other keys waits for the next: at first, and at most.
+/// How long a call that holds other keys waits for the next: initially, and at most.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Counts the failed rounds, and derives the patience.
+/// Counts the failed rounds, and derives the time limit.
 pub(super) struct InVain {
     looks: u32,
     patience: Duration,
@@ -43,7 +43,7 @@ impl InVain {
         }
     }
 
-    /// One more failed round. Returns how long the call may now wait for a key while it holds others; `None` if it may
+    /// Counts a failed round. Returns how long the call may now wait for a key while it holds others; `None` if it may
     /// not yet.
     pub(super) fn again(&mut self) -> Option<Duration> {
         self.looks += 1;
@@ -58,7 +58,7 @@ impl InVain {
 }
 
 impl MultiCall {
-    /// Acquires these keys one after the other. `None` if one of them was not acquired in time, or was lost meanwhile:
+    /// Acquires these keys one after the other. `None` if one of them was not acquired in time, or was lost in between:
     /// then nothing is kept.
     pub(super) async fn in_order(
         &self,
@@ -70,7 +70,7 @@ impl MultiCall {
         let mut taken = Taken::default();
         for at in rest {
             let one = self.one(*at);
-            // The first is waited for while no key is held.
+            // The wait for the first key is unlimited, as no other key is held.
             let limit = (!taken.is_empty()).then(|| clock::now() + patience);
             let wait = Wait {
                 call: &one,
@@ -91,7 +91,7 @@ impl MultiCall {
                 Err(error) => {
                     let now = clock::now();
                     let ended = |end: Option<Instant>| end.is_some_and(|end| end <= now);
-                    // The patience with this one key is over, but not the wait: all may be asked for again.
+                    // The limit for this key is over, but not the wait: the call may ask for all again.
                     let is_late = matches!(
                         error,
                         Error::NotAcquired { .. } | Error::Unreachable { .. } | Error::OutcomeUnknown { .. }
@@ -103,7 +103,7 @@ impl MultiCall {
                 }
             }
         }
-        // By one step for all of them, so that they end together and each is certainly there.
+        // In one operation for all of them, so that they end together and each is certainly held.
         let guards = match taken.begin_now(true).await {
             Ok(()) => taken.guards(),
             Err(error) => Err(error),
@@ -116,7 +116,7 @@ impl MultiCall {
     }
 }
 
-/// The next key alone.
+/// The next key only.
 struct Next<'a> {
     call: &'a MultiCall,
     at: usize,
@@ -125,7 +125,7 @@ struct Next<'a> {
 impl AcquireTarget for Next<'_> {
     type Got = Round<Taken>;
 
-    /// Nothing: what is handed over has a guard already, and these leases begin with the last.
+    /// No handoff: a handed-off lock already has a guard, and these leases begin with the last key.
     fn handoff_terms(&self) -> Option<HandoffTerms> {
         None
     }
@@ -140,7 +140,7 @@ impl AcquireTarget for Next<'_> {
         let one = self.call.one(self.at);
         let again = one.has_position().then_some(ASK_IN_SET_EVERY);
         let handle = one.handle.clone();
-        // Takes its position in the order of steps now, and is finished and undone when this is dropped.
+        // Takes its position in the order of operations now; it is finished and undone if this is dropped.
         let step = Step::new(vec![(self.at, one)], handed, waiter);
         let gone = Gone::default();
         let undo = step.undone_by(&gone);
@@ -158,7 +158,7 @@ impl AcquireTarget for Next<'_> {
     }
 
     fn handed_off(&self, guard: Hold) -> Round<Taken> {
-        // Never offered, as it is not wanted.
+        // Never offered, because it is not wanted.
         drop(guard);
         Round::Busy((self.at, None))
     }

@@ -18,28 +18,30 @@ use crate::api::run::Run;
 use crate::runtime::client::Handle;
 use crate::{Error, Held, Lock, LockKey, LockOptions};
 
-/// Several locks that are taken together, all of them or none, with the options of a [`Lock`].
+/// Several locks that are acquired together, all of them or none, with the options of a [`Lock`].
 ///
-/// Made by [`LockClient::multi`](crate::LockClient::multi). For work on several things that other code locks one by
-/// one, or in other combinations: a transfer between two accounts takes both, in whatever order they are named.
+/// Created by [`LockClient::multi`](crate::LockClient::multi). For work on several resources that other code locks one
+/// by one, or in other combinations: a transfer between two accounts takes both locks, in whatever order they are
+/// named.
 ///
 /// - **No call waits while it holds a part.** When one of the locks is busy, none is kept: the call waits for the busy
-///   one and then takes all at once. So sets of locks cannot dead-lock, whatever they have in common and in whatever
-///   order they are named, and neither can they with locks that are taken one by one.
-/// - **No call starves.** A call that found one of the locks free and another one busy eight times takes them one after
-///   the other instead, in the order of their names and each as a queued waiter, and keeps (and renews) what it holds
-///   while it waits for the next. Other such calls use the same order, so they cannot dead-lock. But a caller may hold
-///   a single lock of the set and wait for another, so the wait for the next is limited: 1 s at first; then all are
-///   released and tried at once again, and each time after that the limit doubles, up to a minute.
-/// - **One step where the store allows it**: on memory and on one Redis or Valkey server all locks are granted by one
-///   step of the store, or none is. Otherwise they are acquired one after the other, in the order of their names, and
+///   one and then takes all at once. So sets of locks cannot deadlock, whatever they have in common and in whatever
+///   order they are named, nor can they with locks that are taken one by one.
+/// - **No call starves.** A call that found one of the locks available and another one busy eight times takes them one
+///   after the other instead, in the order of their names and each as a queued waiter, and keeps (and renews) what it
+///   holds while it waits for the next. Other such calls use the same order, so they cannot deadlock. But a caller may
+///   hold a single lock of the set and wait for another, so the wait for the next is limited: 1 s at first; then all
+///   are released and tried at once again, and each time after that the limit doubles, up to a minute.
+/// - **One operation where the store allows it**: on memory and on one Redis or Valkey server one operation of the
+///   store grants all locks or none. Otherwise they are acquired one after the other, in the order of their names, and
 ///   released when one of them is busy.
 /// - **The lease begins for all of them at the same time**, when the last is acquired, however long that took.
-/// - **When one of them is lost, the whole is**: see [`MultiGuard`].
+/// - **When one of them is lost, the whole is lost**: see [`MultiGuard`].
 ///
-/// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an enclosing frame holds is re-entered.
+/// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an
+/// enclosing frame holds is re-entered.
 ///
-/// A lock that a call in this process waits for as part of a set goes back to the store when it is released, even where
+/// When a call in this process waits for a lock as part of a set, the released lock goes back to the store, even where
 /// [`local_handoffs`](Lock::local_handoffs) would hand it off to the waiter of a single lock.
 ///
 /// ```
@@ -61,7 +63,7 @@ use crate::{Error, Held, Lock, LockKey, LockOptions};
 pub struct MultiLock {
     /// In the order of their names, each once.
     keys: Arc<[LockKey]>,
-    /// The options, as of a lock by the first name.
+    /// The options, stored in a lock by the first name.
     each: Lock,
 }
 
@@ -88,8 +90,8 @@ impl MultiLock {
         self.each(|lock| lock.with(change))
     }
 
-    /// The kind of each lock, [`LockKind::Mutex`] by default. [`LockKind::Fair`] is refused for more than one key: fair
-    /// locks cannot be acquired together.
+    /// Sets the kind of each lock, [`LockKind::Mutex`] by default. [`LockKind::Fair`] is refused for more than one key:
+    /// fair locks cannot be acquired together.
     pub fn kind(self, kind: LockKind) -> MultiLock {
         self.each(|lock| lock.kind(kind))
     }
@@ -103,21 +105,21 @@ impl MultiLock {
         wait,
         max_hold,
         min_hold,
-        /// The waiters of the lock that this call waits for are counted.
+        /// It counts the waiters of the lock that this call waits for.
         max_waiters,
-        /// This applies to a handoff to a call that wants the lock alone; see [`Lock::local_handoffs`].
+        /// Applies to a handoff to a call for this lock alone; see [`Lock::local_handoffs`].
         local_handoffs,
         group,
     }
 
-    /// Has new readers of a read-write lock stand back while this call waits for it to write. See
-    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). With several read-write locks, that is the lock that
-    /// the call waits for at the moment.
+    /// Makes new readers of a read-write lock yield while this call waits to write. See
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). With several read-write locks, it applies to the lock
+    /// that the call currently waits for.
     pub fn prefer_writers(self) -> MultiLock {
         self.each(Lock::prefer_writers)
     }
 
-    /// The names, in their order, each once.
+    /// Returns the names, in their order, each once.
     #[must_use]
     pub fn keys(&self) -> &[LockKey] {
         &self.keys
@@ -127,17 +129,17 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also for no name at all, or more than
+    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also for no names at all or more than
     /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     pub fn check(&self) -> Result<(), Error> {
         self.call(true, Location::caller()).check()
     }
 
-    /// Acquires all of the locks if all are free, without waiting.
+    /// Acquires all of the locks if all are available, without waiting.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when another holder has one of them (it names the first that was found busy), and every
+    /// [`Error::NotAcquired`] when another client holds one of them (it names the first that was found busy), and every
     /// error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
@@ -170,15 +172,15 @@ impl MultiLock {
     /// them: when the future is done, and also when it panics or is dropped. A nested acquire of any of them re-enters.
     /// When one of them is lost the future is dropped.
     ///
-    /// A release that fails after the work was done does not discard the result; it is logged, and the lease ends the
-    /// lock.
+    /// If the release fails after the work was done, the result is kept; the failure is logged, and the lock ends with
+    /// its lease.
     ///
     /// # Errors
     ///
     /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when one of them was lost before the future
     /// was done.
     ///
-    /// Cancel safe as far as the locks go; what becomes of the work is up to the closure's future.
+    /// Cancel safe for the locks; what happens to the work is up to the closure's future.
     #[track_caller]
     pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
     where

@@ -1,4 +1,4 @@
-//! The claim under which work is done: asked for, renewed, and settled or given up.
+//! The claim under which work is done: requested, renewed, and settled or given up.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -25,7 +25,7 @@ use crate::store::records::{
 use crate::store::{Outcome, Reason, StoreError};
 use crate::{Error, LockKey, Loss};
 
-/// Between two attempts to settle a claim.
+/// The longest pause between two attempts to settle a claim.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The record, and how it is used.
@@ -37,13 +37,13 @@ pub(super) struct Target {
     pub(super) keep: Duration,
     pub(super) retry_for: Duration,
     pub(super) runtime: runtime::Handle,
-    /// The client, where there is one: it is not shut down before its claims are settled.
+    /// The client, if there is one: it does not shut down before its claims are settled.
     pub(super) client: Option<Arc<Shared>>,
-    /// Inside of a hold of that client, which lets it pass while it drains.
+    /// Whether it is inside a hold of that client, which lets it pass while the client drains.
     pub(super) nested: bool,
 }
 
-/// Cancelled when a claim that is asked for has to end.
+/// Cancelled when a pending claim request has to end.
 pub(super) fn ending(client: &Shared, nested: bool) -> &CancellationToken {
     match nested {
         true => &client.closing,
@@ -59,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Waits until the client takes no new work; why not.
+    /// Waits until the client accepts no new work, and returns why.
     pub(super) async fn refused(&self) -> Error {
         match &self.client {
             Some(client) => {
@@ -71,12 +71,12 @@ impl Target {
     }
 }
 
-/// A claim that is asked for. Dropped while it is unknown whether it stands, it is taken back.
+/// A request for a claim. Dropped while the outcome is unknown, it is undone.
 pub(super) struct Asking {
     target: Arc<Target>,
     request: ClaimRequest,
     slot: Option<SlotRequest>,
-    /// Before the claim was sent the last time.
+    /// Taken before the claim was last sent.
     sent: Instant,
     in_doubt: bool,
 }
@@ -92,9 +92,9 @@ impl Asking {
         }
     }
 
-    /// Asks once, or again where the store was not reached: the same token gets the same answer.
+    /// Asks once, and again if the store was not reached: the same token gets the same answer.
     ///
-    /// Of work with slots, no claim reply is an answer of the slot alone.
+    /// For work with slots, the claim reply may be missing: the slot alone may decide.
     pub(super) async fn ask(&mut self) -> Result<(Option<ClaimReply>, Option<SlotReply>), StoreError> {
         let begun = clock::now();
         let mut pause = FIRST_PAUSE;
@@ -131,7 +131,7 @@ impl Asking {
         Ok((claim, Some(reply)))
     }
 
-    /// Asks for this slot from now on, and for no nearer one.
+    /// Asks for this slot from now on, not for a nearer one.
     pub(super) fn stay_with(&mut self, time: SystemTime) {
         if let Some(slot) = &mut self.slot {
             let period = slot.period();
@@ -142,7 +142,7 @@ impl Asking {
         }
     }
 
-    /// Takes charge of the claim, which was granted.
+    /// Takes ownership of the granted claim.
     pub(super) fn granted(self, attempt: u32, fence: u64, reply: Option<&SlotReply>) -> Claim {
         let period = self.slot.and_then(|slot| slot.period());
         let slot = reply.map(|reply| ClaimedSlot {
@@ -174,7 +174,7 @@ struct ClaimedSlot {
     skipped: u64,
 }
 
-/// How many slots lie between the one that was claimed and the last one before it.
+/// How many slots lie between the claimed slot and the last one before it.
 fn skipped(reply: &SlotReply, period: Option<Duration>) -> u64 {
     let (Some(last), Some(period)) = (reply.last, period) else {
         return 0;
@@ -184,7 +184,7 @@ fn skipped(reply: &SlotReply, period: Option<Duration>) -> u64 {
     u64::try_from(slots.saturating_sub(1)).unwrap_or(u64::MAX)
 }
 
-/// Takes a step that changes nothing, again where the store was not reached.
+/// Runs an operation that changes nothing; repeats it if the store was not reached.
 pub(super) async fn retried<T, Fut>(target: &Target, mut step: impl FnMut() -> Fut) -> Result<T, StoreError>
 where
     Fut: Future<Output = Result<T, StoreError>>,
@@ -208,25 +208,25 @@ where
 impl Drop for Asking {
     fn drop(&mut self) {
         if self.in_doubt {
-            // Nothing was begun under it.
+            // No work was started under it.
             let (target, token) = (self.target.clone(), self.request.token.clone());
             self.target.spawn(settle(target, token, Settlement::Release));
         }
     }
 }
 
-/// What becomes of a claim.
+/// What to do with a claim.
 #[derive(Debug)]
 pub(super) enum Settlement {
-    /// This is stored, for later calls.
+    /// Stores this for later calls.
     Keep(Vec<u8>),
-    /// The next attempt is counted as one more.
+    /// Counts the next attempt as one more.
     Abandon,
-    /// It was as if there had been no claim.
+    /// Undoes the claim, as if there had been none.
     Release,
 }
 
-/// What became of a settlement.
+/// The outcome of a settlement.
 #[derive(Debug)]
 pub(super) enum Settled {
     Done,
@@ -239,7 +239,7 @@ pub(super) enum Settled {
 /// Until when the claim is held for certain; `None` when it is lost.
 type Deadline = Option<Instant>;
 
-/// A claim that was granted. It is renewed until it is settled; dropped unsettled, it is given up.
+/// A granted claim. It is renewed until it is settled; dropped unsettled, it is given up.
 pub(super) struct Claim {
     target: Arc<Target>,
     token: ClaimToken,
@@ -262,7 +262,7 @@ impl Claim {
         slot: Option<ClaimedSlot>,
     ) -> Claim {
         let (sender, deadline) = watch::channel(Some(held_until(sent, target.lease)));
-        // Not by `spawn`: a client that shuts down waits for those.
+        // Not with `spawn`: a client that shuts down waits for those tasks.
         let renewal = target
             .runtime
             .spawn(renew(target.clone(), token.clone(), sent, sender));
@@ -296,17 +296,17 @@ impl Claim {
         }
     }
 
-    /// Whether the work has said that it was not started.
+    /// Whether the work reported that it was not started.
     pub(super) fn is_not_started(&self) -> bool {
         self.not_started.load(Ordering::Relaxed)
     }
 
-    /// Until another attempt may begin.
+    /// Completes when another attempt may begin.
     pub(super) async fn lost(&self) {
         lost(&self.deadline).await;
     }
 
-    /// Settles it, and goes on until that is done, also when nothing waits for the answer.
+    /// Settles it, and keeps trying until that is done, even if the answer is not awaited.
     pub(super) fn settle(mut self, settlement: Settlement) -> JoinHandle<Settled> {
         self.is_settled = true;
         let (target, token) = (self.target.clone(), self.token.clone());
@@ -330,7 +330,7 @@ impl Drop for Claim {
     }
 }
 
-/// The claim under which work runs: what it may ask for.
+/// The claim under which work runs, as the work sees it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -358,51 +358,52 @@ pub struct OnceClaim {
 }
 
 impl OnceClaim {
-    /// 1 for the first time, one more for each attempt before that ended without a result.
+    /// Returns the number of this attempt: 1 for the first, and one more after each attempt that ended without a
+    /// result.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Greater than that of every attempt before. A resource that refuses smaller ones is safe from an attempt that was
-    /// stopped for longer than its lease, and goes on.
+    /// Returns a token greater than that of every earlier attempt. A resource that refuses smaller tokens is safe from
+    /// an attempt that was stopped for longer than its lease, and resumes.
     #[must_use]
     pub fn fencing_token(&self) -> u64 {
         self.fence
     }
 
-    /// The slot of time that the work is for: its beginning, by the store's clock or as it was [named](crate::Once::slot).
-    /// `None` for work without slots.
+    /// Returns the slot of time that the work is for: its beginning, by the store's clock or as it was
+    /// [named](crate::Once::slot). `None` for work without slots.
     #[must_use]
     pub fn slot(&self) -> Option<SystemTime> {
         self.slot.map(|slot| slot.time)
     }
 
-    /// How many slots before this one were left out: no process asked for them, or an earlier run was still going. 0 where the
-    /// slots have no period.
+    /// Returns how many slots before this one were left out: no process asked for them, or an earlier run was still
+    /// going. 0 if the slots have no period.
     #[must_use]
     pub fn skipped(&self) -> u64 {
         self.slot.map_or(0, |slot| slot.skipped)
     }
 
-    /// The record that is claimed; with [`token`](Self::token), for stores that complete it by a way of their own, as a
-    /// transaction of PostgreSQL (`dlock-postgres`).
+    /// Returns the key of the claimed record. Together with [`token`](Self::token) it is for stores that complete the
+    /// record themselves, such as in a PostgreSQL transaction (`dlock-postgres`).
     #[must_use]
     pub fn record_key(&self) -> &RecordKey {
         &self.record
     }
 
-    /// The token of the claim. A process that has it can settle the claim.
+    /// Returns the token of the claim. A process that has it can settle the claim.
     #[must_use]
     pub fn token(&self) -> &ClaimToken {
         &self.token
     }
 
-    /// What [`Once`](crate::Once) stores of a result, for a store that completes the claim by a way of its own.
+    /// Returns the form in which [`Once`](crate::Once) stores a result, for a store that completes the claim itself.
     ///
     /// # Errors
     ///
-    /// Why it cannot be kept: it has more than 1 MiB, or no JSON form.
+    /// Why it cannot be kept: it is longer than 1 MiB, or has no JSON form.
     ///
     /// ```
     /// assert!(dlock::OnceClaim::stored_form(&42).is_ok());
@@ -412,15 +413,15 @@ impl OnceClaim {
         stored::result(value)
     }
 
-    /// How long the result is kept, see [`Once::keep`](crate::Once::keep).
+    /// Returns how long the result is kept, see [`Once::keep`](crate::Once::keep).
     #[must_use]
     pub fn keep(&self) -> Duration {
         self.keep
     }
 
-    /// States that nothing of the work was started: the error that it then returns is no failure. The claim is released, whatever
-    /// [`on_failure`](crate::Once::on_failure) says, and the next call is the first attempt; after an earlier attempt that did
-    /// start, it is one more.
+    /// States that the work was not started: the error that it then returns is not a failure. The claim is released,
+    /// whatever [`on_failure`](crate::Once::on_failure) says, and the next call is the first attempt; after an earlier
+    /// attempt that did start, it is one more.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -441,7 +442,8 @@ impl OnceClaim {
         self.not_started.store(true, Ordering::Relaxed);
     }
 
-    /// How long no other attempt can begin, for certain; zero when the claim is lost. It is renewed every third of the lease.
+    /// Returns how long it is certain that no other attempt can begin; zero when the claim is lost. The claim is
+    /// renewed every third of the lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let until = current(&self.deadline);
@@ -450,9 +452,9 @@ impl OnceClaim {
         })
     }
 
-    /// Waits until the claim is lost, for work that is not dropped then, as that of a process that was started:
-    /// [`Loss::Gone`] where the store has said so, [`Loss::Expired`] where it could not be renewed in time. Cancel safe. After
-    /// the claim was settled it returns when the lease would have ended.
+    /// Waits until the claim is lost, for work that is not dropped then, such as a started process: [`Loss::Gone`] when
+    /// the store says so, [`Loss::Expired`] when it could not be renewed in time. Cancel safe. After the claim was
+    /// settled, this completes when the lease would have ended.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         let deadline = self.deadline.clone();
         async move {
@@ -464,20 +466,20 @@ impl OnceClaim {
         }
     }
 
-    /// Whether no other attempt can have begun. Work in a future needs not ask: it is dropped when the claim is lost.
+    /// Returns whether it is certain that no other attempt has begun. Work in a future need not ask: it is dropped when
+    /// the claim is lost.
     #[must_use]
     pub fn is_held(&self) -> bool {
         current(&self.deadline).is_some_and(|until| clock::now() < until)
     }
 }
 
-/// Not borrowed for longer than this.
+/// Copies the deadline, so that the channel is not borrowed for longer.
 fn current(deadline: &watch::Receiver<Deadline>) -> Deadline {
     *deadline.borrow()
 }
 
-/// Ends when the claim is lost. The clock is asked with each poll, since the timer of a machine that was suspended fires
-/// late.
+/// Completes when the claim is lost. Each poll checks the clock, since the timer of a suspended machine fires late.
 async fn lost(deadline: &watch::Receiver<Deadline>) {
     let mut told = pin!(told_of_loss(deadline));
     poll_fn(|cx| match current(deadline) {
@@ -504,12 +506,12 @@ async fn told_of_loss(deadline: &watch::Receiver<Deadline>) {
     }
 }
 
-/// By this process's clock, for a claim that was sent then.
+/// When a claim sent at `sent` ends, by this process's clock.
 fn held_until(sent: Instant, lease: Duration) -> Instant {
     sent + (lease - safety_margin(lease).min(lease))
 }
 
-/// Renews a claim every third of its lease, with growing urgency when that fails.
+/// Renews a claim every third of its lease, and more often when that fails.
 async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadline: watch::Sender<Deadline>) {
     let lease = target.lease;
     let mut next = sent + lease / 3;
@@ -541,8 +543,8 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
     }
 }
 
-/// Settles a claim: asks again and again until the store has it, or it is of no use any more. A release is sent now, so
-/// that it comes behind the claim.
+/// Settles a claim: retries until the store has the outcome, or it is useless. A release is sent now, so that it comes
+/// behind the claim.
 fn settle(
     target: Arc<Target>,
     token: ClaimToken,
@@ -566,7 +568,7 @@ fn settle(
             let name = &target.name;
             Event::ClaimNotSettled { name, error: &error }.emit();
             match &mut settlement {
-                // Work that was done must not be done again: at least that is kept.
+                // Finished work must not be done again: keep at least that fact.
                 Settlement::Keep(result) if is_refused(&error) && *result != stored::unavailable() => {
                     *result = stored::unavailable();
                 }
@@ -594,12 +596,12 @@ fn send(target: &Target, token: &ClaimToken, settlement: &Settlement) -> Step {
     }
 }
 
-/// The store has decided not to take it.
+/// Whether the store decided to refuse it.
 fn is_refused(error: &StoreError) -> bool {
     error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused)
 }
 
-/// Asking again changes nothing.
+/// Whether retrying is useless.
 fn is_final(error: &StoreError) -> bool {
     is_refused(error)
         || matches!(

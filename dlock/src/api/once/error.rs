@@ -1,4 +1,4 @@
-//! Why work was not done, or why what came of it is not known.
+//! Why work was not done, or why its outcome is unknown.
 
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
@@ -34,8 +34,8 @@ pub enum OnceError<E> {
         attempts: u32,
     },
 
-    /// The process of an earlier attempt crashed, was cut off or dropped the work: whether that was done is not known,
-    /// and by [`OnOrphan::Leave`](crate::record::OnOrphan::Leave) it is not done again.
+    /// The process of an earlier attempt crashed, was cut off or dropped the work: whether the work was done is
+    /// unknown, and by [`OnOrphan::Leave`](crate::record::OnOrphan::Leave) it is not done again.
     #[error("attempt {attempt} of the work ended without a result and is not repeated")]
     #[non_exhaustive]
     Orphaned {
@@ -52,11 +52,11 @@ pub enum OnceError<E> {
         attempt: u32,
     },
 
-    /// The work was done, and its result was too large to be kept, or the store did not take it.
+    /// The work was done, but its result was too large to keep, or the store refused it.
     #[error("the work was done before, and its result was not kept")]
     ResultUnavailable,
 
-    /// There is a result which cannot be read: of another type, or of a newer version. The work is not done again.
+    /// There is a result that cannot be read: of another type, or of a newer version. The work is not done again.
     #[error("the result of the work cannot be read: {why}")]
     #[non_exhaustive]
     Unreadable {
@@ -64,8 +64,8 @@ pub enum OnceError<E> {
         why: String,
     },
 
-    /// The last slot of the work is more than one ahead of the store's clock: that clock was set back, or the work had a longer
-    /// [period](crate::Once::every) before. Nothing runs until the clock has come as far; an operator who knows better
+    /// The last slot of the work is more than one ahead of the store's clock: that clock was set back, or the work had
+    /// a longer [period](crate::Once::every) before. Nothing runs until the clock has caught up, unless an operator
     /// [forgets](crate::record::Records::forget) the record.
     #[error(
         "the last slot of the work is {} ahead of the store's clock: the clock was set back, or the work had a longer period before",
@@ -79,8 +79,8 @@ pub enum OnceError<E> {
         now: SystemTime,
     },
 
-    /// The slot that was [named](crate::Once::slot) is too far ahead of the store's clock: one period, or five minutes where
-    /// there is none.
+    /// The slot that was [named](crate::Once::slot) is too far ahead of the store's clock: by more than one period, or
+    /// five minutes if there is no period.
     #[error("the slot of the work is {} ahead of the store's clock", ahead(*.slot, *.now))]
     #[non_exhaustive]
     SlotTooFarAhead {
@@ -131,16 +131,16 @@ pub enum NotRun {
     Elsewhere {
         /// The number of that attempt.
         attempt: u32,
-        /// What its lease has left unless it is renewed.
+        /// The rest of its lease, unless it is renewed.
         remaining: Duration,
     },
-    /// All else: see [`OnceError`].
+    /// Every other case: see [`OnceError`].
     #[error(transparent)]
     Failed(OnceError<Infallible>),
 }
 
 impl NotRun {
-    /// That of a call that has ended without running the work here, or without its result.
+    /// Converts the error of a call that did not run the work here, or has no result of it.
     pub(crate) fn of<E>(error: OnceError<E>) -> NotRun {
         NotRun::Failed(match error {
             OnceError::Work(_) => OnceError::Store(Error::invalid_option("work", "it failed by itself")),

@@ -26,14 +26,14 @@ use crate::runtime::options::{check_duration, check_lease};
 use crate::store::records::{OnOrphan, RecordKey, Records};
 use crate::{Error, LockClient, LockKey};
 
-/// How long a result is kept unless [`Once::keep`] says otherwise: a day.
+/// How long a result is kept by default: a day. [`Once::keep`] sets it.
 const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Work of a name that is done once in a fleet; made by [`LockClient::once`] or [`Records::once`].
+/// Named work that is done once in a fleet; created by [`LockClient::once`] or [`Records::once`].
 ///
-/// A lock lets one process at a time do the work; short work is then done by each of them in turn. This answers the
-/// other question, whether it has been done: the first call runs the work, and each later call gets the result, from
-/// the store, in one round trip.
+/// A lock lets one process at a time do the work; short work is then done by each of them in turn. `Once` remembers
+/// that the work was done: the first call runs it, and each later call gets the result from the store, in one round
+/// trip.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
@@ -52,16 +52,16 @@ const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// # What is promised
 ///
-/// While the work runs, its process holds a claim with a lease, renewed every third of it. A process that crashes leaves
-/// it to the next attempt when the lease is over, or to none ([`on_orphan`](Self::on_orphan)); a process that is
-/// stopped for longer is told of the loss, and its work is dropped, before another attempt can begin, as with a lock. So
-/// no two attempts run at a time, under the assumptions of a lock; and where the resource checks the
-/// [fencing token](OnceClaim::fencing_token), none does harm without them. **A result that was kept is never made
-/// again** until [`keep`](Self::keep) is over. What a crashed attempt has done is not undone: with the default the work
-/// is done at least once, with [`OnOrphan::Leave`] at most once. For exactly once, effect and result go into one
-/// transaction (`dlock-postgres`).
+/// While the work runs, its process holds a claim with a lease, renewed every third of it. When a process crashes, the
+/// next attempt may begin when the lease is over, or none may ([`on_orphan`](Self::on_orphan)). A process that is
+/// stopped for longer learns of the loss, and its work is dropped, before another attempt can begin, as with a lock. So
+/// no two attempts run at the same time, under the assumptions of a lock; and if the resource checks the [fencing
+/// token](OnceClaim::fencing_token), a late attempt does no harm even without these assumptions. **A kept result is
+/// never computed again** until [`keep`](Self::keep) is over. The effects of a crashed attempt are not undone: by
+/// default the work is done at least once, with [`OnOrphan::Leave`] at most once. For exactly once, put effect and
+/// result into one transaction (`dlock-postgres`).
 ///
-/// On stores without records, as a quorum, it is refused with [`Error::Unsupported`].
+/// Stores without records, such as a quorum, refuse it with [`Error::Unsupported`].
 #[derive(Clone)]
 #[must_use = "nothing is done until it runs"]
 pub struct Once {
@@ -102,14 +102,14 @@ pub enum OnFailure {
     /// The next call does the work again. The default.
     #[default]
     RunAgain,
-    /// The failure is kept as a result would be: later calls are [`OnceError::Failed`].
+    /// The failure is kept like a result: later calls return [`OnceError::Failed`].
     Keep,
-    /// As `RunAgain`, for so many attempts in all, at least 1; those that crash count too. So work that kills its
-    /// process does not do so for ever.
+    /// Like `RunAgain`, but with a limit on attempts in all, at least 1; crashed attempts count too. So work that kills
+    /// its process does not do so for ever.
     AtMost(u32),
 }
 
-/// What came of a call.
+/// The outcome of a call.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
@@ -131,22 +131,22 @@ pub enum OnceReply<T> {
     Ran(T),
     /// The work was done before: this is its result.
     Earlier(T),
-    /// Another process does the work now, or this one does in another task. A consumer that acknowledges its message
-    /// now loses that message if the other one fails.
+    /// Another process does the work now, or another task of this one. A consumer that acknowledges its message now
+    /// loses that message if the other attempt fails.
     #[non_exhaustive]
     Elsewhere {
         /// The number of that attempt.
         attempt: u32,
-        /// What its lease has left unless it is renewed.
+        /// The rest of its lease, unless it is renewed.
         remaining: Duration,
     },
-    /// The work ran here, and the store did not confirm its result in time. It goes on being sent in the background;
-    /// until it arrives, another process may do the work again when the lease is over.
+    /// The work ran here, but the store did not confirm its result in time. The client keeps sending it in the
+    /// background; if the lease ends before it arrives, another process may do the work again.
     Unrecorded(T, Error),
 }
 
 impl<T> OnceReply<T> {
-    /// The result, if there is one.
+    /// Returns the result, if there is one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
@@ -167,14 +167,15 @@ impl<T> OnceReply<T> {
 }
 
 impl LockClient {
-    /// Work of this name, done once; see [`Once`]. Nothing is sent until it runs. Names are apart from those of locks.
+    /// Returns the work of this name, done once; see [`Once`]. Nothing is sent until it runs. These names are separate
+    /// from those of locks.
     pub fn once(&self, key: impl Into<LockKey>) -> Once {
         Once::new(Source::Client(self.handle().clone()), key.into())
     }
 }
 
 impl Records {
-    /// The same on records that do not belong to a client, as those of `dlock-postgres`.
+    /// Returns the work of this name on records without a client, such as those of `dlock-postgres`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -201,51 +202,51 @@ impl Once {
         }
     }
 
-    /// How long another process waits to do the work after this one crashed in the middle of it. Renewed every third of
-    /// it. The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
+    /// Sets how long other processes wait to do the work after this one crashed during it. The lease is renewed every
+    /// third of it. The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
     pub fn lease(mut self, lease: Duration) -> Once {
         self.lease = Some(lease);
         self
     }
 
-    /// How long the result is kept, from the end of the work on: a day by default. After that the work is done again by
-    /// whichever call comes first. At least two leases, and at most a year.
+    /// Sets how long the result is kept, from the end of the work on: a day by default. After that the next call does
+    /// the work again. At least two leases, and at most a year.
     pub fn keep(mut self, keep: Duration) -> Once {
         self.keep = Some(keep);
         self
     }
 
-    /// Waits at most this long for the result of work that another process does, rather than answer
-    /// [`OnceReply::Elsewhere`] at once. If that process fails or crashes meanwhile, this one does the work.
+    /// Waits at most this long for the result of work that another process does, instead of returning
+    /// [`OnceReply::Elsewhere`] at once. If that process fails or crashes in that time, this one does the work.
     pub fn wait(mut self, most: Duration) -> Once {
         self.wait = Some(most);
         self
     }
 
-    /// What later calls do after work that failed: by default the next one does it again.
+    /// Sets what later calls do after failed work: by default the next call does it again.
     pub fn on_failure(mut self, on_failure: OnFailure) -> Once {
         self.on_failure = on_failure;
         self
     }
 
-    /// What later calls do after an attempt whose process crashed, was cut off, or dropped the work, so that it is not
-    /// known how far the work got: by default the next one takes it over, as the next attempt.
+    /// Sets what later calls do after an attempt whose process crashed, was cut off, or dropped the work, so that it is
+    /// unknown how far the work got: by default the next call takes it over, as the next attempt.
     pub fn on_orphan(mut self, on_orphan: OnOrphan) -> Once {
         self.on_orphan = on_orphan;
         self
     }
 
-    /// The name of the work.
+    /// Returns the name of the work.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.key
     }
 
-    /// Whether name, options and store make sense, as each call checks it.
+    /// Checks name, options and store, as each call does.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`]; [`Error::Unsupported`] where the store has no records.
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`]; [`Error::Unsupported`] if the store has no records.
     pub fn check(&self) -> Result<(), Error> {
         LockKey::new(self.key.clone())?;
         let lease = self.lease_or_default();
@@ -271,12 +272,12 @@ impl Once {
     }
 
     /// Does the work, unless it was done before: runs the closure's future under a claim and keeps its result, or
-    /// returns the result that was kept. A result is kept as JSON, of at most 1 MiB; of a larger one, later calls learn
-    /// only that there was one.
+    /// returns the kept result. A result is kept as JSON of at most 1 MiB; if it is larger, later calls learn only that
+    /// there was one.
     ///
-    /// **Values that JSON does not tell apart come back as one of them**: `Some(())` and `Some(None)` are both `null`, and
-    /// later calls get `None`. A NaN is `null` as well, which is no number: [`OnceError::Unreadable`]. Where this matters,
-    /// return a `bool` or an enum:
+    /// **Values that JSON does not distinguish come back as one of them**: `Some(())` and `Some(None)` are both `null`,
+    /// and later calls get `None`. A NaN is `null` as well, which is not a number: [`OnceError::Unreadable`]. Where
+    /// this matters, return a `bool` or an enum:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
@@ -288,7 +289,7 @@ impl Once {
     /// # Ok(()) }
     /// ```
     ///
-    /// The future is polled where this is called, in a tokio runtime. It is dropped when the claim is lost.
+    /// The future is polled in the caller's task, in a tokio runtime. It is dropped when the claim is lost.
     ///
     /// # Errors
     ///
@@ -296,9 +297,9 @@ impl Once {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before the work began, nothing is left of it. Dropped in the middle of the work, the claim is given up at
-    /// once, and [`on_orphan`](Self::on_orphan) says what comes next. Dropped when the work is done, the result is kept
-    /// all the same.
+    /// Dropped before the work began, it leaves nothing behind. Dropped during the work, it gives up the claim at once,
+    /// and [`on_orphan`](Self::on_orphan) decides what follows. Dropped after the work is done, the result is still
+    /// kept.
     pub fn run<T, E, W, Fut>(
         &self,
         work: W,
@@ -329,7 +330,7 @@ impl Once {
         }
     }
 
-    /// The name of the record in which the result is kept: for [`Records::inspect`] and [`Records::forget`].
+    /// Returns the name of the record in which the result is kept: for [`Records::inspect`] and [`Records::forget`].
     ///
     /// # Errors
     ///
@@ -379,7 +380,7 @@ impl std::fmt::Debug for Once {
     }
 }
 
-/// The name of the record. It is apart from those of idempotent requests, and legible where the key allows.
+/// Returns the name of the record. It is separate from those of idempotent requests, and legible where the key allows.
 fn record_of(key: &LockKey) -> Result<RecordKey, Error> {
     const LEGIBLE: usize = 100;
     let text = key.as_str();

@@ -1,4 +1,4 @@
-//! One call: the claim is asked for, the work done, and the claim settled.
+//! One call: request the claim, do the work, settle the claim.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::runtime::scope;
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, SlotReply, SlotRequest};
 use crate::store::{StoreError, Watch};
 
-/// A waiter asks again no sooner than this, for what has no notification.
+/// The shortest interval at which a waiter retries without a notification.
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
-/// What a call may do.
+/// What a call is admitted to do.
 pub(super) enum Admitted {
     Claimed(Claim),
-    /// It was done, and this was stored.
+    /// The work was done before, and this was stored.
     Done(Vec<u8>),
     Elsewhere {
         attempt: u32,
@@ -32,20 +32,20 @@ pub(super) enum Admitted {
     Orphaned {
         attempt: u32,
     },
-    /// By its slot: the answer to the claim says why.
+    /// The slot decides: the reply to the claim says why.
     NotNow,
 }
 
-/// What came of the work.
+/// The outcome of the work.
 pub(super) enum Carried<T> {
     Ran(T),
     /// Its result did not reach the store in time.
     Unrecorded(T, Error),
 }
 
-/// The error for an answer that is none to what was asked.
+/// The error for a reply that does not fit the request.
 pub(super) fn strange() -> StoreError {
-    StoreError::unknown("the store gave the answer of another step")
+    StoreError::unknown("the store's reply does not fit the request")
 }
 
 impl Once {
@@ -76,7 +76,8 @@ impl Once {
         })
     }
 
-    /// Asks until the work may begin, or there is an answer without it; of work with slots, with the answer to the last claim.
+    /// Asks until the work may begin, or its outcome is known without it; for work with slots, returns the last claim
+    /// reply too.
     pub(super) async fn admitted(
         &self,
         target: &Arc<Target>,
@@ -114,7 +115,7 @@ impl Once {
                         return Ok((Admitted::Elsewhere { attempt, remaining }, of_slot));
                     }
                     if let Some(reply) = &of_slot {
-                        // It waits for this one, however long that takes.
+                        // It waits for this slot, however long that takes.
                         asking.stay_with(reply.slot);
                     }
                     // A notification may be lost, and a process that crashed sends none.
@@ -142,7 +143,7 @@ impl Once {
         }
     }
 
-    /// Does the work under its claim, and settles that.
+    /// Does the work under its claim, and settles the claim.
     pub(super) async fn carried_out<T, E, W, Fut>(
         &self,
         target: &Arc<Target>,
@@ -158,7 +159,7 @@ impl Once {
         if let OnFailure::AtMost(most) = self.on_failure
             && attempt > most
         {
-            // Those before have crashed, or their failure did not reach the store.
+            // Earlier attempts have crashed, or their failures did not reach the store.
             self.settled(target, claim, Settlement::Keep(stored::failed(most)))
                 .await;
             return Err(OnceError::Failed { attempts: most });
@@ -196,13 +197,14 @@ impl Once {
         match (self.on_failure, self.on_orphan) {
             (OnFailure::Keep, _) => Settlement::Keep(stored::failed(attempt)),
             (OnFailure::AtMost(most), _) if attempt >= most => Settlement::Keep(stored::failed(attempt)),
-            // An attempt that said that it failed is no orphan.
+            // An attempt that reported its failure is not an orphan.
             (OnFailure::RunAgain, OnOrphan::Leave) => Settlement::Release,
             (OnFailure::RunAgain | OnFailure::AtMost(_), _) => Settlement::Abandon,
         }
     }
 
-    /// Settles the claim, and waits for that as long as the lease would have lasted; then it goes on in the background.
+    /// Settles the claim, and waits for that as long as the lease would have lasted; then it continues in the
+    /// background.
     async fn settled(&self, target: &Target, claim: Claim, settlement: Settlement) -> Settled {
         let mut settling = claim.settle(settlement);
         let waited_too_long = || StoreError::unknown("the store did not confirm it in time");

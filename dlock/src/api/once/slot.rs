@@ -18,12 +18,13 @@ use crate::{Error, LockKey};
 /// The shortest period.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Work that is done once in each slot of time, however many processes ask for it and whatever their clocks show; made by
-/// [`Once::every`].
+/// Work that is done once in each slot of time, however many processes ask for it and whatever their clocks show;
+/// created by [`Once::every`].
 ///
-/// The slots begin at the multiples of the period since the Unix epoch, **by the store's clock**. The work has one record,
-/// which knows its last slot. So no slot is done twice, and no two slots are done at a time: a slot that begins while the
-/// work of an earlier one goes on is skipped ([`SlotReply::Elsewhere`]), as is one that no process asks for.
+/// The slots begin at the multiples of the period since the Unix epoch, **by the store's clock**. The work has one
+/// record, which stores its last slot. So no slot is done twice, and no two slots are done at the same time. A slot
+/// that begins while the work of an earlier one still runs is skipped ([`SlotReply::Elsewhere`]), as is one that no
+/// process asks for.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,7 +49,7 @@ pub struct OnceEvery {
     period: Duration,
 }
 
-/// Work of a slot that has a name: the nominal time of a scheduler; made by [`Once::slot`].
+/// Work for one slot that the caller names, such as the nominal time of a scheduler; created by [`Once::slot`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,7 +73,7 @@ pub struct OnceSlot {
     period: Option<Duration>,
 }
 
-/// What came of a call for a slot.
+/// The outcome of a call for a slot.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -91,7 +92,7 @@ pub enum SlotReply<T> {
     Ran(T),
     /// The work of the slot was done before: this is its result.
     Earlier(T),
-    /// The work runs elsewhere: that of this slot, or of an earlier one, which takes longer than the period. In the latter
+    /// The work runs elsewhere: for this slot, or for an earlier one that takes longer than the period. In the latter
     /// case this slot is skipped, unless a process asks for it again before the next one.
     #[non_exhaustive]
     Elsewhere {
@@ -101,24 +102,24 @@ pub enum SlotReply<T> {
         running: SystemTime,
         /// The number of that attempt.
         attempt: u32,
-        /// What its lease has left unless it is renewed.
+        /// The rest of its lease, unless it is renewed.
         remaining: Duration,
     },
-    /// A later slot was claimed before, or this one is older than what [`Once::keep`] keeps: it is not done any more.
+    /// A later slot was claimed before, or this one is older than [`Once::keep`]: it is not done any more.
     #[non_exhaustive]
     Missed {
         /// The slot that was asked for.
         slot: SystemTime,
-        /// The last slot that was claimed, where one is known.
+        /// The last slot that was claimed, if known.
         last: Option<SystemTime>,
     },
-    /// The work of the slot ran here, and the store did not confirm its result in time; as
+    /// The work of the slot ran here, but the store did not confirm its result in time; see
     /// [`OnceReply::Unrecorded`](super::OnceReply::Unrecorded).
     Unrecorded(T, Error),
 }
 
 impl<T> SlotReply<T> {
-    /// The result, if there is one.
+    /// Returns the result, if there is one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -136,7 +137,7 @@ impl<T> SlotReply<T> {
         }
     }
 
-    /// Whether the work ran here.
+    /// Returns whether the work ran here.
     #[must_use]
     pub fn ran_here(&self) -> bool {
         matches!(self, SlotReply::Ran(_) | SlotReply::Unrecorded(..))
@@ -144,8 +145,8 @@ impl<T> SlotReply<T> {
 }
 
 impl Once {
-    /// The same, once in each slot of time: they begin at the multiples of the period since the Unix epoch, by the store's
-    /// clock. A name has slots or not, and one period.
+    /// Does the work once in each slot of time. Slots begin at the multiples of the period since the Unix epoch, by the
+    /// store's clock. For one name, use either slots with one period or no slots.
     ///
     /// `keep` is at least two periods; by default a day, or three periods where that is longer, and at most a year. So
     /// the period is at most half a year; it has whole microseconds and at least 10 ms.
@@ -158,11 +159,11 @@ impl Once {
         }
     }
 
-    /// The same, once in the slot that begins then: the nominal time of a scheduler, at which it meant to fire, the same in
-    /// every process. **Not the present**, by which no two processes mean the same slot: for that there is
+    /// Does the work once in the slot that begins at `time`: the nominal time at which a scheduler meant to fire, the
+    /// same in every process. **Not the present**, which differs between processes: for that there is
     /// [`every`](Self::every).
     ///
-    /// `keep` has to be longer than the time between two slots, and than a firing may be late: a slot that is older is
+    /// `keep` must be longer than the time between two slots, and longer than a firing may be late: an older slot is
     /// [missed](SlotReply::Missed).
     pub fn slot(self, time: SystemTime) -> OnceSlot {
         OnceSlot {
@@ -174,19 +175,19 @@ impl Once {
 }
 
 impl OnceEvery {
-    /// The name of the work.
+    /// Returns the name of the work.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.once.key()
     }
 
-    /// The time between two slots.
+    /// Returns the time between two slots.
     #[must_use]
     pub fn period(&self) -> Duration {
         self.period
     }
 
-    /// The name of its record, see [`Once::record_key`].
+    /// Returns the name of its record, see [`Once::record_key`].
     ///
     /// # Errors
     ///
@@ -195,7 +196,7 @@ impl OnceEvery {
         self.once.record_key()
     }
 
-    /// Whether name, options and store make sense, as each call checks it.
+    /// Checks name, options and store, as each call does.
     ///
     /// # Errors
     ///
@@ -204,9 +205,9 @@ impl OnceEvery {
         self.nearest().check()
     }
 
-    /// Does the work of the slot whose beginning is **nearest** to the present of the store, unless it was done: for a
-    /// scheduler of another make, whose ticks come a little before or after the beginning of a slot. The result is kept as
-    /// by [`Once::run`], as JSON.
+    /// Does the work of the slot whose beginning is **nearest** to the store's present time, unless it was done: for an
+    /// external scheduler, whose ticks come a little before or after the beginning of a slot. The result is kept as
+    /// JSON, as by [`Once::run`].
     ///
     /// # Errors
     ///
@@ -227,7 +228,8 @@ impl OnceEvery {
         self.nearest().run(work)
     }
 
-    /// The slots to come, one after the other: dlock's own loop, which sleeps until the store's next slot begins.
+    /// Returns the slots to come, one after the other: dlock's own loop, which sleeps until the store's next slot
+    /// begins.
     pub fn slots(&self) -> Slots {
         Slots::new(self.clone())
     }
@@ -244,8 +246,9 @@ impl OnceEvery {
         }
     }
 
-    /// The slot that begins then, for a scheduler that knows both the period and the time for which it fires: as
-    /// [`Once::slot`], but it may be one period ahead of the store's clock, and slots that were left out are counted.
+    /// Returns the work of the slot that begins at `time`, for a scheduler that knows both the period and the time for
+    /// which it fires: like [`Once::slot`], but the slot may be one period ahead of the store's clock, and slots that
+    /// were left out are counted.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -267,13 +270,14 @@ impl OnceEvery {
 }
 
 impl OnceSlot {
-    /// The name of the work.
+    /// Returns the name of the work.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.once.key()
     }
 
-    /// Does the work of the slot, unless it was done or a later one was begun. The result is kept as by [`Once::run`], as JSON.
+    /// Does the work of the slot, unless it was done or a later one was begun. The result is kept as JSON, as by
+    /// [`Once::run`].
     ///
     /// # Errors
     ///
@@ -295,7 +299,7 @@ impl OnceSlot {
         async move { run.await.map(|(reply, _)| reply).map_err(|(error, _)| error) }
     }
 
-    /// Whether name and options make sense, as each call checks it.
+    /// Checks name and options, as each call does.
     fn check(&self) -> Result<(), Error> {
         let keep = self.once.keep_or_default();
         if let Some(period) = self.period {
@@ -318,7 +322,7 @@ impl OnceSlot {
         self.once.check()
     }
 
-    /// The same, with the store's present where that was learnt.
+    /// Runs the work; also returns the store's present time, if it was learnt.
     pub(super) async fn run_with_time<T, E, W, Fut>(self, work: W) -> Timed<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -329,7 +333,7 @@ impl OnceSlot {
         let admitted = async {
             self.check()?;
             let mut target = once.target()?;
-            // Counted from the beginning of the slot, and this may be before it.
+            // Counted from the beginning of the slot, which may be in the future.
             target.keep += self.slot.longest_ahead();
             let target = Arc::new(target);
             let admitted = Box::pin(once.admitted(&target, Some(self.slot))).await?;
@@ -344,7 +348,7 @@ impl OnceSlot {
             Admitted::Claimed(claim) => match once.carried_out(&target, claim, work).await {
                 Ok(Carried::Ran(value)) => Ok(SlotReply::Ran(value)),
                 Ok(Carried::Unrecorded(value, error)) => Ok(SlotReply::Unrecorded(value, error)),
-                // The work took its time, so the present is not known any more.
+                // The work took an unknown time, so the present time is no longer known.
                 Err(error) => return Err((error, None)),
             },
             Admitted::Done(bytes) => stored::earlier(&bytes).map(SlotReply::Earlier),
@@ -373,5 +377,5 @@ impl OnceSlot {
     }
 }
 
-/// A reply, and the store's present where it is known.
+/// A reply, and the store's present time if known.
 type Timed<T, E> = Result<(SlotReply<T>, Option<SystemTime>), (OnceError<E>, Option<SystemTime>)>;

@@ -13,17 +13,17 @@ use super::{OnceClaim, OnceError};
 use crate::Error;
 use crate::base::clock;
 
-/// What was read of the store's clock is believed for so long: by then the clocks of two machines are a millisecond apart.
+/// How long a reading of the store's clock is used: in that time the clocks of two machines drift a millisecond apart.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// So long before a slot begins the store's clock is read once more, after a longer sleep.
+/// After a longer sleep, the store's clock is read once more this long before a slot begins.
 const BEFORE: Duration = Duration::from_secs(20);
-/// The longest pause after the store's clock could not be read.
+/// The longest pause after a failure to read the store's clock.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The slots to come; made by [`OnceEvery::slots`].
+/// The slots to come; created by [`OnceEvery::slots`].
 ///
-/// It begins with the first slot that begins after it was made, and leaves out those that have passed while the last one was
-/// worked on.
+/// The first one is the first slot that begins after this was created. Slots that pass while the work of the last one
+/// runs are left out.
 ///
 /// ```no_run
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -53,10 +53,10 @@ pub struct Slots {
     failed: bool,
 }
 
-/// A look at the store's clock.
+/// A reading of the store's clock.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
-    /// When it was here: the store's clock has shown this time before.
+    /// The time of arrival here; the store's clock showed its value earlier.
     at: Instant,
     store: Duration,
 }
@@ -69,7 +69,7 @@ impl Reading {
         }
     }
 
-    /// What the store's clock shows now, or has shown a moment ago: a slot is not begun before its time.
+    /// A lower bound of what the store's clock shows now, so that a slot does not begin before its time.
     fn now(&self) -> Duration {
         self.store + clock::now().saturating_duration_since(self.at)
     }
@@ -89,18 +89,18 @@ impl Slots {
         }
     }
 
-    /// Sleeps until the next slot begins by the store's clock, and does its work unless another process has done or begun it.
-    /// Where that process crashes, the slot has no result, unless a [`wait`](super::Once::wait) makes this one look after it.
-    /// The result is kept as by [`Once::run`](super::Once::run), as JSON.
+    /// Sleeps until the next slot begins by the store's clock, and does its work unless another process has done or
+    /// begun it. If that process crashes, the slot has no result, unless a [`wait`](super::Once::wait) makes this
+    /// process take over. The result is kept as JSON, as by [`Once::run`](super::Once::run).
     ///
     /// # Errors
     ///
-    /// See [`OnceError`]. After any of them the next call waits for the next slot; without a store to tell the time, for a
-    /// second or a period.
+    /// See [`OnceError`]. After any error the next call waits for the next slot; if the store's clock could not be
+    /// read, for a second or a period.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it sleeps, nothing has happened, and the next call waits for the same slot. After that as
+    /// Dropped while it sleeps, nothing has happened, and the next call waits for the same slot. After that, as
     /// [`Once::run`](super::Once::run).
     pub async fn next<T, E, W, Fut>(&mut self, work: W) -> Result<SlotReply<T>, OnceError<E>>
     where
@@ -121,7 +121,7 @@ impl Slots {
         result.map(|(reply, _)| reply).map_err(|(error, _)| error)
     }
 
-    /// Sleeps until the next slot begins, and returns when that is.
+    /// Sleeps until the next slot begins, and returns its beginning.
     async fn begin(&mut self) -> Result<Duration, Error> {
         let period = self.every.period();
         if std::mem::take(&mut self.failed) {
@@ -129,7 +129,7 @@ impl Slots {
         }
         let mut reading = match self.clock {
             Some(reading) if reading.is_fresh() => reading,
-            // Without an answer the old reading is as good as any.
+            // Without an answer the old reading is still usable.
             old => match self.read().await {
                 Ok(reading) => reading,
                 Err(error) => {
@@ -141,7 +141,7 @@ impl Slots {
         let begun = floor(reading.now(), period);
         let mut slot = begun + period;
         if let Some(last) = self.last {
-            // Not the same one twice, and not for ever behind a clock that was set back.
+            // Not the same slot twice, and not for ever behind a clock that was set back.
             slot = slot.max((last + period).min(begun + 2 * period));
         }
         let far = slot.saturating_sub(reading.now());
@@ -152,7 +152,7 @@ impl Slots {
         loop {
             let left = slot.saturating_sub(reading.now());
             if left.is_zero() {
-                // Where this was asleep for longer, those in between are skipped.
+                // If this was asleep for longer, the slots in between are skipped.
                 return Ok(slot.max(floor(reading.now(), period)));
             }
             self.sleep(left).await?;
@@ -187,7 +187,7 @@ impl Slots {
     }
 }
 
-/// The slot in which this moment is.
+/// The beginning of the slot that contains this time.
 fn floor(time: Duration, period: Duration) -> Duration {
     let (time, period) = (micros(time), micros(period).max(1));
     Duration::from_micros(time - time % period)

@@ -1,4 +1,4 @@
-//! What is kept of work that was done: its result, or that there is none to give.
+//! What is stored for work that was done: its result, or why there is none.
 
 use std::fmt::Display;
 
@@ -7,25 +7,25 @@ use serde::de::DeserializeOwned;
 
 use super::OnceError;
 
-/// The longest result that is kept, in bytes.
+/// The maximum length of a kept result, in bytes.
 pub(super) const LONGEST: usize = 1024 * 1024;
 
-/// What every record of this form begins with.
+/// The prefix of every record in this format.
 const FORM: &[u8] = b"dlock-once/1 ";
 
 /// What a later call finds.
 #[derive(Debug, PartialEq)]
 pub(super) enum Stored<T> {
     Result(T),
-    /// It failed so many times, and is not tried again.
+    /// It failed this many times, and is not tried again.
     Failed {
         attempts: u32,
     },
-    /// It was done, and its result was too large, or the store did not take it.
+    /// It was done, but its result was too large, or the store refused it.
     Unavailable,
 }
 
-/// The result in its stored form; `Err` says why it cannot be kept.
+/// Converts a result to its stored form; `Err` says why it cannot be kept.
 pub(super) fn result<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
     let mut bytes = [FORM, b"result "].concat();
     serde_json::to_writer(&mut bytes, value).map_err(|error| error.to_string())?;
@@ -43,7 +43,7 @@ pub(super) fn unavailable() -> Vec<u8> {
     [FORM, b"unavailable"].concat()
 }
 
-/// Reads what was stored; `Err` says why that is not possible.
+/// Reads a stored value; `Err` says why that is not possible.
 pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<Stored<T>, String> {
     let text = bytes
         .strip_prefix(FORM)
@@ -58,11 +58,11 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<Stored<T>, Strin
     }
     match text {
         b"unavailable" => Ok(Stored::Unavailable),
-        _ => Err("it says what this version does not know".to_owned()),
+        _ => Err("it has a form that this version does not know".to_owned()),
     }
 }
 
-/// The result of a call that finds the work done.
+/// Returns the result to a call that finds the work done.
 pub(super) fn earlier<T: DeserializeOwned, E>(bytes: &[u8]) -> Result<T, OnceError<E>> {
     match read(bytes) {
         Ok(Stored::Result(value)) => Ok(value),

@@ -1,7 +1,7 @@
 //! Semaphores: a limited number of permits.
 //!
-//! Every permit of a [`Semaphore`] has an owner, and comes back when its owner is gone. An [`UnownedSemaphore`] is a
-//! number that is taken from and added to, for sharing with services that use it so.
+//! Every permit of a [`Semaphore`] has an owner, and is released when its owner is gone. An [`UnownedSemaphore`] is a
+//! plain number of permits, for sharing with services that use it so.
 
 mod number;
 mod permit;
@@ -24,7 +24,7 @@ use crate::runtime::options::{Options, Permits};
 use crate::store::Kind;
 use crate::{Error, Held, LockKey, LockOptions};
 
-/// How many permits a semaphore has.
+/// The permits of a semaphore.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -41,32 +41,32 @@ use crate::{Error, Held, LockKey, LockOptions};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SemaphoreStatus {
-    /// In all, free or held. For an [`UnownedSemaphore`], which does not count taken permits, the free ones.
+    /// In all, available or held. For an [`UnownedSemaphore`], which does not count held permits, the available ones.
     pub total: i64,
     /// Held, in any process. Always 0 for an [`UnownedSemaphore`], which does not know its holders.
     pub held: u64,
-    /// Free: below zero while more are held than the total, which was reduced.
+    /// Available: below zero while more are held than the total, which was reduced.
     pub available: i64,
 }
 
-/// A semaphore across all processes, by name, with options: at most so many permits are held at a time. With
-/// the data of Redisson's `RPermitExpirableSemaphore`.
+/// A semaphore across all processes, by name, with options: limits how many permits are held at a time. Compatible with
+/// Redisson's `RPermitExpirableSemaphore`.
 ///
-/// Made by [`LockClient::semaphore`](crate::LockClient::semaphore). A [`Permit`] is renewed while its guard lives and
-/// comes back after a crash of its holder, when its lease has expired; its holder is told in time when it is lost, and
-/// it carries a fencing token, just as the guard of a [`Lock`](crate::Lock). Two permits are two, also of one task:
-/// there is no re-entry, so code that holds permits and asks for more can wait for itself.
+/// Created by [`LockClient::semaphore`](crate::LockClient::semaphore). Like the guard of a [`Lock`](crate::Lock), a
+/// [`Permit`] is renewed while its guard lives, is released after a crash of its holder when its lease expires, reports
+/// a loss in time, and carries a fencing token. There is no re-entry: code that holds permits and asks for more can
+/// wait for itself.
 ///
 /// **The total** is kept by the store. [`permits`](Self::permits) sets it for a semaphore that has none yet; after that
-/// it is changed at run time by [`set_permits`](Self::set_permits), [`add_permits`](Self::add_permits) and
-/// [`remove_permits`](Self::remove_permits). Until it is set there are no permits.
+/// [`set_permits`](Self::set_permits), [`add_permits`](Self::add_permits) and [`remove_permits`](Self::remove_permits)
+/// change it at run time. Until it is set there are no permits.
 ///
-/// **Which waiter is served first.** The waiters of one process are served in the order in which they came, whatever
-/// they ask for. As long as all waiters ask for one permit, the processes compete for free permits. When a waiter asks
-/// for several, the processes too are served in order: by the time at which the first waiter of each came to the store.
-/// So a waiter for many permits is not passed over for ever by waiters for few; a process that stays silent for 5 s
-/// loses its position. [`try_acquire`](Self::try_acquire) takes only permits that are not kept for waiters. Java does
-/// not know this order and takes what is free.
+/// **Which waiter is served first.** The waiters of one process are served in order of arrival, whatever they ask for.
+/// As long as all waiters ask for one permit, the processes compete for available permits. When a waiter asks for
+/// several, the processes too are served in order: by the time at which the first waiter of each reached the store. So
+/// waiters for few permits do not pass a waiter for many for ever; a process that stays silent for 5 s loses its
+/// position. [`try_acquire`](Self::try_acquire) takes only permits that are not reserved for waiters. Java does not
+/// know this order and takes what is available.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -105,27 +105,27 @@ impl Semaphore {
         }
     }
 
-    /// The total, unless the store has one already, which stays. Without this option an unset semaphore has no permits,
-    /// and an acquire waits until the total is set.
+    /// Sets the total, unless the store has one already, which is kept. Without this option an unset semaphore has no
+    /// permits, and an acquire waits until the total is set.
     pub fn permits(mut self, total: u32) -> Semaphore {
         self.total = Some(total);
         self
     }
 
-    /// The most permits that may be held, in all processes, when an acquire of this semaphore is granted. The store judges
-    /// it inside the acquire, against the permits that are held at that moment, and **keeps no number**: a limit that is
-    /// configured anew is in force with the next acquire, there is nothing stored that could differ from it, and nothing is
-    /// left of a name whose permits were all released. Use it instead of [`permits`](Self::permits), which together with it
-    /// is an invalid option. A limit of 0 admits nothing.
+    /// Limits how many permits may be held, in all processes, when an acquire of this semaphore is granted. The store
+    /// compares it inside the acquire with the number of permits held at that moment, and **stores no total**: a
+    /// changed limit applies from the next acquire on, nothing stored can contradict it, and nothing remains of a name
+    /// whose permits were all released. Use it instead of [`permits`](Self::permits); both together are an invalid
+    /// option. A limit of 0 admits nothing.
     ///
-    /// Each acquire goes by its own limit. While processes use different ones, as during a roll-out, at most as many permits
-    /// are held as the largest says, and a process with a smaller limit acquires none while as many are held as its own says.
-    /// A smaller limit takes no permit from its holder. A call that waits keeps its limit until it has acquired or given up;
-    /// in one process the callers of a name wait in the order of their arrival, also behind one with a smaller limit. Where a
-    /// total is set for the name nevertheless, both bind.
+    /// Each acquire uses its own limit. While processes use different limits, as during a roll-out, the number of held
+    /// permits stays within the largest, and a process with a smaller limit acquires none while its limit is reached. A
+    /// smaller limit takes no permit from its holder. A waiting call keeps its limit until it has acquired or given up;
+    /// in one process the callers of a name wait in order of arrival, also behind one with a smaller limit. If a total
+    /// is set for the name as well, both apply.
     ///
-    /// Memory, and Redis and Valkey in each topology but a quorum, have it; other stores refuse it with
-    /// [`Error::Unsupported`]. A Redisson client that takes permits under this name does not see the limit.
+    /// Supported in memory, and on Redis and Valkey in each topology but a quorum; other stores refuse it with
+    /// [`Error::Unsupported`]. A Redisson client that takes permits of this name does not see the limit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -147,7 +147,7 @@ impl Semaphore {
         fixed_lease,
         wait,
         max_hold,
-        /// So the permits bound how much is begun in that time.
+        /// So the permits limit how much work starts in that time.
         min_hold,
         max_waiters,
         group,
@@ -158,13 +158,13 @@ impl Semaphore {
         self
     }
 
-    /// The name of the semaphore.
+    /// Returns the name of the semaphore.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.key
     }
 
-    /// Whether name and options make sense, as each acquire checks it.
+    /// Checks name and options, as each acquire does.
     ///
     /// # Errors
     ///
@@ -173,12 +173,12 @@ impl Semaphore {
         self.call(1, true, Location::caller()).check()
     }
 
-    /// Acquires one permit if one is free, without waiting: asks the store once.
+    /// Acquires one permit if one is available, without waiting: asks the store once.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when no permit is free, or the free ones are kept for waiters; and every error of
-    /// [`acquire`](Self::acquire).
+    /// [`Error::NotAcquired`] when no permit is available, or the available ones are reserved for waiters; and every
+    /// error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -186,7 +186,7 @@ impl Semaphore {
         self.take(1, true, Location::caller())
     }
 
-    /// Acquires so many permits if they are free, all or none, without waiting.
+    /// Acquires `count` permits if they are available, all or none, without waiting.
     ///
     /// # Errors
     ///
@@ -209,19 +209,19 @@ impl Semaphore {
     /// - [`Error::NotAcquired`] when no permit became available within the wait time.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
     ///   [`Error::ClientClosed`]: see each.
-    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault, or did not
-    ///   reply within the wait time. Failures that may pass are retried within the wait time, at most for
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store fails, or did not reply
+    ///   within the wait time. Transient failures are retried within the wait time, at most for
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
     ///
     /// Cancel safe: dropped at any point it leaves no permit, no queue position and no subscription, and a wake-up that
-    /// it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    /// it consumed goes to the next waiter. A request in flight is undone in the background.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
         self.take(1, false, Location::caller())
     }
 
-    /// Acquires so many permits, all or none, waiting as long as [`wait`](Self::wait) allows. A caller that asks for
-    /// more than there are lets all others pass, and goes to the end of the queue when enough have been added.
+    /// Acquires `count` permits, all or none, waiting as long as [`wait`](Self::wait) allows. A caller that asks for
+    /// more than the total lets all others pass, and joins the end of the queue when enough permits have been added.
     ///
     /// # Errors
     ///
@@ -237,8 +237,8 @@ impl Semaphore {
     /// Acquires a permit as [`acquire`](Self::acquire) does, runs the closure's future, and releases the permit: when
     /// the future is done, and also when it panics or is dropped. When the permit is lost the future is dropped.
     ///
-    /// A release that fails after the work was done does not discard the result; it is logged, and the lease ends the
-    /// permit.
+    /// If the release fails after the work was done, the result is kept; the failure is logged, and the permit ends
+    /// with its lease.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -253,7 +253,7 @@ impl Semaphore {
     /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the permit was lost before the future was
     /// done.
     ///
-    /// Cancel safe as far as the permit goes; what becomes of the work is up to the closure's future.
+    /// Cancel safe for the permit; what happens to the work is up to the closure's future.
     #[track_caller]
     pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
     where
@@ -297,8 +297,8 @@ impl Semaphore {
         }
     }
 
-    /// The total, and the number of free permits; `None` while the total is not set. With a [`limit`](Self::limit) the
-    /// total is that, unless a smaller one is set.
+    /// Returns the total, and the numbers of held and available permits; `None` while the total is not set. With a
+    /// [`limit`](Self::limit) that is the total, unless a smaller one is set.
     ///
     /// # Errors
     ///
@@ -308,8 +308,8 @@ impl Semaphore {
         self.number().status(self.limit).await
     }
 
-    /// How many permits are free; below zero while more are held than the total, which was reduced; zero while the
-    /// total is not set.
+    /// Returns how many permits are available; below zero while more are held than the total, which was reduced; zero
+    /// while the total is not set.
     ///
     /// # Errors
     ///
@@ -328,7 +328,7 @@ impl Semaphore {
     }
 
     /// Sets the total from now on; returns whether that changes it. Held permits stay held: if more are held than the
-    /// new total, the next acquire succeeds once enough were released.
+    /// new total, the next acquire succeeds once enough are released.
     ///
     /// # Errors
     ///
@@ -336,7 +336,8 @@ impl Semaphore {
     /// failure of the store that lasts for [`retry_for`](crate::LockClientBuilder::retry_for). After
     /// [`Error::OutcomeUnknown`] the number may or may not have been set.
     ///
-    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    /// Cancel safe: once polled, the operation is carried out once, even if its reply is lost or this future is
+    /// dropped.
     pub async fn set_permits(&self, total: u32) -> Result<bool, Error> {
         self.number().set(total, false).await
     }
@@ -350,18 +351,18 @@ impl Semaphore {
         self.number().add(i64::from(permits), permits).await
     }
 
-    /// Reduces the total. Held permits stay held: if more are removed than are free, the next acquire succeeds once
-    /// enough were released.
+    /// Reduces the total. Held permits stay held: if more are removed than are available, the next acquire succeeds
+    /// once enough are released.
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewPermits`] when there are not so many, free or held, which changes nothing; and as for
+    /// [`Error::TooFewPermits`] when the total is smaller, which changes nothing; and as for
     /// [`set_permits`](Self::set_permits). Cancel safe, likewise.
     pub async fn remove_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
         self.number().add(-i64::from(permits), permits).await
     }
 
-    /// Deletes the semaphore and its permits; returns whether there was one. Holders of permits are told at the next
+    /// Deletes the semaphore and its permits; returns whether there was one. Holders of permits learn of it at the next
     /// renewal or check.
     ///
     /// # Errors

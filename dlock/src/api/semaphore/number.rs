@@ -48,7 +48,7 @@ impl Number<'_> {
         self.done(step, "setting the permits of semaphore").await
     }
 
-    /// Adds a number of permits, or takes so many away.
+    /// Adds or removes permits.
     pub(super) async fn add(&self, by: i64, permits: u32) -> Result<SemaphoreStatus, Error> {
         check_permits("permits", permits)?;
         let step = CounterStep::AddPermits {

@@ -8,13 +8,12 @@ use crate::api::methods::hold_methods;
 
 /// Held permits of a [`Semaphore`](super::Semaphore), until the guard is released or dropped.
 ///
-/// It is to them what a [`LockGuard`] is to a lock: while it lives the watchdog renews the lease (unless it was fixed),
-/// and [`lost`](Self::lost) tells when that failed. **When the lease expires, the guard reports the loss before the
-/// store grants the permits to another client.** That holds among dlock's clients; a Java service takes permits back by
-/// its own clock.
+/// While it lives, the watchdog renews the lease (unless it was fixed), and [`lost`](Self::lost) completes when that
+/// fails. **When the lease expires, the guard reports the loss before the store grants the permits to another client.**
+/// That holds among dlock's clients; a Java service reclaims permits by its own clock.
 ///
 /// Dropping the guard releases the permits in the background: from any thread, inside or outside a runtime, in a panic,
-/// without blocking. [`release`](Self::release) waits for it and tells the outcome.
+/// without blocking. [`release`](Self::release) waits for the release and returns its outcome.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -38,7 +37,7 @@ impl Permit {
         Permit { guard, amount }
     }
 
-    /// The number of permits.
+    /// Returns the number of permits.
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.amount

@@ -15,21 +15,21 @@ use crate::runtime::options::{Options, Permits};
 use crate::store::Kind;
 use crate::{Error, LockKey, LockOptions};
 
-/// For how long the store remembers that permits were taken, so that taking them can be undone.
+/// How long the store remembers that permits were taken, so that taking them can be undone.
 const UNDONE_WITHIN: Duration = Duration::from_secs(60);
 
-/// A number of permits across all processes that is taken from and added to, by name; Redisson's `RSemaphore`.
+/// A semaphore across all processes that only stores a number of permits, by name; Redisson's `RSemaphore`.
 ///
-/// Made by [`LockClient::unowned_semaphore`](crate::LockClient::unowned_semaphore). **Permits have no owner and no
-/// lease: a permit that a process took and did not release before it crashed is gone**, until a permit is added; and
-/// any process may release permits that no process took. Use a [`Semaphore`](super::Semaphore), unless you share this
-/// one with services that use Redisson's, or hand permits from one process to another.
+/// Created by [`LockClient::unowned_semaphore`](crate::LockClient::unowned_semaphore). **Permits have no owner and no
+/// lease: if a process takes a permit and crashes before it releases it, the permit is gone** until a permit is added;
+/// and any process may release permits that no process took. Use a [`Semaphore`](super::Semaphore), unless you share
+/// this one with services that use Redisson's, or pass permits from one process to another.
 ///
-/// Every step is carried out once, however often it had to be sent. An acquire that is dropped, or whose outcome cannot
-/// be learned in time, is undone in the background, as long as the store comes back within a minute.
+/// Every operation is carried out once, however often it is sent. An acquire that is dropped, or whose outcome cannot
+/// be learned in time, is undone in the background, if the store is available again within a minute.
 ///
-/// The waiters of one process are served in the order in which they came. There is no order between processes, as in
-/// Redisson: a waiter for many permits may be passed over by waiters for few.
+/// The waiters of one process are served in order of arrival. There is no order between processes, as in Redisson:
+/// waiters for few permits may pass a waiter for many.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -59,8 +59,8 @@ impl UnownedSemaphore {
         }
     }
 
-    /// The initial number of permits, unless it is set already. Without this option an unset semaphore has no permits,
-    /// and an acquire waits until the number is set.
+    /// Sets the initial number of permits, unless it is set already. Without this option an unset semaphore has no
+    /// permits, and an acquire waits until the number is set.
     pub fn permits(mut self, total: u32) -> UnownedSemaphore {
         self.total = Some(total);
         self
@@ -77,13 +77,13 @@ impl UnownedSemaphore {
         self
     }
 
-    /// The name of the semaphore.
+    /// Returns the name of the semaphore.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.key
     }
 
-    /// Whether name and options make sense, as each acquire checks it.
+    /// Checks name and options, as each acquire does.
     ///
     /// # Errors
     ///
@@ -93,11 +93,11 @@ impl UnownedSemaphore {
         self.asks(1).check()
     }
 
-    /// Acquires one permit if one is free, without waiting: asks the store once.
+    /// Acquires one permit if one is available, without waiting: asks the store once.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when no permit is free, and every error of [`acquire`](Self::acquire).
+    /// [`Error::NotAcquired`] when no permit is available, and every error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe: dropped at any point it leaves no permit taken.
     #[track_caller]
@@ -105,7 +105,7 @@ impl UnownedSemaphore {
         self.take(1, true, Location::caller())
     }
 
-    /// Acquires so many permits if they are free, all or none, without waiting.
+    /// Acquires `count` permits if they are available, all or none, without waiting.
     ///
     /// # Errors
     ///
@@ -119,7 +119,7 @@ impl UnownedSemaphore {
     ///
     /// # Errors
     ///
-    /// As for [`Semaphore::acquire`](super::Semaphore::acquire). Whenever it fails no permit was taken, or the taken
+    /// As for [`Semaphore::acquire`](super::Semaphore::acquire). When it fails, no permit was taken, or the taken
     /// permits are released in the background.
     ///
     /// Cancel safe: dropped at any point it leaves no permit taken and no subscription, and a wake-up that it
@@ -129,7 +129,7 @@ impl UnownedSemaphore {
         self.take(1, false, Location::caller())
     }
 
-    /// Acquires so many permits, all or none, waiting as long as [`wait`](Self::wait) allows.
+    /// Acquires `count` permits, all or none, waiting as long as [`wait`](Self::wait) allows.
     ///
     /// # Errors
     ///
@@ -181,35 +181,36 @@ impl UnownedSemaphore {
         self.release_many(1).await
     }
 
-    /// Releases so many permits, whichever process took them: the number of free ones grows.
+    /// Releases `count` permits, whichever process took them: the number of available permits grows.
     ///
     /// # Errors
     ///
     /// [`Error::NoPermitsSet`] while the number of permits is not set, so that none can have been taken: nothing
-    /// changes; [`Error::InvalidOption`] for zero permits or for more than there can be; [`Error::InvalidKey`],
+    /// changes; [`Error::InvalidOption`] for zero permits or for more than the maximum; [`Error::InvalidKey`],
     /// [`Error::KeyTaken`], or a failure of the store that lasts for
     /// [`retry_for`](crate::LockClientBuilder::retry_for). After [`Error::OutcomeUnknown`] they were released once or
     /// not at all.
     ///
-    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    /// Cancel safe: once polled, the operation is carried out once, even if its reply is lost or this future is
+    /// dropped.
     pub async fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.number().give(permits).await.map(drop)
     }
 
-    /// Takes all free permits; returns how many.
+    /// Takes all available permits; returns how many.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidKey`], [`Error::KeyTaken`], or a failure of the store that lasts. After
     /// [`Error::OutcomeUnknown`] they were taken once or not at all.
     ///
-    /// Cancel safe only in that it is carried out once: dropped half way, the permits are taken.
+    /// Cancel safe only in that it is carried out once: if this future is dropped half way, the permits are taken.
     pub async fn drain(&self) -> Result<u64, Error> {
         self.number().drain().await
     }
 
-    /// How many permits are free: below zero where more were removed than were free, and zero while the number is not
-    /// set.
+    /// Returns how many permits are available: below zero if more were removed than were available, and zero while the
+    /// number is not set.
     ///
     /// # Errors
     ///
@@ -231,17 +232,18 @@ impl UnownedSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for zero permits or for more than there can be, [`Error::InvalidKey`],
+    /// [`Error::InvalidOption`] for zero permits or for more than the maximum, [`Error::InvalidKey`],
     /// [`Error::KeyTaken`], or a failure of the store that lasts. After [`Error::OutcomeUnknown`] they were added once
     /// or not at all.
     ///
-    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    /// Cancel safe: once polled, the operation is carried out once, even if its reply is lost or this future is
+    /// dropped.
     pub async fn add_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
         self.number().add(i64::from(permits), permits).await
     }
 
-    /// Removes permits. The number of taken permits is unknown, so the number of free ones may fall below zero: then
-    /// the next acquire succeeds once enough were released.
+    /// Removes permits. The number of taken permits is unknown, so the number of available ones may fall below zero:
+    /// then the next acquire succeeds once enough are released.
     ///
     /// # Errors
     ///

@@ -1,15 +1,15 @@
-//! Rules of the library that a simulation can take back, one at a time, to see how soon it finds what follows.
+//! Rules of the library that a simulation can break, one at a time, to see how soon it detects the consequences.
 
 use std::cell::Cell;
 
-/// A rule that can be taken back.
+/// A rule that can be broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     /// Its name, in kebab case.
     pub name: &'static str,
     /// What is taken back.
     pub what: &'static str,
-    /// The invariant that has to find it, named before it was ever run.
+    /// The invariant that has to detect it, stated before the first run.
     pub found_by: &'static str,
 }
 
@@ -25,7 +25,7 @@ const RECORDS: &str = "8 records";
 
 macro_rules! rules {
     ($($rule:ident $name:literal $found_by:ident $what:literal)*) => {
-        /// The rules, as the library asks for them.
+        /// The rules, as the library refers to them.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[allow(missing_docs, reason = "each is explained by its rule")]
         pub enum Broken {
@@ -34,7 +34,7 @@ macro_rules! rules {
 
         const ALL: &[Broken] = &[$(Broken::$rule,)*];
 
-        /// All rules that can be taken back.
+        /// All rules that can be broken.
         pub const RULES: &[Rule] = &[$(Rule {
             name: $name,
             what: $what,
@@ -164,11 +164,11 @@ thread_local! {
     static BROKEN: Cell<Option<Broken>> = const { Cell::new(None) };
 }
 
-/// Takes this rule back on this thread, or none.
+/// Breaks this rule on this thread, or none.
 ///
 /// # Panics
 ///
-/// Where no rule has that name.
+/// If there is no rule of that name.
 pub fn set(name: Option<&'static str>) {
     BROKEN.set(name.map(|name| {
         let at = RULES.iter().position(|rule| rule.name == name);
@@ -176,7 +176,7 @@ pub fn set(name: Option<&'static str>) {
     }));
 }
 
-/// Whether this rule is taken back.
+/// Returns whether this rule is broken.
 #[must_use]
 pub fn is_broken(rule: Broken) -> bool {
     BROKEN.get() == Some(rule)

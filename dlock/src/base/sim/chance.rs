@@ -1,4 +1,4 @@
-//! The chance of a simulated process.
+//! The randomness of a simulated process.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -9,8 +9,7 @@ use super::process::{next_number, with_random};
 /// The same order in every run.
 pub(crate) type State = BuildHasherDefault<Mixing>;
 
-/// Users of a simulation do not choose names that collide: what is hashed is only mixed, since it is hashed again and
-/// again.
+/// Users of a simulation do not choose colliding names: values are only mixed, since they are hashed again and again.
 #[derive(Default)]
 pub(crate) struct Mixing(u64);
 
@@ -36,7 +35,7 @@ impl Hasher for Mixing {
     }
 
     fn finish(&self) -> u64 {
-        // A table looks at the first and at the last bits.
+        // A table uses the first and the last bits.
         (self.0 ^ (self.0 >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
     }
 }
@@ -62,7 +61,7 @@ pub(crate) fn next_id() -> u64 {
     next_number()
 }
 
-/// One for all processes: what is hashed in one may be looked up in another.
+/// One for all processes: values hashed in one may be looked up in another.
 pub(crate) fn hash_state() -> &'static State {
     static STATE: State = State::new();
     &STATE

@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// A client and the number that it gave its grant.
+/// A client and its number for the grant.
 type Name = (u128, u64);
 
 thread_local! {
     static LOST: RefCell<BTreeSet<Name>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// A client has lost this grant, and sends no release for it.
+/// Records that a client has lost this grant, and sends no release for it.
 pub(crate) fn grant_lost(name: Name) {
     LOST.with_borrow_mut(|lost| lost.insert(name));
 }
@@ -19,7 +19,7 @@ pub(crate) fn was_lost(name: Name) -> bool {
     LOST.with_borrow(|lost| lost.contains(&name))
 }
 
-/// Before a world begins.
+/// Called before a world begins.
 pub(super) fn forget() {
     LOST.with_borrow_mut(BTreeSet::clear);
 }

@@ -1,4 +1,4 @@
-//! What a simulation puts in place of chance and time, and the rules that it takes back.
+//! What a simulation substitutes for randomness and time, and the rules that it breaks.
 
 pub mod breaks;
 pub(crate) mod chance;

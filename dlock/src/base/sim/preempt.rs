@@ -1,4 +1,4 @@
-//! What other threads do in between: a simulated world has one.
+//! Simulates preemption by other threads: a simulated world has one thread.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,13 +7,12 @@ thread_local! {
     static OTHERS: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Has this called wherever the library would go wrong if another thread did something at that moment, and it were not
-/// prepared for it.
+/// Sets a function that is called at each point where another thread could interfere with the library.
 pub fn on_preempt(others: Option<Rc<dyn Fn()>>) {
     OTHERS.with(|slot| *slot.borrow_mut() = others);
 }
 
-/// Another thread may run now.
+/// Lets another thread run.
 pub(crate) fn preempt() {
     let others = OTHERS.with(|slot| slot.borrow().clone());
     if let Some(others) = others {

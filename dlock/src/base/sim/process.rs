@@ -1,16 +1,16 @@
-//! Which simulated process the code runs in: where its chance and its clock come from.
+//! The simulated process that the code runs in: the source of its randomness and its clock.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Where a [`Moment`](crate::clock::Moment) is counted from: so long before the start of the process.
+/// The origin of a [`Moment`](crate::clock::Moment) is this long before the start of the process.
 const BEFORE: Duration = Duration::from_secs(24 * 60 * 60);
-/// The first number of what runs in no process, beyond those of any process.
+/// The first number for code outside all processes, beyond those of any process.
 const OUTSIDE: u64 = 1 << 62;
 
-/// A simulated process. Clones are the same one.
+/// A simulated process. Clones share it.
 #[derive(Clone)]
 pub struct Process(Rc<Inner>);
 
@@ -23,12 +23,12 @@ struct Inner {
 
 thread_local! {
     static CURRENT: RefCell<Option<Process>> = const { RefCell::new(None) };
-    /// For what runs in no process.
+    /// For code outside all processes.
     static OUTER: RefCell<Process> = RefCell::new(outer());
 }
 
 impl Process {
-    /// A process that draws all its chance from `seed`, and whose clock shows `epoch` at its start.
+    /// Creates a process that draws all randomness from `seed`, and whose clock shows `epoch` at its start.
     #[must_use]
     pub fn new(seed: u64, epoch: Instant) -> Process {
         Process::counting_from(1, seed, epoch)
@@ -43,13 +43,13 @@ impl Process {
         }))
     }
 
-    /// Until the returned value is dropped, this thread runs in this process.
+    /// Makes this thread run in this process until the returned value is dropped.
     #[must_use = "it leaves the process when it is dropped"]
     pub fn enter(&self) -> Entered {
         Entered(CURRENT.with(|current| current.replace(Some(self.clone()))))
     }
 
-    /// How long the machine was suspended since the start of the process: what the clock of leases is ahead of
+    /// Sets how long the machine was suspended since the start of the process: how far the clock of leases is ahead of
     /// tokio's.
     pub fn set_suspended(&self, suspended: Duration) {
         self.0.suspended.set(suspended);
@@ -62,7 +62,7 @@ impl fmt::Debug for Process {
     }
 }
 
-/// Inside of a process, until this is dropped; made by [`Process::enter`].
+/// Inside a process, until this is dropped; created by [`Process::enter`].
 pub struct Entered(Option<Process>);
 
 impl Drop for Entered {
@@ -83,8 +83,8 @@ fn outer() -> Process {
     Process::counting_from(OUTSIDE, 0, Instant::now())
 }
 
-/// Before a world begins: has the chance of this thread outside of all processes begin anew, and forgets which grants
-/// were lost.
+/// Called before a world begins: restarts the randomness of this thread outside of all processes, and forgets lost
+/// grants.
 pub fn reset() {
     super::lost::forget();
     OUTER.with(|process| *process.borrow_mut() = outer());
@@ -105,7 +105,7 @@ pub(super) fn next_number() -> u64 {
     with(|process| process.next.replace(process.next.get() + 1))
 }
 
-/// Where moments are counted from.
+/// The origin of moments.
 pub(crate) fn origin() -> Instant {
     with(|process| process.origin)
 }
