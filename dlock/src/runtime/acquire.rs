@@ -41,7 +41,7 @@ pub(crate) struct Begun {
     pub(crate) started: Instant,
     series: Series,
     pub(crate) trace: AcquireTrace,
-    /// What it is about, where somebody listens.
+    /// The subject of its events, if there are listeners.
     heard: Option<Box<Heard>>,
     is_told: bool,
 }
@@ -66,20 +66,20 @@ impl Heard {
 
 /// Begins every acquire, at its first poll: returns the frame of the caller.
 pub(crate) async fn begin() -> Scope {
-    // The asking frame is the one at the first poll.
+    // The frames around the caller are those at the first poll.
     let scope = scope::current();
-    // On memory nothing else here ever yields.
+    // With the memory store nothing else here ever yields.
     tokio::task::consume_budget().await;
     scope
 }
 
 impl Begun {
-    /// An acquire that begins now.
+    /// Begins an acquire.
     pub(crate) fn new(call: &AcquireCall, keys: &[LockKey]) -> Begun {
         Begun::of(call.handle.shared(), call.series(), call.options.kind, keys)
     }
 
-    /// The same of locks of this kind.
+    /// Begins an acquire of locks of this kind.
     pub(crate) fn of(shared: &Shared, series: Series, kind: Kind, keys: &[LockKey]) -> Begun {
         let started = clock::now();
         Event::AcquireBegins { series: &series }.emit();
@@ -174,7 +174,7 @@ impl AcquireCall {
             until: self.until(begun.started),
             waiting: Waiting::of(&begun.trace),
         };
-        // Two permits are two, also in one frame.
+        // Two permits are separate, even in one frame.
         if !self.options.kind.is_permits()
             && let Some(guard) = wait.reenter(scope).await?
         {
@@ -205,19 +205,19 @@ impl AcquireCall {
     }
 }
 
-/// What ended the time in a queue.
+/// How the wait in a queue ended.
 enum Queued<T> {
     /// The lock, from the store or from another caller of this process, or the loss of what the waiter had.
     Ended(HeadOutcome<T>),
-    /// The role of the queue head, for a reader that may ask along with others.
+    /// The role of the queue head, for a reader that may ask concurrently with others.
     ReadersEnter(Box<QueueHead>),
 }
 
 /// A call that may wait.
 pub(crate) struct Wait<'a, G> {
-    /// The key that is waited for.
+    /// The key that the call waits for.
     pub(crate) call: &'a AcquireCall,
-    /// What the store is asked for.
+    /// What to ask the store for.
     pub(crate) target: &'a G,
     pub(crate) started: Instant,
     pub(crate) until: Option<Instant>,
@@ -231,7 +231,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             .not_acquired(self.started, remaining, self.waiting.holder())
     }
 
-    /// From now on the call is among those that wait.
+    /// Registers the call as waiting.
     fn begins_to_wait(&self) {
         self.waiting.begin(|| {
             let AcquireCall {
@@ -252,7 +252,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         });
     }
 
-    /// When the wait is over.
+    /// Completes when the wait time is over.
     async fn over(&self) {
         match self.until {
             Some(until) => clock::sleep_until(until).await,
@@ -260,8 +260,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// Asks for a read lock at once where no caller of this process waits for it, and no other process is to go first:
-    /// readers do not keep each other out. `None` for all other kinds, and where the reader has to wait.
+    /// Asks for a read lock at once if no caller of this process waits for it, and no other process goes first: readers
+    /// do not exclude each other. `None` for all other kinds, and if the reader has to wait.
     async fn read_at_once(&self, evidence: &mut Evidence) -> Result<Option<G::Got>, Error> {
         let AcquireCall {
             handle, key, options, ..
@@ -278,7 +278,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             .await
     }
 
-    /// What the store grants at once. A call that is refused, or not answered, waits to be the queue head.
+    /// Returns what the store grants at once. A call that is refused, or not answered, waits to become the queue head.
     async fn now(
         &self,
         outcome: impl Future<Output = Result<AttemptOutcome<G::Got>, StoreError>>,
@@ -301,13 +301,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
         Ok(None)
     }
 
-    /// The store replied that another client holds the lock, with so much left of its lease.
+    /// Records that another client holds the lock, with this remaining lease.
     pub(crate) fn is_busy(&self, left: Option<Duration>, evidence: &mut Evidence) {
         let now = Moment::now();
         evidence.is_busy(timing::finite(left).map(|left| now + left), now);
     }
 
-    /// The request that was sent then has failed; the pause before the next one.
+    /// Records the failure of a request; returns the pause before the next one.
     fn failed(&self, asked: Instant, error: StoreError, evidence: &mut Evidence) -> Result<Duration, Error> {
         evidence
             .failed(Moment::of(asked), error, self.patience(), Moment::now())
@@ -319,7 +319,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         self.call.handle.shared().settings.retry_for
     }
 
-    /// Waits to be the queue head of this process, then at the store, or until the lock is handed off here.
+    /// Waits to become the queue head of this process, then at the store, or until the lock is handed off here.
     pub(crate) async fn in_local_queue(&self, evidence: &mut Evidence) -> Result<G::Got, Error> {
         let AcquireCall {
             handle,
@@ -368,7 +368,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     Some(got)
                 }
                 Queued::Ended(HeadOutcome::Lost) => {
-                    // A waiter never loses its position in the queue to those that came later.
+                    // A waiter never loses its position in the queue to later waiters.
                     at = JoinAt::Front;
                     None
                 }
@@ -380,7 +380,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 }
                 Queued::ReadersEnter(head) => {
                     let outcome = self.target.attempt(0, None, Announce::Nothing);
-                    // The request of the next waiter here goes along with this one.
+                    // The request of the next waiter here is sent together with this one.
                     drop((head, entry));
                     at = JoinAt::End(None);
                     self.now(outcome, evidence).await?
@@ -392,7 +392,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// How the store is asked.
+    /// The rules for asking the store.
     fn rules(&self) -> Rules {
         let kind = self.call.options.kind;
         let fair = kind.waits_in_store();
@@ -405,7 +405,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// What was handed off, where it is still held: the process may have been stopped since.
+    /// Accepts a handed-off lock if it is still held: the process may have been stopped since.
     fn takes(&self, guard: Hold) -> Option<G::Got> {
         guard.is_held().then(|| {
             self.waiting.comes_by(Path::Handoff);
@@ -413,7 +413,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         })
     }
 
-    /// The error of a step that ends the call without the lock.
+    /// Returns the error of a step that ends the call without the lock.
     fn reported(&self, step: Step) -> Error {
         match step.next {
             Next::Report(Report::GaveUp(verdict)) => self.verdict(verdict),
@@ -421,7 +421,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// The wait, or the patience with the store, is over; `sent` says whether a request is on its way.
+    /// Ends the call because the wait time or `retry_for` is over; `sent` says whether a request is in flight.
     pub(crate) fn gave_up(&self, evidence: &mut Evidence, sent: bool) -> Error {
         let evidence = std::mem::take(evidence);
         self.verdict(evidence.verdict(Moment::of(self.started), Moment::now(), sent))

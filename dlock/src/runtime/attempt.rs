@@ -1,4 +1,4 @@
-//! What is asked of the store for a lock, and the guard of what it grants.
+//! A request to the store for a lock, and the guard of what it grants.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -29,33 +29,33 @@ use crate::store::{
 };
 use crate::{Error, Loss};
 
-/// What one request to the store brought.
+/// The outcome of one request to the store.
 pub(crate) enum AttemptOutcome<T> {
     Got(T),
-    /// Another client holds the key that is waited for.
+    /// Another client holds the requested key.
     Busy {
         /// The remaining lease of the holder, or `None` if it does not expire.
         left: Option<Duration>,
-        /// Within which time the waiter has to ask again.
+        /// The time within which the waiter has to ask again.
         again: Option<Duration>,
         /// How many processes wait for a plain lock, as far as the store can tell.
         listeners: Option<u64>,
     },
-    /// There are fewer permits in all than were asked for.
+    /// The semaphore has fewer permits in all than requested.
     TooFew,
 }
 
 /// What a waiter asks the store for.
 pub(crate) trait AcquireTarget: Sync {
-    /// What ends the wait.
+    /// The result of a successful acquire.
     type Got: Send + 'static;
 
-    /// The grants that it takes over from other holders in this process, if it does.
+    /// The grants that it accepts from other holders in this process, if any.
     fn handoff_terms(&self) -> Option<HandoffTerms>;
 
-    /// Asks the store once. The request runs to its completion even if this is dropped, and is then undone. `handed` says
-    /// how many times the lock was handed off here after it last came from the store, `waiter` is the id of the queue
-    /// position at the store, `announce` what other processes are told.
+    /// Asks the store once. The request runs to completion even if this is dropped, and is then undone. `handed` counts
+    /// the handoffs here since the lock last came from the store, `waiter` is the id of the queue position at the
+    /// store, `announce` what other processes are told.
     fn attempt(
         &self,
         handed: u32,
@@ -63,17 +63,17 @@ pub(crate) trait AcquireTarget: Sync {
         announce: Announce,
     ) -> RunToCompletion<Result<AttemptOutcome<Self::Got>, StoreError>>;
 
-    /// Another caller of this process has handed the lock off.
+    /// Accepts a lock that another caller of this process has handed off.
     fn handed_off(&self, guard: Hold) -> Self::Got;
 
-    /// The lock that was waited for, if it was acquired.
+    /// Returns the lock that the call waited for, if it was acquired.
     fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g Hold>;
 
-    /// Whether what was acquired is still held, where that took several requests.
+    /// Whether what was acquired is still held, if that took several requests.
     fn is_held(got: &Self::Got) -> bool;
 }
 
-/// One request for one key, and what is to be known when it is granted.
+/// One request for one key, and the data that its grant needs.
 pub(crate) struct AcquireAttempt {
     pub(crate) handle: Arc<Handle>,
     pub(crate) request: AcquireRequest,
@@ -90,7 +90,7 @@ pub(crate) struct AcquireAttempt {
 }
 
 impl AcquireAttempt {
-    /// Asks for the key of the call now, under an id of its own; `handed` and `waiter` as in
+    /// Creates a request for the key of the call, under a new id; `handed` and `waiter` as in
     /// [`AcquireTarget::attempt`].
     pub(crate) fn new(call: &AcquireCall, handed: u32, waiter: Option<GrantId>) -> AcquireAttempt {
         let mut attempt = AcquireAttempt::with_id(call.handle.shared().next_grant(), call, handed);
@@ -98,20 +98,19 @@ impl AcquireAttempt {
         attempt
     }
 
-    /// The same under this id, without a queue position at the store.
+    /// Creates a request with this id, without a queue position at the store.
     pub(crate) fn with_id(grant: GrantId, call: &AcquireCall, handed: u32) -> AcquireAttempt {
         let kind = call.options.kind;
         let LockOptions {
             max_hold, min_hold, ..
         } = call.options.lock;
         let (lease, handoffs) = (call.lease(), call.handoffs());
-        // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
-        // contradict each other are refused.
+        // `max_hold` limits every lease and `min_hold` extends the first one; conflicting options are refused.
         let first_lease = lease
             .max(min_hold.unwrap_or_default())
             .min(max_hold.unwrap_or(Duration::MAX));
         let request = AcquireRequest {
-            // A waiter with a position in the store's queue says for how many others it asks.
+            // A waiter with a position in the store's queue states for how many others it asks.
             tokens: match kind.waits_in_store() {
                 true => 1,
                 false => handoff::tokens(handoffs, handed),
@@ -136,7 +135,7 @@ impl AcquireAttempt {
         }
     }
 
-    /// The same for a read nested in a write grant.
+    /// Nests the read in a write grant.
     pub(crate) fn nested_in(mut self, nested_read: Arc<NestedRead>) -> AcquireAttempt {
         self.request.nested_in = Some(nested_read.write.id());
         self.nested_read = Some(nested_read);
@@ -147,17 +146,17 @@ impl AcquireAttempt {
         self.handle.shared().store.clone()
     }
 
-    /// The moment from which its lease counts.
+    /// Returns the moment from which its lease counts.
     pub(crate) fn sent(&self) -> Instant {
         self.sent
     }
 
-    /// Whether its lease runs from the acquisition on, and the watchdog changes nothing about that.
+    /// Whether its lease runs from the acquisition on, without renewal.
     pub(crate) fn ends_by_itself(&self) -> bool {
         self.fixed || self.min_hold.is_some()
     }
 
-    /// The step that has the lease count from now on.
+    /// Creates the operation that restarts the lease now.
     pub(crate) fn begin_anew(&self) -> RenewRequest {
         let AcquireRequest {
             kind,
@@ -176,7 +175,7 @@ impl AcquireAttempt {
         }
     }
 
-    /// The lease counts from `sent` on, as far as the store has renewed it.
+    /// Counts the lease from `sent` on, as far as the store has renewed it.
     pub(crate) fn begun_anew(&mut self, sent: Instant, renewal: Renewal) {
         match renewal {
             Renewal::Renewed => self.sent = sent,
@@ -188,18 +187,18 @@ impl AcquireAttempt {
         }
     }
 
-    /// The store gave another lease than was asked for.
+    /// Adopts the lease that the store gave instead of the requested one.
     fn was_given(&mut self, lease: GivenLease) {
         let (elapsed, lasts) = (lease.begun_before(), lease.at_most(self.request.lease));
         (self.sent, self.request.lease) = match self.sent.checked_sub(elapsed) {
             Some(begun) => (begun, lasts),
-            // The clock does not go back so far.
+            // The clock cannot go back that far.
             None => (self.sent, lasts.saturating_sub(elapsed)),
         };
         self.lease = lease.at_most(self.lease);
     }
 
-    /// The guard of what was granted.
+    /// Returns the guard of the grant.
     pub(crate) fn granted(mut self, granted: &store::Granted) -> Result<Hold, StoreError> {
         let tokens = (granted.first_token, granted.last_token);
         if let Some(lease) = granted.lease {
@@ -222,7 +221,7 @@ impl AcquireAttempt {
             .nested_read
             .as_ref()
             .map_or_else(next_id, |nested_read| nested_read.hold);
-        // When the reply came.
+        // The arrival of the reply.
         let now = clock::now();
         let what = Granted {
             group: self.group,
@@ -252,7 +251,7 @@ impl AcquireAttempt {
         let status = grant.status_at(now);
         let hold = HoldRef { id: hold, grant };
         let guard = Hold::new(hold, handle);
-        // Dropped where it is lost already, which releases it.
+        // Dropped if it is already lost, which releases it.
         match status {
             HoldState::Lost(Loss::Expired) => Err(StoreError::not_done(
                 Reason::Unreachable,
@@ -266,7 +265,7 @@ impl AcquireAttempt {
         }
     }
 
-    /// From now until [`finished`](Self::finished) a shutdown releases what was granted.
+    /// Registers the grant, so that a shutdown releases it, until [`finished`](Self::finished).
     pub(crate) fn unfinished(&self, is_held: bool) {
         self.handle.shared().unfinished.add(Part {
             request: self.request.undone(),
@@ -275,7 +274,7 @@ impl AcquireAttempt {
         });
     }
 
-    /// The call cares for it from now on. `false` where a shutdown has released it.
+    /// Unregisters it: the call owns it now. Returns false if a shutdown has released it.
     pub(crate) fn finished(&self) -> bool {
         self.handle
             .shared()
@@ -283,7 +282,7 @@ impl AcquireAttempt {
             .remove(self.request.grant.number())
     }
 
-    /// The request has failed: nothing stays of it.
+    /// Handles a failed request: nothing stays of it.
     pub(crate) fn failed(&self, error: &StoreError) {
         if error.outcome == Outcome::Unknown && !broken!(UnknownAcquireNotUndone) {
             drop(self.undo());

@@ -1,10 +1,10 @@
-//! Wakes the task that writes down what a client does: when it begins to hold or to wait for something.
+//! Wakes the presence task when the client begins to hold or to wait for something.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// Costs a look at a flag while the task is awake.
+/// Costs one check of a flag while the task is awake.
 #[derive(Debug, Default)]
 pub(crate) struct Beat {
     awake: AtomicBool,
@@ -12,14 +12,14 @@ pub(crate) struct Beat {
 }
 
 impl Beat {
-    /// Something is held or waited for. Called after that was entered in a table under a lock.
+    /// Wakes the task. Called after the hold or wait was entered in a table, under a lock.
     pub(crate) fn rouse(&self) {
         if !self.awake.load(Ordering::Relaxed) && !self.awake.swap(true, Ordering::Relaxed) {
             self.roused.notify_one();
         }
     }
 
-    /// The task sleeps from now on, unless it finds something in the tables, which it looks at after this.
+    /// Marks the task as asleep. The task checks the tables after this, and sleeps only if they are empty.
     pub(crate) fn sleeps(&self) {
         self.awake.store(false, Ordering::Relaxed);
     }

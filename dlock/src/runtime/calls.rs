@@ -1,5 +1,5 @@
 //! Calls of the store's methods. One that panics has failed with an unknown outcome, and one that stays without a reply
-//! is told of; both go to the log, since a store by a third party may do either.
+//! is reported; both go to the log, since a third-party store may do either.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Shared {
         called(&request.key, || store.acquire(request.clone()))
     }
 
-    /// Asks the store for several locks in one step.
+    /// Asks the store for several locks in one operation.
     pub(crate) fn call_acquire_all(
         &self,
         first: &LockKey,
@@ -40,7 +40,7 @@ impl Shared {
         called(first, || store.acquire_all(requests))
     }
 
-    /// Subscribes to the releases of a key. A store that panics tells nothing: the waiter looks.
+    /// Subscribes to the releases of a key. If the store panics, there are no notifications, and the waiter polls.
     pub(crate) fn call_watch(&self, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let store = self.store.clone();
         catch_unwind(AssertUnwindSafe(|| store.watch(kind, key, grant))).unwrap_or_else(|_| {
@@ -50,7 +50,7 @@ impl Shared {
     }
 }
 
-/// Calls a method of the store. A guard may be dropped by a panic, and a second one would end the process.
+/// Calls a method of the store. A panic may drop a guard, and a second panic there would end the process.
 pub(crate) fn called<T: Send + 'static>(
     key: &LockKey,
     call: impl FnOnce() -> StoreFuture<T>,
@@ -58,17 +58,17 @@ pub(crate) fn called<T: Send + 'static>(
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked(key)))))
 }
 
-/// The failure of a step that panicked.
+/// The failure of an operation that panicked.
 pub(crate) fn panicked(key: &LockKey) -> StoreError {
     Event::StorePanicked { key: Some(key) }.emit();
     StoreError::unknown("the step panicked")
 }
 
-/// A step that is on its way, for a caller that knows its key.
+/// An operation in flight, for a caller that knows its key.
 pub(crate) struct StoreCall<T> {
     step: StoreFuture<T>,
     sent: Instant,
-    /// Once it was found to have no reply yet: a store at hand costs nothing here.
+    /// Set once it was found without a reply: an immediate reply costs nothing here.
     noted: Option<Noted>,
 }
 
@@ -81,7 +81,7 @@ impl<T> StoreCall<T> {
         }
     }
 
-    /// Polls the step; not to be polled again after its reply.
+    /// Polls the operation; not to be polled again after its reply.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -126,7 +126,7 @@ impl Calls {
         }
     }
 
-    /// A step has ended like this.
+    /// Records the end of an operation.
     pub(crate) fn ended<T>(&self, outcome: &Result<T, StoreError>) {
         let is_reply = match outcome {
             Ok(_) => true,
@@ -137,7 +137,7 @@ impl Calls {
         }
     }
 
-    /// How long ago the store last replied.
+    /// Time since the last reply of the store.
     pub(crate) fn since_reply(&self) -> Option<Duration> {
         match self.replied.load(Ordering::Relaxed) {
             0 => None,
@@ -145,7 +145,7 @@ impl Calls {
         }
     }
 
-    /// Tells of calls that stay without a reply. One timer for all of a client.
+    /// Reports calls that stay without a reply. One timer for all calls of a client.
     pub(crate) async fn attend(self: Arc<Calls>) {
         loop {
             self.begins.notified().await;

@@ -1,4 +1,4 @@
-//! Whether the store can do what the options of an acquisition ask for.
+//! Whether the store supports the options of an acquisition.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::base::kind::Kind;
 use crate::runtime::options::{Lease, Options};
 use crate::store::Capabilities;
 
-/// Refuses what the store cannot do, with what it can.
+/// Refuses options that the store does not support, and says what it supports.
 pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilities) -> Result<(), Error> {
     check_kind(options.kind, capabilities)?;
     let store = &capabilities.name;
@@ -34,7 +34,7 @@ pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilit
     if options.prefer_writers && !capabilities.prefer_writers {
         return lacks(
             "prefer_writers",
-            format!("readers do not stand back for a writer in {store}, so leave it out"),
+            format!("readers do not yield to a writer in {store}, so leave it out"),
         );
     }
     if options.permits.is_some_and(|permits| permits.limit.is_some()) && !capabilities.limits {

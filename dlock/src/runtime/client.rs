@@ -28,14 +28,14 @@ use crate::store::{Capabilities, Kind, Reason, StoreError};
 use crate::store::{GrantId, Store};
 use crate::{Error, Loss};
 
-/// What keeps a client alive: the client, its locks and its guards.
+/// Keeps a client alive; the client, its locks and its guards have it.
 pub(crate) struct Handle {
     shared: Arc<Shared>,
     worker: mpsc::UnboundedSender<Job>,
 }
 
-/// What a client's parts share. Background tasks hold this and not the [`Handle`], so that they end when
-/// the last handle is gone.
+/// The shared state of a client. Background tasks hold this and not the [`Handle`], so that they end when the last
+/// handle is gone.
 pub(crate) struct Shared {
     pub(crate) issuer: Arc<Issuer>,
     grants: AtomicU64,
@@ -49,19 +49,19 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     pub(crate) fairness: Fairness,
     pub(crate) unfinished: Unfinished,
-    /// Of the store, without a reply yet.
+    /// Store operations without a reply yet.
     pub(crate) calls: Arc<Calls>,
-    /// Steps under way whose callers may have gone.
+    /// Operations in flight whose callers may be gone.
     pub(crate) pending: TaskTracker,
-    /// How many releases ended without a reply from the store: the leases end those locks.
+    /// How many releases ended without a reply from the store: those locks end with their leases.
     pub(crate) given_up: AtomicUsize,
-    /// How many times the store told of a connection that came back.
+    /// How often the store reported a restored connection.
     pub(crate) reconnects: AtomicU64,
     /// The metrics of this client.
     pub(crate) meter: Arc<Meter>,
     /// No lock is acquired any more.
     pub(crate) closing: CancellationToken,
-    /// No lock is acquired any more but inside of those that are held; ends with `closing` too.
+    /// Locks are acquired only inside held ones; ends with `closing` too.
     pub(crate) draining: CancellationToken,
     /// The background work is done, after all releases.
     pub(crate) finished: CancellationToken,
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
 pub(crate) struct Settings {
     pub(crate) lease: Duration,
     pub(crate) retry_for: Duration,
-    /// How long one step on the store may take.
+    /// The timeout of one store operation.
     pub(crate) timeout: Duration,
     pub(crate) publicity: Publicity,
 }
@@ -88,7 +88,7 @@ impl Handle {
         runtime: &runtime::Handle,
     ) -> Arc<Handle> {
         let entered = runtime.enter();
-        // Without timers every lease would end: better to find out here.
+        // Without timers every lease would expire: fail here instead.
         drop(tokio::time::sleep(Duration::ZERO));
         drop(entered);
         let calls = Arc::new(Calls::new(unanswered::told_after(settings.timeout)));
@@ -163,7 +163,7 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    /// The counters of the store, for steps on semaphores and latches.
+    /// Returns the counters of the store, for operations on semaphores and latches.
     pub(crate) fn counters(&self, kind: Kind) -> Result<Arc<dyn Counters>, StoreError> {
         (self.store.clone().counters()).ok_or_else(|| {
             StoreError::not_done(Reason::Unsupported, format!("this store has no {}", kind.noun()))
@@ -175,7 +175,7 @@ impl Shared {
         self.runtime_ended.load(Ordering::Relaxed)
     }
 
-    /// The error of an outermost call while the client drains, and of every call once it is shut down.
+    /// Returns the error of an outermost call while the client drains, and of every call once it is shut down.
     pub(crate) fn refusal(&self) -> Error {
         match self.closing.is_cancelled() {
             true => Error::ClientClosed,
@@ -188,7 +188,7 @@ impl Shared {
     }
 }
 
-/// Notices that the runtime is gone: dropped with the watchdog's task, before that was told to finish.
+/// Notices that the runtime is gone: dropped with the watchdog's task, before that was asked to finish.
 struct RuntimeWatch(Arc<Shared>);
 
 impl Drop for RuntimeWatch {

@@ -1,4 +1,4 @@
-//! The one path by which the library says what happened: each event becomes a log entry, a metric, or both.
+//! The one path for everything observable: each event becomes a log entry, a metric, or both.
 //!
 //! Log entries go through `tracing`; metrics through the `metrics` facade, and nowhere without the feature of that name.
 //! Stores report on their own connections.
@@ -54,9 +54,9 @@ pub(crate) enum Event<'a> {
         token: u64,
         handed_off: bool,
     },
-    /// It holds the lock no longer, whether or not the store knows.
+    /// The process no longer holds it, whether or not the store knows.
     HoldEnds { series: &'a Series, was_suspect: bool },
-    /// The end of a hold is certain.
+    /// The hold has certainly ended.
     Held {
         series: &'a Series,
         of: Of<'a>,
@@ -65,14 +65,14 @@ pub(crate) enum Event<'a> {
     },
     /// A lock was handed off in this process.
     HandedOff { series: &'a Series },
-    /// A lease was renewed, of which so much was left.
+    /// A lease was renewed with this much left.
     Renewed {
         series: &'a Series,
         of: Of<'a>,
         left: Duration,
         lease: Duration,
     },
-    /// A hold is suspect no longer.
+    /// A hold is no longer suspect.
     Confirmed { series: &'a Series, of: Of<'a> },
     /// A request to the store ended.
     Requested {
@@ -81,11 +81,11 @@ pub(crate) enum Event<'a> {
         answer: Answer,
         took: Duration,
     },
-    /// A connection to the store came back.
+    /// A connection to the store was restored.
     Reconnected { meter: &'a Meter },
-    /// A waiter wants more permits than the semaphore has in all.
+    /// A waiter needs more permits than the semaphore has in all.
     TooFewPermits { semaphore: &'a LockKey, wanted: u32 },
-    /// A waiter waits for permits, and no lease of a permit ends.
+    /// A waiter waits for permits, and no permit has a lease that expires.
     NoPermitEnds { semaphore: &'a LockKey },
     /// A call waits for a lock inside the lock's own frame.
     WaitsInOwnFrame {
@@ -100,13 +100,13 @@ pub(crate) enum Event<'a> {
     },
     /// A renewal failed; the watchdog tries again.
     RenewalFailed { key: &'a LockKey, error: &'a StoreError },
-    /// A hold became suspect: its renewal failed so, or the store is in doubt.
+    /// A hold became suspect: its renewal failed, or the store is in doubt.
     Suspect {
         key: &'a LockKey,
         grant: GrantId,
         error: Option<&'a StoreError>,
     },
-    /// The same, for the metrics.
+    /// A hold became suspect, for the metrics.
     BecameSuspect { series: &'a Series, of: Of<'a> },
     /// A hold was lost.
     Lost {
@@ -123,7 +123,7 @@ pub(crate) enum Event<'a> {
         grant: GrantId,
         intervention: &'a Intervention,
     },
-    /// What this client does, or an answer to a question, was not written down; without an error, not in time.
+    /// The presence entry, or an answer to another client, was not written; without an error, not in time.
     NotWritten { error: Option<&'a StoreError> },
     /// A release failed and is sent again.
     ReleaseRepeated {
@@ -146,7 +146,7 @@ pub(crate) enum Event<'a> {
     Leads { name: &'a LockKey, token: u64 },
     /// This process no longer leads, and is a candidate again.
     LeadLost { name: &'a LockKey, loss: Loss },
-    /// A campaign for the lead failed, and is tried again.
+    /// A campaign for leadership failed, and is tried again.
     StandingFailed { name: &'a LockKey, error: &'a Error },
     /// The claim of work that is done once was not renewed; without an error, not in time.
     #[cfg(feature = "once")]
@@ -154,7 +154,7 @@ pub(crate) enum Event<'a> {
         name: &'a LockKey,
         error: Option<&'a StoreError>,
     },
-    /// What became of such a claim did not reach the store.
+    /// The outcome of such a claim did not reach the store.
     #[cfg(feature = "once")]
     ClaimNotSettled {
         name: &'a LockKey,
@@ -163,20 +163,20 @@ pub(crate) enum Event<'a> {
     /// Such a claim was lost while the work ran.
     #[cfg(feature = "once")]
     ClaimLost { name: &'a LockKey, attempt: u32 },
-    /// So many slots of time before the one that begins were done by nobody.
+    /// This many slots before the current one were not done.
     #[cfg(feature = "once")]
     SlotsSkipped { name: &'a LockKey, count: u64 },
     /// The result of such work cannot be kept.
     #[cfg(feature = "once")]
     ResultNotKept { name: &'a LockKey, why: &'a str },
-    /// A method of the store panicked, which was called for this lock.
+    /// A method of the store panicked, called for this lock.
     StorePanicked { key: Option<&'a LockKey> },
-    /// The store has not answered an acquire for this time, and is waited for.
+    /// The store has not answered an acquire for this time; the call continues to wait.
     StoreSilent { key: &'a LockKey, since: Duration },
 }
 
 impl Event<'_> {
-    /// Tells the listeners of the process.
+    /// Reports the event to the listeners, log and metrics.
     pub(crate) fn emit(self) {
         match self {
             Event::AcquireBegins { series } => series.waits(1.0),
@@ -283,12 +283,12 @@ impl Event<'_> {
             ),
             Event::NoPermitEnds { semaphore } => tracing::warn!(
                 %semaphore,
-                "no permit is free and no lease of one ends: waiting until permits are set or released"
+                "no permit is available, and no lease of one expires: waiting until permits are set or released"
             ),
             Event::WaitsInOwnFrame { key, waiting, inside } => tracing::warn!(
                 %key, %waiting, %inside,
-                "a lock is waited for from inside its own frame, while another guard of it is inside: if that one \
-                 waits for this call, this never ends (pass the guard on, use guard.reenter(), or set a wait)"
+                "a call waits for a lock inside the lock's own frame, while another guard of it is inside: if that guard \
+                 waits for this call, this never ends (pass the guard along, use guard.reenter(), or set a wait)"
             ),
             Event::PollDeadlineMissed { key, by } => {
                 tracing::debug!(%key, %by, "a waiter was woken and not polled: others go first");
@@ -298,7 +298,7 @@ impl Event<'_> {
             }
             Event::Suspect { key, grant, error } => {
                 let error = error.map(tracing::field::display);
-                tracing::warn!(%key, %grant, error, "a lock could not be confirmed, its lease still runs");
+                tracing::warn!(%key, %grant, error, "a lock could not be confirmed; its lease has not ended");
             }
             Event::Lost {
                 series,
@@ -329,7 +329,7 @@ impl Event<'_> {
             }
             Event::NotWritten { error } => {
                 let error = error.map(tracing::field::display);
-                tracing::debug!(error, "what this client does was not written down");
+                tracing::debug!(error, "the presence entry was not written");
             }
             Event::ReleaseRepeated { key, grant, error } => {
                 tracing::debug!(%key, %grant, %error, "a release failed and is repeated");
@@ -344,26 +344,26 @@ impl Event<'_> {
                 tracing::warn!(%key, %grant, %error, "a lock could not be released, its lease ends it");
             }
             Event::NotReleasedAfterWork { key, error } => {
-                tracing::warn!(%key, %error, "the release of a lock failed, its lease ends it");
+                tracing::warn!(%key, %error, "the release of a lock failed; it ends with its lease");
             }
             Event::CounterRepeated { key, error } => {
-                tracing::debug!(%key, %error, "a step on a counter failed and is repeated");
+                tracing::debug!(%key, %error, "a counter operation failed and is repeated");
             }
             Event::Leads { name, token } => tracing::info!(%name, token, "leads"),
             Event::LeadLost { name, loss } => {
-                tracing::warn!(%name, %loss, "the lead is lost, and is stood for again");
+                tracing::warn!(%name, %loss, "leadership lost; campaigning again");
             }
             Event::StandingFailed { name, error } => {
-                tracing::warn!(%name, %error, "standing for the lead failed, and is tried again");
+                tracing::warn!(%name, %error, "a campaign for leadership failed and is tried again");
             }
             #[cfg(feature = "once")]
             Event::ClaimNotRenewed { name, error } => {
                 let error = error.map(tracing::field::display);
-                tracing::warn!(%name, error, "the claim of work was not renewed in time, and is asked for again");
+                tracing::warn!(%name, error, "the claim of work was not renewed in time; the renewal is tried again");
             }
             #[cfg(feature = "once")]
             Event::ClaimNotSettled { name, error } => {
-                tracing::warn!(%name, %error, "what became of work did not reach the store, and is sent again");
+                tracing::warn!(%name, %error, "the outcome of work did not reach the store and is sent again");
             }
             #[cfg(feature = "once")]
             Event::ClaimLost { name, attempt } => {
@@ -375,21 +375,21 @@ impl Event<'_> {
             }
             #[cfg(feature = "once")]
             Event::ResultNotKept { name, why } => {
-                tracing::warn!(%name, why, "the work is done, and its result cannot be kept");
+                tracing::warn!(%name, why, "the work is done, but its result cannot be kept");
             }
             Event::StorePanicked { key } => {
                 let key = key.map(tracing::field::display);
-                tracing::error!(key, "a step of the lock store panicked");
+                tracing::error!(key, "an operation of the lock store panicked");
             }
             Event::StoreSilent { key, since } => tracing::warn!(
                 %key, ?since,
-                "the lock store has not answered an acquire: waiting on (a store has to end each step in bounded time)"
+                "the lock store has not answered an acquire: still waiting (a store must end each operation in bounded time)"
             ),
         }
     }
 }
 
-/// The label `outcome` of a failed acquire.
+/// Returns the label `outcome` of a failed acquire.
 fn outcome_of(error: &Error) -> Outcome {
     match error {
         Error::NotAcquired { waited, .. } if waited.is_zero() => Outcome::Busy,

@@ -17,7 +17,7 @@ use crate::engine::fairness::{
 };
 use crate::store::{Watch, changed};
 
-/// A release that went to the store while others wait here.
+/// A release that was sent to the store while others wait here.
 #[derive(Debug)]
 pub(crate) struct After {
     release: ReleaseInLine,
@@ -26,8 +26,8 @@ pub(crate) struct After {
 }
 
 impl After {
-    /// `notifications` counts those that this process has received, where it had a subscription; `others_here` says that
-    /// other waiters of this process have the same one.
+    /// `notifications` counts those that this process has received, if it had a subscription; `others_here` says
+    /// whether other waiters of this process share it.
     pub(crate) fn new(
         notifications: Option<u64>,
         others_here: bool,
@@ -41,12 +41,12 @@ impl After {
         After { release, receivers }
     }
 
-    /// When the release was sent.
+    /// Returns when the release was sent.
     pub(crate) fn sent(&self) -> Moment {
         self.release.sent
     }
 
-    /// Waits for the reply of the store, for at most so long.
+    /// Waits for the reply of the store, at most `at_most`.
     async fn reply(&mut self, at_most: Duration) -> YieldEvent {
         match tokio::time::timeout(at_most, &mut self.receivers).await {
             Ok(Ok(receivers)) => YieldEvent::Released { receivers },
@@ -55,27 +55,27 @@ impl After {
     }
 }
 
-/// What is known of the processes that wait elsewhere, by the names that they wait for.
+/// What is known of the processes that wait elsewhere, by lock.
 #[derive(Debug, Default)]
 pub(crate) struct Fairness {
-    /// There was ever something to know.
+    /// Whether there was ever something to know.
     any: AtomicBool,
     history: Mutex<YieldHistory<LockId, BuildIntHasher>>,
 }
 
 impl Fairness {
-    /// A lock without further callers in this process was released by a request sent then, and so many other clients
-    /// received the notification.
+    /// Records the release of a lock without further callers in this process, by a request sent at `sent`; `others`
+    /// other clients received the notification.
     pub(crate) fn released(&self, of: &LockId, sent: Moment, others: u64) {
         self.change(|history| history.released(of, of.kind, sent, others, Moment::now()));
     }
 
-    /// Whether [`take`](Self::take) has a yield.
+    /// Whether [`take`](Self::take) returns a yield.
     pub(crate) fn is_pending(&self, of: &LockId) -> bool {
         self.any.load(Ordering::Relaxed) && self.history.lock().is_pending(of)
     }
 
-    /// Whether other processes are to go first.
+    /// Takes the pending yield, if other processes go first.
     pub(crate) fn take(&self, of: &LockId) -> Option<PendingYield> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
@@ -83,8 +83,8 @@ impl Fairness {
         self.history.lock().take(of)
     }
 
-    /// Lets other processes go first, after a release that went to the store or by a yield that is pending. Returns how that
-    /// went, if there was one.
+    /// Lets other processes go first, after a release that went to the store or for a pending yield. Returns the
+    /// outcome, if there was one.
     pub(crate) async fn yields(
         &self,
         of: &LockId,
@@ -105,7 +105,7 @@ impl Fairness {
                     None => YieldEvent::NoReply,
                 },
                 YieldStep::Listen => {
-                    // The history will know something.
+                    // The history will have an entry.
                     self.any.store(true, Ordering::Relaxed);
                     *watch = watch.take().or_else(|| listen.take().map(|listen| listen()));
                     YieldEvent::Listens {
@@ -123,14 +123,14 @@ impl Fairness {
         }
     }
 
-    /// This process has the lock, after other processes were to go first.
+    /// Records that this process has the lock, after other processes could go first.
     pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>) {
         if round.is_some() {
             self.change(|history| history.acquired(of, round, Moment::now()));
         }
     }
 
-    /// Another client has the lock: the processes that wait elsewhere do come.
+    /// Records that another client has the lock: the processes that wait elsewhere do come.
     pub(crate) fn other_holder(&self, of: &LockId) {
         if self.any.load(Ordering::Relaxed) {
             self.history.lock().other_holder(of);

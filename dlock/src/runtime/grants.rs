@@ -1,4 +1,4 @@
-//! What this process has been granted, and until when.
+//! The grants of this process, and when they end.
 //!
 //! A *grant* is what the store knows. The *holds* on it are the callers in this process: re-entry adds one, and the
 //! grant is released with the last of them.
@@ -39,24 +39,24 @@ use crate::runtime::waiters::QueueHead;
 use crate::store::{BoundGrant, GrantId, Kind, Reason, ReleaseRequest, RenewRequest, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
-/// The client that a grant was given to. A weak reference, as in the grant, so the client can be dropped first.
+/// The client of a grant. A weak reference, as in the grant, so the client can be dropped first.
 #[derive(Debug)]
 pub(crate) struct Issuer {
     pub(crate) uuid: Uuid,
     pub(crate) client: Weak<Shared>,
-    /// Who listens to the events of its locks.
+    /// The listeners to the events of its locks.
     pub(crate) listeners: Listeners,
 }
 
-/// Signals of the end, made on demand.
+/// Signals of the end, created on demand.
 #[derive(Debug, Default)]
 struct Signals {
     /// Cancelled when the grant has ended, by loss or by release.
     over: CancellationToken,
-    /// Cancelled when the holder is asked to stop, and by whom it is.
+    /// Cancelled when the holder is asked to stop.
     revoked: CancellationToken,
     intervention: OnceLock<Intervention>,
-    /// The last renewal that failed, and when.
+    /// The last failed renewal, and its time.
     failure: Mutex<Option<(Moment, StoreError)>>,
     /// Why it was lost, as far as this process knows.
     reason: OnceLock<LossReason>,
@@ -67,7 +67,7 @@ struct Signals {
 #[derive(Debug, Default)]
 struct Also {
     ends: Vec<Weak<FirstEnd>>,
-    /// How many entries there may be before those without a waiter are swept.
+    /// How many entries there may be before entries without a waiter are removed.
     room: usize,
 }
 
@@ -81,7 +81,7 @@ impl Also {
     }
 }
 
-/// The end of the first of several grants to end.
+/// Signals the first end among several grants.
 #[derive(Debug, Default)]
 pub(crate) struct FirstEnd(CancellationToken);
 
@@ -91,7 +91,7 @@ impl FirstEnd {
         for grant in grants {
             let (signals, _) = grant.signals();
             signals.also.lock().push(&first);
-            // Asked only now, so that it cannot end in between unseen.
+            // Checked only now, so that an end in between is not missed.
             if grant.signals().1 {
                 first.0.cancel();
             }
@@ -105,33 +105,33 @@ impl FirstEnd {
 }
 
 impl Drop for FirstEnd {
-    // Nothing holds or reads these any more, except a waiter that was handed a token.
+    // Nothing holds or reads these any more, except a waiter that has a token.
     fn drop(&mut self) {
         self.0.cancel();
     }
 }
 
-/// One grant of this process. A service may hold hundreds of thousands: fields that few of them need are apart, and
-/// times and what all grants of a client have in common take a word each.
+/// One grant of this process. A service may hold hundreds of thousands: rare fields are stored separately, and times
+/// and the data that all grants of a client share take a word each.
 pub(crate) struct Grant {
     pub(crate) kind: Kind,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
-    /// The renewal table's: a renewal is due or in flight.
+    /// Of the renewal table: whether a renewal is due or in flight.
     is_asked: Flag,
     pub(crate) group: Group,
-    /// How many permits it is; 1 for all other kinds.
+    /// How many permits it has; 1 for all other kinds.
     amount: u32,
     pub(crate) series: Series,
     pub(crate) key: LockKey,
     /// The first fencing token.
     pub(crate) token: u64,
-    /// Its name in the renewal table.
+    /// Its id in the renewal table.
     pub(crate) number: u64,
     issuer: Arc<Issuer>,
     /// In nanoseconds.
     lease: u64,
-    /// Since when the holder has it, and its task.
+    /// The time since which the holder has it, and its task.
     pub(crate) since: Moment,
     pub(crate) task: Option<task::Id>,
     special: Option<Box<Special>>,
@@ -154,16 +154,16 @@ impl Flag {
 
 /// The fields that few grants need.
 struct Special {
-    /// When renewal ends, at the latest.
+    /// The latest end of renewal.
     max_end: Option<Moment>,
-    /// Until when the key stays taken even if the holder is done.
+    /// Until when the key stays held even if the holder is done.
     min_until: Option<Moment>,
-    /// The write grant under which this one reads, and how that knows it.
+    /// The enclosing write grant of this read.
     nested_read: Option<Arc<NestedRead>>,
 }
 
 impl Special {
-    /// `None` where nothing of it is asked for.
+    /// Returns `None` if none of the fields is needed.
     fn of(
         max_end: Option<Moment>,
         min_until: Option<Moment>,
@@ -197,15 +197,15 @@ impl State {
     }
 }
 
-/// Why a caller did not enter a grant again.
+/// Why a caller could not re-enter a grant.
 pub(crate) enum Refused {
-    /// A hold that is not around the caller is inside, or comes before it.
+    /// A hold that is not around the caller is inside, or goes first.
     Sibling(Blocker),
     /// The grant has ended.
     Lost(Loss),
 }
 
-/// What the store has granted, by a step sent at `sent`, for `lease` from then on.
+/// A grant of the store, by a request sent at `sent`, for `lease` from then on.
 pub(crate) struct Granted {
     pub(crate) group: Group,
     pub(crate) series: Series,
@@ -258,8 +258,8 @@ impl Grant {
         grant
     }
 
-    /// The grant as the next holder in this process has it, with its hold. To the store, and in the renewal table,
-    /// it is the same.
+    /// Returns the grant for the next holder in this process, with its hold. To the store, and in the renewal table, it
+    /// is the same grant.
     pub(crate) fn successor(
         &self,
         terms: &HandoffTerms,
@@ -281,7 +281,7 @@ impl Grant {
             amount: self.amount,
             series: self.series.clone(),
             key: self.key.clone(),
-            // The next of the reserved ones.
+            // The next reserved token.
             token: self
                 .token
                 .saturating_add(u64::from(!broken!(TokenReusedAfterHandoff))),
@@ -301,7 +301,7 @@ impl Grant {
         self.state.lock().room.lines()
     }
 
-    /// What the holder says about it.
+    /// Returns the note of the holder.
     pub(crate) fn note(&self) -> Option<Arc<str>> {
         self.state.lock().room.note()
     }
@@ -310,7 +310,7 @@ impl Grant {
         self.state.lock().room.set_note(note);
     }
 
-    /// The lease that was asked for.
+    /// Returns the requested lease.
     pub(crate) fn lease(&self) -> Duration {
         Duration::from_nanos(self.lease)
     }
@@ -320,7 +320,7 @@ impl Grant {
         GrantId::new(self.issuer.uuid, self.number)
     }
 
-    /// The error of a caller that finds it lost.
+    /// Returns the error for a caller that finds it lost.
     pub(crate) fn lost(&self, loss: Loss) -> Error {
         Error::Lost {
             kind: self.kind,
@@ -329,7 +329,7 @@ impl Grant {
         }
     }
 
-    /// The client that it was given to.
+    /// Returns the client to which it was granted.
     pub(crate) fn client(&self) -> &Weak<Shared> {
         &self.issuer.client
     }
@@ -355,11 +355,11 @@ impl Grant {
     /// Whether the grant, which has no holder any more, may be handed off.
     pub(crate) fn may_be_handed_off(&self, now: Instant) -> bool {
         let state = self.state.lock();
-        // Readers under it go on, and keep a writer out.
+        // Readers under it continue, and keep a writer out.
         !state.room.has_readers() && state.grant.may_be_handed_off(&self.terms(), Moment::of(now))
     }
 
-    /// The grant as the store knows it, which is not handed off from now on; how it was lost, if it was.
+    /// Returns the grant as the store knows it, and prevents further handoffs; or how it was lost.
     pub(crate) fn bind(&self) -> Result<BoundGrant, Loss> {
         let mut state = self.state.lock();
         // Under the lock under which the last hold leaves: a grant that is being handed off has ended.
@@ -375,7 +375,7 @@ impl Grant {
         })
     }
 
-    /// Keeps the queue head's role until the grant ends; passes it on if it has.
+    /// Keeps the queue head's role until the grant ends; passes it on if it has ended.
     pub(crate) fn put_head(&self, head: Box<QueueHead>) {
         let mut state = self.state.lock();
         if state.grant.ended().is_none() {
@@ -390,12 +390,12 @@ impl Grant {
         self.state.lock().head.take()
     }
 
-    /// Whether this hold is still there.
+    /// Whether this hold still exists.
     pub(crate) fn has(&self, hold: u64) -> bool {
         self.state.lock().room.has(hold)
     }
 
-    /// One hold more, with the request's id, if all holds inside are around the caller. Readers do not mind each other.
+    /// Adds a hold with the request's id, if all holds inside are around the caller. Readers do not exclude each other.
     pub(crate) fn enter(&self, request: &EntryRequest<'_>) -> Result<(), Refused> {
         if let HoldState::Lost(loss) = self.status() {
             return Err(Refused::Lost(loss));
@@ -439,7 +439,7 @@ impl Grant {
                 .map_err(Refused::Sibling),
         };
         if admitted.is_ok() {
-            // The read gets a token of its own, which is greater than all that were reserved for handoffs.
+            // The read gets a separate token, greater than all that were reserved for handoffs.
             state.grant.end_handoffs();
         }
         drop(state);
@@ -447,7 +447,7 @@ impl Grant {
         admitted
     }
 
-    /// A read under this write grant has ended.
+    /// Removes a read under this write grant.
     pub(crate) fn dismiss(&self, reader: u64) {
         let mut wakeups = Wakeups::default();
         self.state.lock().room.remove_reader(reader, &mut wakeups);
@@ -460,12 +460,13 @@ impl Grant {
         }
     }
 
-    /// What a caller that may not enter yet waits for: the grant itself, or the write grant that it reads under.
+    /// Returns the grant at which a caller that may not enter yet waits: this one, or the write grant that it reads
+    /// under.
     pub(crate) fn arbiter(self: &Arc<Grant>) -> &Arc<Grant> {
         self.nested_read().map_or(self, |nested_read| &nested_read.write)
     }
 
-    /// Waits until a caller that was refused may look again, whose hold will have this id. Cancel safe.
+    /// Waits until a refused caller, whose hold will have this id, may try again. Cancel safe.
     pub(crate) async fn called(&self, hold: u64) {
         std::future::poll_fn(|cx| {
             let waker = cx.waker().clone();
@@ -476,14 +477,14 @@ impl Grant {
         .await;
     }
 
-    /// A caller waits no longer.
+    /// Removes a caller that no longer waits.
     pub(crate) fn vacate(&self, hold: u64) {
         let mut wakeups = Wakeups::default();
         self.state.lock().room.vacate(hold, &mut wakeups);
         wakeups.wake();
     }
 
-    /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
+    /// Removes a hold. `Some` for the last one, with the earlier loss of the grant, if any.
     pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Option<Loss>> {
         self.status_at(now);
         let mut wakeups = Wakeups::default();
@@ -499,7 +500,7 @@ impl Grant {
         let signals = state.room.signals();
         drop(state);
         wakeups.wake();
-        // The loss was told already, perhaps by the caller of this, from a waker.
+        // The loss was reported already, perhaps by a waker that runs the caller of this.
         if last && before.is_none() {
             tell(signals);
         }
@@ -507,12 +508,12 @@ impl Grant {
         last.then_some(before)
     }
 
-    /// Whether the grant holds, as the clock says now. Once `Lost`, always `Lost`.
+    /// Whether the grant is held, by the clock as of this call. Once `Lost`, always `Lost`.
     pub(crate) fn status(&self) -> HoldState {
         self.status_at(clock::now())
     }
 
-    /// The same as of `now`.
+    /// Whether the grant is held, as of `now`.
     pub(crate) fn status_at(&self, now: Instant) -> HoldState {
         let (status, _) = self.peek_at(Moment::of(now));
         if let HoldState::Lost(loss) = status {
@@ -521,8 +522,8 @@ impl Grant {
         status
     }
 
-    /// The same without telling anything, for callers that hold a lock: a waker that is told may call back. And the
-    /// time at which the grant is lost unless it is renewed.
+    /// The state without reporting a loss, for callers that hold a mutex: a woken task may call back. And the time at
+    /// which the grant is lost unless it is renewed.
     pub(crate) fn peek_at(&self, now: Moment) -> (HoldState, Moment) {
         let state = self.state.lock();
         (state.grant.judge(&self.terms(), now), state.grant.deadline())
@@ -565,8 +566,8 @@ impl Grant {
         signals.over.clone()
     }
 
-    /// The holder is asked to stop: the lock is not handed off any more. `false` where it was asked before, or the grant
-    /// has ended.
+    /// Records that the holder is asked to stop: the lock is not handed off any more. Returns false if it was asked
+    /// before, or the grant has ended.
     pub(crate) fn revoke(&self, intervention: Intervention) -> bool {
         let (signals, ended) = self.signals();
         if ended || signals.intervention.set(intervention).is_err() {
@@ -594,7 +595,7 @@ impl Grant {
         (signals, state.grant.ended().is_some())
     }
 
-    /// How long the grant is certain to hold from now on.
+    /// How long the grant is certain to be held from now on.
     pub(crate) fn remaining(&self) -> Duration {
         match self.status() {
             HoldState::Lost(_) => Duration::ZERO,
@@ -607,7 +608,7 @@ impl Grant {
         self.terms().max_hold_left(Moment::of(clock::now()))
     }
 
-    /// The step that releases the grant, as of `now`.
+    /// The request that releases the grant, as of `now`.
     pub(crate) fn release_request(&self, now: Instant) -> ReleaseRequest {
         ReleaseRequest {
             kind: self.kind,
@@ -628,7 +629,7 @@ impl Grant {
         self.state.lock().grant.budget().is_young(Moment::of(now))
     }
 
-    /// The step that renews the grant with this lease.
+    /// The request that renews the grant with this lease.
     pub(crate) fn renew_request(&self, lease: Duration) -> RenewRequest {
         RenewRequest {
             kind: self.kind,
@@ -639,7 +640,7 @@ impl Grant {
         }
     }
 
-    /// The next holder in this process has it.
+    /// Reports the handoff to the next holder in this process.
     pub(crate) fn tell_handed_off(&self) {
         self.tell_begin(true);
         let is_suspect = self.state.lock().grant.is_suspect();
@@ -659,7 +660,7 @@ impl Grant {
         .emit();
     }
 
-    /// Of what the events of this hold are.
+    /// The subject of the events of this hold.
     pub(crate) fn of(&self) -> Of<'_> {
         Of {
             listeners: &self.issuer.listeners,
@@ -669,13 +670,13 @@ impl Grant {
         }
     }
 
-    /// The holder has it no longer.
+    /// Reports that the holder no longer has it.
     fn tell_end(&self, was_suspect: bool) {
         let series = &self.series;
         Event::HoldEnds { series, was_suspect }.emit();
     }
 
-    /// The end of the hold is certain.
+    /// Reports that the hold has certainly ended.
     pub(crate) fn tell_held(&self, ended: Ended) {
         let held = Moment::now().since(self.since);
         Event::Held {
@@ -687,7 +688,7 @@ impl Grant {
         .emit();
     }
 
-    /// It was lost, which the watchdog has seen, or only its release.
+    /// Reports the loss, which the watchdog has detected, or only the release.
     pub(crate) fn tell_lost(&self, reason: &LossReason) {
         self.tell_held(Ended::Lost);
         let event = Event::Lost {
@@ -700,10 +701,10 @@ impl Grant {
         self.in_span(|| event.emit());
     }
 
-    /// A renewal failed, which counts if the lease ends before another one succeeds.
+    /// Records a failed renewal, which counts if the lease ends before another one succeeds.
     pub(crate) fn renewal_failed(&self, error: &StoreError) {
         let (now, mut state) = (Moment::now(), self.state.lock());
-        // What fails when all is over says nothing about it.
+        // A failure after the end is not its reason.
         if now <= state.grant.deadline() {
             let signals = state.room.make_signals();
             drop(state);
@@ -711,9 +712,9 @@ impl Grant {
         }
     }
 
-    /// Why the lease ran out, although it is renewed.
+    /// Why the lease expired although it is renewed.
     fn why_expired(&self, signals: &Signals, deadline: Moment, was_suspect: bool) -> LossReason {
-        // What failed before the last renewal that succeeded is not the reason.
+        // Failures before the last successful renewal are not the reason.
         let renewed = deadline.earlier_by(self.lease());
         let failure = signals.failure.lock().take();
         match failure.filter(|(at, _)| *at > renewed) {
@@ -733,7 +734,7 @@ impl Grant {
         known.unwrap_or_else(|| LossReason::of(loss))
     }
 
-    /// Says that it has become suspect, for callers that hold no lock.
+    /// Reports that it has become suspect, for callers that hold no mutex.
     pub(crate) fn tell_suspect(&self, error: Option<&StoreError>) {
         let event = Event::Suspect {
             key: &self.key,
@@ -755,7 +756,7 @@ impl std::fmt::Debug for Grant {
     }
 }
 
-/// Tells that the grant has ended. For callers that hold no lock.
+/// Signals that the grant has ended. For callers that hold no mutex.
 fn tell(signals: Option<Arc<Signals>>) {
     let Some(signals) = signals else { return };
     signals.over.cancel();

@@ -1,4 +1,4 @@
-//! Groups of locks, by which metrics are told apart: as many locks of a service as it has kinds of work, and never a name.
+//! Groups of locks, by which metrics distinguish them: one per kind of work, never one per name.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::sync::LazyLock;
 
 use parking_lot::RwLock;
 
-/// How many groups there are at most; those that come later are all called `other`.
+/// The maximum number of groups; later ones are all called `other`.
 pub(crate) const MOST: usize = 200;
 
-/// A group of locks. The names of a process are kept once and never forgotten, so there is a limit.
+/// A group of locks. Names are kept for the life of the process, so there is a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Group(u8);
 
@@ -22,7 +22,7 @@ struct Names {
 static NAMES: LazyLock<RwLock<Names>> = LazyLock::new(RwLock::default);
 
 impl Group {
-    /// Those that were given none.
+    /// The group of locks without one.
     pub(crate) const NONE: Group = Group(0);
     const OTHER: Group = Group(1);
     const FIRST: u8 = 2;
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!((Group::default().name(), Group::default()), ("none", Group::NONE));
         let names: Vec<String> = (0..MOST + 5).map(|n| format!("group-{n}")).collect();
         let groups: Vec<Group> = names.iter().map(|name| Group::of(name)).collect();
-        // Other tests of this process may have groups too.
+        // Other tests of this process may also create groups.
         let (kept, other): (Vec<_>, Vec<_>) = names
             .iter()
             .zip(&groups)

@@ -1,11 +1,10 @@
 //! The handoff inside the process: a released lock goes to its next waiter in this process, without a request to the
 //! store.
 //!
-//! To the store the process goes on holding the one grant; here each holder has a grant of its own, with
-//! its own fencing token out of the block that was reserved when the lock came from the store. The grant is
-//! handed off only while it is certainly valid for long enough, and only so many times or for a short
-//! while: then it goes back to the store, and where others may be waiting elsewhere this process lets them
-//! go first.
+//! To the store the process continues to hold one grant; here each holder has a separate grant, with its own fencing
+//! token out of the block that was reserved when the lock came from the store. The grant is handed off only while it is
+//! certainly valid for long enough, and only a limited number of times or for a short while: then it goes back to the
+//! store, and if others may be waiting elsewhere this process lets them go first.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -57,7 +56,7 @@ pub(crate) fn pass_on(
     }
     let (told, evidence) = oneshot::channel();
     let notifications = head.watch.as_ref().map(Watch::count);
-    // The readers that wait here are other callers: where writers follow each other, readers are admitted in between.
+    // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.
     let readers =
         grant.kind == Kind::Write && handle.shared().waiters.any(&LockId::new(Kind::Read, &grant.key));
     head.after = Some(After::new(notifications, readers, evidence));
@@ -67,7 +66,7 @@ pub(crate) fn pass_on(
     Some(outcome)
 }
 
-/// Hands the grant off, if that is allowed and a waiter takes it.
+/// Hands the grant off, if that is allowed and a waiter accepts it.
 fn hand_off(
     handle: &Arc<Handle>,
     grant: &Arc<Grant>,
@@ -81,9 +80,9 @@ fn hand_off(
     let fits = |terms: &HandoffTerms| terms.lease == grant.lease();
     let next = match head {
         Some(head) => head.successor(fits),
-        // Where the store has a queue, its next waiter may be another process.
+        // If the store has a queue, its next waiter may be another process.
         None if grant.kind.waits_in_store() => None,
-        // It sleeps until the store notifies it, as the queue head.
+        // As the queue head it sleeps until the store notifies it.
         None => {
             let offered = shared.waiters.offer_to_head(grant.kind, &grant.key);
             offered.filter(|waiter| waiter.handoff_terms.as_ref().is_some_and(fits))
@@ -104,12 +103,12 @@ fn hand_off(
         head.handed = head.handed.saturating_add(1);
         successor.put_head(head);
     }
-    // The waiter went away in this moment: dropped, the lock passes on as from any other holder.
+    // The waiter has just left: dropped, the lock passes on as from any other holder.
     drop(waiter.give(Hold::new(hold, handle.clone())));
     true
 }
 
-/// The grant as the next holder has it.
+/// Returns the grant for the next holder.
 fn successor(grant: &Arc<Grant>, waiter: &Waiter, now: Instant) -> Option<(Arc<Grant>, HoldRef)> {
     let terms = waiter.handoff_terms?;
     let by: &'static Location<'static> = waiter.by;

@@ -16,7 +16,7 @@ use crate::runtime::scope::{Frames, HoldRef};
 use crate::runtime::waiters::QueueHead;
 use crate::{Error, HoldState};
 
-/// One hold of a grant. Dropped, it leaves the grant; the last one passes the lock on or releases it.
+/// One hold of a grant. Dropping it leaves the grant; the last hold passes the lock on or releases it.
 pub(crate) struct Hold {
     hold: HoldRef,
     handle: Arc<Handle>,
@@ -40,7 +40,7 @@ impl Hold {
         self.grant().can_be_handed_off()
     }
 
-    /// The queue head's role rests in the grant until that ends.
+    /// Keeps the queue head's role in the grant until the grant ends.
     pub(crate) fn rest(&self, head: Box<QueueHead>) {
         if head.leave_head() {
             self.grant().put_head(head);
@@ -70,12 +70,12 @@ impl Hold {
                 Ok(Hold::new(hold, self.handle.clone()))
             }
             Err(Refused::Lost(loss)) => Err(self.grant().lost(loss)),
-            // Any caller may enter here, so none is in the way.
+            // Any caller may enter here, so none blocks it.
             Err(Refused::Sibling(_)) => Err(Error::NotHeld { key: key() }),
         }
     }
 
-    /// Releases the hold; the future tells the outcome.
+    /// Releases the hold; the future returns the outcome.
     pub(crate) fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
@@ -91,12 +91,12 @@ impl Hold {
         Frames::of(std::iter::once(self.hold.clone()), None)
     }
 
-    /// The hold as frames remember it.
+    /// Returns the hold as frames record it.
     pub(crate) fn hold_ref(&self) -> &HoldRef {
         &self.hold
     }
 
-    /// Ends the hold here and leaves the store as it is: it is neither renewed nor released any more.
+    /// Ends the hold here and leaves the store unchanged: the lock is neither renewed nor released any more.
     pub(crate) fn leave_taken(self) {
         let grant = self.grant();
         if grant.leave(self.hold.id, clock::now()).is_some() {
@@ -105,8 +105,8 @@ impl Hold {
         }
     }
 
-    /// Leaves the grant; the last hold passes it on. `None` when nothing is left to do: other holds exist, this guard
-    /// has left before, or another caller in this process has the lock now.
+    /// Leaves the grant; the last hold passes it on. `None` when there is nothing left to do: other holds exist, this
+    /// guard has left before, or another caller in this process has the lock now.
     pub(crate) fn leave(&mut self, ended: Ended) -> Option<Result<ReleaseOutcome, Error>> {
         let grant = self.hold.grant.clone();
         if !grant.has(self.hold.id) {

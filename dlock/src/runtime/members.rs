@@ -1,4 +1,4 @@
-//! One hold, or several that were taken together.
+//! One hold, or several that were acquired together.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::runtime::grants::{FirstEnd, Grant};
 
-/// What a view of holds looks at.
+/// The holds of a view.
 #[derive(Clone)]
 pub(crate) enum Holds {
     One(Arc<Grant>),
@@ -16,9 +16,9 @@ pub(crate) enum Holds {
 /// Several locks that are held together.
 pub(crate) struct Members {
     pub(crate) first: Arc<Grant>,
-    /// All of them, the first too.
+    /// All of them, including the first.
     pub(crate) all: Box<[Arc<Grant>]>,
-    /// Made on demand.
+    /// Created on demand.
     end: OnceLock<Arc<FirstEnd>>,
 }
 

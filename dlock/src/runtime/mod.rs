@@ -1,5 +1,5 @@
-//! How locks are acquired, kept, handed off and released: the client's tasks, queues and tables. Knows the seam to the
-//! stores, and no store.
+//! How locks are acquired, kept, handed off and released: the client's tasks, queues and tables. Knows the `Store`
+//! trait, but no particular store.
 
 pub(crate) mod acquire;
 pub(crate) mod attempt;

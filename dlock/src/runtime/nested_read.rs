@@ -1,8 +1,8 @@
-//! Reading under the own write lock: a writer may read, and goes on reading when it releases the write lock.
+//! Reading under a write lock: a writer may read, and keeps reading when it releases the write lock.
 //!
-//! The read has a grant of its own, with an id, a lease and a fencing token of its own; only the store is told under
-//! which write grant it is asked for, which is not in its way. Here the write grant knows the reads under it: a branch
-//! that wants to write waits until the readers that are not around it have left, and the other way round.
+//! The read has a separate grant, with its own id, lease and fencing token; the store is only told the enclosing write
+//! grant, which does not block it. Here the write grant knows the reads under it: a branch that wants to write waits
+//! until the readers that are not around it have left, and vice versa.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::runtime::grants::{EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::scope::Scope;
 
-/// A read under a write grant, from before the store is asked for it.
+/// A read under a write grant, created before the request to the store.
 #[derive(Debug)]
 pub(crate) struct NestedRead {
     pub(crate) write: Arc<Grant>,
@@ -25,8 +25,8 @@ pub(crate) struct NestedRead {
 pub(crate) type Holds = SmallVec<[u64; 1]>;
 
 impl NestedRead {
-    /// For a caller inside the write grant; every writer inside must be around it. `outer` are the holds of the grant
-    /// that are around the caller.
+    /// Creates the read of a caller inside the write grant; every writer inside must be around it. `outer` are the
+    /// holds of the grant that are around the caller.
     pub(crate) fn new(
         write: &Arc<Grant>,
         request: &EntryRequest<'_>,
@@ -40,7 +40,7 @@ impl NestedRead {
         }))
     }
 
-    /// One hold more on the read. Its frames are inside those that the read was asked for in.
+    /// Adds a hold to the read. Its frames are inside those in which the read was requested.
     pub(crate) fn enter(&self, request: &EntryRequest<'_>) -> Result<(), Refused> {
         let besides: Holds;
         let around = match request.around {
@@ -51,7 +51,7 @@ impl NestedRead {
             }
         };
         match self.write.admit(&EntryRequest { around, ..*request }) {
-            // It reads on without the writer.
+            // It keeps reading without the writer.
             Err(Refused::Lost(_)) => Ok(()),
             admitted => admitted,
         }

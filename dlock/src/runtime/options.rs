@@ -9,7 +9,7 @@ use crate::engine::grant::safety_margin;
 use crate::engine::timing::LONGEST_LEASE;
 use crate::runtime::group::Group;
 
-/// How long a lock outlives a holder that crashed, and what keeps it alive until then.
+/// How long a lock outlives a crashed holder, and what keeps it alive until then.
 ///
 /// ```
 /// use dlock::Lease;
@@ -22,7 +22,7 @@ use crate::runtime::group::Group;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lease {
-    /// The watchdog renews the lease every third of it, for as long as the guard lives. After a crash of the holder the
+    /// The watchdog renews the lease every third of it, for as long as the guard lives. After its holder crashes, the
     /// lock becomes available when the lease expires.
     Renewed(Duration),
     /// The lease is never renewed: the lock is lost when it expires.
@@ -30,7 +30,7 @@ pub enum Lease {
 }
 
 impl Lease {
-    /// The length of the lease.
+    /// Returns the length of the lease.
     #[must_use]
     pub fn duration(self) -> Duration {
         match self {
@@ -42,7 +42,7 @@ impl Lease {
         check_lease(self.option(), Some(self.duration()))
     }
 
-    /// The option that sets it.
+    /// The name of the option that sets it.
     fn option(self) -> &'static str {
         match self {
             Lease::Renewed(_) => "lease",
@@ -54,8 +54,8 @@ impl Lease {
 /// The options of an acquisition: the same for locks, sets of locks, semaphores, the layer of `dlock-tower` and
 /// `dlock run`.
 ///
-/// Each of these has methods of the same names, and takes all options at once by a method `options`: for options that
-/// several locks share, or that are read from a configuration.
+/// Each of these types has methods of the same names, and a method `options` that sets all options at once: for options
+/// that several locks share, or that come from a configuration.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -92,19 +92,19 @@ pub struct LockOptions {
 }
 
 impl LockOptions {
-    /// The defaults: the client's lease, renewed, and no limit.
+    /// Creates the default options: the client's lease, renewed, and no limit.
     pub fn new() -> LockOptions {
         LockOptions::default()
     }
 
-    /// The lease that the watchdog keeps renewing, every third of it, for as long as the guard lives; the client's
-    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the holder
-    /// the lock becomes available when the lease expires. Replaces a [fixed](Self::fixed_lease) one.
+    /// Sets the lease that the watchdog renews, every third of it, for as long as the guard lives; the client's
+    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After its holder crashes, the
+    /// lock becomes available when the lease expires. Replaces a [fixed](Self::fixed_lease) lease.
     pub fn lease(self, lease: Duration) -> LockOptions {
         self.set_lease(Lease::Renewed(lease))
     }
 
-    /// A lease that is not renewed: the lock is lost when it expires. Replaces a [renewed](Self::lease) one.
+    /// Sets a lease that is not renewed: the lock is lost when it expires. Replaces a [renewed](Self::lease) lease.
     pub fn fixed_lease(self, lease: Duration) -> LockOptions {
         self.set_lease(Lease::Fixed(lease))
     }
@@ -114,27 +114,27 @@ impl LockOptions {
         self
     }
 
-    /// How long an acquire waits; without end by default. The store's reply must come within that time, too.
+    /// Sets how long an acquire waits; without limit by default. The store's reply must arrive within that time, too.
     pub fn wait(mut self, wait: Duration) -> LockOptions {
         self.wait = Some(wait);
         self
     }
 
-    /// The longest time that the lock is held: then renewal ends and the lock is lost, even if the holder is alive. No
-    /// limit by default.
+    /// Limits how long the lock is held: then renewal stops and the lock is lost, even if the holder is alive. No limit
+    /// by default.
     pub fn max_hold(mut self, max_hold: Duration) -> LockOptions {
         self.max_hold = Some(max_hold);
         self
     }
 
-    /// Keeps the lock taken for at least this long from its acquisition on, even if it is released before: so that a
+    /// Keeps the lock held for at least this long from its acquisition on, even if it is released before: so that a
     /// scheduled job runs once on machines whose clocks differ. No minimum by default.
     pub fn min_hold(mut self, min_hold: Duration) -> LockOptions {
         self.min_hold = Some(min_hold);
         self
     }
 
-    /// How many callers may wait in this process at the same time; further ones are refused at once with
+    /// Limits how many callers may wait in this process at the same time; further callers are refused at once with
     /// [`Error::TooManyWaiters`]. No limit by default; an unbounded queue turns overload into an outage, so set a limit
     /// where requests come from outside.
     pub fn max_waiters(mut self, max_waiters: usize) -> LockOptions {
@@ -142,23 +142,24 @@ impl LockOptions {
         self
     }
 
-    /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
-    /// default, and 0 sends every release to the store. See [`Lock::local_handoffs`](crate::Lock::local_handoffs);
-    /// permits are never handed off.
+    /// Limits how many times this process hands a lock off among its own callers before it releases it to the store;
+    /// 4096 by default, and 0 sends every release to the store. See
+    /// [`Lock::local_handoffs`](crate::Lock::local_handoffs); permits are never handed off.
     pub fn local_handoffs(mut self, local_handoffs: u32) -> LockOptions {
         self.local_handoffs = Some(local_handoffs);
         self
     }
 
-    /// The group by which metrics tell locks apart, as in `order:{order_id}`: the kind of work, and never a name with a
-    /// number in it. Locks without a group are in `none`; after 200 names in a process all further ones are `other`. The
-    /// attribute `#[distributed_lock]` sets the text of its key, and the layers of `dlock-tower` the matched path of axum.
+    /// Sets the group by which metrics distinguish locks, as in `order:{order_id}`: the kind of work, never a name with
+    /// a number in it. Locks without a group are in `none`; after 200 names in a process all further ones are `other`.
+    /// The attribute `#[distributed_lock]` sets the text of its key, and the layers of `dlock-tower` the matched path
+    /// of axum.
     pub fn group(mut self, group: &'static str) -> LockOptions {
         self.group = Group::of(group);
         self
     }
 
-    /// The same for the layers, unless a group is set.
+    /// Sets the group for the layers, unless a group is set.
     #[doc(hidden)]
     pub fn __group_if_none(mut self, group: &str) -> LockOptions {
         if self.group == Group::NONE {
@@ -167,7 +168,7 @@ impl LockOptions {
         self
     }
 
-    /// The lease of a lock that is not renewed.
+    /// Returns the lease if it is not renewed.
     pub(crate) fn fixed(&self) -> Option<Duration> {
         match self.lease {
             Some(Lease::Fixed(lease)) => Some(lease),
@@ -206,25 +207,25 @@ impl LockOptions {
 pub(crate) struct Options {
     pub(crate) kind: Kind,
     pub(crate) permits: Option<Permits>,
-    /// Of a read-write lock: readers stand back for a waiting writer.
+    /// For a read-write lock: whether readers yield to a waiting writer.
     pub(crate) prefer_writers: bool,
     pub(crate) lock: LockOptions,
-    /// What the caller says about it.
+    /// The caller's note.
     pub(crate) note: Option<Arc<str>>,
 }
 
-/// What is asked of a semaphore.
+/// A request for permits of a semaphore.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Permits {
     /// How many at once.
     pub(crate) amount: u32,
     /// The total, if the store has none.
     pub(crate) total: Option<u32>,
-    /// The most that may be held, as far as this call goes.
+    /// The maximum number of held permits for this call.
     pub(crate) limit: Option<u32>,
 }
 
-/// A duration that a timer can take and a store can keep.
+/// Checks that a timer can take the duration and a store can keep it.
 pub(crate) fn check_duration(option: &'static str, duration: Option<Duration>) -> Result<(), Error> {
     let reason = match duration {
         Some(Duration::ZERO) => "it is zero".to_owned(),
@@ -234,13 +235,13 @@ pub(crate) fn check_duration(option: &'static str, duration: Option<Duration>) -
     Err(Error::InvalidOption { option, reason })
 }
 
-/// How many locks one set may have, and how many permits one acquisition may take: 1,000.
+/// The maximum number of locks in a set, and of permits in one acquisition: 1,000.
 ///
-/// A store grants them in one uninterrupted step, all or none: with more keys it would keep its other clients waiting
-/// for too long, at each renewal again.
+/// A store grants them in one uninterrupted operation, all or none: with more keys it would block its other clients for
+/// too long, again at each renewal.
 pub const MAX_AT_ONCE: usize = 1000;
 
-/// What is asked of a store in one step is not more than it should do at once.
+/// Checks that one operation does not ask too much of a store.
 pub(crate) fn check_at_once(option: &'static str, amount: usize, remedy: &str) -> Result<(), Error> {
     match amount {
         ..=MAX_AT_ONCE => Ok(()),
@@ -253,10 +254,10 @@ pub(crate) fn check_at_once(option: &'static str, amount: usize, remedy: &str) -
     }
 }
 
-/// The most permits that there may be: what Redisson can count.
+/// The maximum number of permits: what Redisson can count.
 const MOST_PERMITS: u32 = i32::MAX as u32;
 
-/// A number of permits that can be asked for.
+/// Checks a number of permits to acquire.
 pub(crate) fn check_permits(option: &'static str, amount: u32) -> Result<(), Error> {
     if amount == 0 {
         return Err(Error::InvalidOption {
@@ -267,7 +268,7 @@ pub(crate) fn check_permits(option: &'static str, amount: u32) -> Result<(), Err
     check_total(Some(amount))
 }
 
-/// A number of permits that there may be.
+/// Checks a total of permits.
 pub(crate) fn check_total(total: Option<u32>) -> Result<(), Error> {
     match total {
         Some(total) if total > MOST_PERMITS => Err(too_many_permits(&format!("{total} are more than"))),
@@ -282,7 +283,7 @@ pub(crate) fn too_many_permits(which: &str) -> Error {
     }
 }
 
-/// A lease that is worth having: longer than what is taken off it for the clocks.
+/// Checks that a lease is longer than its safety margin.
 pub(crate) fn check_lease(option: &'static str, lease: Option<Duration>) -> Result<(), Error> {
     check_duration(option, lease)?;
     match lease {
@@ -306,11 +307,11 @@ impl Options {
                 if permits.total.is_some() && permits.limit.is_some() {
                     return Err(Error::InvalidOption {
                         option: "limit",
-                        reason: "with permits: either the store keeps a number, or each acquire names one"
+                        reason: "with permits: use either the store's total, or a limit for each acquire"
                             .to_owned(),
                     });
                 }
-                // Those that have no owner are one number.
+                // Unowned permits are one number.
                 if self.kind == Kind::Permit {
                     let remedy = "let one permit stand for more";
                     check_at_once("acquire_many", permits.amount as usize, remedy)?;

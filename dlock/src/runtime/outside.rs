@@ -1,4 +1,4 @@
-//! Calls from outside of a tokio runtime: their timers are those of the client's runtime.
+//! Calls from outside a tokio runtime: they use the timers of the client's runtime.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use crate::base::clock;
 use crate::runtime::client::Handle;
 
 pin_project! {
-    /// A future that may be polled by any executor; made by [`Handle::with_timers`].
+    /// A future that any executor may poll; created by [`Handle::with_timers`].
     pub(crate) struct WithTimers<F> {
         #[pin]
         future: F,
@@ -21,7 +21,7 @@ pin_project! {
 }
 
 impl Handle {
-    /// Has a future use the timers of the client's runtime where it is polled outside of tokio.
+    /// Makes a future use the timers of the client's runtime when it is polled outside tokio.
     pub(crate) fn with_timers<F: Future>(self: &Arc<Self>, future: F) -> WithTimers<F> {
         let handle = self.clone();
         WithTimers { future, handle }
@@ -41,6 +41,6 @@ impl<F: Future> Future for WithTimers<F> {
 
 /// Whether the calling code has no tokio runtime.
 pub(crate) fn is_outside() -> bool {
-    // To be in a task is the cheaper request, and nearly always answered with yes.
+    // The task check is cheaper, and nearly always positive.
     tokio::task::try_id().is_none() && runtime::Handle::try_current().is_err()
 }

@@ -1,9 +1,9 @@
-//! Writes down who this client is, what it holds and what it waits for, for the person on call; and reads what others
-//! wrote.
+//! Publishes the presence of this client (its identity, what it holds and what it waits for) for the person on call,
+//! and reads that of others.
 //!
-//! One task for each client. It sleeps while nothing is held and nothing waits, looks once a second otherwise, and writes
-//! where something has changed that is older than a second, and every few seconds besides. So a lock that is held for
-//! a moment is never written down, and no acquire or release waits for this.
+//! One task per client. It sleeps while nothing is held and nothing waits. Otherwise it checks once a second, and
+//! writes when something older than a second has changed, and every few seconds besides. So a lock that is held for a
+//! moment is never published, and no acquire or release waits for this.
 
 pub(crate) mod mailbox;
 
@@ -29,20 +29,20 @@ use crate::store::operations::{Entry, EntryName, Operations};
 use crate::store::{Holder, StoreError};
 use crate::{HoldState, LockKey};
 
-/// How often the tables are looked at while something is in them, and how old it is when it is written down.
+/// How often the tables are checked while they have entries, and the minimum age of a published entry.
 const TICK: Duration = Duration::from_secs(1);
 /// The longest time between two writes.
 const EVERY: Duration = Duration::from_secs(5);
-/// For how long an entry is kept at least.
+/// How long at least an entry is kept.
 const KEPT: Duration = Duration::from_secs(60);
-/// How many holds, and how many waits, are written down.
+/// How many holds, and how many waits, are published.
 const WRITTEN: usize = 32;
-/// How many of either are looked at.
+/// How many holds, and how many waits, are examined.
 const LOOKED_AT: usize = 4096;
-/// How long a client that may not write waits before it tries again.
+/// How long a client without permission to write waits before it tries again.
 const REFUSED: Duration = Duration::from_secs(60);
 
-/// Who a client is.
+/// The identity of a client.
 #[derive(Debug)]
 pub(crate) struct Identity {
     service: String,
@@ -50,18 +50,18 @@ pub(crate) struct Identity {
     started: SystemTime,
     place: Place,
     address: OnceCell<Option<String>>,
-    /// Whether an entry may be there.
+    /// Whether an entry may exist.
     written: AtomicBool,
     left: AtomicBool,
 }
 
-/// What a client says of itself, and whether it answers.
+/// What a client publishes, and whether it answers.
 #[derive(Debug, Clone)]
 pub(crate) struct Publicity {
     pub(crate) service: String,
-    /// Whether it writes down what it does.
+    /// Whether it publishes its presence.
     pub(crate) presence: bool,
-    /// Whether it answers questions.
+    /// Whether it answers requests.
     pub(crate) answers: bool,
 }
 
@@ -89,7 +89,7 @@ impl Shared {
         self.watchdog.len() > 0 || self.waits.len() > 0
     }
 
-    /// What this client holds and waits for: all of it, or what is older than a moment, as much as is written down.
+    /// Returns what this client holds and waits for: all of it, or the part that is published.
     pub(crate) fn report(&self, written: bool) -> ClientReport {
         let (most, shown) = match written {
             true => (LOOKED_AT, WRITTEN),
@@ -123,13 +123,13 @@ impl Shared {
             waiting: self.waits.len(),
             age: Duration::ZERO,
             every: self.written_every(),
-            // As long as the leases that it explains: of a client that was killed it says what it was.
+            // As long as the leases that it explains: it describes a killed client, too.
             kept: (self.settings.lease * 2).max(KEPT),
             place: identity.place.clone(),
         }
     }
 
-    /// What a client wrote down.
+    /// Reads what a client published.
     pub(crate) async fn presence_of(&self, client: Uuid) -> Result<Option<ClientReport>, StoreError> {
         let Some(operations) = self.store.clone().operations() else {
             return Ok(None);
@@ -138,12 +138,12 @@ impl Shared {
         Ok(entry.and_then(|entry| read(&entry)))
     }
 
-    /// All holders of a lock, with what their clients wrote down.
+    /// Returns all holders of a lock, with what their clients published.
     pub(crate) async fn holders(&self, key: LockKey) -> Result<Vec<Holder>, StoreError> {
         let holders = self.store.clone().inspect(key).await?;
         let known = holders.into_iter().map(|holder| async move {
             let report = match holder.client_id() {
-                // What this process does it knows better.
+                // About its own process this client knows more.
                 Some(client) if client == self.issuer.uuid => Some(self.report(false)),
                 // The holder is known without it.
                 Some(client) => self.presence_of(client).await.unwrap_or_default(),
@@ -154,7 +154,7 @@ impl Shared {
         Ok(futures_util::future::join_all(known).await)
     }
 
-    /// Why the store does not have a hold any more, as far as the store can tell.
+    /// Why the store no longer has a hold, as far as the store can tell.
     pub(crate) async fn why_gone(&self, grant: &Grant) -> LossReason {
         let asking = async {
             if let Some(operations) = self.store.clone().operations() {
@@ -177,7 +177,7 @@ impl Shared {
         told.unwrap_or(LossReason::Gone)
     }
 
-    /// Removes what this client wrote, for its end.
+    /// Removes the entry of this client, at its end.
     pub(crate) async fn leave_presence(&self) {
         let identity = &self.identity;
         identity.left.store(true, Ordering::Relaxed);
@@ -185,13 +185,13 @@ impl Shared {
             && let Some(operations) = self.store.clone().operations()
         {
             let removed = operations.remove(EntryName::of_client("client", self.issuer.uuid));
-            // It goes by itself.
+            // Otherwise it expires.
             let _ = tokio::time::timeout(self.settings.timeout, removed).await;
         }
     }
 }
 
-/// The report in an entry, as old as its remaining time says.
+/// Parses the report in an entry; its remaining time tells its age.
 pub(crate) fn read(entry: &Entry) -> Option<ClientReport> {
     let report = ClientReport::read(&entry.value, Duration::ZERO)?;
     let age = report.kept.saturating_sub(entry.remaining);
@@ -273,7 +273,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
         next = clock::now() + TICK;
         if !shared.is_active() {
             shared.watchdog.beat.sleeps();
-            // It began between the two.
+            // Something may have begun in between.
             if !shared.is_active() {
                 return;
             }
@@ -290,7 +290,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
         let now = Moment::of(clock::now());
         if let Some((at, before)) = &last {
             let is_due = now.since(*at) >= report.every;
-            // A process with very much to do would do nothing else.
+            // A very busy process would do nothing else.
             let is_new = *before != content && report.held + report.waiting < LOOKED_AT;
             if !is_due && !is_new {
                 continue;
@@ -322,7 +322,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
     }
 }
 
-/// Looks up the holder that a call has waited for longest, of those that have waited for a second.
+/// Looks up the holder for the longest wait, if that has lasted a second.
 async fn look_up(shared: &Arc<Shared>) {
     let now = Moment::of(clock::now());
     let mut calls = shared.waits.calls(LOOKED_AT);
@@ -340,7 +340,7 @@ async fn look_up(shared: &Arc<Shared>) {
     }
 }
 
-/// Finds out by which address this machine reaches the store, once.
+/// Finds the address by which this machine reaches the store, once.
 async fn know_address(shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
     let find = || async {
         let operations = operations.clone();

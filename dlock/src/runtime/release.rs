@@ -1,7 +1,7 @@
 //! The queue that releases locks in the background.
 //!
-//! A step that was begun is finished, whether or not its caller stays: a future that is dropped before it is done moves
-//! to a worker of the client, runs to its end there, and its result is dropped, which releases it.
+//! An operation that was begun is finished, whether or not its caller stays: a future that is dropped before it is done
+//! moves to a worker of the client and runs to its end there; then its result is dropped, which releases it.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -44,22 +44,22 @@ pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> 
 /// Receives the number of notified subscribers of a release, after the first reply.
 pub(crate) type Told = oneshot::Sender<Option<u64>>;
 
-/// A future that is carried to its end by the worker when it is dropped before.
+/// A future that the worker runs to its end if it is dropped before.
 pub(crate) struct RunToCompletion<T: Send + 'static> {
     future: Option<Running<T>>,
     worker: mpsc::UnboundedSender<Job>,
-    /// Called where it is dropped before its end.
+    /// Called if it is dropped before its end.
     undo: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl<T: Send + 'static> RunToCompletion<T> {
-    /// Leaves it to the worker, which calls this with the result.
+    /// Leaves the future to the worker, which calls `then` with the result.
     pub(crate) fn finish(self, then: impl FnOnce(T) + Send + 'static) {
         let worker = self.worker.clone();
         let _ = worker.send(Box::pin(async move { then(self.await) }));
     }
 
-    /// Calls this if it is dropped before its end.
+    /// Calls `undo` if the future is dropped before its end.
     pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> RunToCompletion<T> {
         self.undo = Some(Box::new(undo));
         self
@@ -100,34 +100,34 @@ impl<T: Send + 'static> Drop for RunToCompletion<T> {
         if let Some(undo) = self.undo.take() {
             undo();
         }
-        // No worker means no runtime: the step is where the store has put it already.
+        // No worker means no runtime: the operation stays as far as the store has taken it.
         let _ = self.worker.send(job);
     }
 }
 
-/// An acquire on its way to the store, which can be given up before its reply is there.
+/// An acquire in flight that can be given up before its reply arrives.
 trait Undoing<T>: Send {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T>;
 
     /// Queues the release right behind the acquire, before this returns: the next acquire of this process must not find
-    /// the lock busy. The job sees to it that the release was not carried out first.
+    /// the lock busy. The job ensures that the release was not carried out first.
     fn undo(self: Box<Self>) -> Job;
 }
 
-/// An acquire on its way, and what follows from its reply.
+/// An acquire in flight, and how its reply is handled.
 pub(crate) trait PendingAcquire: Send + Unpin + 'static {
     type Brought: Send + 'static;
 
-    /// What is asked for.
+    /// The attempt.
     fn attempt(&self) -> &AcquireAttempt;
 
-    /// What the reply means for the caller.
+    /// Converts the reply for the caller.
     fn replied(self, reply: Result<AcquireReply, StoreError>) -> Self::Brought;
 
-    /// Queues a step that releases whatever the acquire brings, and returns its outcome.
+    /// Queues an operation that releases whatever the acquire obtains, and returns its outcome.
     fn undo(&self) -> RunToCompletion<Result<(), Error>>;
 
-    /// Nothing must be released any more.
+    /// Called when nothing needs to be released any more.
     fn forget(self);
 }
 
@@ -174,7 +174,7 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
                     Ok(_) => false,
                     Err(error) => error.outcome == Outcome::Unknown,
                 };
-                // The acquire may have been sent anew, and so behind its release.
+                // The acquire may have been resent, and so behind its release.
                 if may_be_left && undone.is_err() {
                     drop(asked.undo());
                 }
@@ -185,22 +185,22 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
     }
 }
 
-/// Runs what was dropped half way, until the last handle of the client is gone and nothing is left to do.
+/// Runs dropped futures, until the last handle of the client is gone and nothing is left to do.
 pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
     let mut jobs = FuturesUnordered::<CatchUnwind<AssertUnwindSafe<Job>>>::new();
     let mut open = true;
     while open || !jobs.is_empty() {
         tokio::select! {
             biased;
-            // Jobs first: there are only as many as the queue gave, so they cannot keep it waiting for ever, as a queue
-            // that is never empty could do with them.
+            // Jobs first: there are only as many as the queue delivered, so they cannot starve the queue; a queue that
+            // is never empty could starve them.
             Some(done) = jobs.next(), if !jobs.is_empty() => {
                 if done.is_err() {
                     Event::StorePanicked { key: None }.emit();
                 }
             }
             job = queue.recv(), if open => match job {
-                // A store that panics ends no other job.
+                // If a store panics, the other jobs continue.
                 Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
                 None => open = false,
             },
@@ -209,7 +209,7 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
 }
 
 impl Handle {
-    /// Carries a future to its end, even if the result is dropped. `shutdown` waits for it.
+    /// Runs a future to its end, even if the result is dropped. `shutdown` waits for it.
     pub(crate) fn run_to_completion<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -222,7 +222,7 @@ impl Handle {
         }
     }
 
-    /// Carries an acquire to its end. Dropped before, it is undone: the release is queued at once.
+    /// Runs an acquire to its end. Dropped before, it is undone: the release is queued at once.
     pub(crate) fn ask<A: PendingAcquire>(
         &self,
         step: StoreFuture<AcquireReply>,
@@ -240,7 +240,7 @@ impl Handle {
         }
     }
 
-    /// Releases a grant. The step takes its position in the store's queue now, before this returns; the result is its
+    /// Releases a grant. The operation takes its position in the store's queue before this returns; the result is its
     /// outcome.
     pub(crate) fn release(
         self: &Arc<Self>,
@@ -288,8 +288,8 @@ impl Handle {
         }))
     }
 
-    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its position in the
-    /// store's queue now; the result is its outcome, which may be dropped.
+    /// Makes sure that an acquire with an unknown outcome leaves nothing behind. The operation takes its position in
+    /// the store's queue now; the result is its outcome, which may be dropped.
     pub(crate) fn undo(
         &self,
         request: ReleaseRequest,
@@ -308,8 +308,7 @@ impl Handle {
     }
 }
 
-/// Sends the release until it is over. `counted` says that this process may be among the clients that are notified of
-/// it.
+/// Sends the release until it is over. `counted` says that this process may be among the clients that it notifies.
 fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
@@ -330,8 +329,8 @@ fn give_back(
                 Some(told) => drop(told.send(receivers)),
                 None => {
                     let receivers = receivers.unwrap_or(0);
-                    // Waiters of this process were notified too, and compete with the others from now on. Where the
-                    // store has a queue, it cannot be jumped.
+                    // Waiters of this process were notified too, and compete with the others from now on. A queue of
+                    // the store cannot be jumped.
                     if receivers > 0 && !request.kind.waits_in_store() {
                         let of = LockId::new(request.kind, key);
                         if !shared.waiters.any(&of) {
@@ -406,7 +405,7 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
             key: key.clone(),
             loss: Loss::Gone,
         }),
-        ReleaseReport::RanOut => Err(unknown(key, "its lease expired meanwhile".to_owned())),
+        ReleaseReport::RanOut => Err(unknown(key, "its lease expired in the meantime".to_owned())),
         ReleaseReport::Failed(error) => {
             Event::ReleaseFailed {
                 meter,
@@ -420,7 +419,7 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
     }
 }
 
-/// Sleeps on whichever runtime polls: what waits may move to the worker's when its own ends.
+/// Sleeps on whichever runtime polls: a waiting future may move to the worker's runtime when its own ends.
 pub(crate) async fn sleep(pause: Duration) {
     let until = tokio::time::Instant::now() + pause;
     let mut timer = None;

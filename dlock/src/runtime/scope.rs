@@ -5,7 +5,7 @@
 //! [`LockGuard::scope`](crate::LockGuard::scope). It travels with the future, wherever that is polled, and frames nest.
 //! A spawned task is not part of its parent's frame unless [`Scope::wrap`] takes the [`current`] scope along.
 //!
-//! A wrapper adds its frames to those in which the future is polled, and carries nothing else: a future that is made
+//! A wrapper adds its frames to those in which the future is polled, and carries nothing else: a future that is created
 //! inside one frame and polled inside another is in the second, and in those that it was given.
 
 use std::cell::RefCell;
@@ -26,14 +26,14 @@ use crate::runtime::grants::Grant;
 use crate::runtime::members::{Holds, Members};
 use crate::store::Kind;
 
-/// A hold as its frame remembers it.
+/// A hold as its frame records it.
 #[derive(Clone)]
 pub(crate) struct HoldRef {
     pub(crate) id: u64,
     pub(crate) grant: Arc<Grant>,
 }
 
-/// A hold around a piece of code, and those that were taken together with it.
+/// A hold around a piece of code, and those that were acquired together with it.
 #[derive(Clone)]
 struct Frame {
     hold: HoldRef,
@@ -41,7 +41,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Whether its hold was not released yet.
+    /// Whether its hold is not released yet.
     fn is_alive(&self) -> bool {
         self.hold.grant.has(self.hold.id)
     }
@@ -59,7 +59,7 @@ struct Active {
 }
 
 impl Active {
-    /// The frames, where the same task asks.
+    /// Returns the frames, if the same task asks.
     fn chain(&self) -> Option<&Chain> {
         let is_same = self.task == tokio::task::try_id() || broken!(FrameCarriedIntoSpawnedTask);
         is_same.then_some(&self.chain)
@@ -91,8 +91,7 @@ pub struct Scope {
 
 impl Scope {
     /// Runs a future in these frames too, whichever task polls it: they are added, as the inner ones, to those in which
-    /// the future is polled. The frames stay valid for as long as their holders hold: the frame of a released hold is
-    /// gone.
+    /// the future is polled. A frame ends when its hold is released.
     pub fn wrap<F: Future>(&self, future: F) -> InScope<F> {
         InScope {
             future: Some(future),
@@ -146,7 +145,7 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// The frames that the calling code runs in; empty outside of every frame.
+/// Returns the frames that the calling code runs in; empty outside of every frame.
 #[must_use]
 pub fn current() -> Scope {
     let chain = ACTIVE.try_with(|slot| slot.borrow().as_ref().and_then(Active::chain).cloned());
@@ -156,10 +155,10 @@ pub fn current() -> Scope {
     }
 }
 
-/// The innermost hold whose frame the calling code runs in, and that was not released.
+/// Returns the innermost unreleased hold whose frame the calling code runs in.
 ///
-/// For code deep inside a locked function that wants the fencing token, or to know whether the lock is
-/// still held, without having it passed down.
+/// For code deep inside a locked function that needs the fencing token, or whether the lock is still held, without
+/// having it passed down.
 pub(crate) fn innermost() -> Option<Holds> {
     let scope = current();
     let mut alive = scope.frames().iter().rev().filter(|frame| frame.is_alive());
@@ -173,7 +172,7 @@ pub(crate) fn innermost() -> Option<Holds> {
 #[derive(Default)]
 pub(crate) struct Frames {
     adds: Option<Chain>,
-    /// The surrounding frames of the last poll, and both together.
+    /// The surrounding frames of the last poll, and the joined frames.
     seen: Option<(Option<Chain>, Chain)>,
 }
 
@@ -185,7 +184,7 @@ impl Frames {
         }
     }
 
-    /// The frame of holds that were taken together.
+    /// The frame of holds that were acquired together.
     pub(crate) fn of(holds: impl Iterator<Item = HoldRef>, all: Option<&Arc<Members>>) -> Frames {
         let frames = holds.map(|hold| Frame {
             hold,
@@ -200,14 +199,14 @@ impl Frames {
         Frames::adding(Some(own))
     }
 
-    /// A handle to them.
+    /// Returns a handle to them.
     pub(crate) fn handle(&self) -> Scope {
         Scope {
             chain: self.adds.clone(),
         }
     }
 
-    /// Both together, made anew only where the surrounding ones are others than before.
+    /// Returns the joined frames, rebuilt only if the surrounding ones have changed.
     fn around(&mut self, outer: Option<&Chain>) -> Option<Chain> {
         let adds = self.adds.as_ref()?;
         let same = |seen: &Option<Chain>| seen.as_ref().map(Arc::as_ptr) == outer.map(Arc::as_ptr);
@@ -237,7 +236,7 @@ impl Frames {
     }
 }
 
-/// The inner frames inside the outer ones; holds that are over are left out.
+/// Appends the inner frames to the outer ones; ended holds are left out.
 fn join(outer: &Chain, inner: &Chain) -> Chain {
     let mut new: SmallVec<[u64; 4]> = inner.iter().map(|frame| frame.hold.id).collect();
     new.sort_unstable();
@@ -253,13 +252,13 @@ impl Drop for Entered {
         if broken!(FrameCarriedIntoSpawnedTask) {
             return;
         }
-        // Swapped out first: dropping a chain can run code that asks for the active frames.
+        // Swapped out first: dropping a chain can run code that reads the active frames.
         drop(ACTIVE.try_with(|slot| slot.replace(outer)));
     }
 }
 
 pin_project! {
-    /// A future that runs in frames; made by [`Scope::wrap`] and [`LockGuard::scope`](crate::LockGuard::scope).
+    /// A future that runs in frames; created by [`Scope::wrap`] and [`LockGuard::scope`](crate::LockGuard::scope).
     ///
     /// Futures that are polled later, each in the frames of the code that added it:
     ///
@@ -299,12 +298,12 @@ impl<F> InScope<F> {
         }
     }
 
-    /// Goes on in these frames instead.
+    /// Replaces its frames by these.
     pub(crate) fn enter(self: Pin<&mut Self>, frames: Frames) {
         *self.project().frames = frames;
     }
 
-    /// Drops the future. What it does then, it does in its frame too.
+    /// Drops the future in its frame, so that its destructors run there.
     pub(crate) fn end(self: Pin<&mut Self>) {
         let mut this = self.project();
         if this.future.is_some() {

@@ -1,5 +1,5 @@
-//! What calls that are not done have at the store: locks of a set that is not complete yet, and queue positions. They
-//! have no guard, so the renewal table does not have them, and a shutdown releases them from here.
+//! What unfinished calls have at the store: locks of an incomplete set, and queue positions. They have no guard, so the
+//! renewal table does not contain them, and a shutdown releases them from here.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::base::chance::HashMap;
 use crate::base::int_hash::BuildIntHasher;
 use crate::store::ReleaseRequest;
 
-/// One of them.
+/// A lock or a queue position of an unfinished call.
 pub(crate) struct Part {
     /// The request that releases it.
     pub(crate) request: ReleaseRequest,
-    /// For how long that is worth the effort.
+    /// How long the release is worth the effort.
     pub(crate) lease: Duration,
-    /// A lock, and not only a queue position.
+    /// Whether it is a lock, not only a queue position.
     pub(crate) is_held: bool,
 }
 
-/// All of a client, by the numbers of their ids.
+/// All parts of a client, by the numbers of their ids.
 #[derive(Default)]
 pub(crate) struct Unfinished {
     parts: Mutex<HashMap<u64, Part, BuildIntHasher>>,
@@ -34,12 +34,12 @@ impl Unfinished {
         self.parts.lock().insert(part.request.grant.number(), part);
     }
 
-    /// The call has done with it, or releases it itself. `false` where a shutdown has released it.
+    /// Removes a part that the call no longer needs, or releases itself. Returns false if a shutdown has released it.
     pub(crate) fn remove(&self, number: u64) -> bool {
         self.parts.lock().remove(&number).is_some() || broken!(ShutdownIgnoresPartialSet)
     }
 
-    /// All of them, for a shutdown to release.
+    /// Takes all of them, for a shutdown to release.
     pub(crate) fn take(&self) -> Vec<Part> {
         let mut parts = self.parts.lock();
         let all = parts.drain().map(|(_, part)| part);

@@ -1,18 +1,19 @@
 //! The waiters of this process, in arrival order; [`engine::wait_queue`](crate::engine::wait_queue) decides the order.
 //!
 //! Of all waiters for a key only the first talks to the store. It is the *queue head*, and has the subscription to the
-//! key's releases. When it has the lock or leaves, its role passes on: to the next waiter, which asks the store at once, so
-//! that a notification that the head before had consumed is not lost; or into the grant, where others wait, so that they
-//! sleep until the lock is handed off to them or goes back to the store (see [`handoff`](crate::runtime::handoff)).
+//! key's releases. When it has the lock or leaves, its role passes on: to the next waiter, which asks the store at
+//! once, so that a notification that the previous head consumed is not lost; or into the grant, if others wait, so that
+//! they sleep until the lock is handed off to them or goes back to the store (see
+//! [`handoff`](crate::runtime::handoff)).
 //!
-//! **A waiter has to be polled when it was woken.** A waiter that is woken and not polled within its poll deadline loses
-//! what it has: the role of the head, a lock that was handed off to it, the reply to its request. Otherwise a future that
-//! is kept and not polled would block all others. When it is polled again it goes on waiting, in front of those that came
-//! later. A task of the client looks now and then, so a handoff costs no timer; see [`attend`].
+//! **A woken waiter must be polled.** A woken waiter that is not polled within its poll deadline loses what it has: the
+//! role of the head, a lock that was handed off to it, the reply to its request. Otherwise a future that is kept and
+//! not polled would block all others. When it is polled again it continues to wait, ahead of later waiters. A task of
+//! the client checks now and then, so a handoff costs no timer; see [`attend`].
 //!
-//! Each waiter for a fair lock asks the store for itself (see [`acquire::fair`](crate::runtime::acquire)). Here the queue
-//! head is the waiter that listens, and that asks the moment a release of this process is queued. While its role rests in a
-//! grant, it knows which waiters are next in the store's queue.
+//! Each waiter for a fair lock asks the store itself (see [`acquire::fair`](crate::runtime::acquire)). Here the queue
+//! head is the waiter that listens, and that asks the moment a release of this process is queued. While its role is
+//! kept in a grant, it knows which waiters are next in the store's queue.
 
 mod entry;
 mod head;
@@ -45,12 +46,12 @@ pub(crate) struct Waiters {
     alarm: Arc<Alarm>,
 }
 
-/// Where a call that begins to wait joins the queue.
+/// Where a waiting call joins the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum JoinAt {
-    /// Behind all waiters, unless there are so many already.
+    /// Behind all waiters, unless there are this many already.
     End(Option<usize>),
-    /// It waited before: in front of those that came later.
+    /// In front of later waiters: it has waited before.
     Front,
 }
 
@@ -58,15 +59,15 @@ pub(crate) enum JoinAt {
 #[derive(Debug)]
 struct Queue {
     waiters: WaitQueue<Arc<Waiter>>,
-    /// What the store has replied to the head.
+    /// The store's replies to the head.
     evidence: Evidence,
 }
 
 impl Waiters {
     /// Joins the queue of a key.
     ///
-    /// With [`JoinAt::End`], at most so many callers wait. A head that has not yet been told to wait does not count; when it
-    /// is, and there are too many by then, the last to come are turned away.
+    /// With [`JoinAt::End`], the number of waiting callers is limited. A head that does not yet have to wait does not
+    /// count; once it has to, and there are too many by then, the last to come are refused.
     pub(crate) fn join(
         self: &Arc<Self>,
         kind: Kind,
@@ -121,7 +122,7 @@ impl Waiters {
         self.queues.lock().values().filter(waited_for).count()
     }
 
-    /// The queue head of a key, if the lock can be given to it.
+    /// Returns the queue head of a key, if the lock can be given to it.
     pub(crate) fn offer_to_head(&self, kind: Kind, key: &LockKey) -> Option<Arc<Waiter>> {
         let mut queues = self.queues.lock();
         let queue = queues.get_mut(&LockId::new(kind, key))?;

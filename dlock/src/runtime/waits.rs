@@ -1,4 +1,4 @@
-//! The calls of a client that wait for a lock, for those who ask. A call that gets its lock at once is not among them.
+//! The calls of a client that wait for a lock, for reports. A call that gets its lock at once is not among them.
 
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
@@ -16,14 +16,14 @@ use crate::runtime::group::Group;
 use crate::runtime::scope;
 use crate::store::{GrantId, Holder, Kind};
 
-/// All that wait.
+/// All waiting calls.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     calls: Mutex<HashMap<u64, Arc<WaitingCall>, BuildIntHasher>>,
     beat: Arc<Beat>,
 }
 
-/// A call that waits.
+/// A waiting call.
 #[derive(Debug)]
 pub(crate) struct WaitingCall {
     pub(crate) kind: Kind,
@@ -79,7 +79,7 @@ impl Waits {
         self.calls.lock().len()
     }
 
-    /// Some of the calls, at most so many, with their numbers.
+    /// Returns at most this many of the calls, with their numbers.
     pub(crate) fn calls(&self, most: usize) -> Vec<(u64, Arc<WaitingCall>)> {
         let calls = self.calls.lock();
         calls
@@ -90,7 +90,7 @@ impl Waits {
     }
 }
 
-/// The entry of a call that may come to wait; taken out when it is dropped.
+/// The entry of a call that may come to wait; removed when it is dropped.
 #[derive(Default)]
 pub(crate) struct Waiting<'a> {
     entered: OnceLock<Box<Entered>>,
@@ -104,7 +104,7 @@ struct Entered {
 }
 
 impl<'a> Waiting<'a> {
-    /// That of an acquire which is traced so.
+    /// The entry of an acquire with this trace.
     pub(crate) fn of(trace: &'a AcquireTrace) -> Waiting<'a> {
         Waiting {
             trace: Some(trace),
@@ -112,7 +112,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// How the acquire comes to its lock, as far as it is known by now.
+    /// Records how the acquire obtains its lock, as far as known.
     pub(crate) fn comes_by(&self, path: Path) {
         if let Some(trace) = self.trace {
             trace.comes_by(path);
@@ -133,7 +133,7 @@ impl<'a> Waiting<'a> {
         });
     }
 
-    /// The holder that it waits for, if that was looked up.
+    /// Returns the holder that it waits for, if that was looked up.
     pub(crate) fn holder(&self) -> Option<Arc<Holder>> {
         self.entered.get()?.call.holder.lock().clone()
     }
@@ -141,7 +141,7 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // The call itself is dropped without the lock.
+        // The call itself is dropped without the mutex.
         let call = self.waits.calls.lock().remove(&self.number);
         drop(call);
     }

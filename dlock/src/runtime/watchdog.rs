@@ -1,8 +1,8 @@
 //! Keeps the grants of a client alive and signals their loss.
 //!
-//! One task for all grants. It sleeps until the renewal table wants to be looked at, sends the requests that the table has
-//! room for, and parks without any timer when nothing is held. What is renewed when, and what a reply means, is decided
-//! by the [table](RenewalTable).
+//! One task for all grants. It sleeps until the renewal table's next deadline, sends as many requests as the table
+//! allows, and parks without any timer when nothing is held. The [table](RenewalTable) decides what is renewed when,
+//! and what a reply means.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
 
-/// The renewal table of a client, and what its watchdog is woken by.
+/// The renewal table of a client, and what wakes its watchdog.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     table: Mutex<Table>,
@@ -37,7 +37,7 @@ pub(crate) struct Watchdog {
     sooner: Notify,
     /// The last grant has gone.
     emptied: Notify,
-    /// Whoever writes down what this client does.
+    /// Wakes the presence task.
     pub(crate) beat: Arc<Beat>,
 }
 
@@ -49,19 +49,19 @@ impl Watchdog {
         }
     }
 
-    /// Enters a grant that was just given, by a request sent at `sent`.
+    /// Enters a new grant, obtained by a request sent at `sent`.
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant, now: Instant) {
         let (sent, now) = (Moment::of(sent), Moment::of(now));
         self.perform(|table| table.add(grant, sent, now));
         self.beat.rouse();
     }
 
-    /// The grant of this number, if it is held.
+    /// Returns the grant with this number, if it is held.
     pub(crate) fn grant(&self, number: u64) -> Option<Arc<Grant>> {
         self.table.lock().grant(number).cloned()
     }
 
-    /// Some of the grants that are held, at most so many.
+    /// Returns at most this many of the held grants.
     pub(crate) fn grants(&self, most: usize) -> Vec<Arc<Grant>> {
         self.table.lock().grants().take(most).cloned().collect()
     }
@@ -71,12 +71,12 @@ impl Watchdog {
         self.table.lock().replace(successor)
     }
 
-    /// Takes a grant out: no renewal is sent for it any more, and the reply to one that is in flight says nothing.
+    /// Removes a grant: it is not renewed any more, and the reply to a renewal in flight is ignored.
     pub(crate) fn remove(&self, number: u64) {
         self.perform(|table| table.remove(number));
     }
 
-    /// How many grants are held.
+    /// Returns how many grants are held.
     pub(crate) fn len(&self) -> usize {
         self.table.lock().len()
     }
@@ -97,7 +97,7 @@ impl Watchdog {
         }
     }
 
-    /// Ends every grant, and each that is still to come.
+    /// Ends every grant, and each future one.
     pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
         let grants = self.table.lock().close(loss);
         for grant in &grants {
@@ -112,7 +112,7 @@ impl Watchdog {
         self.perform(|table| table.end(loss, |grant| grant.key == *key));
     }
 
-    /// What renewals brought that were sent at `sent`.
+    /// Enters the replies to renewals that were sent at `sent`.
     fn replies(&self, sent: Instant, replies: impl Iterator<Item = Reply>) {
         self.perform(|table| {
             let now = Moment::of(clock::now());
@@ -120,8 +120,8 @@ impl Watchdog {
         });
     }
 
-    /// Has the table decide under its lock, and does what follows without: a holder that learns of a loss may call
-    /// back.
+    /// Lets the table decide under its mutex, and performs the actions without it: a holder that learns of a loss may
+    /// call back.
     fn perform(&self, decide: impl FnOnce(&mut MutexGuard<'_, Table>) -> Actions<Arc<Grant>>) {
         let mut table = self.table.lock();
         let actions = decide(&mut table);
@@ -154,7 +154,7 @@ impl Watchdog {
     }
 }
 
-/// The watchdog of a client. Ends when `over` says so.
+/// Runs the watchdog of a client, until `over` completes.
 pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
     let watchdog = &shared.watchdog;
     let mut doubts = shared.store.doubts();
@@ -176,10 +176,10 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
                 watchdog.perform(|table| table.doubt(lane, now));
                 true
             }
-            // What was due is not due any more after the look, so nothing below waits for long.
+            // What was due is not due any more after the check, so nothing below waits for long.
             () = sleep_until(due) => true,
             () = watchdog.sooner.notified() => false,
-            // Only makes room: what failed a moment ago is not due yet, if nearly.
+            // Only makes room: what just failed is not due yet, or only nearly.
             Some(_) = requests.join_next(), if !requests.is_empty() => false,
         };
         if is_due {
@@ -216,11 +216,11 @@ struct InFlight {
 }
 
 impl InFlight {
-    /// Renews grants of one lane, each for its lease. That counts from `sent`, when it was seen how much is left to each,
+    /// Renews grants of one lane, each for its lease, counted from `sent`, when the remaining leases were computed,
     /// however much later this is polled.
     ///
-    /// A reply that does not come in time has failed, and the grants are asked for again. It counts all the same if it comes
-    /// after that: a store may take longer for each reply than is waited for it.
+    /// If the reply does not arrive in time, the renewal has failed, and the grants are renewed again. A later reply
+    /// still counts: a store may need longer for each reply than the timeout.
     async fn renew(mut self, sent: Instant, request: Request<Arc<Grant>>) {
         let Request { grants, patience, .. } = request;
         let requests = grants
@@ -257,7 +257,7 @@ impl InFlight {
             let longest = grants.iter().map(|(_, lease)| *lease).max();
             let useless = sent + longest.unwrap_or_default();
             if let Ok(Ok(Ok(results))) = tokio::time::timeout_at(useless, step).await {
-                // What failed has failed before.
+                // A failure was already recorded.
                 let brought = grants.into_iter().zip(results);
                 let brought = brought.filter(|(_, result)| result.is_ok());
                 let (grants, results): (Vec<_>, Vec<_>) = brought.unzip();
@@ -281,7 +281,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Enters what a request brought that was sent at `sent`.
+/// Enters the replies to a request that was sent at `sent`.
 fn replied_to(
     shared: &Shared,
     sent: Instant,
@@ -306,13 +306,13 @@ fn replied_to(
     }
 }
 
-/// A store has to answer each of the renewals that it was asked for together.
+/// A store must answer every renewal of a request.
 fn too_few_replies(answered: usize, asked: usize) -> StoreError {
     StoreError::unknown(format!("the store answered {answered} of {asked} renewals"))
 }
 
 impl Shared {
-    /// Renews one grant now, on behalf of its holder.
+    /// Renews one grant now, for its holder.
     pub(crate) async fn renew_one(&self, grant: &Arc<Grant>) -> Result<(), Error> {
         let sent = clock::now();
         let (_, deadline) = grant.judge(Moment::of(sent));

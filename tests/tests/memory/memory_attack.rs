@@ -550,7 +550,7 @@ async fn acquire_that_panics_has_failed_and_is_logged_with_its_key() {
         );
         let entry = log.count("ERROR");
         assert_eq!((entry, log.count("key=order:7")), (1, 1), "{panics_in_the_call}");
-        assert_eq!(log.count("a step of the lock store panicked"), 1);
+        assert_eq!(log.count("an operation of the lock store panicked"), 1);
         drop(client.lock("order:7").acquire().await.unwrap());
     }
 }
@@ -570,7 +570,7 @@ async fn waiter_asks_again_though_the_subscription_panics_which_is_logged() {
     sleep(10 * MS).await;
     drop(guard);
     drop(waits.await.unwrap().unwrap());
-    assert_eq!(log.count("a step of the lock store panicked key=k"), 1);
+    assert_eq!(log.count("an operation of the lock store panicked key=k"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -615,7 +615,7 @@ async fn store_that_answers_too_few_renewals_is_warned_of_once_before_the_loss()
     let guard = client.lock("k").acquire().await.unwrap();
     assert_eq!(guard.lost().await, Loss::Expired);
     assert_eq!(log.count("WARN"), 2, "suspect, and lost");
-    let unconfirmed = log.count("a lock could not be confirmed, its lease still runs");
+    let unconfirmed = log.count("a lock could not be confirmed; its lease has not ended");
     assert_eq!(unconfirmed, 1);
     // In both: it is the reason of the loss.
     assert_eq!(log.count("the store answered 0 of 1 renewals"), 2);

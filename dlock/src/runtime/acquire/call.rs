@@ -1,4 +1,4 @@
-//! One call of acquire: what it asks for, and what it reports.
+//! One acquire call: what it asks for, and what it reports.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -19,15 +19,16 @@ use crate::runtime::release::RunToCompletion;
 use crate::store::{Announce, GrantId, Holder, Kind, StoreError};
 use crate::{Error, LockKey};
 
-/// One call of acquire, or the part of a call for several keys that is about one of them.
+/// One acquire call, or the part of a call for several keys that concerns one of them.
 #[derive(Clone)]
 pub(crate) struct AcquireCall {
     pub(crate) handle: Arc<Handle>,
     pub(crate) key: LockKey,
     pub(crate) options: Options,
-    /// Ask once, and do not wait.
+    /// Ask once, without waiting.
     pub(crate) once: bool,
-    /// Inside of a hold of the same client: a client that drains lets it pass. Found out by [`run`](Self::run).
+    /// Whether it is inside a hold of the same client: a draining client lets it pass. [`run`](Self::run) determines
+    /// it.
     pub(crate) nested: bool,
     pub(crate) by: &'static Location<'static>,
 }
@@ -77,7 +78,7 @@ impl AcquireTarget for AcquireCall {
 }
 
 impl AcquireCall {
-    /// When the wait is over.
+    /// When the wait time is over.
     pub(crate) fn until(&self, started: Instant) -> Option<Instant> {
         match self.once {
             true => Some(started),
@@ -100,7 +101,7 @@ impl AcquireCall {
         }
     }
 
-    /// The error of a call that had to end so.
+    /// Returns the error of a call that had to end for that reason.
     pub(crate) fn ended(&self) -> Error {
         self.handle.shared().refusal()
     }
@@ -125,27 +126,27 @@ impl AcquireCall {
         }
     }
 
-    /// Checks that key and options make sense, and that the store can do what they ask for.
+    /// Checks key and options, and that the store supports them.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.key.check()?;
         self.options.check()?;
         self.check_store()
     }
 
-    /// Checks that the store can do what the options ask for.
+    /// Checks that the store supports the options.
     pub(crate) fn check_store(&self) -> Result<(), Error> {
         capable::check(&self.options, self.lease(), &self.handle.shared().capabilities)
     }
 
     pub(crate) fn handoffs(&self) -> u32 {
-        // Each holder in a chain of handoffs has a fencing token of its own.
+        // Each holder in a chain of handoffs has a separate fencing token.
         match self.options.kind.is_handed_off() && self.handle.shared().capabilities.token_blocks {
             true => self.options.lock.local_handoffs.unwrap_or(DEFAULT_HANDOFFS),
             false => 0,
         }
     }
 
-    /// Whether a waiter may have a queue position at the store, under an id of its own.
+    /// Whether a waiter may have a queue position at the store, under a separate id.
     pub(crate) fn has_position(&self) -> bool {
         match self.options.kind {
             Kind::Write => self.options.prefer_writers,
@@ -155,12 +156,12 @@ impl AcquireCall {
         }
     }
 
-    /// How many permits are asked for; 1 for all other kinds.
+    /// How many permits are requested; 1 for all other kinds.
     pub(crate) fn amount(&self) -> u32 {
         self.options.permits.map_or(1, |permits| permits.amount)
     }
 
-    /// The lease that is asked for.
+    /// The requested lease.
     pub(crate) fn lease(&self) -> Duration {
         let LockOptions { lease, max_hold, .. } = self.options.lock;
         match lease {
@@ -175,7 +176,7 @@ impl AcquireCall {
         error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
     }
 
-    /// Asks the store. The request runs to its completion even if this is dropped, and is undone by a release right behind it.
+    /// Asks the store. The request runs to completion even if this is dropped, and a release right behind it undoes it.
     pub(super) fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
         let handle = attempt.handle.clone();
         handle.ask(handle.shared().call_acquire(&attempt.request), attempt)

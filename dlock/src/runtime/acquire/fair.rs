@@ -1,14 +1,14 @@
 //! Acquires a fair lock: each waiter has a position in the store's queue and asks for itself;
 //! [`engine::acquire`](crate::engine::acquire) decides.
 //!
-//! The store keeps a position only while it is asked for now and then. Of the waiters of one process the
-//! [queue head](crate::runtime::waiters) listens for the notification of the store. The others cannot come first in the
-//! store's queue before those ahead of them here, so they listen only when that takes long. When this process releases the
-//! lock, the request of its next waiter is queued right behind the release, so that both travel together.
+//! The store keeps a position only while its waiter asks now and then. Of the waiters of one process the [queue
+//! head](crate::runtime::waiters) listens for the store's notification. The others cannot come first in the store's
+//! queue before those ahead of them here, so they listen only when that takes long. When this process releases the
+//! lock, the request of its next waiter is queued right behind the release, so that both are sent together.
 //!
-//! With the lock the store says which waiters of this process are next in its queue, up to the first of another process.
-//! The lock is [handed off](crate::runtime::handoff) to them in that order, without the store; each gives up its position
-//! when it has the lock.
+//! With the lock the store says which waiters of this process are next in its queue, up to the first of another
+//! process. The lock is [handed off](crate::runtime::handoff) to them in that order, without the store; each gives up
+//! its position when it has the lock.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ use crate::runtime::hold::Hold;
 use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
 use crate::store::{Watch, changed};
 
-/// The machine of a waiter, and its position. Dropped before the next waiter here becomes the queue head, which asks for
-/// that one.
+/// The machine of a waiter, and its position. Dropped before the next waiter here becomes the queue head, which sends
+/// that waiter's request.
 struct FairWaiter<'a, 'e> {
     acquire: Acquire<'e>,
     slot: &'a FairSlot,
@@ -53,7 +53,7 @@ enum Awaits {
 }
 
 impl Wait<'_, AcquireCall> {
-    /// Asks until the lock is acquired, or the wait is over.
+    /// Asks until the lock is acquired, or the wait time is over.
     pub(super) async fn in_store_queue(&self) -> Result<Hold, Error> {
         let slot = FairSlot::default();
         let mut evidence = Evidence::default();
@@ -72,16 +72,16 @@ impl Wait<'_, AcquireCall> {
             entry.asks(Arc::new(slot.clone()));
             let waits = std::pin::pin!(self.as_waiter(&entry, &slot, &mut evidence));
             let guard = entry.attended(waits).await?;
-            // The process may have been stopped since it was handed off.
+            // The process may have been stopped since the handoff.
             if let Some(guard) = guard.filter(Hold::is_held) {
                 return Ok(guard);
             }
-            // It was the next one before.
+            // It was next before.
             at = JoinAt::Front;
         }
     }
 
-    /// The same, until the waiter has a lock, which may be lost since; `None` where it was not polled in time.
+    /// Waits until the waiter has a lock, which may be lost since; `None` if it missed its poll deadline.
     async fn as_waiter(
         &self,
         entry: &QueueEntry,
@@ -96,7 +96,7 @@ impl Wait<'_, AcquireCall> {
         let mut watch: Option<Watch> = None;
         let mut handed_off = None;
         let acquire = Acquire::new(self.rules(), head.is_some(), evidence);
-        // Dropped before those above.
+        // Dropped before the values above.
         let mut waiter = FairWaiter { acquire, slot };
         let mut step = (waiter.acquire).handle(Event::MayAsk { listens: false }, Moment::now());
         let mut awaits = Awaits::Reply;
@@ -120,13 +120,13 @@ impl Wait<'_, AcquireCall> {
             match step.next {
                 Next::Send { poll_by, .. } => {
                     let position = match slot.take() {
-                        // Sent when it became the queue head: what has happened since is not in its reply.
+                        // Sent when it became the queue head: later events are not in its reply.
                         FairState::InFlight(request) => Err(request),
                         FairState::Idle(position) => Ok(position),
                         FairState::Nothing => Ok(QueuePosition::new(self.call)),
                     };
                     let request = position.map(|position| {
-                        // What happened before the request is in the reply.
+                        // The reply covers events before the request.
                         watch.iter_mut().for_each(Watch::seen);
                         entry.stands_at(position.id);
                         entry.polled_by(poll_by);
@@ -155,7 +155,7 @@ impl Wait<'_, AcquireCall> {
                     return Ok(handed_off);
                 }
                 Next::Report(_) => return Err(self.reported(step)),
-                // A plain lock has crowds, and a fair one an order.
+                // Only a plain lock yields; a fair one has an order.
                 Next::Continue | Next::Draw { .. } | Next::LetGo { .. } | Next::LeaveToOthers { .. } => {}
             }
             if step.listens
@@ -170,7 +170,7 @@ impl Wait<'_, AcquireCall> {
                         biased;
                         outcome = slot.outcome() => match outcome {
                             FairOutcome::Acquired(guard, behind) => {
-                                // Those that come from now on wait behind it, and ask when it is released.
+                                // Later waiters queue behind it, and ask when it is released.
                                 if let Some(mut head) = head.or_else(|| entry.head()) {
                                     head.behind = behind.iter().rev().map(|id| id.number()).collect();
                                     guard.rest(head);
@@ -220,7 +220,7 @@ impl Wait<'_, AcquireCall> {
     }
 }
 
-/// What a waiter was told, as the machine has it.
+/// Converts a delivery to a waiter to an event of the machine.
 fn delivered_event(
     delivered: Delivered,
     head: &mut Option<Box<QueueHead>>,

@@ -24,12 +24,12 @@ use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
 use crate::store::{Announce, GrantId, Notification, ReleaseRequest, StoreError, Watch, changed};
 
-/// How being the queue head ended.
+/// How the role of the queue head ended.
 pub(super) enum HeadOutcome<T> {
     Got(T),
-    /// The lock was handed off and is lost already, or the role of the head is.
+    /// The lock was handed off and is already lost, or the role of the head is.
     Lost,
-    /// There are fewer permits in all than were asked for.
+    /// The semaphore has fewer permits in all than requested.
     TooFewPermits,
 }
 
@@ -39,12 +39,12 @@ impl<T> HeadOutcome<T> {
     }
 }
 
-/// What a head meets while it waits.
+/// What ends a pause of the head.
 enum Met<T> {
     Event(Event),
     /// The store has granted the lock.
     Granted(T),
-    /// The lock was handed off; `None` where this waiter was not polled in time.
+    /// The lock was handed off; `None` if this waiter missed its poll deadline.
     HandedOff(Option<Hold>),
 }
 
@@ -115,7 +115,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             let listens = head.watch.is_some();
             acquire.handle(Event::MayAsk { listens }, Moment::now())
         } else {
-            // Boxed, as all that few calls need: each call is moved with room for it.
+            // Boxed, because few calls need it: each call is moved with room for it.
             let yields = self.yields(entry, &mut head, (after, pending), waiter, &mut acquire);
             match Box::pin(yields).await? {
                 ControlFlow::Continue(step) => step,
@@ -158,8 +158,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             step = at_store.acquire.handle(event, Moment::now());
         }
     }
-    /// The first step where it is the turn of other processes, which go first. Breaks with a lock that was handed off
-    /// meanwhile.
+    /// Returns the first step, after other processes went first if it is their turn. Breaks with a lock that was handed
+    /// off in that time.
     async fn yields(
         &self,
         entry: &QueueEntry,
@@ -202,7 +202,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// A subscription of this waiter.
+    /// Subscribes this waiter.
     fn listens(&self, waiter: GrantId) -> Watch {
         let AcquireCall {
             handle, key, options, ..
@@ -210,7 +210,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         handle.shared().call_watch(options.kind, key, waiter)
     }
 
-    /// Performs what a step says, but for what comes next.
+    /// Performs the actions of a step, except the next one.
     fn performs(
         &self,
         step: &Step,
@@ -246,7 +246,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         announce: Announce,
         patience_ends: Option<Moment>,
     ) -> Result<Met<G::Got>, Error> {
-        // What happened before the request is in the reply.
+        // The reply covers events before the request.
         head.watch.iter_mut().for_each(Watch::seen);
         let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
         let outcome = match futures_util::poll!(&mut outcome) {
@@ -291,7 +291,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         Ok(Met::Event(event))
     }
 
-    /// The store has granted it, by a request sent then. Returns the role of the head, unless that rests in the lock.
+    /// Handles a grant of the store, by a request sent at `sent`. Returns the role of the head, unless the lock keeps
+    /// it.
     fn granted(
         &self,
         entry: &QueueEntry,
@@ -301,13 +302,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
         acquire: &mut Acquire<'_>,
     ) -> Option<Box<QueueHead>> {
         let AcquireCall { handle, options, .. } = self.call;
-        // Where one may read, all may.
+        // If one reader may read, all may.
         (head.handed, head.opened) = (0, options.kind.is_shared());
         let fairness = &handle.shared().fairness;
         fairness.acquired(entry.lock_id(), acquire.round());
         let guard = self.target.guard(got);
         let ends_position = guard.is_some();
-        // Not later than the request, as far as the machine has to know.
+        // For the machine, the request is late enough.
         acquire.handle(Event::Granted { ends_position }, sent);
         match guard {
             Some(guard) => {
@@ -318,7 +319,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// What a reply is for the machine that does not grant the lock.
+    /// Converts a reply that does not grant the lock to an event of the machine.
     fn refused(&self, entry: &QueueEntry, outcome: Result<AttemptOutcome<G::Got>, StoreError>) -> Event {
         match outcome {
             Ok(AttemptOutcome::Busy {
@@ -344,8 +345,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// The lock was handed off, and the role of the queue head rests in it; or this waiter was not polled in time, and is
-    /// the head no longer.
+    /// Handles a handed-off lock, which keeps the role of the queue head; or this waiter missed its poll deadline, and
+    /// is no longer the head.
     fn took(
         &self,
         guard: Option<Hold>,
@@ -372,13 +373,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
     }
 }
 
-/// The lock, from another caller of this process; `None` where this waiter was not polled in time.
+/// Waits for the lock from another caller of this process; `None` if this waiter missed its poll deadline.
 async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
     loop {
         match entry.delivered().await? {
             Delivered::Guard(guard) => return Ok(Some(guard)),
             Delivered::Withdrawn => return Ok(None),
-            // A queue has one head, and that is this waiter.
+            // A queue has one head: this waiter.
             Delivered::Head(_) => {}
         }
     }
@@ -395,14 +396,14 @@ struct Pause {
 enum Awaited {
     /// The lock becomes available.
     Release,
-    /// The same, or another process takes the lock that has become available.
+    /// The lock becomes available, or another process takes it when it does.
     Others,
-    /// The process that goes first comes, and has so long.
+    /// The process that goes first takes the lock, within this time.
     Other(Duration),
 }
 
 impl Pause {
-    /// What is waited for from now on.
+    /// Returns what the head waits for next.
     fn next(self, next: &Next) -> Pause {
         let (until, what) = match next {
             Next::Wait(wait) => (wait.until, Awaited::Release),
@@ -429,7 +430,7 @@ impl Pause {
     }
 }
 
-/// Lets another process go first, which comes or does not.
+/// Waits until another process has taken the lock, or its time is over.
 async fn other_comes(watch: &mut Option<Watch>, patience: Duration) -> Event {
     match tokio::time::timeout(patience, changed(watch)).await {
         Ok(notifications) => Event::OtherCame { notifications },

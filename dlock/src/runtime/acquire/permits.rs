@@ -1,4 +1,4 @@
-//! Waits until a semaphore has as many permits in all as a call wants;
+//! Waits until the total of a semaphore is as large as a call needs;
 //! [`engine::permits`](crate::engine::permits) decides.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::store::changed;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 
 impl<G: AcquireTarget> Wait<'_, G> {
-    /// Lets all others pass until the number of permits was changed, so that there may be as many as are wanted.
+    /// Lets all others pass until the number of permits has changed, so that there may be enough.
     pub(super) async fn until_there_are_more(&self, evidence: &mut Evidence) -> Result<(), Error> {
         let AcquireCall {
             handle, key, options, ..

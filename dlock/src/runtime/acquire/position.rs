@@ -20,11 +20,11 @@ use crate::runtime::release::{PendingAcquire, RunToCompletion};
 use crate::runtime::waiters::Abandon;
 use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError};
 
-/// The most waiters that the lock is handed off to after one request.
+/// The maximum number of waiters to which the lock is handed off after one request.
 const MANY: u32 = 256;
 
-/// A position in the store's queue, from the first request on. Its drop gives it up, with what its last request brought,
-/// where it may exist.
+/// A position in the store's queue, from the first request on. If it may exist, dropping it gives it up, together with
+/// the grant of its last request.
 pub(super) struct QueuePosition {
     call: AcquireCall,
     pub(super) id: GrantId,
@@ -50,8 +50,8 @@ impl QueuePosition {
         }
     }
 
-    /// Asks the store. The request is queued before this returns, and runs to its completion even if it is dropped; what
-    /// it brings is then released.
+    /// Asks the store. The request is queued before this returns, and runs to completion even if it is dropped; a grant
+    /// is then released.
     pub(super) fn ask(mut self) -> RunToCompletion<FairOutcome> {
         let mut attempt = AcquireAttempt::with_id(self.id, &self.call, 0);
         attempt.request.tokens = self.tokens();
@@ -66,7 +66,7 @@ impl QueuePosition {
         handle.ask(step, FairRequest { position, attempt })
     }
 
-    /// One fencing token for itself, and one for each waiter that the lock may be handed off to.
+    /// Requests one fencing token for itself, and one for each waiter to which the lock may be handed off.
     fn tokens(&self) -> u32 {
         let AcquireCall {
             handle, key, options, ..
@@ -80,14 +80,14 @@ impl QueuePosition {
         AcquireAttempt::with_id(self.id, &self.call, 0).undo()
     }
 
-    /// A reply has come. `false` where the position does not exist any more and a shutdown has given it up meanwhile,
-    /// and the lock with it.
+    /// Records a reply. Returns false if the position no longer exists because a shutdown has given it up, and the lock
+    /// with it.
     fn replied(&mut self, reply: PositionReply) -> bool {
         self.state.replied(reply);
         self.state.may_exist() || self.call.handle.shared().unfinished.remove(self.id.number())
     }
 
-    /// The lock is granted under its id. The failure where a shutdown has released it.
+    /// Records that the lock is granted under its id. Fails if a shutdown has released it.
     fn is_granted(&mut self) -> Result<(), StoreError> {
         if self.replied(PositionReply::Granted) {
             return Ok(());
@@ -150,17 +150,17 @@ impl PendingAcquire for FairRequest {
     }
 
     fn forget(mut self) {
-        // The store has taken it out of the queue.
+        // The store has removed it from the queue.
         self.position.replied(PositionReply::Granted);
     }
 }
 
-/// What a request brought.
+/// The outcome of a request.
 pub(super) enum FairOutcome {
     /// With the waiters that are next in the queue.
     Acquired(Hold, Vec<GrantId>),
     Busy(QueuePosition, Option<Duration>),
-    /// With the position, unless that is uncertain.
+    /// With the position, unless it may have been lost.
     Failed(StoreError, Option<QueuePosition>),
 }
 
@@ -173,7 +173,7 @@ impl FairOutcome {
     }
 }
 
-/// What a waiter has between its polls.
+/// The request state of a waiter between its polls.
 #[derive(Default)]
 pub(super) enum FairState {
     #[default]
@@ -182,7 +182,7 @@ pub(super) enum FairState {
     InFlight(RunToCompletion<FairOutcome>),
 }
 
-/// The same, shared with the thread that makes the waiter the queue head.
+/// The state, shared with the thread that makes the waiter the queue head.
 #[derive(Clone, Default)]
 pub(super) struct FairSlot(Arc<Mutex<FairState>>);
 
@@ -206,10 +206,10 @@ impl FairSlot {
         drop(before);
     }
 
-    /// What the request brings. It never ends where that was taken away.
+    /// Returns the outcome of the request. Never completes if the request was taken away.
     pub(super) async fn outcome(&self) -> FairOutcome {
         std::future::poll_fn(|cx| {
-            // Not under the lock: what a request brings may be dropped, and that asks for others.
+            // Not under the lock: dropping an outcome may start other requests.
             let FairState::InFlight(mut request) = self.take() else {
                 return Poll::Pending;
             };
@@ -222,7 +222,8 @@ impl FairSlot {
         .await
     }
 
-    /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has queued.
+    /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has
+    /// queued.
     pub(super) fn ask(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
@@ -235,7 +236,7 @@ impl FairSlot {
 }
 
 impl Abandon for FairSlot {
-    /// The position is kept, where the store keeps it; what the request brings besides is released.
+    /// Keeps the position, if the store keeps it; releases everything else that the request obtains.
     fn abandon(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {

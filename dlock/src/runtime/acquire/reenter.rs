@@ -1,4 +1,4 @@
-//! Re-entry: looks at the frames around a caller, and enters a hold of them;
+//! Re-entry: checks the frames around a caller, and enters a hold of them;
 //! [`engine::reentry`](crate::engine::reentry) decides.
 
 use std::panic::Location;
@@ -23,7 +23,7 @@ use crate::{Error, HoldState, Loss};
 enum Way<'s> {
     /// The frames around it.
     Frames(&'s Scope, EntryMode),
-    /// A write lock whose guard is at hand.
+    /// A write lock whose guard the caller has.
     Instead(&'s HoldRef, &'s Scope),
 }
 
@@ -39,17 +39,17 @@ impl Drop for FrameEntry {
     }
 }
 
-/// What the last looks have found.
+/// The result of the last checks.
 #[derive(Default)]
 struct Found {
-    /// The caller stands in the line of this grant.
+    /// The caller's entry in the line of this grant.
     entry: Option<FrameEntry>,
-    /// Where the hold was acquired that keeps it out.
+    /// Where the hold that keeps the caller out was acquired.
     inside: Option<&'static Location<'static>>,
     nested_read: Option<Arc<NestedRead>>,
-    /// The grant that the nested read is under.
+    /// The write grant around the nested read.
     write: Option<Arc<Grant>>,
-    /// The caller is inside.
+    /// The hold of the caller, once it is inside.
     hold: Option<Hold>,
 }
 
@@ -81,8 +81,8 @@ impl AcquireCall {
         )
     }
 
-    /// Reads in the stead of a write lock whose guard is at hand. Other holders of that write lock go on; a read inside this
-    /// one waits for those that are not around the caller.
+    /// Acquires a read lock that replaces a write lock whose guard the caller has. Other holders of that write lock are
+    /// not affected; a read inside this one waits for those that are not around the caller.
     pub(crate) async fn read_instead(&self, write: &HoldRef, scope: &Scope) -> Result<Hold, Error> {
         let wait = Wait {
             call: self,
@@ -95,12 +95,12 @@ impl AcquireCall {
         hold.ok_or_else(|| self.lost(Loss::Released))
     }
 
-    /// Whether the frames of the caller hold the lock, or keep it out.
+    /// Whether the frames of the caller hold the lock, or keep the caller out.
     pub(crate) fn is_enclosed(&self, scope: &Scope) -> bool {
         !matches!(self.reentry(scope), Reentry::None)
     }
 
-    /// Enters the hold that encloses the caller, where no other caller is inside: a branch that has waited does so before
+    /// Enters the hold that encloses the caller, if no other caller is inside: a branch that has waited enters before
     /// those that are next.
     pub(crate) async fn enter(self, scope: &Scope) -> Option<Hold> {
         let call = AcquireCall { once: true, ..self };
@@ -125,7 +125,7 @@ impl AcquireCall {
         }
     }
 
-    /// Looks for a hold to enter, and enters it if no other caller is in the way.
+    /// Looks for a hold to enter, and enters it if no other caller blocks it.
     fn look(&self, way: Way<'_>, found: &mut Found) -> Event {
         match way {
             Way::Frames(scope, mode) => match self.reentry(scope) {
@@ -154,7 +154,7 @@ impl AcquireCall {
                     Ok(nested_read) => found.admitted(nested_read),
                     Err(_) => Event::Ended(match write.grant.status() {
                         HoldState::Lost(loss) => loss,
-                        // Any caller may enter, so nothing else was in the way.
+                        // Any caller may enter, so nothing else blocked it.
                         HoldState::Held | HoldState::Suspect => Loss::Released,
                     }),
                 }
@@ -162,7 +162,7 @@ impl AcquireCall {
         }
     }
 
-    /// Enters a hold of the frames, under the id of the line in which the caller stands.
+    /// Enters a hold of the frames, under the id of the caller's entry in the line.
     fn enter_now(
         &self,
         hold: &HoldRef,
@@ -174,7 +174,7 @@ impl AcquireCall {
         let arbiter = hold.grant.arbiter();
         found.entry.take_if(|entry| !Arc::ptr_eq(&entry.grant, arbiter));
         let id = found.entry.as_ref().map_or_else(next_id, |entry| entry.hold);
-        // Another thread may release the hold between the two looks at it.
+        // Another thread may release the hold between the two checks.
         #[cfg(dlock_sim)]
         crate::base::sim::preempt();
         let request = self.request(id, OuterHolds::Frames(scope, &[]), mode);
@@ -185,7 +185,7 @@ impl AcquireCall {
                 found.inside = Some(line);
                 if mode == EntryMode::Wait {
                     let grant = arbiter.clone();
-                    // Lazily: one that is dropped leaves the line.
+                    // Created only if missing: a dropped entry leaves the line.
                     found.entry.get_or_insert_with(|| FrameEntry { grant, hold: id });
                 }
                 Event::KeptOut {
@@ -270,7 +270,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// Waits until the branch that is in the way has left.
+    /// Waits until the blocking branch has left.
     async fn waits_in_line(&self, found: &Found, until: Moment) -> Event {
         let Some(FrameEntry { grant, hold }) = &found.entry else {
             return Event::Called;
@@ -321,7 +321,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// What a re-entry has come to; `None` where the caller asks for the lock like any other.
+    /// Returns the result of a re-entry; `None` if the caller asks for the lock like any other.
     fn reports(&self, report: Report, found: Found) -> Result<Option<Hold>, Error> {
         match report {
             Report::Outside => Ok(None),

@@ -25,7 +25,8 @@ pub const REQUEST_SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 ];
 
-/// Tenths: `dlock_lease_remaining_ratio`. A renewal on time finds two thirds of the lease; below a third was a near miss.
+/// Tenths: `dlock_lease_remaining_ratio`. A renewal on time finds two thirds of the lease left; less than a third was a
+/// near miss.
 pub const RATIO: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
 /// The histograms, and their buckets.

@@ -1,6 +1,6 @@
-//! What the locks of a client go through, for those who listen: the same that logs and metrics are told.
+//! The events of a client's locks, for listeners: the same as in logs and metrics.
 //!
-//! Telling never waits: the last events are kept for each listener, and one that is too slow misses the oldest.
+//! Emitting never waits: the last events are kept for each listener, and a slow listener misses the oldest.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::store::{GrantId, Kind};
 /// How many events a listener may be behind.
 const KEPT: usize = 1024;
 
-/// The listeners of a client. Nothing is made up for them before there is one.
+/// The listeners of a client. Events are created only while there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     sender: OnceLock<broadcast::Sender<LockEvent>>,
@@ -31,7 +31,7 @@ impl Listeners {
         }
     }
 
-    /// Whether anybody listens.
+    /// Whether there is a listener.
     pub(crate) fn is_heard(&self) -> bool {
         self.sender
             .get()
@@ -39,7 +39,7 @@ impl Listeners {
     }
 }
 
-/// Of which lock or hold an event is.
+/// The lock or hold of an event.
 #[derive(Clone, Copy)]
 pub(crate) struct Of<'a> {
     pub(crate) listeners: &'a Listeners,
@@ -53,7 +53,7 @@ impl Of<'_> {
         if let Some(sender) = self.listeners.sender.get()
             && sender.receiver_count() > 0
         {
-            // The last listener may have gone in this moment.
+            // The last listener may just have gone.
             let _ = sender.send(LockEvent {
                 key: self.key.clone(),
                 kind: self.kind,
@@ -64,7 +64,7 @@ impl Of<'_> {
     }
 }
 
-/// What a lock of this client went through, see [`LockClient::events`](crate::LockClient::events).
+/// An event of a lock of this client, see [`LockClient::events`](crate::LockClient::events).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -81,9 +81,9 @@ impl Of<'_> {
 pub struct LockEvent {
     /// The lock.
     pub key: LockKey,
-    /// What kind of lock it was acquired as.
+    /// The kind as which it was acquired.
     pub kind: Kind,
-    /// The hold, by its id on the store; `None` where the event is one of a call. A lock that is handed off keeps it.
+    /// The hold, by its id on the store; `None` if the event concerns a call. A lock that is handed off keeps it.
     pub grant: Option<String>,
     /// What happened.
     pub what: LockEventKind,
@@ -111,22 +111,23 @@ pub struct LockEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockEventKind {
-    /// This process holds the lock from now on: the store gave it, or another caller in this process handed it off. Permits
-    /// of an [`UnownedSemaphore`](crate::UnownedSemaphore) are nobody's: no [`Ended`](Self::Ended) follows for them.
+    /// This process holds the lock from now on: the store granted it, or another caller in this process handed it off.
+    /// Permits of an [`UnownedSemaphore`](crate::UnownedSemaphore) have no owner: no [`Ended`](Self::Ended) follows for
+    /// them.
     #[non_exhaustive]
     Granted {
         /// Its fencing token.
         token: u64,
-        /// It was handed off.
+        /// Whether it was handed off.
         handed_off: bool,
     },
-    /// A call has the lock: the first one on a hold, or one that re-entered.
+    /// A call has the lock: the first one of a hold, or one that re-entered.
     #[non_exhaustive]
     Acquired {
         /// How long it waited.
         waited: Duration,
     },
-    /// A call failed, or its wait was over.
+    /// A call failed, or its wait time was over.
     #[non_exhaustive]
     NotAcquired {
         /// How long it waited.
@@ -143,17 +144,17 @@ pub enum LockEventKind {
     /// A renewal came late: less than a third of the lease was left.
     #[non_exhaustive]
     NearMiss {
-        /// For how long the hold was certain when the renewal arrived.
+        /// How long the hold was still certain when the renewal arrived.
         left: Duration,
     },
-    /// The store has not confirmed the hold when it was due.
+    /// The store has not confirmed the hold when due.
     Suspect,
     /// The store has confirmed the hold after all.
     Confirmed,
     /// The holder is asked to stop.
     #[non_exhaustive]
     Revoked {
-        /// By whom, and why.
+        /// The name of the operator, and the reason.
         intervention: Intervention,
     },
     /// The hold was lost.
@@ -162,7 +163,7 @@ pub enum LockEventKind {
         /// Why, as far as this process knows.
         reason: LossReason,
     },
-    /// The end of the hold is certain: the store has confirmed it, another caller in this process has it, or it was lost.
+    /// The hold has certainly ended: the store has confirmed it, another caller in this process has it, or it was lost.
     #[non_exhaustive]
     Ended {
         /// How it ended.
@@ -172,7 +173,7 @@ pub enum LockEventKind {
     },
 }
 
-/// How a hold ended, as an event says it.
+/// How a hold ended, in an event.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -214,7 +215,7 @@ impl From<Ended> for HoldEnd {
     }
 }
 
-/// The events of a client from when it was [asked](crate::LockClient::events) for them.
+/// The events of a client since the call of [`LockClient::events`](crate::LockClient::events).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -238,11 +239,11 @@ pub struct LockEvents {
 }
 
 impl LockEvents {
-    /// The next event; `None` once the client and its holds are gone.
+    /// Waits for the next event; `None` once the client and its holds are gone.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: no event is lost with it.
+    /// Cancel safe: no event is lost.
     pub async fn next(&mut self) -> Option<LockEvent> {
         loop {
             match self.receiver.recv().await {
@@ -253,7 +254,7 @@ impl LockEvents {
         }
     }
 
-    /// How many events were not seen here because 1,024 newer ones came before they were asked for.
+    /// Returns how many events were missed because the listener was more than 1,024 events behind.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped

@@ -1,8 +1,7 @@
-//! The series of metrics, registered when a group of locks is first used, and kept: to look one up costs more than to
-//! write to it.
+//! The series of metrics, registered when a group of locks is first used, and kept: a lookup costs more than a write.
 //!
-//! They belong to a client and to the recorder that was installed when they were made. A program may install its recorder
-//! after its first lock: then they are made anew.
+//! They belong to a client and to the recorder that was installed when they were created. If a program installs its
+//! recorder after its first lock, they are created again.
 
 use std::time::Duration;
 #[cfg(feature = "metrics")]
@@ -62,7 +61,7 @@ impl Ended {
     }
 }
 
-/// What the store is asked for.
+/// The operation of a request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Operation {
@@ -106,12 +105,12 @@ const REASONS: [&str; 8] = [
 #[cfg(feature = "metrics")]
 fn reason_at(reason: &LossReason) -> usize {
     match reason {
-        // That it was released is no loss.
+        // A release is not a loss.
         LossReason::Expired | LossReason::Released => 0,
         LossReason::Stalled => 1,
         LossReason::Unanswered(_) => 2,
         LossReason::Refused(_) => 3,
-        // Who has it now is asked for later, if at all.
+        // The new holder is looked up later, if at all.
         LossReason::Gone | LossReason::Broken(_) | LossReason::Taken { .. } => 4,
         LossReason::MaxHold => 5,
         LossReason::Shutdown => 6,
@@ -328,7 +327,7 @@ impl Meter {
         self.table.write().of_recorder(recorder)
     }
 
-    /// A request to the store ended so, after this time.
+    /// Records how a request to the store ended, after this time.
     pub(super) fn requested(&self, operation: Operation, answer: Answer, took: Duration) {
         #[cfg(feature = "metrics")]
         self.common().request[operation as usize][answer as usize].record(took.as_secs_f64());
@@ -336,7 +335,7 @@ impl Meter {
         let _ = (self, operation, answer, took);
     }
 
-    /// A request that was sent then has ended so.
+    /// Records how a request sent at `sent` ended.
     pub(crate) fn request_ended<T>(
         &self,
         operation: Operation,
@@ -359,7 +358,7 @@ impl Meter {
         event.emit();
     }
 
-    /// A connection to the store came back.
+    /// Counts a restored connection to the store.
     pub(super) fn reconnected(&self) {
         #[cfg(feature = "metrics")]
         self.common().reconnects.increment(1);

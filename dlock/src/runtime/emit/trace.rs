@@ -1,7 +1,7 @@
 //! The spans of waits and holds, and what is recorded on the caller's span.
 //!
-//! A span is made in the caller's own poll, so that it is a child of the caller's span. Without a subscriber that wants
-//! them, none of this costs more than a look at a static.
+//! A span is created in the caller's own poll, so that it is a child of the caller's span. Without a subscriber for
+//! these spans, all of this costs one check of a static.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,7 +16,7 @@ use crate::runtime::grants::Grant;
 use crate::runtime::group::Group;
 use crate::runtime::waits::WaitingCall;
 
-/// How an acquire came to its lock.
+/// How an acquire obtained its lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Path {
@@ -24,11 +24,11 @@ pub(crate) enum Path {
     Free,
     /// From another caller of this process.
     Handoff,
-    /// The store said that it is available.
+    /// After a notification of the store.
     Notified,
     /// By asking again after a pause.
     Polled,
-    /// As the next one of this process's queue.
+    /// As the next waiter in this process's queue.
     Queue,
 }
 
@@ -52,7 +52,7 @@ impl Path {
     }
 }
 
-/// What an acquire brings to its caller.
+/// The result of an acquire.
 pub(crate) trait Acquired {
     /// Calls `with` for each of its grants.
     fn each_grant(&self, with: &mut dyn FnMut(&Grant));
@@ -84,12 +84,12 @@ impl AcquireTrace {
             .unwrap_or(Path::Free)
     }
 
-    /// How it comes to its lock, as far as it is known by now.
+    /// Records how it obtains its lock, as far as known.
     pub(crate) fn comes_by(&self, path: Path) {
         self.path.store(path as u8, Ordering::Relaxed);
     }
 
-    /// The call begins to wait, in the poll of its caller.
+    /// Records that the call begins to wait, in the poll of its caller.
     pub(crate) fn begins_to_wait(&self, call: &WaitingCall, group: Group) {
         if self.path() == Path::Free {
             self.comes_by(Path::Queue);
@@ -110,7 +110,7 @@ impl AcquireTrace {
         }
     }
 
-    /// The acquire succeeded, in the poll of its caller.
+    /// Records success, in the poll of its caller.
     pub(super) fn acquired(&self, waited: Duration, got: &dyn Acquired) {
         if LevelFilter::current() == LevelFilter::OFF {
             return;
@@ -131,7 +131,7 @@ impl AcquireTrace {
         {
             span.record("dlock.wait_ms", millis(waited))
                 .record("dlock.path", self.path().name());
-            // The tokens of several locks are on the spans of their holds.
+            // For several locks, the tokens are on the spans of their holds.
             if tokens == 1 {
                 span.record("dlock.token", token);
             }
@@ -139,7 +139,7 @@ impl AcquireTrace {
         self.ended(Outcome::Acquired);
     }
 
-    /// The acquire did not succeed.
+    /// Records failure.
     pub(super) fn not_acquired(&self, waited: Duration, outcome: Outcome) {
         if LevelFilter::current() == LevelFilter::OFF {
             return;
@@ -158,7 +158,7 @@ impl AcquireTrace {
     }
 }
 
-/// The span of a hold that is made now, in the poll of its caller.
+/// Creates the span of a hold, in the poll of its caller.
 pub(crate) fn hold(grant: &Grant) -> Span {
     tracing::debug_span!(
         target: "dlock::hold",
@@ -173,18 +173,18 @@ pub(crate) fn hold(grant: &Grant) -> Span {
     )
 }
 
-/// Whether anybody wants the spans of holds.
+/// Whether a subscriber wants the spans of holds.
 pub(crate) fn holds_are_traced() -> bool {
     tracing::span_enabled!(target: "dlock::hold", tracing::Level::DEBUG)
 }
 
-/// The holder has the lock no longer.
+/// Records the end of the hold.
 pub(crate) fn hold_ended(span: &Span, ended: Ended, held: Duration) {
     span.record("dlock.ended", ended.name())
         .record("dlock.held_ms", millis(held));
 }
 
-/// A renewal of the hold was confirmed, of whose lease so much was left.
+/// Records a confirmed renewal of the hold, with this much of the lease left.
 pub(crate) fn renewed(left: Duration) {
     tracing::debug!(target: "dlock::hold", left_ms = millis(left), "a lock was renewed");
 }

@@ -25,7 +25,7 @@ impl Renewable for Arc<Grant> {
     }
 
     fn lane(&self) -> Lane {
-        // The client has the table, so it is there.
+        // The client owns the table, so it exists.
         let client = self.client().upgrade();
         client.map_or_else(Lane::default, |shared| shared.store.lane(&self.key))
     }

@@ -1,10 +1,10 @@
 //! The holds inside a grant, and the branches of its frames that wait to enter.
 //!
-//! Branches of a frame that ask for its lock exclude each other, and are served in the order in which they asked. A
-//! branch that must wait stands behind one of the holds that keep it out, and is looked at again when that hold has
-//! left; so a hold that leaves costs nothing for branches that wait for other holds. The first waiter that may enter
-//! then is *called*, and the others of the same line stand behind it from then on. A waiter that is called and not
-//! polled in time is passed over, until it is polled.
+//! Branches of a frame that ask for its lock exclude each other, and are served in order of arrival. A branch that must
+//! wait stands behind one of the holds that keep it out, and is checked again when that hold has left; so a leaving
+//! hold costs nothing for branches that wait for other holds. The first waiter that may enter then is *called*, and the
+//! others of the same line stand behind it from then on. A called waiter that is not polled in time is passed over,
+//! until it is polled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
@@ -28,7 +28,7 @@ pub(super) type Inside = (u64, &'static Location<'static>);
 
 type Numbered<T> = HashMap<u64, T, BuildIntHasher>;
 
-/// What a caller wants to enter by.
+/// The request of a caller to enter.
 pub(crate) struct EntryRequest<'a> {
     /// The id that its hold will have.
     pub(crate) id: u64,
@@ -40,26 +40,26 @@ pub(crate) struct EntryRequest<'a> {
 /// The holds that are around a caller: those of its frames.
 #[derive(Clone, Copy)]
 pub(crate) enum OuterHolds<'a> {
-    /// A second guard that is made of a first one: nothing is in its way.
+    /// A second guard made from a first one: nothing blocks it.
     All,
     /// The holds of these frames, and these.
     Frames(&'a Scope, &'a [u64]),
 }
 
-/// What a caller does about those in its way.
+/// What a caller does if it is blocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryMode {
     /// It waits, in the order of arrival.
     Wait,
     /// It does not wait.
     Try,
-    /// The same, but before the called waiters: it has waited before.
+    /// It does not wait, but goes before called waiters, because it has waited.
     TryFirst,
 }
 
 /// The hold or waiter that keeps a caller out.
 pub(crate) struct Blocker {
-    /// Where it came in, or wants to.
+    /// Where it entered, or wants to enter.
     pub(crate) line: &'static Location<'static>,
     /// When it is passed over, if it is not inside yet.
     pub(crate) until: Option<Instant>,
@@ -73,11 +73,11 @@ impl OuterHolds<'_> {
         }
     }
 
-    /// Whether only these are among so many, each of which `is_there` knows.
+    /// Whether these are all of `many` holds, each of which `is_there` checks.
     fn are_all(self, many: usize, is_there: impl Fn(u64) -> bool) -> bool {
         match self {
             OuterHolds::All => true,
-            // Each hold is there once in a scope, but may be there again besides.
+            // A scope lists each hold once, but a hold may occur again outside of it.
             OuterHolds::Frames(scope, _) => {
                 many == 0 || scope.holds().filter(|id| is_there(*id)).count() == many
             }
@@ -85,7 +85,7 @@ impl OuterHolds<'_> {
     }
 }
 
-/// What is woken, and dropped, when no lock is held.
+/// Wakers to wake or drop when no mutex is held.
 #[derive(Default)]
 pub(super) struct Wakeups {
     wakers: SmallVec<[Waker; 2]>,
@@ -103,11 +103,11 @@ impl Wakeups {
 pub(super) struct Room {
     /// One of the holds.
     first: Option<Inside>,
-    /// Made when there is something to be kept there.
+    /// Created on demand.
     more: Option<Box<More>>,
 }
 
-/// What is rarely there.
+/// Rarely needed fields.
 #[derive(Default)]
 struct More {
     signals: Option<Arc<Signals>>,
@@ -123,12 +123,12 @@ struct More {
 /// The waiters that want to enter.
 #[derive(Default)]
 struct Gate {
-    /// By the id that their hold will have, which is the order in which they came.
+    /// By the id that their hold will have, which is the order of arrival.
     waiters: Numbered<Waiter>,
     lines: Numbered<WaitLine>,
     /// The number of the line behind a hold, or behind a waiter that is or was called.
     behind: Numbered<u64>,
-    /// The called waiters, and until when they are waited for: one writer, or several readers.
+    /// The called waiters, and until when they are expected: one writer, or several readers.
     called: BTreeMap<u64, Instant>,
 }
 
@@ -152,7 +152,7 @@ enum WaiterState {
     /// In the line of this number.
     InLine(u64),
     Called,
-    /// Nowhere: it was called, and looks again when it is polled.
+    /// In no line: it was called, and checks again when it is polled.
     Passed,
 }
 
@@ -207,7 +207,7 @@ impl Room {
         self.more.as_mut()?.trace.as_deref_mut()
     }
 
-    /// A renewal was confirmed, of whose lease so much was left; told later, where there is a span.
+    /// Records a confirmed renewal with this much of the lease left; reported later, if there is a span.
     pub(super) fn renewed_with(&mut self, left: Duration) {
         if let Some(HoldSpan::Own(_, renewed)) = self.span_mut() {
             *renewed = Some(left);
@@ -223,7 +223,7 @@ impl Room {
         span.map(|span| *span)
     }
 
-    /// Where its holds entered, in that order.
+    /// Where its holds entered, in order.
     pub(super) fn lines(&self) -> Vec<&'static Location<'static>> {
         let mut holds: Vec<_> = self.holds().collect();
         holds.sort_unstable_by_key(|(id, _)| *id);
@@ -267,7 +267,7 @@ impl Room {
         self.more.as_mut()?.gate.as_deref_mut()
     }
 
-    /// Lets the caller in, as a read under this write grant or as a hold, if nothing is in the way.
+    /// Lets the caller in, as a read under this write grant or as a hold, unless it is blocked.
     pub(super) fn enter(
         &mut self,
         request: &EntryRequest<'_>,
@@ -294,12 +294,12 @@ impl Room {
         Ok(())
     }
 
-    /// One hold more, whatever is inside: reads do not exclude each other.
+    /// Adds a hold, whatever is inside: reads do not exclude each other.
     pub(super) fn add(&mut self, (hold, line): Inside) {
         self.more().holds.insert(hold, line);
     }
 
-    /// What keeps the caller out: the oldest of the holds, or any of the reads.
+    /// Returns what blocks the caller: the oldest of the holds, or any of the reads.
     fn blocker(
         &self,
         own: u64,
@@ -350,7 +350,7 @@ impl Room {
         });
     }
 
-    /// Has a waiter stand behind another waiter or a hold, in the order of arrival.
+    /// Puts a waiter behind another waiter or a hold, in order of arrival.
     fn queue_behind(&mut self, id: u64, other: u64) {
         let Some(gate) = self.gate_mut() else { return };
         gate.leave_line(id);
@@ -372,7 +372,7 @@ impl Room {
         gate.waiters.remove(&id)
     }
 
-    /// A caller that has entered out of turn keeps out the called waiters.
+    /// Takes back the call of waiters after a caller has entered out of turn.
     fn call_back(&mut self, id: u64, reads: bool) {
         let Some(gate) = self.gate_mut() else { return };
         let kept_out = |called: &&u64| !reads || gate.waiters.get(called).is_some_and(|waiter| !waiter.reads);
@@ -388,7 +388,7 @@ impl Room {
             return;
         };
         let now = clock::now();
-        // In the order in which they came, which nearly is that in which they were called.
+        // In order of arrival, which is nearly the order of their calls.
         let overdue = gate.called.iter().take_while(|(_, until)| now >= **until);
         let overdue: SmallVec<[u64; 1]> = overdue.map(|(id, _)| *id).collect();
         for id in &overdue {
@@ -399,7 +399,7 @@ impl Room {
         }
     }
 
-    /// A hold, a reader or a waiter has left: those behind it are looked at.
+    /// Checks the waiters behind a hold, a reader or a waiter that has left.
     fn has_left(&mut self, id: u64, wakeups: &mut Wakeups) {
         let Some((number, mut line)) = self.gate_mut().and_then(|gate| gate.take_line(id)) else {
             return;
@@ -421,7 +421,7 @@ impl Room {
         }
     }
 
-    /// Has one who holds leave, and looks at those behind it. Whether it was the last.
+    /// Removes a hold, and checks the waiters behind it. Returns whether it was the last.
     pub(super) fn remove_hold(&mut self, hold: u64, wakeups: &mut Wakeups) -> bool {
         if self.first.is_some_and(|(id, _)| id == hold) {
             self.first = None;
@@ -435,7 +435,7 @@ impl Room {
         last
     }
 
-    /// The same for a read. Returns whether it was there.
+    /// Removes a read, and checks the waiters behind it. Returns whether it existed.
     pub(super) fn remove_reader(&mut self, reader: u64, wakeups: &mut Wakeups) -> bool {
         let was_there = self
             .more
@@ -447,7 +447,7 @@ impl Room {
         was_there
     }
 
-    /// A waiter goes away, or has entered.
+    /// Removes a waiter that has gone or entered.
     pub(super) fn vacate(&mut self, id: u64, wakeups: &mut Wakeups) {
         wakeups.left = self.remove_waiter(id);
         if wakeups.left.is_some() {
@@ -455,7 +455,7 @@ impl Room {
         }
     }
 
-    /// The grant has ended: all waiters look for another way.
+    /// Ends the room with its grant: all waiters find another way.
     pub(super) fn close(&mut self, wakeups: &mut Wakeups) {
         let Some(gate) = self.gate_mut() else { return };
         for waiter in gate.waiters.values_mut() {
@@ -467,7 +467,7 @@ impl Room {
         gate.called.clear();
     }
 
-    /// Whether a waiter is to look again; else it is told by this waker. Also returns the waker to be dropped.
+    /// Whether a waiter is to check again; otherwise registers its waker. Also returns the waker to drop.
     pub(super) fn is_called(&mut self, id: u64, waker: Waker) -> (bool, Option<Waker>) {
         let Some(waiter) = self.gate_mut().and_then(|gate| gate.waiters.get_mut(&id)) else {
             return (true, Some(waker));
@@ -480,7 +480,7 @@ impl Room {
 }
 
 impl Gate {
-    /// Takes a waiter out of its line.
+    /// Removes a waiter from its line.
     fn leave_line(&mut self, id: u64) {
         let Some(waiter) = self.waiters.get_mut(&id) else {
             return;
@@ -514,14 +514,14 @@ impl Gate {
         waiter.waker.take()
     }
 
-    /// Has a whole line stand behind one of them.
+    /// Moves a whole line behind one of its waiters.
     fn follow(&mut self, id: u64, number: u64, line: WaitLine) {
         let Some(other) = self.behind.get(&id).copied() else {
             self.behind.insert(id, number);
             self.lines.insert(number, WaitLine { of: id, ..line });
             return;
         };
-        // It was called before, and others have stood behind it since.
+        // It was called before, and others stand behind it since.
         for follower in line.waiters {
             if let Some(waiter) = self.waiters.get_mut(&follower) {
                 waiter.state = WaiterState::InLine(other);

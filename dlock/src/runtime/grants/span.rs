@@ -7,23 +7,23 @@ use crate::base::moment::Moment;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::emit::trace::{self, Span};
 
-/// What a grant keeps of the trace.
+/// The tracing state of a grant.
 pub(super) enum HoldSpan {
-    /// That of its holder, and what was left of the lease at a renewal that is not told yet.
+    /// The span of its holder, and what was left of the lease at a renewal that is not reported yet.
     Own(Span, Option<Duration>),
-    /// That of the holder who handed it off, until the next one has begun.
+    /// The span of the holder that handed it off, until the next one has begun.
     Before(Span),
 }
 
 impl Grant {
-    /// The caller has it, in whose poll this is. Tells of the hold that was handed off to it.
+    /// Begins the span, in the poll of the caller that has the hold. Reports the hold that was handed off to it.
     pub(crate) fn begins_span(&self, tell: impl FnOnce(Option<&Span>)) {
         if !trace::holds_are_traced() {
             return;
         }
         let before = {
             let mut state = self.state.lock();
-            // It was entered once more.
+            // It was re-entered.
             if let Some(HoldSpan::Own(..)) = state.room.span() {
                 return;
             }
@@ -35,11 +35,11 @@ impl Grant {
             tell(Some(before));
         }
         self.state.lock().room.set_span(HoldSpan::Own(span, None));
-        // That of the hold before ends here, without the lock.
+        // The span of the previous hold ends here, without the mutex.
         drop(before);
     }
 
-    /// Runs `tell` in the span, where there is one.
+    /// Runs `tell` in the span, if there is one.
     pub(super) fn in_span(&self, tell: impl FnOnce()) {
         let span = match self.state.lock().room.span() {
             Some(HoldSpan::Own(span, _)) => Some(span.clone()),
@@ -51,7 +51,7 @@ impl Grant {
         }
     }
 
-    /// Tells of a renewal that was confirmed: not under the lock of the watchdog, as the subscriber may ask the client.
+    /// Reports a confirmed renewal: not under the mutex of the watchdog, as the subscriber may call the client.
     pub(crate) fn tell_renewed(&self) {
         if !trace::holds_are_traced() {
             return;
@@ -65,7 +65,7 @@ impl Grant {
         }
     }
 
-    /// The caller gives it up, or has lost it.
+    /// Ends the span: the caller gives the hold up, or has lost it.
     pub(crate) fn ends_span(&self, ended: Ended) {
         let span = self.state.lock().room.take_span();
         if let Some(HoldSpan::Own(span, _)) = span {

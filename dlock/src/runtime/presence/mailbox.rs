@@ -1,5 +1,5 @@
-//! What others ask a client to do: to say what it does, or to look at a lock. A message can make it do nothing that it
-//! would not do by itself.
+//! What other clients may ask of a client: to publish what it does, or to check a lock. A message cannot make it do
+//! anything that it would not do by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::store::{GrantId, Watch};
 
 /// The version of messages.
 const VERSION: &str = "dlock 1";
-/// At most ten readings, and so ten answers, a second.
+/// At most ten reads, and so ten answers, a second.
 const PAUSE: Duration = Duration::from_millis(100);
-/// For how long an answer is kept.
+/// How long an answer is kept.
 const ANSWERED: Duration = Duration::from_secs(10);
 
 /// A message to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Say what you do, under this name.
+    /// Publish what you do, under this name.
     Ask { reply: Uuid },
-    /// Something was done to this grant: see for yourself.
+    /// This grant was changed by an operator: check it.
     Look { grant: GrantId },
 }
 
@@ -57,7 +57,7 @@ impl Message {
 /// The mailbox of a client.
 pub(super) struct Mailbox {
     name: EntryName,
-    /// Where it listens: a client that answers.
+    /// The subscription of a client that answers.
     watch: Option<Watch>,
 }
 
@@ -77,7 +77,7 @@ impl Mailbox {
         }
     }
 
-    /// Reads all messages and does what they say.
+    /// Reads and handles all messages.
     pub(super) async fn read(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
         self.watch.iter_mut().for_each(Watch::seen);
         let mail = operations.clone().mail(self.name.clone());
@@ -109,7 +109,7 @@ async fn answer(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, reply: U
     }
 }
 
-/// Looks at a grant of this client: whether its holder is asked to stop, and whether the store still has it.
+/// Checks a grant of this client: whether its holder is asked to stop, and whether the store still has it.
 async fn look(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, id: GrantId) {
     if id.client() != shared.issuer.uuid {
         return;

@@ -1,4 +1,4 @@
-//! The entry of one waiter in the queue of a key, as the waiter itself has it.
+//! The entry of one waiter in the queue of a key, as the waiter sees it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
 use crate::store::GrantId;
 
-/// A request on its way for a waiter, which is given up when the waiter is not polled.
+/// A request in flight for a waiter, which is given up if the waiter is not polled.
 pub(crate) trait Abandon: Send + Sync {
-    /// Gives it up: what it brings is released.
+    /// Gives it up: a grant that it obtains is released.
     fn abandon(&self);
 }
 
@@ -34,7 +34,7 @@ impl<T: Send + 'static> Abandon for Slot<T> {
     }
 }
 
-/// A request on its way for a waiter. It never ends where it was given up, which the [`QueueEntry`] tells.
+/// A request in flight for a waiter. Never completes if it was given up, which the [`QueueEntry`] reports.
 pub(crate) struct Shared<T: Send + 'static> {
     slot: Arc<Slot<T>>,
     waiter: Arc<Waiter>,
@@ -65,7 +65,7 @@ pub(crate) struct QueueEntry {
     waiters: Arc<Waiters>,
     of: LockId,
     waiter: Arc<Waiter>,
-    /// Other waiters were there before it.
+    /// Whether other waiters were there before it.
     has_waited: bool,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum Delivered {
     Head(Box<QueueHead>),
     /// The lock, from another caller of this process. A waiter that was the head puts its role into the grant.
     Guard(Hold),
-    /// It was not polled in time, and has lost what it had.
+    /// It missed its poll deadline, and has lost what it had.
     Withdrawn,
 }
 
@@ -94,12 +94,12 @@ impl QueueEntry {
         }
     }
 
-    /// The lock that it waits for.
+    /// Returns the lock that it waits for.
     pub(crate) fn lock_id(&self) -> &LockId {
         &self.of
     }
 
-    /// Polls a future for this waiter; all that the waiter awaits has to be in there. Cancel safe.
+    /// Polls a future for this waiter; everything that the waiter awaits must be inside. Cancel safe.
     pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
         let waker = Waker::from(self.waiter.clone());
         std::future::poll_fn(|cx| {
@@ -117,17 +117,18 @@ impl QueueEntry {
         .await
     }
 
-    /// Waits to be the head or for the lock, whichever comes first; within [`attended`](Self::attended). Cancel safe.
+    /// Waits to become the head or for the lock, whichever comes first; within [`attended`](Self::attended). Cancel
+    /// safe.
     pub(crate) async fn delivered(&self) -> Result<Delivered, Error> {
         std::future::poll_fn(|_| self.poll().map_or(Poll::Pending, Poll::Ready)).await
     }
 
-    /// The same, where it is there already.
+    /// Returns a delivery that is already there.
     pub(crate) fn delivered_before(&self) -> Result<Option<Delivered>, Error> {
         self.poll().transpose()
     }
 
-    /// Awaits a request to the store, which is given up where this waiter is not polled.
+    /// Awaits a request to the store, which is given up if this waiter is not polled.
     pub(crate) fn shares<T: Send + 'static>(&self, request: RunToCompletion<T>) -> Shared<T> {
         let slot = Arc::new(Mutex::new(Some(request)));
         self.asks(slot.clone());
@@ -137,7 +138,7 @@ impl QueueEntry {
         }
     }
 
-    /// What is to be given up where this waiter is not polled.
+    /// Sets the request to give up if this waiter is not polled.
     pub(crate) fn asks(&self, request: Arc<dyn Abandon>) {
         let before = self.waiter.in_flight.lock().replace(request);
         drop(before);
@@ -164,26 +165,26 @@ impl QueueEntry {
             .then(|| Err(too_many(&self.of.key, self.waiter.limit.unwrap_or_default())))
     }
 
-    /// Its position in the store's queue.
+    /// Sets its position in the store's queue.
     pub(crate) fn stands_at(&self, position: GrantId) {
         self.waiter.set_position(position.number());
     }
 
-    /// From then on nothing is asked for it when it becomes the head, and the lock is not handed off to it, unless this is
-    /// called again: it would not take what it gets.
+    /// Sets the time of the next poll. After it, nothing is requested for this waiter when it becomes the head, and the
+    /// lock is not handed off to it, until this is called again: it would not take what it gets.
     pub(crate) fn polled_by(&self, at: Option<Moment>) {
         self.waiter.set_polled_by(at);
     }
 
-    /// The role of the head, if this has it already.
+    /// Returns the role of the head, if it has it already.
     pub(crate) fn head(&self) -> Option<Box<QueueHead>> {
         self.waiter.delivery.lock().head.take()
     }
 
-    /// Has something done the moment this becomes the head, before this is polled; `None` takes that back.
+    /// Sets a function to run the moment this becomes the head, before it is polled; `None` unsets it.
     pub(crate) fn on_head(&self, deed: Option<OnHead>) {
         let before = std::mem::replace(&mut *self.waiter.on_head.lock(), deed);
-        // Not under the lock: what is dropped may end a step of the store.
+        // Not under the mutex: a dropped value may end a store operation.
         drop(before);
     }
 
@@ -192,7 +193,7 @@ impl QueueEntry {
         self.has_waited
     }
 
-    /// What the store has replied to the head of the queue.
+    /// Returns the store's replies to the head of the queue.
     pub(crate) fn evidence(&self) -> Evidence {
         let queues = self.waiters.queues.lock();
         queues
@@ -219,7 +220,7 @@ impl Drop for QueueEntry {
         delivery.closed = true;
         let undelivered = (delivery.guard.take(), delivery.head.take());
         drop(delivery);
-        // The waiter may be swept from the queue only later, and then under the lock of the queues.
+        // The waiter may be removed from the queue only later, and then under the mutex of the queues.
         drop(self.waiter.waker.take());
         drop(undelivered);
     }

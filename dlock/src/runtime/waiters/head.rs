@@ -1,4 +1,4 @@
-//! The role of the queue head: it passes from waiter to waiter, or rests in the grant while the lock is held here.
+//! The role of the queue head: it passes from waiter to waiter, or is kept in the grant while the lock is held here.
 
 use std::sync::Arc;
 
@@ -22,22 +22,23 @@ use crate::store::Watch;
 pub(crate) struct QueueHead {
     waiters: Arc<Waiters>,
     of: LockId,
-    /// As long as it is the queue's, it is valid.
+    /// Valid while it equals that of the queue.
     number: u64,
     /// The subscription, once a request needed it.
     pub(crate) watch: Option<Watch>,
-    /// The lock was released to the store just now, perhaps for others.
+    /// The lock was just released to the store, perhaps for others.
     pub(crate) after: Option<After>,
     /// How many times the lock was handed off since it last came from the store.
     pub(crate) handed: u32,
-    /// A reader that waited here has just been granted the lock, so that all others may read, too.
+    /// Whether a reader that waited here was just granted the lock, so that all others may read, too.
     pub(crate) opened: bool,
     /// The waiters of this process that are next in the store's queue, by the numbers of their positions; the last of
-    /// them is the first to come.
+    /// them is next.
     pub(crate) behind: Vec<u64>,
-    /// It was taken from a waiter that was not polled: nothing is asked for the next one before that is polled.
+    /// Whether it was taken from a waiter that was not polled: nothing is requested for the next waiter before it is
+    /// polled.
     pub(super) quietly: bool,
-    /// Its queue knows.
+    /// Whether its queue was told.
     has_ended: bool,
 }
 
@@ -59,15 +60,15 @@ impl Waiters {
 }
 
 impl QueueHead {
-    /// The queue, where this is still its head.
+    /// Returns the queue, if this is still its head.
     fn queue<'q>(&self, queues: &'q mut ByLockId<Queue>) -> Option<&'q mut Queue> {
         queues
             .get_mut(&self.of)
             .filter(|queue| queue.waiters.number() == self.number)
     }
 
-    /// The head has to wait and counts from now on: waiters behind it that are too many are turned away. It fails itself
-    /// where no caller may wait.
+    /// Records that the head has to wait and counts from now on: excess waiters behind it are refused. Fails if no
+    /// caller may wait.
     pub(crate) fn waits(&self, limit: Option<usize>, evidence: &Evidence) -> Result<(), Error> {
         if limit == Some(0) {
             return Err(too_many(&self.of.key, 0));
@@ -78,7 +79,7 @@ impl QueueHead {
         };
         queue.evidence = evidence.clone();
         let turned_away = queue.waiters.head_waits();
-        // They are woken by this, which must not be under the lock.
+        // This wakes them, which must not happen under the mutex.
         drop(queues);
         for waiter in turned_away {
             waiter.tell(|delivery| delivery.turned_away = true);
@@ -86,14 +87,14 @@ impl QueueHead {
         Ok(())
     }
 
-    /// Tells the waiters behind it what the store has replied to the head.
+    /// Shares the store's replies to the head with the waiters behind it.
     pub(crate) fn knows(&self, evidence: &Evidence) {
         if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
             queue.evidence = evidence.clone();
         }
     }
 
-    /// The head has the lock: where others wait and it can be handed off to them, its role rests in the grant.
+    /// Called when the head has the lock: if others wait and it can be handed off to them, the grant keeps its role.
     pub(crate) fn rests(mut self: Box<Self>, guard: &Hold) {
         let waiters = self.waiters.clone();
         let mut queues = waiters.queues.lock();
@@ -115,7 +116,7 @@ impl QueueHead {
         }
     }
 
-    /// From now on no waiter is the head; `false` where it was taken away before.
+    /// Makes no waiter the head; returns false if the role was taken away before.
     pub(crate) fn leave_head(&self) -> bool {
         let mut queues = self.waiters.queues.lock();
         let Some(queue) = self.queue(&mut queues) else {
@@ -126,8 +127,8 @@ impl QueueHead {
         true
     }
 
-    /// Takes the next waiter out of the queue, if it takes over what is offered. Where the store has a queue it is the next
-    /// in that.
+    /// Takes the next waiter out of the queue, if it accepts what is offered. If the store has a queue, the next one in
+    /// that.
     pub(crate) fn successor(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Waiter>> {
         let mut behind = std::mem::take(&mut self.behind);
         let mut queues = self.waiters.queues.lock();
@@ -168,8 +169,8 @@ impl QueueHead {
                 queue.evidence.head_ends(Moment::now(), released);
             }
         }
-        // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes back
-        // here, to go on to the next.
+        // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes
+        // back here, to pass on to the next.
         drop(queues);
         if let Some(NextHead { waiter: next, sends }) = next {
             let deed = next.on_head.lock().take();

@@ -1,4 +1,4 @@
-//! Takes away what waiters have that are not polled in time, so that they do not block others.
+//! Takes away what waiters have that miss their poll deadline, so that they do not block others.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::base::lock_id::LockId;
 use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
 use crate::runtime::emit::Event;
 
-/// Tells the task that looks for waiters which are not polled that one was woken.
+/// Tells the task that checks poll deadlines that a waiter was woken.
 #[derive(Debug, Default)]
 pub(super) struct Alarm {
     armed: AtomicBool,
@@ -30,16 +30,16 @@ impl Alarm {
     }
 }
 
-/// Looks after the waiters of a client, for as long as that lives: takes away what waiters have that are not polled.
+/// Checks the waiters of a client, for as long as the client lives: takes away what unpolled waiters have.
 pub(crate) async fn attend(waiters: Arc<Waiters>) {
     loop {
         waiters.alarm.rings.notified().await;
         loop {
             tokio::time::sleep(POLL_DEADLINE).await;
-            // What is woken from now on rings again.
+            // Later wake-ups set the alarm again.
             waiters.alarm.armed.store(false, Ordering::Release);
             let (mut late, some_woken) = waiters.overdue();
-            // The queues of all others are looked at in between.
+            // The queues of all others are checked in between.
             let end = Instant::now() + 4 * POLL_DEADLINE;
             while !late.is_empty() && Instant::now() < end {
                 let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
@@ -61,8 +61,8 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
 }
 
 impl Waiters {
-    /// The waiters that were woken, have not been polled since, and were found so before. And whether others were woken,
-    /// which are found so now.
+    /// Returns the waiters that were woken, have not been polled since, and were already late at the last check. And
+    /// whether others were woken, which count as late from now on.
     pub(super) fn overdue(&self) -> (Vec<(LockId, Arc<Waiter>)>, bool) {
         if broken!(UnpolledWaiterBlocks) {
             return (Vec::new(), false);
@@ -80,7 +80,7 @@ impl Waiters {
         (overdue, some_woken)
     }
 
-    /// From now on the heads of these queues are late that were woken and are not polled.
+    /// Marks the heads of these queues as late that were woken and are not polled.
     fn mark_woken(&self, queues: &[LockId]) {
         let all = self.queues.lock();
         for waiter in queues
@@ -92,7 +92,7 @@ impl Waiters {
         }
     }
 
-    /// The heads of these queues that are late.
+    /// Returns the late heads of these queues.
     fn late_in(&self, queues: &[LockId]) -> Vec<(LockId, Arc<Waiter>)> {
         let all = self.queues.lock();
         let late = queues.iter().filter_map(|of| {
@@ -103,7 +103,7 @@ impl Waiters {
         late.collect()
     }
 
-    /// Takes away what a waiter has that is not polled. It is woken, so that it goes on waiting if it is polled after all.
+    /// Takes away what an unpolled waiter has. Wakes it, so that it continues to wait if it is polled after all.
     fn withdraw(self: &Arc<Self>, of: &LockId, waiter: &Arc<Waiter>) {
         let mut delivery = waiter.delivery.lock();
         if waiter.attention.load(Ordering::Acquire) != LATE {
@@ -114,7 +114,7 @@ impl Waiters {
         let is_there = !std::mem::replace(&mut delivery.closed, true);
         delivery.withdrawn = true;
         drop(delivery);
-        // Before the next waiter is the head: the release of what the request brings stands before the next request.
+        // Before the next waiter is the head: the release of what the request obtains must precede the next request.
         let in_flight = waiter.in_flight.lock().take();
         if let Some(in_flight) = in_flight {
             in_flight.abandon();
@@ -135,7 +135,7 @@ impl Waiters {
             .emit();
         }
         drop((head, stolen));
-        // Last, so that it can go to the present head.
+        // Last, so that it can go to the current head.
         drop(guard);
         waiter.waker.wake();
     }

@@ -1,4 +1,4 @@
-//! One waiter: what it is told, and whether it is polled.
+//! One waiter: what it receives, and whether it is polled.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::QueuedWaiter;
 use crate::runtime::hold::Hold;
 
-/// The number of a waiter's position in the store's queue where it has none.
+/// The position number of a waiter without a position in the store's queue.
 const NOWHERE: u64 = u64::MAX;
 
-/// Attention of a waiter: polled since it was woken last, woken, woken some time ago.
+/// Attention of a waiter: polled since it was last woken, woken, woken some time ago.
 pub(super) const POLLED: u8 = 0;
 const WOKEN: u8 = 1;
 pub(super) const LATE: u8 = 2;
@@ -29,24 +29,24 @@ pub(super) const LATE: u8 = 2;
 /// A task that waits for a lock in this process.
 pub(crate) struct Waiter {
     pub(super) limit: Option<usize>,
-    /// The grants that it takes over from other holders in this process, and where it was called from.
+    /// The grants that it accepts from other holders in this process, and where it was called from.
     pub(crate) handoff_terms: Option<HandoffTerms>,
     pub(crate) by: &'static Location<'static>,
     /// The task that waits.
     pub(crate) task: Option<task::Id>,
     /// The number of its position in the store's queue, if it has one.
     position: AtomicU64,
-    /// When it is polled next at the latest; `None` where that is not limited.
+    /// The latest time of its next poll; `None` if unlimited.
     polled_by: Mutex<Option<Moment>>,
-    /// Whether it is queued behind the head, and whether it has left from there. Under the lock of the queues.
+    /// Whether it is queued behind the head, and whether it has left the queue. Under the mutex of the queues.
     pub(super) in_line: AtomicBool,
     pub(super) left: AtomicBool,
     pub(super) delivery: Mutex<Delivery>,
-    /// What is done for it the moment it becomes the head, before it knows.
+    /// Run for it the moment it becomes the head, before it is polled.
     pub(super) on_head: Mutex<Option<OnHead>>,
     /// Its request to the store.
     pub(super) in_flight: Mutex<Option<Arc<dyn Abandon>>>,
-    /// Whether it is polled when it was woken.
+    /// Whether it was polled since it was woken.
     pub(super) attention: AtomicU8,
     alarm: Arc<Alarm>,
     pub(super) waker: AtomicWaker,
@@ -55,13 +55,13 @@ pub(crate) struct Waiter {
 /// See [`QueueEntry::on_head`].
 pub(super) type OnHead = Box<dyn FnOnce() + Send>;
 
-/// What a waiter is told.
+/// What a waiter receives.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
     pub(super) head: Option<Box<QueueHead>>,
     pub(super) guard: Option<Hold>,
     pub(super) turned_away: bool,
-    /// It was not polled in time, and lost what it had.
+    /// It missed its poll deadline, and lost what it had.
     pub(super) withdrawn: bool,
     /// It has left, or lost what it had.
     pub(super) closed: bool,
@@ -92,7 +92,7 @@ impl Waiter {
         })
     }
 
-    /// The first waiter of its queue; it has not been polled, so nothing is woken.
+    /// Makes it the first head of its queue; it has not been polled, so nothing is woken.
     pub(super) fn becomes_first_head(&self, head: Box<QueueHead>) {
         self.delivery.lock().head = Some(head);
     }
@@ -106,7 +106,7 @@ impl Waiter {
         *self.polled_by.lock() = at;
     }
 
-    /// Whether the lock can be given to it: it is there, and has not been given it already.
+    /// Whether the lock can be given to it: it is present, and has not been given the lock already.
     pub(super) fn takes_a_guard(&self) -> bool {
         let delivery = self.delivery.lock();
         !delivery.closed && delivery.guard.is_none()
@@ -131,7 +131,7 @@ impl Waiter {
     }
 
     pub(super) fn rouse(&self) {
-        // A waiter that was woken before and not polled since stays as late as it is.
+        // A waiter that was woken before and not polled since stays late.
         let _ = self
             .attention
             .compare_exchange(POLLED, WOKEN, Ordering::AcqRel, Ordering::Relaxed);
@@ -139,8 +139,8 @@ impl Waiter {
         self.waker.wake();
     }
 
-    /// Hands off the lock; returns it where the waiter has left, or has not yet taken one that was handed off before. That
-    /// one is lost, or will be, but must not be dropped here under a lock: its drop passes it on, and comes back here.
+    /// Hands off the lock; returns it if the waiter has left, or has not yet taken one that was handed off before. That
+    /// one is lost, or will be, but must not be dropped here under a mutex: its drop passes it on, and comes back here.
     pub(crate) fn give(&self, guard: Hold) -> Result<(), Hold> {
         let mut guard = Some(guard);
         self.tell(|delivery| {
@@ -180,7 +180,7 @@ impl QueuedWaiter for Arc<Waiter> {
     }
 }
 
-/// The waker that a waiter polls with, so that it is known when it was woken.
+/// The waker that a waiter polls with; it records that the waiter was woken.
 impl Wake for Waiter {
     fn wake(self: Arc<Self>) {
         self.rouse();
