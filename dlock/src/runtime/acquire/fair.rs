@@ -10,6 +10,7 @@
 //! process. The lock is [handed off](crate::runtime::handoff) to them in that order, without the store; each gives up
 //! its position when it has the lock.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::position::{FairOutcome, FairSlot, FairState, QueuePosition};
@@ -19,19 +20,28 @@ use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
-use crate::engine::acquire::{Acquire, Event, Next, Report};
+use crate::engine;
+use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
 use crate::runtime::attempt::AcquireTarget;
 use crate::runtime::emit::trace::Path;
 use crate::runtime::hold::Hold;
 use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
-use crate::store::{Watch, changed};
+use crate::store::{GrantId, Watch, changed};
 
-/// The machine of a waiter, and its position. Dropped before the next waiter here becomes the queue head, which sends
-/// that waiter's request.
+/// A waiter in the store's queue: its machine, its position, and what it has. Dropped before the next waiter here becomes the
+/// queue head, which sends that waiter's request.
 struct FairWaiter<'a, 'e> {
+    wait: &'a Wait<'a, AcquireCall>,
+    entry: &'a QueueEntry,
     acquire: Acquire<'e>,
     slot: &'a FairSlot,
+    /// Of its position, while it has one.
+    id: Option<GrantId>,
+    /// The lock that another caller of this process handed to it.
+    handed_off: Option<Hold>,
+    watch: Option<Watch>,
+    head: Option<Box<QueueHead>>,
 }
 
 impl Drop for FairWaiter<'_, '_> {
@@ -70,7 +80,7 @@ impl Wait<'_, AcquireCall> {
             let waiters = &handle.shared().waiters;
             let entry = waiters.join(options.kind, key, at, handoff_terms, by)?;
             entry.asks(Arc::new(slot.clone()));
-            let waits = std::pin::pin!(self.as_waiter(&entry, &slot, &mut evidence));
+            let waits = std::pin::pin!(FairWaiter::new(self, &entry, &slot, &mut evidence).waits());
             let guard = entry.attended(waits).await?;
             // The process may have been stopped since the handoff.
             if let Some(guard) = guard.filter(Hold::is_held) {
@@ -80,81 +90,51 @@ impl Wait<'_, AcquireCall> {
             at = JoinAt::Front;
         }
     }
+}
+
+impl<'a, 'e> FairWaiter<'a, 'e> {
+    fn new(
+        wait: &'a Wait<'a, AcquireCall>,
+        entry: &'a QueueEntry,
+        slot: &'a FairSlot,
+        evidence: &'e mut Evidence,
+    ) -> FairWaiter<'a, 'e> {
+        let head = entry.head();
+        FairWaiter {
+            wait,
+            entry,
+            acquire: Acquire::new(wait.rules(), head.is_some(), evidence),
+            slot,
+            id: None,
+            handed_off: None,
+            watch: None,
+            head,
+        }
+    }
 
     /// Waits until the waiter has a lock, which may be lost since; `None` if it missed its poll deadline.
-    async fn as_waiter(
-        &self,
-        entry: &QueueEntry,
-        slot: &FairSlot,
-        evidence: &mut Evidence,
-    ) -> Result<Option<Hold>, Error> {
-        let AcquireCall {
-            handle, key, options, ..
-        } = self.call;
-        let shared = handle.shared();
-        let mut head = entry.head();
-        let mut watch: Option<Watch> = None;
-        let mut handed_off = None;
-        let acquire = Acquire::new(self.rules(), head.is_some(), evidence);
-        // Dropped before the values above.
-        let mut waiter = FairWaiter { acquire, slot };
-        let mut step = (waiter.acquire).handle(Event::MayAsk { listens: false }, Moment::now());
+    async fn waits(mut self) -> Result<Option<Hold>, Error> {
+        let mut step = (self.acquire).handle(Event::MayAsk { listens: false }, Moment::now());
         let mut awaits = Awaits::Reply;
-        let mut id = None;
         loop {
-            let acquire = &mut waiter.acquire;
-            if step.head_waits
-                && let Some(head) = &head
-            {
-                head.waits(options.lock.max_waiters, acquire.evidence)?;
-            }
-            if step.new_position {
-                watch = None;
-                let position = QueuePosition::new(self.call);
-                id = Some(position.id);
-                slot.put(FairState::Idle(position));
-            }
-            if step.listens {
-                watch = id.map(|id| shared.call_watch(options.kind, key, id));
-            }
+            self.performs(&step)?;
             match step.next {
                 Next::Send { poll_by, .. } => {
-                    let position = match slot.take() {
-                        // Sent when it became the queue head: later events are not in its reply.
-                        FairState::InFlight(request) => Err(request),
-                        FairState::Idle(position) => Ok(position),
-                        FairState::Nothing => Ok(QueuePosition::new(self.call)),
-                    };
-                    let request = position.map(|position| {
-                        // The reply covers events before the request.
-                        watch.iter_mut().for_each(Watch::seen);
-                        entry.stands_at(position.id);
-                        entry.polled_by(poll_by);
-                        position.ask()
-                    });
-                    slot.put(FairState::InFlight(request.unwrap_or_else(|request| request)));
+                    self.asks(poll_by);
                     awaits = Awaits::Reply;
                 }
                 Next::Wait(wait) => {
-                    self.begins_to_wait();
-                    entry.polled_by(wait.poll_by);
-                    if wait.sends_as_head {
-                        let slot = slot.clone();
-                        entry.on_head(Some(Box::new(move || slot.ask())));
-                    }
-                    if broken!(NotificationLostBeforeSleep) {
-                        watch.iter_mut().for_each(Watch::seen);
-                    }
+                    self.begins_to_wait(&wait);
                     awaits = Awaits::Notification {
                         until: wait.until,
                         listen_at: wait.listen_at,
                     };
                 }
                 Next::Report(Report::HandedOff | Report::Rejoins) => {
-                    self.waiting.comes_by(Path::Handoff);
-                    return Ok(handed_off);
+                    self.wait.waiting.comes_by(Path::Handoff);
+                    return Ok(self.handed_off.take());
                 }
-                Next::Report(_) => return Err(self.reported(step)),
+                Next::Report(_) => return Err(self.wait.reported(step)),
                 // Only a plain lock yields; a fair one has an order.
                 Next::Continue | Next::Draw { .. } | Next::LetGo { .. } | Next::LeaveToOthers { .. } => {}
             }
@@ -164,78 +144,142 @@ impl Wait<'_, AcquireCall> {
                 *listen_at = None;
             }
             let event = match awaits {
-                Awaits::Reply => {
-                    let patience_ends = acquire.patience_ends();
-                    tokio::select! {
-                        biased;
-                        outcome = slot.outcome() => match outcome {
-                            FairOutcome::Acquired(guard, behind) => {
-                                // Later waiters queue behind it, and ask when it is released.
-                                if let Some(mut head) = head.or_else(|| entry.head()) {
-                                    head.behind = behind.iter().rev().map(|id| id.number()).collect();
-                                    guard.rest(head);
-                                }
-                                return Ok(Some(guard));
-                            }
-                            FairOutcome::Busy(position, left) => {
-                                id = Some(position.id);
-                                slot.put(FairState::Idle(position));
-                                Event::Busy { left, again: None, listeners: None }
-                            }
-                            FairOutcome::Failed(error, kept) => {
-                                id = kept.as_ref().map(|position| position.id);
-                                slot.put(kept.map_or(FairState::Nothing, FairState::Idle));
-                                Event::Failed { error, fraction: chance::fraction }
-                            }
-                        },
-                        delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
-                        () = self.over() => Event::WaitOver,
-                        () = sleep_until(patience_ends.map(Moment::instant)) => Event::PatienceOver,
-                        () = self.call.ending().cancelled() => Event::Closed,
-                    }
-                }
-                Awaits::Notification { until, listen_at } => {
-                    let event = tokio::select! {
-                        biased;
-                        () = self.call.ending().cancelled() => Event::Closed,
-                        delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
-                        notifications = changed(&mut watch) => Event::CameFree { notifications },
-                        () = clock::sleep_until(until.instant()) => Event::Due,
-                        () = sleep_until(listen_at.map(Moment::instant)) => Event::QuietOver,
-                        () = self.over() => Event::WaitOver,
-                    };
-                    match event {
-                        Event::CameFree { .. } => self.waiting.comes_by(Path::Notified),
-                        Event::Due => self.waiting.comes_by(Path::Polled),
-                        _ => {}
-                    }
-                    if !matches!(event, Event::QuietOver) {
-                        entry.on_head(None);
-                    }
-                    event
-                }
+                Awaits::Reply => match self.reply().await? {
+                    ControlFlow::Continue(event) => event,
+                    ControlFlow::Break(guard) => return Ok(Some(guard)),
+                },
+                Awaits::Notification { until, listen_at } => self.notified(until, listen_at).await?,
             };
-            step = acquire.handle(event, Moment::now());
+            step = self.acquire.handle(event, Moment::now());
         }
     }
-}
 
-/// Converts a delivery to a waiter to an event of the machine.
-fn delivered_event(
-    delivered: Delivered,
-    head: &mut Option<Box<QueueHead>>,
-    handed_off: &mut Option<Hold>,
-) -> Event {
-    match delivered {
-        Delivered::Head(its) => {
-            *head = Some(its);
-            Event::BecameHead
+    /// Performs what a step says, but for what comes next.
+    fn performs(&mut self, step: &Step) -> Result<(), Error> {
+        let AcquireCall {
+            handle, key, options, ..
+        } = self.wait.call;
+        if step.head_waits
+            && let Some(head) = &self.head
+        {
+            head.waits(options.lock.max_waiters, self.acquire.evidence)?;
         }
-        Delivered::Guard(guard) => {
-            let is_held = guard.is_held();
-            *handed_off = Some(guard);
-            Event::HandedOff { is_held }
+        if step.new_position {
+            self.watch = None;
+            let position = QueuePosition::new(self.wait.call);
+            self.id = Some(position.id);
+            self.slot.put(FairState::Idle(position));
         }
-        Delivered::Withdrawn => Event::Withdrawn,
+        if step.listens {
+            self.watch = (self.id).map(|id| handle.shared().call_watch(options.kind, key, id));
+        }
+        Ok(())
+    }
+
+    /// Sends a request under its position.
+    fn asks(&mut self, poll_by: Option<Moment>) {
+        let position = match self.slot.take() {
+            // Sent when it became the queue head: later events are not in its reply.
+            FairState::InFlight(request) => return self.slot.put(FairState::InFlight(request)),
+            FairState::Idle(position) => position,
+            FairState::Nothing => QueuePosition::new(self.wait.call),
+        };
+        // The reply covers events before the request.
+        self.watch.iter_mut().for_each(Watch::seen);
+        self.entry.stands_at(position.id);
+        self.entry.polled_by(poll_by);
+        self.slot.put(FairState::InFlight(position.ask()));
+    }
+
+    fn begins_to_wait(&mut self, wait: &engine::acquire::Wait) {
+        self.wait.begins_to_wait();
+        self.entry.polled_by(wait.poll_by);
+        if wait.sends_as_head {
+            let slot = self.slot.clone();
+            self.entry.on_head(Some(Box::new(move || slot.ask())));
+        }
+        if broken!(NotificationLostBeforeSleep) {
+            self.watch.iter_mut().for_each(Watch::seen);
+        }
+    }
+
+    /// The reply to its request, or what comes before that; breaks with the lock.
+    async fn reply(&mut self) -> Result<ControlFlow<Hold, Event>, Error> {
+        let patience_ends = self.acquire.patience_ends();
+        let outcome = tokio::select! {
+            biased;
+            outcome = self.slot.outcome() => outcome,
+            delivered = self.entry.delivered() => return Ok(ControlFlow::Continue(self.delivered(delivered?))),
+            () = self.wait.over() => return Ok(ControlFlow::Continue(Event::WaitOver)),
+            () = sleep_until(patience_ends.map(Moment::instant)) => {
+                return Ok(ControlFlow::Continue(Event::PatienceOver));
+            }
+            () = self.wait.call.ending().cancelled() => return Ok(ControlFlow::Continue(Event::Closed)),
+        };
+        Ok(ControlFlow::Continue(match outcome {
+            FairOutcome::Acquired(guard, behind) => {
+                // Later waiters queue behind it, and ask when it is released.
+                if let Some(mut head) = self.head.take().or_else(|| self.entry.head()) {
+                    head.behind = behind.iter().rev().map(|id| id.number()).collect();
+                    guard.rest(head);
+                }
+                return Ok(ControlFlow::Break(guard));
+            }
+            FairOutcome::Busy(position, left) => {
+                self.id = Some(position.id);
+                self.slot.put(FairState::Idle(position));
+                Event::Busy {
+                    left,
+                    again: None,
+                    listeners: None,
+                }
+            }
+            FairOutcome::Failed(error, kept) => {
+                self.id = kept.as_ref().map(|position| position.id);
+                self.slot.put(kept.map_or(FairState::Nothing, FairState::Idle));
+                Event::Failed {
+                    error,
+                    fraction: chance::fraction,
+                }
+            }
+        }))
+    }
+
+    /// What comes between two requests.
+    async fn notified(&mut self, until: Moment, listen_at: Option<Moment>) -> Result<Event, Error> {
+        let event = tokio::select! {
+            biased;
+            () = self.wait.call.ending().cancelled() => Event::Closed,
+            delivered = self.entry.delivered() => self.delivered(delivered?),
+            notifications = changed(&mut self.watch) => Event::CameFree { notifications },
+            () = clock::sleep_until(until.instant()) => Event::Due,
+            () = sleep_until(listen_at.map(Moment::instant)) => Event::QuietOver,
+            () = self.wait.over() => Event::WaitOver,
+        };
+        match event {
+            Event::CameFree { .. } => self.wait.waiting.comes_by(Path::Notified),
+            Event::Due => self.wait.waiting.comes_by(Path::Polled),
+            _ => {}
+        }
+        if !matches!(event, Event::QuietOver) {
+            self.entry.on_head(None);
+        }
+        Ok(event)
+    }
+
+    /// Converts a delivery to the waiter to an event of the machine.
+    fn delivered(&mut self, delivered: Delivered) -> Event {
+        match delivered {
+            Delivered::Head(head) => {
+                self.head = Some(head);
+                Event::BecameHead
+            }
+            Delivered::Guard(guard) => {
+                let is_held = guard.is_held();
+                self.handed_off = Some(guard);
+                Event::HandedOff { is_held }
+            }
+            Delivered::Withdrawn => Event::Withdrawn,
+        }
     }
 }
