@@ -1,8 +1,8 @@
-//! One waiter that asks the store for a lock: when it sends a request, how long it waits for a notification, whether its
-//! queue position at the store is given up, and what its call reports.
+//! One waiter that asks the store for a lock: when it sends a request, how long it waits for a notification, whether
+//! its queue position at the store is given up, and what its call reports.
 //!
-//! Plain locks and fair locks have the same machine. A plain lock is asked for by the queue head, on behalf of all waiters
-//! of its process; a fair lock by each waiter for itself. [`Rules`] are all the differences.
+//! Plain locks and fair locks use the same machine. For a plain lock the queue head asks, on behalf of all waiters of
+//! its process; for a fair lock each waiter asks for itself. [`Rules`] has all the differences.
 
 use std::time::Duration;
 
@@ -27,14 +27,14 @@ pub(crate) use self::step::{Event, Next, Report, Rules, Step, Wait};
 enum State {
     /// Other processes go first.
     Yields,
-    /// A request is on its way.
+    /// A request is in flight.
     Asks,
-    /// The next request is sent then, or earlier if the lock becomes available.
+    /// Waits to send the next request at this time, or earlier if the lock becomes available.
     Waits { until: Moment },
-    /// The same, while other processes may take the lock that has become available.
+    /// Waits likewise, while other processes may take the available lock.
     Leaves { until: Moment },
-    /// The lock has become available, and a process goes first that waited when this one released it. The next request is
-    /// sent then at the latest, where there was one before.
+    /// The lock has become available, and a process goes first that waited when this one released it. The next request
+    /// is sent at this time at the latest, if one was planned.
     LetsGo { until: Option<Moment> },
 }
 
@@ -43,22 +43,22 @@ enum State {
 pub(crate) struct Acquire<'e> {
     rules: Rules,
     state: State,
-    /// What the store has replied; the call has it before and after.
+    /// The store's replies; owned by the call before and after.
     pub(crate) evidence: &'e mut Evidence,
     /// When the last request was sent.
     sent: Moment,
     is_head: bool,
-    /// It became the head while its request was on its way, so that the reply may be older than that.
+    /// It became the head while its request was in flight, so the reply may be older than that.
     became_head: bool,
     listens: bool,
-    /// The longest lease that a holder had left.
+    /// The longest remaining lease of a holder.
     longest: Duration,
     crowd: Crowd,
     /// The processes that go first whenever the lock becomes available.
     round: Option<YieldRound>,
     warned: bool,
     position: PositionState,
-    /// A request that may have been carried out has failed: it can still come to the store, and take the position anew.
+    /// A request that may have been carried out has failed: it can still reach the store, and take the position again.
     in_doubt: bool,
     rejoins: bool,
 }
@@ -86,18 +86,18 @@ impl<'e> Acquire<'e> {
     /// Whether the waiter's position at the store is given up if it leaves now, with a report or without.
     pub(crate) fn gives_up_position(&self) -> bool {
         match self.rules.fair {
-            // One that waits again does so at its position.
+            // A waiter that waits again keeps its position.
             true => !self.rejoins,
             false => self.position.may_exist(),
         }
     }
 
-    /// The processes that were to go first, and how that went.
+    /// The processes that go first, and the outcome so far.
     pub(crate) fn round(&self) -> Option<YieldRound> {
         self.round
     }
 
-    /// When the patience with a store that fails is over.
+    /// When `retry_for` is over.
     pub(crate) fn patience_ends(&self) -> Option<Moment> {
         self.evidence.patience_ends(self.rules.patience)
     }
@@ -189,7 +189,7 @@ impl<'e> Acquire<'e> {
         }
     }
 
-    /// The lock has become available, and another process goes first if it is its turn.
+    /// Handles an available lock: another process goes first if it is its turn.
     fn lets_go(&mut self, notifications: u64, until: Option<Moment>, now: Moment) -> Step {
         match self.round.and_then(|round| round.waits(notifications)) {
             Some(patience) => {
@@ -200,7 +200,8 @@ impl<'e> Acquire<'e> {
         }
     }
 
-    /// A process was let go first, and came or did not. Returns how long this one may wait; `None` where it lets none go.
+    /// Records whether the process that goes first came. Returns how long this one may wait; `None` if it yields to no
+    /// further process.
     fn went_first(&mut self, came: bool) -> Option<Option<Moment>> {
         let State::LetsGo { until } = self.state else {
             return None;
@@ -228,7 +229,7 @@ impl<'e> Acquire<'e> {
     }
 
     fn asks(&mut self, now: Moment) -> Step {
-        // Waiters behind a head whose patience is over do not each begin anew.
+        // When the head's `retry_for` is over, the waiters behind it do not each start again.
         if !self.rules.fair && self.patience_ends().is_some_and(|end| end <= now) {
             return self.gives_up(now);
         }
@@ -300,7 +301,7 @@ impl<'e> Acquire<'e> {
         };
         let new_position = self.rules.fair && outcome == Outcome::Unknown;
         if new_position {
-            // The subscription is for the position.
+            // The subscription belongs to the position.
             self.listens = false;
         }
         Step {

@@ -1,9 +1,10 @@
-//! Of many processes that wait for one plain lock, a few ask when it becomes available: so the requests of a handoff do
-//! not grow with the number of processes.
+//! Limits how many of many processes that wait for one plain lock ask when it becomes available: so the requests of a
+//! handoff do not grow with the number of processes.
 //!
 //! The store replies how many processes listen for the release. Each of them draws a rank among them at each release.
-//! Those with the lowest ranks ask at once; the others wait, a few in each slot, and ask only if they are not notified
-//! that the lock was taken. So a process that is stopped or cut off while it ranks first costs one slot.
+//! Those with the lowest ranks ask at once; the others wait, in slots of a few processes, and ask only if no
+//! notification says that the lock was taken. So a process that is stopped or cut off while it ranks first costs one
+//! slot.
 
 use std::time::Duration;
 
@@ -15,15 +16,15 @@ use crate::store::Announce;
 const FEW: u64 = 4;
 /// The longest time for which a process leaves the lock to others without a notification.
 const LONGEST: Duration = Duration::from_secs(1);
-/// More listeners than that are no number: Valkey 9.1.2 answers `PUBSUB NUMSUB` inside a script with garbage at times.
+/// More listeners than this are an error: Valkey 9.1.2 sometimes answers `PUBSUB NUMSUB` inside a script with garbage.
 const MOST: u64 = 100_000;
 
-/// The processes that wait for the same lock, as this one knows them.
+/// The processes that wait for the same lock, as far as this one knows.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
     listeners: u64,
     slot: Duration,
-    /// Whether this process has just begun to listen: its next request is for what it missed before.
+    /// Whether this process has just begun to listen: its next request covers what it missed before.
     is_new: bool,
     announce: Announce,
 }
@@ -34,30 +35,30 @@ impl Crowd {
         self.announce
     }
 
-    /// The store has replied, to a request that was sent then, that the lock is taken.
+    /// Records the store's reply, to a request sent at `sent`, that the lock is taken.
     pub(crate) fn is_busy(&mut self, listeners: Option<u64>, sent: Moment, now: Moment) {
         self.listeners = listeners.filter(|listeners| *listeners <= MOST).unwrap_or(0);
         self.slot = timing::crowd_slot(now.since(sent));
     }
 
-    /// This process has begun to listen.
+    /// Records that this process has begun to listen.
     pub(crate) fn listens(&mut self) {
         self.is_new = true;
     }
 
-    /// This process begins to wait for the lock.
+    /// Records that this process begins to wait for the lock.
     pub(crate) fn waits(&mut self) {
         self.announce = Announce::Nothing;
     }
 
-    /// The lock became available: the number of processes among which this one draws its rank, or `None` where it asks
-    /// at once.
+    /// Handles an available lock: returns the number of processes among which this one draws its rank, or `None` if it
+    /// asks at once.
     pub(crate) fn came_free(&mut self) -> Option<u64> {
         let is_crowd = self.listeners > FEW && !std::mem::take(&mut self.is_new);
         is_crowd.then_some(self.listeners)
     }
 
-    /// This process drew that rank: how long it leaves the lock to others, or `None` where it asks at once.
+    /// Handles the drawn rank: returns how long this process leaves the lock to others, or `None` if it asks at once.
     pub(crate) fn ranks(&mut self, rank: u64) -> Option<Duration> {
         let slots = u32::try_from(rank / FEW).unwrap_or(u32::MAX);
         if slots == 0 {
@@ -67,7 +68,7 @@ impl Crowd {
         Some(self.slot.saturating_mul(slots).min(LONGEST))
     }
 
-    /// No process has taken the lock in that time, so this one asks.
+    /// Records that no process took the lock in that time, so this one asks.
     pub(crate) fn was_left(&mut self) {
         self.announce = Announce::Taken;
     }

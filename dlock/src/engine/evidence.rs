@@ -1,5 +1,5 @@
-//! What the store has replied about a key that a call waits for, and what the call reports when its wait ends: the one
-//! place that decides between "held by another client" and "the store did not answer".
+//! The store's replies about a key that a call waits for, and what the call reports when its wait ends: the one place
+//! that decides between "held by another client" and "the store did not answer".
 //!
 //! A call reports that the lock is held only if the store replied "busy" during that call, or during the time of the
 //! queue head that the call waited behind. A missing reply never counts as "busy".
@@ -11,17 +11,17 @@ use crate::base::moment::Moment;
 use crate::engine::timing::FIRST_PAUSE;
 use crate::store::{Outcome, Reason, StoreError};
 
-/// A request that is unanswered for this long, and for several times as long as earlier ones took, leaves open what the
-/// store would say now.
+/// When a request is unanswered for this long, and for several times as long as earlier ones took, the current answer
+/// of the store is unknown.
 const SILENCE: Duration = Duration::from_millis(250);
 
-/// What is known of a key. Each call has its own; the queue of the key has that of its head.
+/// What is known about a key. Each call has its own; the queue of the key has that of its head.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Evidence {
     busy: Option<Busy>,
-    /// The failures in a row since then: when the request that failed first was sent, and the last failure.
+    /// The failures in a row since then: when the first failed request was sent, and the last failure.
     failing: Option<(Moment, StoreError)>,
-    /// When the request was sent whose reply is missing.
+    /// When the unanswered request was sent.
     asked: Option<Moment>,
     /// The longest time that a reply took.
     slowest: Duration,
@@ -29,7 +29,7 @@ pub(crate) struct Evidence {
 
 #[derive(Debug, Clone, Copy)]
 struct Busy {
-    /// The end of the holder's lease, where it is known.
+    /// The end of the holder's lease, if known.
     until: Option<Moment>,
     /// Valid for calls that waited at this moment; `None` as long as the waiter that received it is the head.
     last: Option<Moment>,
@@ -38,24 +38,24 @@ struct Busy {
 /// Why a call ends without the lock.
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
-    /// Another client holds the lock, for this remaining lease where that is known.
+    /// Another client holds the lock, for this remaining lease if known.
     NotAcquired { remaining: Option<Duration> },
     /// The store failed, or did not answer.
     Failed(StoreError),
 }
 
 impl Evidence {
-    /// A request is sent.
+    /// Records that a request is sent.
     pub(crate) fn asks(&mut self, now: Moment) {
         self.asked.get_or_insert(now);
     }
 
-    /// The store replied to the request, whatever it said.
+    /// Records that the store replied to the request, with any reply.
     pub(crate) fn replied(&mut self) {
         self.asked = None;
     }
 
-    /// The store replied that another client holds the lock, whose lease ends then.
+    /// Records the reply that another client holds the lock, whose lease ends then.
     pub(crate) fn is_busy(&mut self, until: Option<Moment>, now: Moment) {
         if let Some(asked) = self.asked.take() {
             self.slowest = self.slowest.max(now.since(asked));
@@ -64,8 +64,8 @@ impl Evidence {
         self.failing = None;
     }
 
-    /// The request that was sent then has failed. Returns the pause before the next one, without jitter, or the failure
-    /// where repeating the request makes no sense.
+    /// Records that the request sent at `sent` failed. Returns the pause before the next one, without jitter, or the
+    /// failure if repeating the request is useless.
     pub(crate) fn failed(
         &mut self,
         asked: Moment,
@@ -74,28 +74,29 @@ impl Evidence {
         now: Moment,
     ) -> Result<Duration, StoreError> {
         self.asked = None;
-        // Counted from the request that failed first.
+        // Counted from the first failed request.
         let since = self.failing.as_ref().map_or(asked, |(since, _)| *since);
         let failing_for = now.since(since);
         if !error.is_passing() || failing_for >= patience || broken!(GivesUpAtTheFirstFailure) {
             return Err(error);
         }
         self.failing = Some((since, error));
-        // Longer the longer requests have failed.
+        // The pause grows with the time since the first failure.
         Ok(FIRST_PAUSE + failing_for / 4)
     }
 
-    /// When the patience with a failing store ends.
+    /// When `retry_for` ends.
     pub(crate) fn patience_ends(&self, patience: Duration) -> Option<Moment> {
         self.failing.as_ref().map(|(since, _)| *since + patience)
     }
 
-    /// Whether anything is known that later replies have to be compared with.
+    /// Whether anything is known with which later replies must be compared.
     pub(crate) fn is_empty(&self) -> bool {
         self.busy.is_none() && self.failing.is_none()
     }
 
-    /// The head that received the replies ends. A release that goes to the store then is a request, too.
+    /// Ends the role of the head that received the replies. A release that goes to the store then counts as a request,
+    /// too.
     pub(crate) fn head_ends(&mut self, now: Moment, released: Option<Moment>) {
         if let Some(busy) = &mut self.busy {
             busy.last.get_or_insert(now);
@@ -103,7 +104,7 @@ impl Evidence {
         self.asked = released.or(self.asked);
     }
 
-    /// A caller in this process holds the lock, so other callers may be told that it is busy.
+    /// Records that a caller in this process holds the lock, so other callers may report it as held.
     pub(crate) fn is_held_here(&mut self) {
         *self = Evidence {
             busy: Some(Busy {
@@ -125,7 +126,7 @@ impl Evidence {
             self.failing = None;
         }
         if let Some((since, error)) = head.failing {
-            // Another call's request: of its own none was sent.
+            // The request of another call: it sent none itself.
             let error = StoreError {
                 outcome: Outcome::NotDone,
                 ..error
@@ -138,8 +139,8 @@ impl Evidence {
         self.slowest = self.slowest.max(head.slowest);
     }
 
-    /// What a call reports whose wait, or whose patience with the store, has ended. `sent` says whether a request of its
-    /// own is on its way.
+    /// Returns what a call reports when its wait time or `retry_for` is over. `sent` says whether one of its own
+    /// requests is in flight.
     pub(crate) fn verdict(self, started: Moment, now: Moment, sent: bool) -> Verdict {
         if broken!(NoAnswerIsBusy) {
             return Verdict::NotAcquired { remaining: None };

@@ -1,11 +1,11 @@
 //! Letting other processes go first.
 //!
 //! A process that releases a lock and asks for it again always has an advantage over a process that waits elsewhere:
-//! its next acquire is under way while the other one only receives the notification. So if the store replies that other
+//! its next acquire is in flight while the other one only receives the notification. So if the store replies that other
 //! clients received it, the process yields: it asks again when another holder was seen, or after a short time in which
 //! another client could have acquired the lock. If several clients received it, all of them go first, one after the
-//! other: the longest waiter may be the last to receive it, and would otherwise never be served. Where yields are in
-//! vain (the clients are stopped, slow, or gone without a word) the process yields ever more rarely.
+//! other: the longest waiter may be the last to receive it, and would otherwise never be served. If yields are useless
+//! (the clients are stopped, slow, or gone without notice) the process yields less and less often.
 
 mod history;
 mod yielding;
@@ -17,40 +17,40 @@ pub(crate) use self::yielding::{YieldEvent, YieldStep, Yielded, Yielding};
 use crate::base::moment::Moment;
 use crate::engine::timing;
 
-/// How long the reply to a release is waited for: the caller that released may not be polled for a while.
+/// How long to wait for the reply to a release: the caller that released may not be polled for a while.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How many other clients received the notification of a release. This one may be among them where `counts_own`.
+/// How many other clients received the notification of a release. With `counts_own`, this one may be among them.
 pub(crate) fn other_listeners(receivers: u64, counts_own: bool) -> u64 {
     receivers - u64::from(counts_own && receivers > 1)
 }
 
-/// A release that went to the store while others of this process wait for the key.
+/// A release that was sent to the store while others of this process wait for the key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReleaseInLine {
     pub(crate) sent: Moment,
-    /// How many notifications there had been, where this process had a subscription.
+    /// How many notifications there had been, if this process had a subscription.
     pub(crate) notifications: Option<u64>,
-    /// Other waiters of this process have the same subscription.
+    /// Whether other waiters of this process share the subscription.
     pub(crate) others_here: bool,
 }
 
-/// Other processes are to go first.
+/// A yield to other processes that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PendingYield {
     until: Moment,
-    /// How many notifications there will have been when another holder has come and gone.
+    /// The number of notifications when another holder has come and gone.
     notifications: Option<u64>,
     /// How many other processes received the notification of the release.
     others: u64,
-    /// How long each of them is waited for, except the first.
+    /// How long to wait for each of them, except the first.
     patience: Duration,
-    /// That it is not skipped is known.
+    /// Whether it is known not to be skipped.
     is_due: bool,
 }
 
 impl PendingYield {
-    /// What follows from a release with so many receivers, `None` where the store does not know.
+    /// What follows from a release with this many receivers, `None` if the store does not know.
     pub(crate) fn after(release: ReleaseInLine, receivers: Option<u64>, now: Moment) -> Option<PendingYield> {
         let ReleaseInLine {
             sent,
@@ -64,7 +64,7 @@ impl PendingYield {
         let round_trip = now.since(sent);
         Some(PendingYield {
             until: now + timing::yield_to_first(round_trip),
-            // The first is our own release, the second that of another process.
+            // The first is our own release, the second one of another process.
             notifications: notifications.map(|count| count + 2),
             others: match others_here {
                 true => 1,
@@ -86,23 +86,24 @@ impl PendingYield {
 /// The first of the processes that go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FirstOther {
-    /// How many notifications there will have been when it has come and gone; `None` before the first of a new subscription.
+    /// The number of notifications when it has come and gone; `None` before the first notification of a new
+    /// subscription.
     notifications: Option<u64>,
 }
 
 impl FirstOther {
-    /// Whether it has come and gone, by so many notifications.
+    /// Whether it has come and gone, given the number of notifications.
     pub(crate) fn has_come(&self, notifications: u64) -> bool {
         self.notifications.is_some_and(|all| notifications >= all)
     }
 
-    /// One more notification, which makes so many. The first of a new subscription is "subscribed", at once where another
-    /// one of this process was there already.
+    /// Counts a notification. The first of a new subscription is "subscribed", and arrives at once if another waiter of
+    /// this process already had it.
     pub(crate) fn notified(&mut self, notifications: u64) {
         self.notifications.get_or_insert(notifications + 1);
     }
 
-    /// How many notifications there will have been when it has come and gone, if that is known.
+    /// Returns the number of notifications when it has come and gone, if known.
     pub(crate) fn notifications(&self) -> Option<u64> {
         self.notifications
     }
@@ -111,20 +112,20 @@ impl FirstOther {
 /// The processes that waited when this process released the lock, and that have not all had it since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct YieldRound {
-    /// How many notifications there will have been when all of them have come and gone.
+    /// The number of notifications when all of them have come and gone.
     all: u64,
     patience: Duration,
-    /// Whether one came when the last one was let go first.
+    /// Whether a process came when this one last yielded.
     came: Option<bool>,
 }
 
 impl YieldRound {
-    /// How long the next process is waited for; `None` where all have come, by so many notifications.
+    /// How long to wait for the next process; `None` if all have come, given the number of notifications.
     pub(crate) fn waits(&self, notifications: u64) -> Option<Duration> {
         (notifications < self.all).then_some(self.patience)
     }
 
-    /// A process was let go first, and came or did not.
+    /// Records whether the process that went first came.
     pub(crate) fn enter(&mut self, came: bool) {
         self.came = Some(came);
     }
@@ -132,7 +133,7 @@ impl YieldRound {
 
 #[cfg(test)]
 impl YieldRound {
-    /// A round that ends with this notification.
+    /// Creates a round that ends with this notification.
     pub(crate) fn until(all: u64, patience: Duration) -> YieldRound {
         YieldRound {
             all,

@@ -1,4 +1,4 @@
-//! What is known of one grant: until when it lasts, whether it is suspect, and whether it may be handed off.
+//! The state of one grant: how long it lasts, whether it is suspect, and whether it may be handed off.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::base::hold_state::{HoldState, Loss};
 use crate::base::moment::Moment;
 use crate::engine::handoff::{HandoffBudget, HandoffTerms};
 
-/// What a lease is shortened by on this side, for clocks that run at different rates and for the way back of the reply.
+/// The safety margin of a lease: for clock rates that differ and for the return path of the reply.
 pub(crate) fn safety_margin(lease: Duration) -> Duration {
     if broken!(NoSafetyMargin) {
         return Duration::ZERO;
@@ -22,9 +22,9 @@ pub(crate) struct Terms {
     pub(crate) lease: Duration,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
-    /// When renewal ends, at the latest.
+    /// The latest end of renewal.
     pub(crate) max_end: Option<Moment>,
-    /// Until when the key stays taken even if the holder is done.
+    /// Until when the key stays held even if the holder is done.
     pub(crate) min_until: Option<Moment>,
 }
 
@@ -33,12 +33,12 @@ impl Terms {
         self.max_end.filter(|_| !broken!(MaxHoldIgnored))
     }
 
-    /// What is left to `max_hold`, where there is one.
+    /// The time left until `max_hold`, if set.
     pub(crate) fn max_hold_left(&self, now: Moment) -> Option<Duration> {
         self.max_end().map(|end| end.since(now))
     }
 
-    /// What is missing to `min_hold` yet.
+    /// The time left until `min_hold`.
     pub(crate) fn min_hold_left(&self, now: Moment) -> Duration {
         if broken!(MinHoldEndsEarly) {
             return Duration::ZERO;
@@ -46,8 +46,8 @@ impl Terms {
         self.min_until.map_or(Duration::ZERO, |until| until.since(now))
     }
 
-    /// The lease that a renewal sent now asks for: that of the grant, as far as `max_hold` allows, or the rest of a fixed
-    /// one that ends at `deadline`. `None` when that is not worth a request.
+    /// The lease for a renewal sent now: that of the grant, as far as `max_hold` allows, or the rest of a fixed one
+    /// that ends at `deadline`. `None` if that is not worth a request.
     pub(crate) fn next_lease(&self, deadline: Moment, now: Moment) -> Option<Duration> {
         let lease = match self.renewed {
             true => {
@@ -72,7 +72,7 @@ pub(crate) struct GrantState {
 }
 
 impl GrantState {
-    /// A grant that the store gave by a request sent at `sent`, for `lease` from then on.
+    /// Creates the state of a grant, obtained by a request sent at `sent`, for `lease` from then on.
     pub(crate) fn granted(sent: Moment, lease: Duration, budget: HandoffBudget) -> GrantState {
         GrantState {
             deadline: sent + lease.saturating_sub(safety_margin(lease)),
@@ -82,7 +82,7 @@ impl GrantState {
         }
     }
 
-    /// The state of the same grant for the next holder in this process.
+    /// Creates the state of the same grant for the next holder in this process.
     pub(crate) fn successor(&self, terms: &HandoffTerms) -> GrantState {
         GrantState {
             deadline: self.deadline,
@@ -97,7 +97,7 @@ impl GrantState {
         self.deadline
     }
 
-    /// What ended it, if it has ended.
+    /// The loss that ended it, if it has ended.
     pub(crate) fn ended(&self) -> Option<Loss> {
         self.ended
     }
@@ -110,12 +110,12 @@ impl GrantState {
         self.budget
     }
 
-    /// From now on the grant is not handed off.
+    /// Prevents further handoffs of the grant.
     pub(crate) fn end_handoffs(&mut self) {
         self.budget.close();
     }
 
-    /// What a holder is told that asks now.
+    /// The state to report to a holder that asks now.
     pub(crate) fn judge(&self, terms: &Terms, now: Moment) -> HoldState {
         match self.ended {
             Some(loss) => HoldState::Lost(loss),
@@ -127,7 +127,7 @@ impl GrantState {
         }
     }
 
-    /// Why the lease runs out at the deadline.
+    /// Why the lease expires at the deadline.
     fn loss_at_deadline(&self, terms: &Terms) -> Loss {
         let last = self.deadline + safety_margin(terms.lease);
         match terms.max_end() {
@@ -136,8 +136,8 @@ impl GrantState {
         }
     }
 
-    /// Whether the grant, which has no holder any more, may be handed off: it is renewed, past its `min_hold`, confirmed,
-    /// and has a third of its lease left.
+    /// Whether the grant, which has no holder any more, may be handed off: it is renewed, past its `min_hold`,
+    /// confirmed, and has a third of its lease left.
     pub(crate) fn may_be_handed_off(&self, terms: &Terms, now: Moment) -> bool {
         let Terms {
             lease,
@@ -146,7 +146,7 @@ impl GrantState {
             ..
         } = *terms;
         let is_past_min_hold = min_until.is_none_or(|until| now >= until || broken!(HandedOffWithinMinHold));
-        // Close to its end a renewal may be under way that asks for less than the lease.
+        // Near its end a renewal may be in flight that asks for less than the lease.
         let is_far_from_max_hold = terms.max_end().is_none_or(|end| end >= now + lease);
         let lasts = self.deadline >= now + lease / 3;
         let is_confirmed = !self.suspect || broken!(HandoffOfSuspectGrant);
@@ -158,15 +158,16 @@ impl GrantState {
             && self.budget.is_open(now)
     }
 
-    /// Ends the grant; `false` where it has ended before.
+    /// Ends the grant; returns false if it has ended before.
     pub(crate) fn end(&mut self, loss: Loss) -> bool {
         let is_first = self.ended.is_none();
         self.ended.get_or_insert(loss);
         is_first
     }
 
-    /// The store confirmed the grant, by a request sent at `sent`, for `lease` from then on. A grant that had expired before
-    /// the reply came stays lost. `ends_doubt` says that no doubt is newer than the request. Returns the new deadline.
+    /// Records the store's confirmation, by a request sent at `sent`, for `lease` from then on. A grant that had
+    /// expired before the reply came stays lost. `ends_doubt` says that no doubt is newer than the request. Returns the
+    /// new deadline.
     pub(crate) fn confirmed(
         &mut self,
         terms: &Terms,
@@ -188,17 +189,17 @@ impl GrantState {
         };
         let deadline = from + lease.saturating_sub(safety_margin(lease));
         self.deadline = match terms.renewed {
-            // The reply may come after that of a later request.
+            // The reply may arrive after that of a later request.
             true => self.deadline.max(deadline),
-            // A fixed lease that was only confirmed keeps its deadline: the rest went over the wire in whole milliseconds.
+            // A fixed lease that was only confirmed keeps its deadline: the rest was sent in whole milliseconds.
             false => self.deadline.min(deadline + safety_margin(lease)),
         };
         Ok(self.deadline)
     }
 
-    /// The store has not confirmed the grant when it should have. Returns whether a holder is to be told.
+    /// Records that the store did not confirm the grant in time. Returns whether a holder is to be told.
     pub(crate) fn doubt(&mut self) -> bool {
-        // Also where the last holder has left: the grant may be about to be handed off.
+        // Also if the last holder has left: the grant may be about to be handed off.
         let is_new = !std::mem::replace(&mut self.suspect, true);
         is_new && self.ended.is_none()
     }

@@ -1,4 +1,4 @@
-//! Passing a lock on inside the process: how far a grant may be handed off before it goes back to the store.
+//! Handoffs of a lock inside the process: how far a grant may be handed off before it goes back to the store.
 
 use std::time::Duration;
 

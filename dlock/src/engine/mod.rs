@@ -1,8 +1,7 @@
 //! The decisions: which waiter is served, when a hold is lost, when to ask the store again. Small machines without
-//! async, clock or I/O: what happened goes in with its [`Moment`](crate::base::moment::Moment), what is to be done
-//! comes out.
+//! async, clock or I/O: an event goes in with its [`Moment`](crate::base::moment::Moment), actions come out.
 //!
-//! The crate in `tests/engine` compiles these files without a runtime, and tests them by tables.
+//! The crate in `tests/engine` compiles these files without a runtime, and tests them with tables.
 
 pub(crate) mod acquire;
 pub(crate) mod crowd;

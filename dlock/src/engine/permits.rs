@@ -1,4 +1,4 @@
-//! Waiting for a semaphore to have as many permits in all as a call wants: all other waiters pass meanwhile.
+//! Waiting until a semaphore has as many permits in all as a call needs: all other waiters pass in that time.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use crate::store::StoreError;
 /// How a call waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// How many permits it wants.
+    /// How many permits it needs.
     pub(crate) wants: u32,
-    /// For how long requests are repeated while the store fails.
+    /// How long requests are repeated while the store fails.
     pub(crate) patience: Duration,
     /// When the call began.
     pub(crate) started: Moment,
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     /// The number of permits has changed, or the time to ask has come.
     Due,
-    /// The store has so many free permits, and so many are held; `None` where there is no number of permits.
+    /// The store's numbers of available and held permits; `None` if the total is not set.
     Counted { free: Option<i64>, held: u64 },
-    /// The request failed; the pause after it is jittered by a number from 0 up to 1.
+    /// The request failed; a number from 0 up to 1 jitters the pause after it.
     Failed {
         error: StoreError,
         fraction: fn() -> f64,
     },
-    /// The wait of the call is over.
+    /// The wait time of the call is over.
     WaitOver,
     /// The client is shut down.
     Closed,
 }
 
-/// What the call does.
+/// The actions of the call.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Ask for the number of permits after this pause, once it has changed, and at most this long after the pause.
-    /// `anew` says that a change during the pause is in no reply: subscribe again.
+    /// `anew` says that no reply covers a change during the pause: subscribe again.
     Wait {
         pause: Duration,
         at_most: Duration,
@@ -51,7 +51,7 @@ pub(crate) enum Next {
     Report(Report),
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// There may be enough permits: the call asks for them.
@@ -60,12 +60,12 @@ pub(crate) enum Report {
     Closed,
 }
 
-/// A call that wants more permits than there are in all.
+/// A call that needs more permits than the total.
 #[derive(Debug)]
 pub(crate) struct MorePermits<'e> {
     rules: Rules,
     evidence: &'e mut Evidence,
-    /// When the request was sent that is on its way.
+    /// When the request in flight was sent.
     sent: Option<Moment>,
 }
 
@@ -239,7 +239,7 @@ mod tests {
             (2, counted(0, 2), "pause 100"),
             (90, Event::WaitOver, "busy for None"),
         ]);
-        // The request that is on its way may still be carried out.
+        // The request in flight may still be carried out.
         run(vec![
             (0, Event::Due, "ask"),
             (5000, Event::WaitOver, "failed in doubt"),

@@ -1,14 +1,15 @@
-//! The queue position of one waiter at the store, as far as its replies tell: whether it has to be given up.
+//! The queue position of one waiter at the store, as far as its replies tell: whether it must be given up.
 
 use std::time::Duration;
 
 use crate::base::broken;
 use crate::base::moment::Moment;
 
-/// What is known of one position. A store takes it with a request that finds the lock busy, and forgets it when the lock is granted.
+/// What is known about one position. A store takes it with a request that finds the lock busy, and forgets it when the
+/// lock is granted.
 #[derive(Debug, Default)]
 pub(crate) struct PositionState {
-    /// When the store was asked last; `None` while it certainly has no such position.
+    /// When the store was last asked; `None` while it certainly has no such position.
     asked: Option<Moment>,
     /// Whether the store may have had the position before that request.
     before: bool,
@@ -21,15 +22,15 @@ pub(crate) enum PositionReply {
     Granted,
     /// The store has the position.
     Kept,
-    /// The request changed nothing: a position that was there before is there still.
+    /// The request changed nothing: an earlier position still exists.
     Unchanged,
     /// The request may have been carried out.
     Unknown,
 }
 
 impl PositionState {
-    /// A request is sent: until its reply the position may exist. Returns how long ago the last one was sent; `None` for
-    /// the first.
+    /// Records that a request is sent: until its reply the position may exist. Returns how long ago the last one was
+    /// sent; `None` for the first.
     pub(crate) fn asks(&mut self, now: Moment) -> Option<Duration> {
         let last = self.asked.replace(now);
         self.before = last.is_some();
@@ -46,7 +47,7 @@ impl PositionState {
         }
     }
 
-    /// Whether the waiter that leaves has to give it up.
+    /// Whether the leaving waiter must give it up.
     pub(crate) fn may_exist(&self) -> bool {
         self.asked.is_some()
     }

@@ -1,4 +1,4 @@
-//! Re-entry: what a caller does about the holds that its frames have of the key. It enters one of them, waits for another
+//! Re-entry: what a caller does about the holds of its frames on the key. It enters one of them, waits for another
 //! branch that is inside, or asks the store for a read lock under its own write lock.
 
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::store::StoreError;
 #[cfg(test)]
 mod tests;
 
-/// What the frames of a caller allow it.
+/// What the frames of a caller allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reentry<H> {
     /// Nothing: it asks for the lock like any other caller.
     None,
-    /// Another hold on the grant of this one.
+    /// Another hold on the grant of this hold.
     Enter(H),
     /// A read lock nested in this hold of the write lock.
     NestedRead(H),
@@ -39,7 +39,7 @@ pub(crate) fn reentry<H>(
         (_, Some(hold)) => Reentry::Enter(hold),
         (Kind::Read, None) => nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead),
         (Kind::Write, None) => match nearest(Kind::Read).map(state) {
-            // Released just now, it is not around any code.
+            // Just released, it is not around any code.
             None | Some(HoldState::Lost(Loss::Released)) => Reentry::None,
             Some(HoldState::Lost(loss)) => Reentry::Lost(loss),
             Some(HoldState::Held | HoldState::Suspect) => Reentry::WouldDeadlock,
@@ -52,17 +52,17 @@ pub(crate) fn reentry<H>(
 /// How a caller re-enters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// It asks once, and does not wait.
+    /// It asks once, without waiting.
     pub(crate) once: bool,
-    /// It reads in the stead of a write lock whose guard is at hand: there is no other way than this one.
+    /// It replaces a write lock whose guard it has by a read lock: there is no other way than this one.
     pub(crate) instead: bool,
-    /// For how long requests are repeated while the store fails.
+    /// How long requests are repeated while the store fails.
     pub(crate) patience: Duration,
     /// When the call began.
     pub(crate) started: Moment,
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     /// No frame of the caller holds the lock.
@@ -77,64 +77,65 @@ pub(crate) enum Event {
     Admitted,
     /// The hold that was found has ended since.
     Ended(Loss),
-    /// Another branch is inside, or comes first, and is passed over then; the lease of the hold has `remaining` left.
+    /// Another branch is inside, or goes first and is passed over at `until`; the lease of the hold has `remaining`
+    /// left.
     KeptOut {
         passed_over: Option<Moment>,
         remaining: Duration,
     },
     /// The branch that kept it out has left.
     Called,
-    /// The time that was waited for has come.
+    /// The awaited time has come.
     Due,
     /// The store granted the nested read.
     Granted,
-    /// The store did not grant it: another client is in the way, for so long. The write lock is in this state, as far as
-    /// this process knows.
+    /// The store did not grant it: another client holds the lock, for this time. The write lock is in this state, as
+    /// far as this process knows.
     Busy {
         left: Option<Duration>,
         write: HoldState,
     },
-    /// The store was asked for the write lock, which is in this state. A pause after it is jittered by a number from 0 up
-    /// to 1.
+    /// The store was asked for the write lock, which is in this state. A number from 0 up to 1 jitters the pause after
+    /// it.
     Confirmed { write: HoldState, fraction: fn() -> f64 },
-    /// There are too few permits in all.
+    /// The semaphore has too few permits in all.
     TooFewPermits,
-    /// The request failed; the pause after it is jittered by a number from 0 up to 1.
+    /// The request failed; a number from 0 up to 1 jitters the pause after it.
     Failed {
         error: StoreError,
         fraction: fn() -> f64,
     },
-    /// The wait of the call is over. The lease of the hold that it waited for has `remaining` left.
+    /// The wait time of the call is over. The lease of the awaited hold has `remaining` left.
     WaitOver { remaining: Option<Duration> },
-    /// The patience with a store that fails is over.
+    /// `retry_for` is over.
     PatienceOver,
     /// The client is shut down.
     Closed,
 }
 
-/// What the caller does.
+/// The actions of the caller.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Look at the frames.
+    /// Check the frames.
     Look,
-    /// The same, after a warning: this call waits for a branch of its own frame, maybe for ever.
+    /// Check the frames, after a warning: this call waits for a branch of its own frame, maybe for ever.
     WarnAndLook,
-    /// Wait until the branch that is in the way has left, but no longer than that.
+    /// Wait until the blocking branch has left, at most until this time.
     Wait { until: Moment },
-    /// Ask the store for the nested read; without a limit, or until the wait or the patience is over.
+    /// Ask the store for the nested read; without a limit, or until the wait time or `retry_for` is over.
     Ask {
         is_limited: bool,
         patience_ends: Option<Moment>,
     },
     /// Ask the store whether it knows the write lock.
     Confirm,
-    /// Wait so long, then go on.
+    /// Wait this long, then continue.
     Pause(Duration),
     /// The end.
     Report(Report),
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// The caller is not inside a hold: it asks for the lock like any other.
@@ -156,14 +157,14 @@ impl From<Report> for Next {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Looks,
-    /// Another branch is in the way; it is `inside`, or was called and is passed over.
+    /// Another branch blocks the caller; it is `inside`, or was called and may be passed over.
     Waits {
         inside: bool,
     },
     Asks {
         sent: Moment,
     },
-    /// The store is asked for the write lock, after it said that so much of another lease is left.
+    /// The store is asked for the write lock, after it reported this remaining lease of another client.
     Confirms {
         left: Option<Duration>,
     },
@@ -254,7 +255,7 @@ impl Reenter {
 
     fn ended(&mut self, loss: Loss) -> Next {
         match loss {
-            // Released just now, it is not around any code: the frames have another way.
+            // Just released, it is not around any code: the frames have another way.
             Loss::Released if !self.rules.instead && !broken!(ReleasedFrameIsLost) => self.looks(),
             loss => Report::Lost(loss).into(),
         }

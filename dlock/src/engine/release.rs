@@ -1,7 +1,7 @@
-//! A release, or the undo of an acquire, on its way to the store: what each reply means, and when another copy is sent.
+//! A release, or the undo of an acquire, in flight: what each reply means, and when another copy is sent.
 //!
-//! Copies are sent until the store replies, at most until the lease has ended by itself. That is safe: a release ends its
-//! own grant and nothing else, and grant ids are never used again.
+//! Copies are sent until the store replies, at most until the lease has ended. That is safe: a release ends its own
+//! grant and nothing else, and grant ids are never used again.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
 use crate::store::{Outcome, ReleaseReply, StoreError};
 
-/// One release. Its first copy is sent when it is made.
+/// One release. Its first copy is sent when it is created.
 #[derive(Debug)]
 pub(crate) struct Release {
-    /// Until then no other client can have the lock, by our clock.
+    /// Until then no other client can have the lock, by this process's clock.
     ours_until: Moment,
-    /// By then its lease has ended at the store, whatever is known of renewals.
+    /// By then its lease has ended at the store, whatever is known about renewals.
     ends_by: Moment,
-    /// Until then the key stays taken, for a `min_hold`.
+    /// Until then the key stays held, for a `min_hold`.
     keep_until: Moment,
     /// When the last copy was sent.
     sent: Moment,
@@ -38,23 +38,23 @@ pub(crate) enum ReleaseAction {
     },
 }
 
-/// What came of a release.
+/// The outcome of a release.
 #[derive(Debug)]
 pub(crate) enum ReleaseReport {
     Released,
     /// An earlier copy of the release has ended the grant.
     ReleasedBefore,
-    /// The store knew no such grant any more.
+    /// The store no longer knew the grant.
     Gone,
-    /// The lease ended before the reply, so an earlier copy may have ended the grant or not.
+    /// The lease ended before the reply, so it is unknown whether an earlier copy ended the grant.
     RanOut,
-    /// No further copy is sent: the lease ends the grant.
+    /// No further copy is sent: the grant ends with its lease.
     Failed(StoreError),
 }
 
 impl Release {
-    /// The release of a grant that is held until `deadline`. Renewals that were sent, for this lease, may have reached the
-    /// store, or reach it yet, whatever became of their replies. The key stays taken for `keep_for`.
+    /// Creates the release of a grant that is held until `deadline`. Renewals with this lease may have reached the
+    /// store, or may still do so, whatever their replies. The key stays held for `keep_for`.
     pub(crate) fn of_grant(
         now: Moment,
         keep_for: Duration,
@@ -71,7 +71,7 @@ impl Release {
         }
     }
 
-    /// The undo of an acquire whose outcome is unknown, and that asked for this lease.
+    /// Creates the undo of an acquire with an unknown outcome and this requested lease.
     pub(crate) fn of_acquire(now: Moment, keep_for: Duration, lease: Duration) -> Release {
         Release::of_grant(now, keep_for, now + lease, None)
     }
@@ -81,13 +81,13 @@ impl Release {
         self.sent
     }
 
-    /// Another copy is sent: returns for how long it has to keep the key taken.
+    /// Records that another copy is sent: returns how long it must keep the key held.
     pub(crate) fn sends(&mut self, now: Moment) -> Duration {
         self.sent = now;
         self.keep_until.since(now)
     }
 
-    /// The reply to the last copy.
+    /// Handles the reply to the last copy.
     pub(crate) fn handle(&mut self, reply: Result<ReleaseReply, StoreError>, now: Moment) -> ReleaseAction {
         let mut failure = match reply {
             Ok(ReleaseReply::Released { .. }) => return ReleaseAction::Report(ReleaseReport::Released),
@@ -107,7 +107,7 @@ impl Release {
         };
         self.in_doubt |= failure.outcome == Outcome::Unknown;
         if self.in_doubt {
-            // An earlier copy may have done it, whatever is known of this one.
+            // An earlier copy may have done it, whatever is known about this one.
             failure.outcome = Outcome::Unknown;
         }
         if !failure.is_outlasted() || now >= self.ends_by || broken!(ReleaseNotRepeated) {
@@ -120,7 +120,7 @@ impl Release {
     }
 }
 
-/// How many clients received the notification of a release by this reply; `None` where the store does not know.
+/// Returns how many clients received the notification of a release by this reply; `None` if the store does not know.
 pub(crate) fn listeners(reply: &Result<ReleaseReply, StoreError>) -> Option<u64> {
     match reply {
         Ok(ReleaseReply::Released { receivers }) => *receivers,

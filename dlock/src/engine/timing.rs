@@ -1,36 +1,37 @@
-//! The intervals of waiting and repeating: when a waiter asks the store again, and how long it may stay unpolled.
+//! The intervals of waiting and retrying: when a waiter asks the store again, and how long it may stay unpolled.
 
 use std::time::Duration;
 
 use crate::base::broken;
 use crate::base::moment::Moment;
 
-/// The longest of all durations that an option takes.
+/// The longest duration that an option accepts.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How long a waiter sleeps at most when the holder's lease has no end or is very long.
+/// How long a waiter sleeps at most if the holder's lease has no end or is very long.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-/// How often a waiter asks for the number of permits of a semaphore that has too few in all.
+/// How often a waiter asks for the number of permits when the semaphore has too few in all.
 pub(crate) const ASK_FOR_PERMITS_EVERY: Duration = Duration::from_millis(100);
-/// The longest time between two requests of a waiter for a fair lock. Stores keep its queue position for several times as
+/// The longest time between two requests of a waiter for a fair lock. Stores keep its queue position several times as
 /// long.
 pub(crate) const ASK_EVERY: Duration = Duration::from_millis(1500);
-/// The same for a set of locks whose waiters have queue positions at the store, as preferred writers do.
+/// The longest time between two requests for a set of locks whose waiters have queue positions at the store, such as
+/// preferred writers.
 pub(crate) const ASK_IN_SET_EVERY: Duration = Duration::from_secs(2);
-/// For this long a queue position is given up that the store does not answer for: by then the store has forgotten it.
+/// How long the client tries to give up a queue position when the store does not answer: by then the store has
+/// forgotten it.
 pub(crate) const POSITION_ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// For this long a waiter of a fair lock does not listen while other waiters of its process are ahead of it.
+/// How long a waiter for a fair lock does not listen while other waiters of its process are ahead of it.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);
 
-/// How long a waiter may take to be polled after it was woken; it loses what it has between once and twice this time
-/// later.
+/// How long a woken waiter may take to be polled; it loses what it has between once and twice this time later.
 pub(crate) const POLL_DEADLINE: Duration = Duration::from_secs(1);
-/// The same for the next waiter of a queue whose last one was not polled: there may be many of them.
+/// The poll deadline of the next waiter of a queue whose last one was not polled: there may be many of them.
 pub(crate) const HURRIED_POLL_DEADLINE: Duration = Duration::from_millis(50);
 
 /// How long a task that is called into a frame may take to be polled, before the next one is called.
 pub(crate) const FRAME_POLL_DEADLINE: Duration = Duration::from_millis(100);
-/// How often a task that waits for a frame looks at it without being called: the frame may be over, or another task was
+/// How often a task that waits for a frame checks it without being called: the frame may be over, or another task was
 /// called and is not polled.
 pub(crate) const LOOK_AT_FRAME_EVERY: Duration = Duration::from_secs(1);
 /// The first pause after a failed request, before jitter.
@@ -39,36 +40,36 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// A lease that is about to end is over a moment after its whole milliseconds.
 const ROUNDED_OFF: Duration = Duration::from_millis(1);
 
-/// A process has a lock, or waits for another process to take it, for four round trips of the store, within these bounds: no
-/// longer than [`LONGEST_SLICE`], however slow the store is.
+/// A process keeps a lock, or waits for another process to take it, for four round trips of the store, within these
+/// bounds: no longer than [`LONGEST_SLICE`], however slow the store is.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 /// The shortest time slice in which a process hands a lock off.
 const SHORTEST_SLICE: Duration = Duration::from_millis(5);
-/// The shortest time for which it yields then: enough for a process that is slow to wake up. It ends when that has come, so
-/// it costs only where none does.
+/// The shortest yield: enough for a process that is slow to wake up. It ends when that process has come, so it costs
+/// time only if none does.
 const SHORTEST_YIELD: Duration = Duration::from_millis(10);
-/// The same for each of the processes that go first besides: one that is late competes with this process, as before.
+/// The shortest yield for each further process that goes first: a late one competes with this process, as before.
 const SHORTEST_YIELD_TO_NEXT: Duration = Duration::from_millis(2);
-/// The shortest slot in which a few of many waiting processes ask: enough for a request and the notification that the lock is
-/// taken.
+/// The shortest slot in which a few of many waiting processes ask: enough for a request and the notification that the
+/// lock is taken.
 const SHORTEST_CROWD_SLOT: Duration = Duration::from_millis(2);
 
-/// For how long a process hands off a lock that it was granted in a round trip of this length.
+/// How long a process hands off a lock that it was granted in a round trip of this length.
 pub(crate) fn time_slice(round_trip: Duration) -> Duration {
     four_of(round_trip, SHORTEST_SLICE)
 }
 
-/// For how long the first of the other processes is waited for, after a release that took this long.
+/// How long to wait for the first of the other processes, after a release that took this long.
 pub(crate) fn yield_to_first(round_trip: Duration) -> Duration {
     four_of(round_trip, SHORTEST_YIELD)
 }
 
-/// For how long each of the others is waited for then.
+/// How long to wait for each of the others then.
 pub(crate) fn yield_to_next(round_trip: Duration) -> Duration {
     four_of(round_trip, SHORTEST_YIELD_TO_NEXT)
 }
 
-/// For how long a few of many waiting processes ask, before the next few do, where a request takes this long.
+/// The length of a slot in which a few of many waiting processes ask, if a request takes this long.
 pub(crate) fn crowd_slot(round_trip: Duration) -> Duration {
     four_of(round_trip, SHORTEST_CROWD_SLOT)
 }
@@ -77,8 +78,8 @@ fn four_of(round_trip: Duration, least: Duration) -> Duration {
     round_trip.saturating_mul(4).clamp(least, LONGEST_SLICE)
 }
 
-/// How long a claim is not renewed again after a renewal failed, where its lease has `left` now: the sooner, the less that is.
-/// It may not have been taken over when it is over, so it is asked for then, too.
+/// The pause after a failed renewal of a claim whose lease has `left`: the sooner, the less is left. After its end the
+/// claim may not have been taken over, so it is requested then, too.
 pub fn pause_after_failed_renewal(left: Duration, lease: Duration) -> Duration {
     const SHORTEST: Duration = Duration::from_millis(20);
     match left {
@@ -87,17 +88,17 @@ pub fn pause_after_failed_renewal(left: Duration, lease: Duration) -> Duration {
     }
 }
 
-/// What is left of a holder's lease, or `None` if it does not expire. A longer time than an option takes counts as that:
-/// it may be more than a clock can take.
+/// Returns the remaining lease of a holder, or `None` if it does not expire. A time longer than an option accepts
+/// counts as such: it may be more than a clock can represent.
 pub(crate) fn finite(left: Option<Duration>) -> Option<Duration> {
     left.filter(|left| *left <= LONGEST_LEASE)
 }
 
-/// How long a waiter sleeps without a notification, where the holder's lease has `left` now and had `longest` at most so
-/// far; `None` where it has no end. `again` is the store's own word for it.
+/// How long a waiter sleeps without a notification, if the holder's lease has `left` now and had at most `longest` so
+/// far; `None` if it has no end. `again` is the store's own interval.
 ///
-/// A notification may be lost, so a waiter does not sleep until the lease ends: a holder that renews its lease has two
-/// thirds of it left at any time, so half of that is never less than a third of the lease.
+/// A notification may be lost, so a waiter does not sleep until the lease ends: a holder that renews its lease always
+/// has two thirds of it left, so half of that is never less than a third of the lease.
 pub(crate) fn until_next_request(
     left: Option<Duration>,
     longest: Duration,
@@ -111,7 +112,7 @@ pub(crate) fn until_next_request(
     by_lease.min(LONGEST_SLEEP).min(again.unwrap_or(LONGEST_SLEEP))
 }
 
-/// The same for a waiter of a fair lock.
+/// How long a waiter for a fair lock sleeps without a notification.
 pub(crate) fn until_next_fair_request(left: Option<Duration>) -> Duration {
     left.map_or(ASK_EVERY, |left| left + ROUNDED_OFF).min(ASK_EVERY)
 }
@@ -139,8 +140,8 @@ impl Backoff {
     const SHORTEST: Duration = FIRST_PAUSE;
     const LONGEST: Duration = Duration::from_secs(1);
 
-    /// The copy that was sent then has failed: the pause before the next one. A copy that was long in the store's queue
-    /// goes back into it at once, so that it is there, before every acquire, when the store can be reached again.
+    /// Records that the copy sent at `sent` failed: returns the pause before the next one. A copy that was long in the
+    /// store's queue is queued again at once, so that it is ahead of every acquire when the store can be reached again.
     pub(crate) fn next(&mut self, sent: Moment, now: Moment) -> Option<Duration> {
         let failed_at_once = now.since(sent) < Backoff::SHORTEST;
         failed_at_once.then(|| {

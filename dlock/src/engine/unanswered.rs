@@ -1,19 +1,19 @@
-//! The requests of a client that have no reply yet, and which requests the log has to warn of.
+//! The requests of a client that have no reply yet, and when to log a warning about them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::base::moment::Moment;
 
-/// A request is told of after this time at the earliest.
+/// The earliest time after which a request is reported.
 const SHORTEST: Duration = Duration::from_secs(5);
 
-/// How long a request may stay unanswered until it is told of, where each step on the store may take `timeout`.
+/// How long a request may stay unanswered until it is reported, if each operation may take `timeout`.
 pub(crate) fn told_after(timeout: Duration) -> Duration {
     timeout.saturating_mul(3).max(SHORTEST)
 }
 
-/// The requests that have no reply yet, and have not been told of.
+/// The requests that have no reply yet, and have not been reported.
 #[derive(Debug)]
 pub(crate) struct Unanswered<K> {
     told_after: Duration,
@@ -34,7 +34,7 @@ impl<K> Unanswered<K> {
         }
     }
 
-    /// A request was sent. Returns its number, and whether a task has to begin to [watch](Self::next_due).
+    /// Records that a request was sent. Returns its number, and whether a task has to begin to [watch](Self::next_due).
     pub(crate) fn sent(&mut self, of: K, now: Moment) -> (u64, bool) {
         let number = self.next;
         self.next += 1;
@@ -42,19 +42,19 @@ impl<K> Unanswered<K> {
         (number, !std::mem::replace(&mut self.is_watched, true))
     }
 
-    /// The request has its reply, or its caller waits for that no more.
+    /// Records that the request has its reply, or that its caller no longer waits.
     pub(crate) fn answered(&mut self, number: u64) {
         self.requests.remove(&number);
     }
 
-    /// When the next request is to be told of. `None` ends the watch.
+    /// When to report the next request. `None` ends the watch.
     pub(crate) fn next_due(&mut self) -> Option<Moment> {
         let first = self.requests.first_key_value();
         self.is_watched = first.is_some();
         first.map(|(_, (sent, _))| *sent + self.told_after)
     }
 
-    /// The requests that are to be told of now, each once, and for how long they have had no reply.
+    /// Returns the requests to report now, each once, with the time that they have had no reply.
     pub(crate) fn overdue(&mut self, now: Moment) -> Vec<(K, Duration)> {
         let mut overdue = Vec::new();
         while let Some(first) = self.requests.first_entry()

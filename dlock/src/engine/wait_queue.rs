@@ -1,20 +1,20 @@
-//! The waiters of one key in this process, in their order of arrival.
+//! The waiters of one key in this process, in order of arrival.
 //!
-//! The *head* talks to the store for all of them. There is no head while the lock is held in this process and the right
-//! to be the head rests in its grant. Each head has a number: a head with an older number was replaced.
+//! The *head* talks to the store for all of them. There is no head while the lock is held in this process and its grant
+//! keeps the role of the head. Each head has a number: a head with an older number was replaced.
 
 use std::collections::VecDeque;
 
 use crate::base::broken;
 
-/// So many waiters that have left may stand in a queue in any case.
+/// How many waiters that have left a queue may keep in any case.
 const SPARE: usize = 16;
 
-/// What a queue asks of a waiter. Clones are the same waiter.
+/// The queue's view of a waiter. Clones are the same waiter.
 pub(crate) trait QueuedWaiter: Clone {
     fn is(&self, other: &Self) -> bool;
 
-    /// How many waiters there may be, with this one.
+    /// How many waiters there may be, including this one.
     fn limit(&self) -> Option<usize>;
 
     /// Its position in the store's queue.
@@ -26,16 +26,16 @@ pub(crate) trait QueuedWaiter: Clone {
     /// Whether it has left while it stood behind others.
     fn has_left(&self) -> bool;
 
-    /// Whether it was not polled when that was due, so that it would not take what it gets.
+    /// Whether it missed its poll deadline, so that it would not take what it gets.
     fn is_overdue(&self) -> bool;
 }
 
-/// Where a waiter that comes is put.
+/// Where a new waiter is put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InsertAt {
     /// Behind all others, unless there are as many as it accepts.
     End,
-    /// It had a position before: in front of those that came later.
+    /// In front of later waiters: it had a position before.
     Front,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct TooMany {
 #[derive(Debug)]
 pub(crate) struct NextHead<W> {
     pub(crate) waiter: W,
-    /// The request that it has prepared is sent at once, by the thread that makes it the head.
+    /// Its prepared request is sent at once, by the thread that makes it the head.
     pub(crate) sends: bool,
 }
 
@@ -58,17 +58,17 @@ pub(crate) struct WaitQueue<W> {
     /// The number of the head.
     number: u64,
     head: Option<W>,
-    /// The waiter that the lock was handed off to last.
+    /// The waiter to which the lock was last handed off.
     offered: Option<W>,
-    /// The head knows that it has to wait, so it counts.
+    /// Whether the head knows that it has to wait, so it counts.
     head_waits: bool,
     behind: VecDeque<W>,
-    /// How many of those behind have left.
+    /// How many waiters behind it have left.
     left: usize,
 }
 
 impl<W: QueuedWaiter> WaitQueue<W> {
-    /// A queue of one waiter, which is the head.
+    /// Creates a queue of one waiter, which is the head.
     pub(crate) fn new(head: W, number: u64) -> WaitQueue<W> {
         WaitQueue {
             number,
@@ -84,7 +84,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         self.number
     }
 
-    /// Adds a waiter. The head does not count before it knows that it has to wait.
+    /// Adds a waiter. The head does not count until it knows that it has to wait.
     pub(crate) fn join(&mut self, waiter: &W, at: InsertAt) -> Result<(), TooMany> {
         let waiting = self.waiting() + usize::from(self.head.is_some() && self.head_waits);
         match (
@@ -103,7 +103,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         Ok(())
     }
 
-    /// How many wait behind the head.
+    /// Returns how many wait behind the head.
     pub(crate) fn waiting(&self) -> usize {
         self.behind.len() - self.left
     }
@@ -112,8 +112,8 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         self.head.is_some() || self.waiting() > 0
     }
 
-    /// The head, and the waiter that the lock was handed off to; each once, or a waiter that was woken just now would count
-    /// as woken some time ago at the second look.
+    /// Returns the head, and the waiter to which the lock was handed off; each once, or a waiter that was just woken
+    /// would count as woken some time ago at the second check.
     pub(crate) fn served(&self) -> impl Iterator<Item = &W> {
         let is_head = |waiter: &W| self.head.as_ref().is_some_and(|head| head.is(waiter));
         let offered = self.offered.iter().filter(move |waiter| !is_head(waiter));
@@ -122,8 +122,8 @@ impl<W: QueuedWaiter> WaitQueue<W> {
             .chain(offered.filter(|_| !broken!(HandoffToUnpolledWaiter)))
     }
 
-    /// A waiter behind others has left. That costs nothing in the middle of a long queue, which is swept when half of it
-    /// has left.
+    /// Records that a waiter behind others has left. That is cheap in the middle of a long queue, which is cleaned up
+    /// when half of it has left.
     pub(crate) fn leaves(&mut self) {
         self.left += 1;
         if self.left > SPARE && self.left > self.behind.len() / 2 {
@@ -132,7 +132,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         }
     }
 
-    /// The head has to wait, and counts from now on. Returns the waiters for which there are too many now, out of line.
+    /// Makes the head, which has to wait, count from now on. Returns the excess waiters, which are removed.
     pub(crate) fn head_waits(&mut self) -> Vec<W> {
         let mut turned_away = Vec::new();
         if std::mem::replace(&mut self.head_waits, true) {
@@ -143,7 +143,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
             if waiter.has_left() {
                 continue;
             }
-            // With the head.
+            // Including the head.
             let ahead = self.behind.len() + 1;
             if waiter.limit().is_none_or(|limit| ahead < limit) {
                 self.behind.push_back(waiter);
@@ -155,21 +155,20 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         turned_away
     }
 
-    /// Offers the lock to the head, where it sleeps until the next notification.
+    /// Offers the lock to the head, if it sleeps until the next notification.
     pub(crate) fn offer_to_head(&mut self, takes: impl FnOnce(&W) -> bool) -> Option<W> {
         let head = self.head.clone().filter(takes)?;
         self.offered = Some(head.clone());
         Some(head)
     }
 
-    /// Offers the lock to the next waiter, which leaves the queue if `takes` says so.
+    /// Offers the lock to the next waiter, which leaves the queue if `takes` returns true.
     pub(crate) fn offer_to_next(&mut self, takes: impl FnOnce(&W) -> bool) -> Option<W> {
         let next = self.next();
         self.offer(next, takes)
     }
 
-    /// The same in the order of the store's queue: `positions` are those of the next in there, the last of which comes
-    /// first.
+    /// Offers the lock in the order of the store's queue: `positions` are the next ones there, in reverse order.
     pub(crate) fn offer_in_store_order(
         &mut self,
         positions: &mut Vec<u64>,
@@ -200,7 +199,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         }
     }
 
-    /// Mostly this is the next here, too.
+    /// Usually this is the next one here, too.
     fn next_at(&mut self, positions: &mut Vec<u64>) -> Option<W> {
         while let Some(position) = positions.pop() {
             let is_there = |waiter: &W| waiter.position() == Some(position) && !waiter.has_left();
@@ -222,14 +221,14 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         }
     }
 
-    /// The lock is held in this process, and there is no head while that lasts.
+    /// Removes the head while the lock is held in this process.
     pub(crate) fn head_rests(&mut self) {
         self.head = None;
         self.head_waits = true;
     }
 
-    /// The head has ended: the next waiter is the head now. `None` where none is left, and the queue is over. `quietly`
-    /// says that the role was taken from a waiter that was not polled, as this one may not be.
+    /// Ends the head: the next waiter is the head now. `None` if none is left, and the queue is over. `quietly` says
+    /// that the role was taken from a waiter that was not polled, as this one may not be either.
     pub(crate) fn head_ends(&mut self, quietly: bool) -> Option<NextHead<W>> {
         let next = self.next();
         self.head = next.clone();
@@ -244,8 +243,8 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         self.head.is_some()
     }
 
-    /// A waiter that was not polled in time loses what it was offered, and its role as the head, which has `number`
-    /// from now on. Returns whether it was the head.
+    /// Takes from a waiter that missed its poll deadline what it was offered, and its role as the head, which has
+    /// `number` from now on. Returns whether it was the head.
     pub(crate) fn withdraw(&mut self, waiter: &W, is_told: bool, number: impl FnOnce() -> u64) -> bool {
         let is_waiter = |other: &Option<W>| other.as_ref().is_some_and(|other| other.is(waiter));
         if is_waiter(&self.offered) {

@@ -1,11 +1,11 @@
-//! Asking for locks.
+//! Requests for locks, and their replies.
 
 use std::time::Duration;
 
 use super::{Announce, GivenLease, GrantId, Kind, ReleaseRequest, StoreError};
 use crate::LockKey;
 
-/// Asks for a lock.
+/// A request for a lock.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::store::StoreError> {
@@ -32,35 +32,35 @@ pub struct AcquireRequest {
     pub grant: GrantId,
     /// How long the store keeps the grant unless it is renewed.
     pub lease: Duration,
-    /// How many fencing tokens to reserve; at least 1. Those beyond the first are for other waiters of the same
+    /// How many fencing tokens to reserve; at least 1. The tokens after the first are for other waiters of the same
     /// process.
     pub tokens: u32,
-    /// Fair locks: take a position in the queue when the lock is busy, or keep the position that this id has. A
+    /// Fair locks: take a position in the queue when the lock is busy, or keep the position of this id. A
     /// [`release`](super::Store::release) of the same id gives it up.
     pub queue: bool,
-    /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. A waiter that has asked
-    /// before and finds its position given away was silent for too long, and gets it back.
+    /// Fair locks: time since the last request of this id; `None` for its first. A waiter that has asked before and
+    /// finds its position gone was silent for too long, and gets it back.
     pub last_asked: Option<Duration>,
     /// Read locks: the write grant of the same key that the read is nested in, which does not block it.
     pub nested_in: Option<GrantId>,
     /// Permits: the total, if none was set before.
     pub permits: Option<u32>,
-    /// Permits: the most that may be held when this is granted, those of this request included. It is judged inside the
-    /// acquire, against the holders, and not stored: another request may name another limit. Where a total is set, that
-    /// binds as well; where none is, this suffices. See [`Capabilities::limits`](super::Capabilities::limits).
+    /// Permits: the maximum number of held permits after this grant, including its own. The store compares it inside
+    /// the acquire with the holders, and does not store it: another request may have another limit. If a total is set,
+    /// that applies too; if none is, the limit suffices. See [`Capabilities::limits`](super::Capabilities::limits).
     pub limit: Option<u32>,
-    /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
+    /// Permits: how many to take, all or none; at least 1, and 1 for every other kind.
     pub amount: u32,
-    /// Permits, and write locks that readers shall stand back for: the id of the waiter, the same over all its
-    /// requests. Its position, among waiters for different amounts or in front of the readers, is given up by a
-    /// [`release`](super::Store::release) of this id. `None` if the caller does not wait or takes no position.
+    /// Permits, and write locks to which readers yield: the id of the waiter, the same in all its requests. A
+    /// [`release`](super::Store::release) of this id gives up its position among waiters for different amounts or ahead
+    /// of the readers. `None` if the caller does not wait or takes no position.
     pub waiter: Option<GrantId>,
-    /// Plain locks: what the other processes that wait for the key are told about the outcome.
+    /// Plain locks: what to tell the other waiting processes about the outcome.
     pub announce: Announce,
 }
 
 impl AcquireRequest {
-    /// A request for a lock with one fencing token, without options of single kinds.
+    /// Creates a request for a lock with one fencing token, without options of single kinds.
     #[must_use]
     pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> AcquireRequest {
         AcquireRequest {
@@ -80,7 +80,7 @@ impl AcquireRequest {
         }
     }
 
-    /// The request that releases it.
+    /// Returns the request that releases it.
     pub(crate) fn undone(&self) -> ReleaseRequest {
         ReleaseRequest {
             kind: self.kind,
@@ -113,25 +113,26 @@ pub enum AcquireReply {
     Acquired(Granted),
     /// Another client holds it.
     Busy(Busy),
-    /// Permits: there are fewer in all than were asked for, so that only a change of their number can help. A waiter for so
-    /// many keeps no other waiting.
+    /// Permits: the total is smaller than the request, so that only a change of the total can help. A waiter for that
+    /// many blocks no other.
     TooFewPermits,
 }
 
 impl AcquireReply {
-    /// The lock is granted, with one fencing token.
+    /// Creates the reply that the lock is granted, with one fencing token.
     #[must_use]
     pub fn acquired(token: u64) -> AcquireReply {
         AcquireReply::Acquired(Granted::new(token))
     }
 
-    /// Another client holds the lock, whose lease ends in `remaining`; `None` if it does not end.
+    /// Creates the reply that another client holds the lock, whose lease ends in `remaining`; `None` if it does not
+    /// end.
     #[must_use]
     pub fn busy(remaining: Option<Duration>) -> AcquireReply {
         AcquireReply::Busy(Busy::new(remaining))
     }
 
-    /// Remaining lease of the holder that is in the way, if known and if the lock was not granted.
+    /// Returns the remaining lease of the current holder, if known and if the lock was not granted.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         match self {
             AcquireReply::Busy(busy) => busy.remaining,
@@ -140,7 +141,7 @@ impl AcquireReply {
     }
 }
 
-/// What a store granted.
+/// A grant of a store.
 ///
 /// ```
 /// use dlock::store::Granted;
@@ -154,23 +155,23 @@ impl AcquireReply {
 pub struct Granted {
     /// The first of the reserved fencing tokens; greater than every token of this key before.
     pub first_token: u64,
-    /// The last of them; the first where there is only one.
+    /// The last of them; equal to the first if there is only one.
     pub last_token: u64,
-    /// The lease that was given, if it differs from the requested one.
+    /// The lease that the store gave, if it differs from the requested one.
     pub lease: Option<GivenLease>,
-    /// Fair locks: the waiters of the same client that come right behind in the queue, in its order, up to the first of
+    /// Fair locks: the waiters of the same client that directly follow in the queue, in its order, up to the first of
     /// another client, and no more than there are tokens for. They keep their positions.
     pub behind: Vec<GrantId>,
 }
 
 impl Granted {
-    /// A grant with one fencing token and the lease that was asked for.
+    /// Creates a grant with one fencing token and the requested lease.
     #[must_use]
     pub fn new(token: u64) -> Granted {
         Granted::with_tokens(token, token)
     }
 
-    /// A grant with a block of fencing tokens, from the first to the last.
+    /// Creates a grant with a block of fencing tokens, from the first to the last.
     #[must_use]
     pub fn with_tokens(first_token: u64, last_token: u64) -> Granted {
         Granted {
@@ -181,7 +182,7 @@ impl Granted {
         }
     }
 
-    /// Sets the lease that was given.
+    /// Sets the lease that the store gave.
     ///
     /// ```
     /// use dlock::store::{GivenLease, Granted};
@@ -222,15 +223,15 @@ impl Granted {
 pub struct Busy {
     /// Remaining lease of the current holder, or `None` if it does not expire.
     pub remaining: Option<Duration>,
-    /// A waiter must ask again within this time, even without a notification: to keep a position that is only kept for
-    /// waiters that ask, or to see whether others have lost theirs.
+    /// A waiter must ask again within this time, even without a notification: to keep its position, or to detect that
+    /// others have lost theirs.
     pub again: Option<Duration>,
-    /// How many processes listen for the release of a plain lock; `None` where the store cannot tell.
+    /// How many processes listen for the release of a plain lock; `None` if the store cannot tell.
     pub listeners: Option<u64>,
 }
 
 impl Busy {
-    /// Another client holds the lock, whose lease ends in `remaining`; `None` if it does not end.
+    /// Creates it for a holder whose lease ends in `remaining`; `None` if it does not end.
     #[must_use]
     pub fn new(remaining: Option<Duration>) -> Busy {
         Busy {
@@ -239,7 +240,7 @@ impl Busy {
         }
     }
 
-    /// Sets within which time a waiter must ask again.
+    /// Sets the time within which a waiter must ask again.
     #[must_use]
     pub fn again(mut self, again: Duration) -> Busy {
         self.again = Some(again);
@@ -276,7 +277,7 @@ impl Busy {
 pub enum AcquireAllReply {
     /// All of them are granted.
     Acquired {
-        /// What was granted for each of the requests, in their order.
+        /// The grant for each of the requests, in their order.
         grants: Vec<Granted>,
     },
     /// Another client holds one of them, so none is granted.
@@ -290,7 +291,7 @@ pub enum AcquireAllReply {
     Failed {
         /// The request.
         at: usize,
-        /// The reason; the step as a whole was not done.
+        /// The reason; the operation as a whole was not done.
         error: StoreError,
     },
 }

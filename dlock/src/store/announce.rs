@@ -1,7 +1,7 @@
-//! What processes that wait for one key tell each other.
+//! What processes that wait for the same key tell each other.
 
-/// What an acquire tells the processes that listen for the key, so that of many which receive a release only a few ask,
-/// and the others only if none of those took the lock. A store may leave it out.
+/// What an acquire tells the processes that listen for the key. With it, after a release only a few of many processes
+/// ask, and the others only if none of those took the lock. A store may ignore it.
 ///
 /// ```
 /// use dlock::store::Announce;
@@ -22,7 +22,7 @@ pub enum Announce {
     /// Nothing.
     #[default]
     Nothing,
-    /// That the lock is taken, where this acquire took it.
+    /// That the lock is taken, if this acquire took it.
     Grant,
     /// The lock is taken, by whichever client.
     Taken,

@@ -1,10 +1,10 @@
-//! Holds as the store that granted them knows them.
+//! Holds as the store that granted them sees them.
 
 use super::{GrantId, Kind};
 use crate::{Error, LockKey};
 
-/// Guards and views of holds, for a store that does more with a hold than to renew and to release it: one whose
-/// transactions can have the row of a lock, or compare its token. What wraps a guard passes on its answer.
+/// Guards and views of holds, for a store that does more with a hold than renew and release it: for example one whose
+/// transactions can lock the row of a lock, or compare its token. A wrapper around a guard forwards to it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -17,8 +17,8 @@ use crate::{Error, LockKey};
 /// # Ok(()) }
 /// ```
 pub trait Bind {
-    /// The grants of this hold, and of several locks all of them. From now on the store knows of the end of the hold:
-    /// the lock is not handed off inside the process, where the next holder would have the same grant, but released.
+    /// Returns the grants of this hold: for several locks, of all of them. From now on the store sees the end of the
+    /// hold: the lock is released, not handed off inside the process, where the next holder would have the same grant.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ pub struct BoundGrant {
     pub kind: Kind,
     /// Its name, without the prefix of the client.
     pub key: LockKey,
-    /// The id under which the store has it.
+    /// Its id on the store.
     pub grant: GrantId,
     /// The fencing token of this hold.
     pub token: u64,

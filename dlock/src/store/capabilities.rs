@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Kind;
 
-/// How certain it is that waiters are notified of a release.
+/// How reliably waiters are notified of a release.
 ///
 /// ```
 /// use dlock::store::{Capabilities, Kind, Notifications};
@@ -16,15 +16,15 @@ use super::Kind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Notifications {
-    /// Each release is notified, or the waiter is told that it may have missed one.
+    /// Each release is notified, or the waiter learns that it may have missed one.
     Certain,
     /// A notification may be lost.
     Lossy,
-    /// There are no notifications: waiters ask now and then, see [`Watch::polling`](super::Watch::polling).
+    /// There are no notifications: waiters poll, see [`Watch::polling`](super::Watch::polling).
     None,
 }
 
-/// What a store can do; options that need more are refused before it is asked.
+/// The features of a store; options that need more are refused before the store is asked.
 ///
 /// ```
 /// use dlock::store::{Capabilities, Kind, Notifications};
@@ -44,31 +44,32 @@ pub struct Capabilities {
     pub name: String,
     /// The kinds of locks that the store has.
     pub kinds: Vec<Kind>,
-    /// Whether an acquire can reserve several fencing tokens. Without them a lock is not handed off inside a process.
+    /// Whether an acquire can reserve several fencing tokens. Without this a lock is not handed off inside a process.
     pub token_blocks: bool,
     /// The shortest lease; zero where any is long enough.
     pub shortest_lease: Duration,
     /// The longest lease, if there is one.
     pub longest_lease: Option<Duration>,
-    /// Whether a grant can end at a fixed time while its client goes on.
+    /// Whether a grant can end at a fixed time while its client lives on.
     pub fixed_lease: bool,
-    /// Whether the store itself keeps a key taken for a while after its release.
+    /// Whether the store itself keeps a key held for a while after its release.
     pub min_hold: bool,
-    /// Whether readers can stand back for a writer that waits.
+    /// Whether readers can yield to a waiting writer.
     pub prefer_writers: bool,
-    /// Whether an acquire of permits can name the most that may be held, [`AcquireRequest::limit`](super::AcquireRequest::limit).
+    /// Whether an acquire of permits can have a maximum of held permits,
+    /// [`AcquireRequest::limit`](super::AcquireRequest::limit).
     pub limits: bool,
-    /// How certain notifications of releases are.
+    /// How reliable notifications of releases are.
     pub notifications: Notifications,
-    /// How many locks the store can grant in one step, all or none. Larger sets are acquired lock by lock.
+    /// How many locks the store can grant in one operation, all or none. Larger sets are acquired lock by lock.
     pub largest_set: usize,
-    /// Whether holders can be inspected and listed, and locks forced open.
+    /// Whether holders can be inspected and listed, and locks released by force.
     pub inspection: bool,
 }
 
 impl Capabilities {
-    /// A store with locks of these kinds and nothing else: one fencing token for each acquire, leases of any length,
-    /// one lock at a time, no notifications, no inspection.
+    /// Creates the capabilities of a store with locks of these kinds and nothing else: one fencing token for each
+    /// acquire, leases of any length, one lock at a time, no notifications, no inspection.
     #[must_use]
     pub fn new(kinds: impl IntoIterator<Item = Kind>) -> Capabilities {
         Capabilities {
@@ -94,7 +95,8 @@ impl Capabilities {
         self
     }
 
-    /// Sets whether an acquire can reserve several fencing tokens. Without them a lock is not handed off inside a process.
+    /// Sets whether an acquire can reserve several fencing tokens. Without this a lock is not handed off inside a
+    /// process.
     #[must_use]
     pub fn token_blocks(mut self, can: bool) -> Capabilities {
         self.token_blocks = can;
@@ -115,57 +117,58 @@ impl Capabilities {
         self
     }
 
-    /// Sets whether a grant can end at a fixed time while its client goes on; `true` by default, and `false` where a lease is
-    /// that of a whole session.
+    /// Sets whether a grant can end at a fixed time while its client lives on; `true` by default, and `false` if the
+    /// lease is that of a whole session.
     #[must_use]
     pub fn fixed_lease(mut self, can: bool) -> Capabilities {
         self.fixed_lease = can;
         self
     }
 
-    /// Sets whether the store itself keeps a key taken for a while after its release.
+    /// Sets whether the store itself keeps a key held for a while after its release.
     #[must_use]
     pub fn min_hold(mut self, can: bool) -> Capabilities {
         self.min_hold = can;
         self
     }
 
-    /// Sets whether readers can stand back for a writer that waits.
+    /// Sets whether readers can yield to a waiting writer.
     #[must_use]
     pub fn prefer_writers(mut self, can: bool) -> Capabilities {
         self.prefer_writers = can;
         self
     }
 
-    /// Sets whether an acquire of permits can name the most that may be held; `false` by default.
+    /// Sets whether an acquire of permits can have a maximum of held permits; `false` by default.
     #[must_use]
     pub fn limits(mut self, can: bool) -> Capabilities {
         self.limits = can;
         self
     }
 
-    /// Sets how certain notifications of releases are.
+    /// Sets how reliable notifications of releases are.
     #[must_use]
     pub fn notifications(mut self, notifications: Notifications) -> Capabilities {
         self.notifications = notifications;
         self
     }
 
-    /// Sets how many locks the store can grant in one step, all or none; 1 by default. Larger sets are acquired lock by lock.
+    /// Sets how many locks the store can grant in one operation, all or none; 1 by default. Larger sets are acquired
+    /// lock by lock.
     #[must_use]
     pub fn largest_set(mut self, locks: usize) -> Capabilities {
         self.largest_set = locks.max(1);
         self
     }
 
-    /// Sets whether holders can be inspected and listed, and locks forced open.
+    /// Sets whether holders can be inspected and listed, and locks released by force.
     #[must_use]
     pub fn inspection(mut self, can: bool) -> Capabilities {
         self.inspection = can;
         self
     }
 
-    /// Whether the store has locks of a kind.
+    /// Returns whether the store has locks of a kind.
     #[must_use]
     pub fn has(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)

@@ -1,7 +1,8 @@
-//! Steps on numbers without a grant: the permits of a semaphore, and the count of a latch.
+//! Operations on counters without a grant: the permits of a semaphore, and the count of a latch.
 //!
-//! They are the one verb of [`Counters`]. A step that changes something is carried out once, however often it arrives:
-//! repeated with the same id, it gets the first reply. So the core repeats a step whose reply was lost.
+//! [`Counters`] has one method for all of them. An operation that changes something is carried out once, however often
+//! it arrives: repeated with the same id, it gets the first reply. So the core repeats an operation whose reply was
+//! lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use super::{GrantId, Kind, StoreFuture};
 use crate::LockKey;
 
-/// The ability to count: a store with semaphores or latches has it, see [`Store::counters`](super::Store::counters).
+/// The ability to count, of stores with semaphores or latches, see [`Store::counters`](super::Store::counters).
 ///
 /// ```
 /// use dlock::store::counter::Counters;
@@ -21,11 +22,11 @@ use crate::LockKey;
 /// assert!(counters.is_some());
 /// ```
 pub trait Counters: Send + Sync + 'static {
-    /// Takes a step of a counter: of the permits of a semaphore, or of a latch.
+    /// Runs an operation on a counter: on the permits of a semaphore, or on a latch.
     fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply>;
 }
 
-/// One step on a counter.
+/// An operation on a counter.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::store::StoreError> {
@@ -48,17 +49,17 @@ pub trait Counters: Send + Sync + 'static {
 pub struct CounterRequest {
     /// The name of the semaphore or latch.
     pub key: LockKey,
-    /// The id of this step, drawn like that of a grant and never used again. The same step may come several
-    /// times, and is carried out the first time only.
+    /// The id of this operation, random like that of a grant and never used again. The same operation may arrive
+    /// several times, and is carried out the first time only.
     pub id: GrantId,
-    /// For how long after the first time it may come again.
+    /// How long after the first time it may arrive again.
     pub repeated_for: Duration,
-    /// The step.
+    /// The operation.
     pub step: CounterStep,
 }
 
 impl CounterRequest {
-    /// A step that may be repeated for a minute.
+    /// Creates an operation that may be repeated for a minute.
     #[must_use]
     pub fn new(key: LockKey, id: GrantId, step: CounterStep) -> CounterRequest {
         CounterRequest {
@@ -83,48 +84,49 @@ impl CounterRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CounterStep {
-    /// How many permits there are: [`CounterReply::Permits`].
+    /// Returns the permits: [`CounterReply::Permits`].
     Permits,
-    /// There are so many permits in all from now on: [`CounterReply::Done`], whether something was changed.
+    /// Sets the total: [`CounterReply::Done`], whether something was changed.
     SetPermits {
-        /// How many.
+        /// The total.
         total: u32,
         /// Only if it was not set before.
         only_unset: bool,
     },
-    /// So many permits more, or fewer: [`CounterReply::Permits`] as there are then, or [`CounterReply::TooFew`]. An
-    /// unset total counts as zero.
+    /// Changes the total: [`CounterReply::Permits`] as they are then, or [`CounterReply::TooFew`]. An unset total
+    /// counts as zero.
     AddPermits {
         /// The difference.
         by: i64,
-        /// Whether the holders of permits are not known, so that any number of permits may be out.
+        /// Whether the permits have no known holders, so that any number of them may be held.
         unowned: bool,
     },
-    /// Releases permits without a known holder: [`CounterReply::Permits`], or [`CounterReply::TooFew`] where there is
-    /// no semaphore.
+    /// Releases permits without a known holder: [`CounterReply::Permits`], or [`CounterReply::TooFew`] if there is no
+    /// semaphore.
     Give {
         /// How many.
         amount: u32,
     },
-    /// Takes all that are free: [`CounterReply::Number`] of them.
+    /// Takes all available permits: [`CounterReply::Number`] of them.
     Drain,
-    /// Forgets the semaphore and the holders of its permits: [`CounterReply::Done`], whether there was one.
+    /// Deletes the semaphore and the holders of its permits: [`CounterReply::Done`], whether there was one.
     DeletePermits,
-    /// The count of a latch, 0 where there is none: [`CounterReply::Number`].
+    /// Returns the count of a latch, 0 if there is none: [`CounterReply::Number`].
     Count,
-    /// Begins a latch where there is none: [`CounterReply::Done`], whether there was none.
+    /// Creates a latch if there is none: [`CounterReply::Done`], whether there was none.
     SetCount {
         /// The count.
         count: u64,
     },
-    /// One less: [`CounterReply::Number`] of what is left, or [`CounterReply::TooFew`] at zero.
+    /// Counts down by one: [`CounterReply::Number`] is the rest, or [`CounterReply::TooFew`] at zero.
     CountDown,
-    /// Ends a latch, whatever its count is, and lets its waiters go on: [`CounterReply::Done`], whether there was one.
+    /// Deletes a latch, whatever its count is, and lets its waiters continue: [`CounterReply::Done`], whether there was
+    /// one.
     DeleteLatch,
 }
 
 impl CounterStep {
-    /// What it is a step of.
+    /// Returns the kind of counter.
     #[must_use]
     pub fn kind(self) -> Kind {
         match self {
@@ -136,14 +138,14 @@ impl CounterStep {
         }
     }
 
-    /// Whether it only reads.
+    /// Returns whether it only reads.
     #[must_use]
     pub fn is_look(self) -> bool {
         matches!(self, CounterStep::Permits | CounterStep::Count)
     }
 }
 
-/// The answer to a [`CounterRequest`].
+/// The reply to a [`CounterRequest`].
 ///
 /// ```
 /// use dlock::store::counter::CounterReply;
@@ -161,12 +163,12 @@ impl CounterStep {
 pub enum CounterReply {
     /// Permits as they are now.
     Permits {
-        /// How many are free: below zero while more are held than there are. `None` while the total is not set.
+        /// How many are available: below zero while more are held than the total. `None` while the total is not set.
         free: Option<i64>,
         /// How many are held by known holders.
         held: u64,
     },
-    /// Whether it was done.
+    /// Whether something was changed.
     Done(bool),
     /// A number.
     Number(u64),

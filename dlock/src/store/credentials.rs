@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 
 use crate::base::cause::Cause;
 
-/// User and password for a connection, and how long they are valid; made by the function that
+/// User and password for a connection, and how long they are valid; created by the function that
 /// [`LockClientBuilder::credentials`](crate::LockClientBuilder::credentials) takes.
 ///
 /// [`Debug`](fmt::Debug) does not show the password.
@@ -35,7 +35,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// A user and its password or token, valid until further notice.
+    /// Creates credentials of a user with a password or token, without an expiry.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Credentials {
         Credentials {
             user: Some(user.into()),
@@ -44,7 +44,7 @@ impl Credentials {
         }
     }
 
-    /// The password of the user that the URL names, or else of the default user.
+    /// Creates credentials with the password of the user in the URL, or else of the default user.
     pub fn password(password: impl Into<String>) -> Credentials {
         Credentials {
             user: None,
@@ -53,8 +53,8 @@ impl Credentials {
         }
     }
 
-    /// How long these credentials are valid from now on. Before that time is over each open connection logs in anew with
-    /// fresh ones.
+    /// Sets how long these credentials are valid from now on. Before that time is over each open connection logs in
+    /// again with new credentials.
     #[must_use]
     pub fn valid_for(mut self, time: Duration) -> Credentials {
         self.valid_for = Some(time);
@@ -79,7 +79,7 @@ impl fmt::Debug for Credentials {
 
 type Asking = BoxFuture<'static, Result<Credentials, Cause>>;
 
-/// The user's function that gives credentials.
+/// The user's function that returns credentials.
 #[derive(Clone)]
 #[cfg_attr(
     not(feature = "redis"),

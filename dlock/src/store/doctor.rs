@@ -1,4 +1,4 @@
-//! What a store finds out about its servers: the part of a diagnosis that only the store knows how to ask for.
+//! What a store finds out about its servers: the part of a diagnosis that depends on the store.
 
 mod tried;
 
@@ -13,8 +13,8 @@ use super::StoreFuture;
 /// The ability to examine the servers of a store, see [`Store::diagnose`](super::Store::diagnose) and
 /// [`LockClient::doctor`](crate::LockClient::doctor).
 ///
-/// It asks at most a hundred times a second, changes nothing that anybody else sees, and leaves no key behind. What it
-/// cannot see it reports as [`Verdict::Unknown`], with why; never as good.
+/// It sends at most a hundred requests a second, changes nothing that other clients see, and leaves no key behind. What
+/// it cannot see it reports as [`Verdict::Unknown`], with the reason; never as good.
 ///
 /// ```
 /// use dlock::store::doctor::{Diagnose, Examination, Failover, Finding, StoreReport};
@@ -38,11 +38,11 @@ use super::StoreFuture;
 /// }
 /// ```
 pub trait Diagnose: Send + Sync {
-    /// Examines the servers. An error where none of them could be asked anything.
+    /// Examines the servers. Fails if none of them could be asked anything.
     fn examine(self: Arc<Self>, examination: Examination) -> StoreFuture<StoreReport>;
 }
 
-/// What is to be examined.
+/// What to examine.
 ///
 /// ```
 /// use dlock::store::doctor::Examination;
@@ -56,14 +56,14 @@ pub trait Diagnose: Send + Sync {
 pub struct Examination {
     /// The lease of the client's locks.
     pub lease: Duration,
-    /// Within which the client expects the reply to a step.
+    /// How long the client waits for the reply to an operation.
     pub timeout: Duration,
-    /// Whether promises are tried on scratch keys, for some seconds. Otherwise it only reads.
+    /// Whether promises are tested on scratch keys, for some seconds. Otherwise it only reads.
     pub probes: bool,
 }
 
 impl Examination {
-    /// One that only reads.
+    /// Creates an examination that only reads.
     #[must_use]
     pub fn new(lease: Duration, timeout: Duration) -> Examination {
         Examination {
@@ -74,7 +74,7 @@ impl Examination {
     }
 }
 
-/// How a check came out.
+/// The verdict of a check.
 ///
 /// ```
 /// use dlock::store::doctor::Verdict;
@@ -85,7 +85,7 @@ impl Examination {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It is as it should be, as far as it was tried.
+    /// It is as it should be, as far as tested.
     Good,
     /// It cannot be seen from here.
     Unknown,
@@ -94,7 +94,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict as a word: `good`, `unknown` or `bad`.
+    /// Returns the verdict as a word: `good`, `unknown` or `bad`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -118,7 +118,7 @@ impl Verdict {
 pub struct Finding {
     /// The name of the check, as in `eviction`.
     pub check: &'static str,
-    /// How it came out.
+    /// Its verdict.
     pub verdict: Verdict,
     /// What was seen, and what follows from it.
     pub why: String,
@@ -127,7 +127,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// All is well.
+    /// Creates a finding that all is well.
     #[must_use]
     pub fn good(check: &'static str, why: impl Into<String>) -> Finding {
         Finding {
@@ -138,7 +138,7 @@ impl Finding {
         }
     }
 
-    /// Something is to be done.
+    /// Creates a finding that needs action.
     #[must_use]
     pub fn bad(check: &'static str, why: impl Into<String>, remedy: impl Into<String>) -> Finding {
         Finding {
@@ -149,7 +149,7 @@ impl Finding {
         }
     }
 
-    /// It cannot be seen, and what would make it visible.
+    /// Creates a finding of something that cannot be seen, with what would make it visible.
     #[must_use]
     pub fn unknown(check: &'static str, why: impl Into<String>, remedy: Option<String>) -> Finding {
         Finding {
@@ -160,7 +160,7 @@ impl Finding {
         }
     }
 
-    /// The findings of several servers as one for each check: the worst, and which servers it is about.
+    /// Combines the findings of several servers to one per check: the worst, with its servers.
     #[must_use]
     pub fn combined(servers: Vec<(String, Vec<Finding>)>) -> Vec<Finding> {
         let several = servers.len() > 1;
@@ -185,7 +185,7 @@ impl Finding {
     }
 }
 
-/// How long another server takes to be the one that is asked.
+/// How long it takes until another server serves the locks.
 ///
 /// ```
 /// use dlock::store::doctor::Failover;
@@ -199,13 +199,13 @@ impl Finding {
 pub enum Failover {
     /// No server takes over from another one, or none needs to.
     None,
-    /// About so long.
+    /// About this long.
     Takes(Duration),
     /// It cannot be seen, for this reason.
     Unknown(String),
 }
 
-/// What a restart of a server leaves of its data.
+/// What is left of a server's data after a restart.
 ///
 /// ```
 /// use dlock::store::doctor::Durability;
@@ -219,7 +219,7 @@ pub enum Durability {
     All,
     /// All but the last second or so.
     LastSecond,
-    /// What the last snapshot has.
+    /// The contents of the last snapshot.
     Snapshot,
     /// Nothing.
     Nothing,
@@ -227,7 +227,7 @@ pub enum Durability {
     Unknown,
 }
 
-/// A server as others are told apart from it.
+/// The identity of a server among others.
 ///
 /// ```
 /// use dlock::store::doctor::ServerFacts;
@@ -240,16 +240,16 @@ pub enum Durability {
 pub struct ServerFacts {
     /// Its address.
     pub name: String,
-    /// What no other server has, such as its run id.
+    /// An id that no other server has, such as its run id.
     pub id: Option<String>,
-    /// The server that it copies, where it is a replica.
+    /// The server that it replicates, if it is a replica.
     pub replica_of: Option<String>,
-    /// By how much its clock is ahead of this process's, in milliseconds.
+    /// How far its clock is ahead of this process's, in milliseconds.
     pub clock_ahead_ms: Option<i64>,
 }
 
 impl ServerFacts {
-    /// A server of which only the address is known.
+    /// Creates the facts of a server of which only the address is known.
     #[must_use]
     pub fn new(name: impl Into<String>) -> ServerFacts {
         ServerFacts {
@@ -261,7 +261,7 @@ impl ServerFacts {
     }
 }
 
-/// What a store found out.
+/// The results of an examination.
 ///
 /// ```
 /// use dlock::store::doctor::{Durability, StoreReport};
@@ -276,7 +276,7 @@ pub struct StoreReport {
     pub findings: Vec<Finding>,
     /// How long a fail-over takes.
     pub failover: Failover,
-    /// What a restart leaves.
+    /// What is left after a restart.
     pub durability: Durability,
     /// Whether a majority of independent servers grants each lock.
     pub by_majority: bool,
@@ -285,7 +285,7 @@ pub struct StoreReport {
 }
 
 impl StoreReport {
-    /// One in which nothing is known.
+    /// Creates a report in which nothing is known.
     #[must_use]
     pub fn new() -> StoreReport {
         StoreReport {

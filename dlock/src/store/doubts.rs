@@ -4,7 +4,7 @@ use tokio::sync::broadcast;
 
 use super::Lane;
 
-/// Many doubts at once are one about all lanes.
+/// How many doubts are kept; more at once become one doubt about all lanes.
 const KEPT: usize = 16;
 
 /// The grants that must be confirmed.
@@ -22,13 +22,13 @@ const KEPT: usize = 16;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// Those of one lane.
+    /// The grants of one lane.
     Lane(Lane),
-    /// Those of all lanes.
+    /// The grants of all lanes.
     All,
 }
 
-/// What a store tells its clients of lanes whose grants became suspect, see [`Store::doubts`](super::Store::doubts).
+/// Tells clients about lanes whose grants became suspect, see [`Store::doubts`](super::Store::doubts).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -44,19 +44,19 @@ pub enum Doubt {
 pub struct DoubtSender(broadcast::Sender<Lane>);
 
 impl DoubtSender {
-    /// A sender without listeners.
+    /// Creates a sender without listeners.
     #[must_use]
     pub fn new() -> DoubtSender {
         DoubtSender(broadcast::channel(KEPT).0)
     }
 
-    /// Grants of this lane became suspect.
+    /// Reports that grants of this lane became suspect.
     pub fn tell(&self, lane: Lane) {
         // Without an open client there are no listeners.
         let _ = self.0.send(lane);
     }
 
-    /// Receives doubts from now on.
+    /// Returns a receiver of doubts from now on.
     #[must_use]
     pub fn subscribe(&self) -> Doubts {
         Doubts(Some(self.0.subscribe()))
@@ -85,13 +85,13 @@ impl Default for DoubtSender {
 pub struct Doubts(Option<broadcast::Receiver<Lane>>);
 
 impl Doubts {
-    /// Doubts of a store that never has any.
+    /// Returns doubts of a store that never has any.
     #[must_use]
     pub fn never() -> Doubts {
         Doubts(None)
     }
 
-    /// Waits for the next doubt; for ever when the store has ended.
+    /// Waits for the next doubt; never completes once the store has ended.
     ///
     /// # Cancel safety
     ///
@@ -103,7 +103,7 @@ impl Doubts {
         }
     }
 
-    /// The same, until the store has ended.
+    /// Waits for the next doubt; `None` once the store has ended.
     pub(crate) async fn next_or_end(&mut self) -> Option<Doubt> {
         match self.0.as_mut()?.recv().await {
             Ok(lane) => Some(Doubt::Lane(lane)),

@@ -1,11 +1,11 @@
-//! Steps on a store that fail.
+//! Failed operations of a store.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::cause::Cause;
 
-/// Whether a step that failed was carried out.
+/// Whether a failed operation was carried out.
 ///
 /// ```
 /// use dlock::store::{Outcome, StoreError};
@@ -17,11 +17,11 @@ use crate::base::cause::Cause;
 pub enum Outcome {
     /// It was not, and will not be.
     NotDone,
-    /// It may have been carried out or not.
+    /// It may or may not have been carried out.
     Unknown,
 }
 
-/// Why a step failed.
+/// Why an operation failed.
 ///
 /// ```
 /// use dlock::store::{Reason, StoreError};
@@ -36,20 +36,20 @@ pub enum Reason {
     Unreachable,
     /// The store refused the request.
     Refused,
-    /// The same for a reason that passes: its memory is used up, it cannot save, it lacks replicas, or it takes no
-    /// writes. An acquire ends with this; a release is repeated until the store takes it.
+    /// The store refused the request for a transient reason: no memory left, it cannot save, it lacks replicas, or it
+    /// is read-only. An acquire ends with this; a release is repeated until the store accepts it.
     RefusedForNow,
     /// The key holds other data, named here.
     KeyTaken(String),
-    /// The store or this version of the library cannot do it.
+    /// The store, or this version of the library, does not support it.
     Unsupported,
-    /// The server has done it, and too few of its replicas acknowledged it in time.
+    /// The server has done it, but too few of its replicas acknowledged it in time.
     TooFewReplicas {
         /// How many did.
         acknowledged: u32,
         /// How many were required.
         wanted: u32,
-        /// Within which time.
+        /// The time within which they had to acknowledge it.
         within: Duration,
     },
     /// The client's URL names another kind of store than the server at that address.
@@ -58,7 +58,7 @@ pub enum Reason {
     Closed,
 }
 
-/// A step that failed.
+/// A failed operation.
 ///
 /// ```
 /// use dlock::store::{Outcome, Reason, StoreError};
@@ -86,7 +86,7 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// A failure after which the step certainly was not and will not be carried out.
+    /// Creates a failure after which the operation certainly was not and will not be carried out.
     #[must_use]
     pub fn not_done(reason: Reason, message: impl Into<String>) -> StoreError {
         StoreError {
@@ -97,7 +97,7 @@ impl StoreError {
         }
     }
 
-    /// A failure after which the step may or may not have been carried out.
+    /// Creates a failure after which the operation may or may not have been carried out.
     #[must_use]
     pub fn unknown(message: impl Into<String>) -> StoreError {
         StoreError {
@@ -108,26 +108,26 @@ impl StoreError {
         }
     }
 
-    /// The same with its cause.
+    /// Sets the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> StoreError {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// Whether the same step may well succeed a moment later.
+    /// Whether the same operation may well succeed a moment later.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self.reason, Reason::Unreachable)
     }
 
-    /// Whether the store refused the request, for now or for good.
+    /// Whether the store refused the request, for now or permanently.
     #[cfg(feature = "redis")]
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.reason, Reason::Refused | Reason::RefusedForNow)
     }
 
-    /// Whether a step that releases something is repeated: no other client can do it, so it outlasts every passing
-    /// failure.
+    /// Whether an operation that releases something is repeated: no other client can do it, so it is repeated through
+    /// every transient failure.
     pub(crate) fn is_outlasted(&self) -> bool {
         self.is_passing() || self.reason == Reason::RefusedForNow
     }

@@ -6,8 +6,7 @@ use uuid::Uuid;
 
 use crate::base::chance;
 
-/// The id of a grant on the store: `<client uuid>:<number>`, drawn anew for every acquire that is sent and never used
-/// again.
+/// The id of a grant on the store: `<client uuid>:<number>`, new for every acquire that is sent and never used again.
 ///
 /// ```
 /// use dlock::store::GrantId;
@@ -22,8 +21,8 @@ pub struct GrantId {
 }
 
 impl GrantId {
-    /// The first part of the ids of a client: random, and of a version that tells dlock's grants from the holders of
-    /// others, whose ids are UUIDs of version 4.
+    /// Creates the first part of the ids of a client: a random UUID of a version that distinguishes dlock's grants from
+    /// other holders, whose ids are UUIDs of version 4.
     pub(crate) fn new_client() -> Uuid {
         uuid::Builder::from_custom_bytes(chance::uuid().into_bytes()).into_uuid()
     }
@@ -32,8 +31,8 @@ impl GrantId {
         GrantId { client, number }
     }
 
-    /// The id of a grant, for direct callers of a store: the bits of a client's UUID, and a number that is unique in
-    /// that client.
+    /// Creates the id of a grant, for direct callers of a store: the bits of a client's UUID, and a number that is
+    /// unique in that client.
     #[must_use]
     pub const fn from_parts(client: u128, number: u64) -> GrantId {
         GrantId {
@@ -42,28 +41,28 @@ impl GrantId {
         }
     }
 
-    /// Whether it was drawn after the other, by the same client.
+    /// Whether it is newer than the other, of the same client.
     pub(crate) fn came_after(self, other: GrantId) -> bool {
         self.client == other.client && self.number > other.number
     }
 
-    /// Another one of the same client.
+    /// Returns another id of the same client.
     #[cfg(feature = "redis")]
     pub(crate) fn with_number(self, number: u64) -> GrantId {
         GrantId { number, ..self }
     }
 
-    /// Whether both are of one client.
+    /// Whether both belong to one client.
     pub(crate) fn is_of_client_of(self, other: GrantId) -> bool {
         self.client == other.client
     }
 
-    /// The client that it was given to.
+    /// Returns the client.
     pub(crate) fn client(self) -> Uuid {
         self.client
     }
 
-    /// The id that is displayed like this; `None` for ids of others, such as those of permits.
+    /// Parses a displayed id; `None` for ids of others, such as those of permits.
     pub(crate) fn parse(text: &str) -> Option<GrantId> {
         let (client, number) = text.split_once(':')?;
         let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -73,13 +72,13 @@ impl GrantId {
         })
     }
 
-    /// Unique in its client.
+    /// Returns the number, which is unique in its client.
     pub(crate) fn number(self) -> u64 {
         self.number
     }
 
-    /// The ids of so many permits, one after the other: 16 bytes each, Redisson's form of a permit's id. They differ
-    /// for all numbers of a client, and the first four bytes are the first group of its UUID.
+    /// Returns the ids of this many permits, concatenated: 16 bytes each, in Redisson's form of a permit's id. They
+    /// differ for all numbers of a client, and the first four bytes are the first group of its UUID.
     pub(crate) fn permits(self, amount: u32) -> Vec<u8> {
         let base = self.client.as_u128() ^ (u128::from(self.number) << 32);
         (0..amount)
@@ -87,8 +86,8 @@ impl GrantId {
             .collect()
     }
 
-    /// Writes the id as it stands in the store to the end of a buffer; where it begins there. It is sent with
-    /// every step, and what `Display` costs shows.
+    /// Writes the id, in the form of the store, to the end of a buffer; returns where it begins. It is sent with every
+    /// operation, and the cost of `Display` shows.
     #[cfg(feature = "redis")]
     pub(crate) fn write(self, buffer: &mut [u8; 57]) -> usize {
         let (mut at, mut number) = (buffer.len(), self.number);

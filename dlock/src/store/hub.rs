@@ -12,7 +12,7 @@ use crate::base::chance::HashMap;
 /// The listeners of a store in this process, by name: one entry for each name with listeners, and none when the last
 /// one is gone.
 ///
-/// A store gives each waiter a [`Watch`] from [`listen`](Self::listen), subscribes to a name with its server when the
+/// A store gives each waiter a [`Watch`] from [`listen`](Self::listen), subscribes to a name at its server when the
 /// first listener comes, and passes on the server's notifications. The memory store notifies through this directly; the
 /// Redis store feeds it from one subscription.
 ///
@@ -39,13 +39,13 @@ pub struct Hub {
 #[derive(Debug)]
 struct Topic {
     notifications: watch::Sender<u64>,
-    /// Whether notifications are certain to arrive: a new listener may look now and then sleep.
+    /// Whether notifications are certain to arrive: a new listener may check once and then sleep.
     live: bool,
 }
 
 impl Hub {
-    /// Listens for `name`. `first` runs, under the hub's lock, for the first listener, and says whether notifications
-    /// are certain from now on; `last` runs likewise when the last listener is gone.
+    /// Listens for `name`. `first` runs, under the hub's mutex, for the first listener, and returns whether
+    /// notifications are certain from now on; `last` runs likewise when the last listener is gone.
     pub fn listen(
         self: &Arc<Self>,
         name: Arc<str>,
@@ -82,7 +82,7 @@ impl Hub {
             .lock()
             .get(name)
             .map(|topic| topic.notifications.clone());
-        // Not under the lock: a waker may drop a listener.
+        // Not under the mutex: a waker may drop a listener.
         match notifications {
             Some(notifications) => {
                 if !(broken!(NotificationToldOnce) && *notifications.borrow() > 1) {
@@ -94,7 +94,7 @@ impl Hub {
         }
     }
 
-    /// Tells the listeners of `name` that another process has taken the lock that was available.
+    /// Tells the listeners of `name` that another process has taken the available lock.
     pub fn taken(&self, name: &str) {
         let notifications = self
             .topics
@@ -106,12 +106,12 @@ impl Hub {
         }
     }
 
-    /// How many listeners `name` has.
+    /// Returns how many listeners `name` has.
     pub fn listeners(&self, name: &str) -> usize {
         (self.topics.lock().get(name)).map_or(0, |topic| topic.notifications.receiver_count())
     }
 
-    /// From now on notifications of `name` are certain; its listeners look once.
+    /// Declares notifications of `name` certain from now on; its listeners check once.
     pub fn confirm(&self, name: &str) {
         let notifications = self.topics.lock().get_mut(name).map(|topic| {
             topic.live = true;
@@ -122,8 +122,8 @@ impl Hub {
         }
     }
 
-    /// Notifications may have been missed: all listeners look. With `live` false, further listeners do not take silence
-    /// for "nothing happened" until the next `confirm`.
+    /// Declares that notifications may have been missed: all listeners check. With `live` false, new listeners do not
+    /// rely on silence until the next `confirm`.
     pub fn tell_all(&self, live: bool) {
         let mut topics = self.topics.lock();
         let all: Vec<_> = topics
@@ -139,7 +139,7 @@ impl Hub {
         }
     }
 
-    /// The same for these names.
+    /// Declares that notifications of these names may have been missed.
     #[cfg(feature = "redis")]
     pub(crate) fn doubt<'a>(&self, names: impl IntoIterator<Item = &'a Arc<str>>) {
         let mut topics = self.topics.lock();
@@ -156,12 +156,12 @@ impl Hub {
         }
     }
 
-    /// All names with listeners.
+    /// Returns all names with listeners.
     pub fn names(&self) -> Vec<Arc<str>> {
         self.topics.lock().keys().cloned().collect()
     }
 
-    /// How many names have listeners.
+    /// Returns how many names have listeners.
     pub(crate) fn len(&self) -> usize {
         self.topics.lock().len()
     }

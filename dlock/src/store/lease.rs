@@ -1,12 +1,11 @@
-//! Leases as a store gives them.
+//! Leases that differ from the requested ones.
 
 use std::time::Duration;
 
 /// The lease that a store gave, if it differs from the requested one.
 ///
-/// A store with leases in whole seconds, or with one lease for a whole session, reports them by this. The client counts
-/// the deadline of the grant from the lease that was given; a longer lease than the requested one counts as the
-/// requested one.
+/// A store with leases in whole seconds, or with one lease for a whole session, reports them with this. The client
+/// counts the deadline of the grant from the given lease; a lease longer than requested counts as the requested one.
 ///
 /// ```
 /// use dlock::store::GivenLease;
@@ -23,7 +22,7 @@ pub struct GivenLease {
 }
 
 impl GivenLease {
-    /// A lease of this length, counted from the moment at which the step was called.
+    /// Creates a lease of this length, counted from the moment at which the operation was called.
     #[must_use]
     pub const fn new(lasts: Duration) -> GivenLease {
         GivenLease {
@@ -32,26 +31,26 @@ impl GivenLease {
         }
     }
 
-    /// How much of the lease was over when the step was called, by this process's clock. Count from before the store
-    /// sent the request that last extended the lease.
+    /// Sets how much of the lease was over when the operation was called, by this process's clock. Count from before
+    /// the store sent the request that last extended the lease.
     #[must_use]
     pub const fn elapsed(mut self, elapsed: Duration) -> GivenLease {
         self.elapsed = elapsed;
         self
     }
 
-    /// The remaining lease when the step was called.
+    /// Returns the remaining lease when the operation was called.
     #[must_use]
     pub const fn left(self) -> Duration {
         self.lasts.saturating_sub(self.elapsed)
     }
 
-    /// Its whole length, no longer than `asked`.
+    /// Returns its whole length, no longer than `asked`.
     pub(crate) fn at_most(self, asked: Duration) -> Duration {
         self.lasts.min(asked)
     }
 
-    /// How much of it was over when the step was called.
+    /// Returns how much of it was over when the operation was called.
     pub(crate) fn begun_before(self) -> Duration {
         self.elapsed
     }

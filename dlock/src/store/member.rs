@@ -1,4 +1,4 @@
-//! What a store needs to be a member of a [quorum](crate::stores::quorum::Quorum).
+//! The interface of a member of a [quorum](crate::stores::quorum::Quorum).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,9 @@ use std::time::Duration;
 use super::{AcquireReply, AcquireRequest, GrantId, Kind, Store, StoreFuture};
 use crate::LockKey;
 
-/// The ability to be one of several independent stores that grant a lock together, see
-/// [`Store::quorum_member`].
+/// A store that can be one of several independent stores that grant a lock together, see [`Store::quorum_member`].
 ///
-/// A member gives the requested lease: one that gives [another](super::GivenLease) is not counted.
+/// A member gives the requested lease; a vote with [another lease](super::GivenLease) is not counted.
 ///
 /// ```
 /// use dlock::LockKey;
@@ -70,13 +69,14 @@ use crate::LockKey;
 pub trait QuorumMember: Store {
     /// Takes part in an acquire of the quorum.
     ///
-    /// A member that may have lost its data grants nothing until every lease is over that it may have forgotten: it votes
-    /// only when it has been up with its data for `vote_after`, by a mark that it keeps beside them. `None` lets it vote at
-    /// once. A store that cannot tell fails with [`Reason::Unsupported`](super::Reason::Unsupported).
+    /// A member that may have lost its data grants nothing until every lease is over that it may have forgotten: it
+    /// votes only after it has been up with its data for `vote_after`, judged by a mark that it stores with the data.
+    /// `None` lets it vote at once. A store that cannot tell fails with
+    /// [`Reason::Unsupported`](super::Reason::Unsupported).
     fn vote(self: Arc<Self>, request: AcquireRequest, vote_after: Option<Duration>) -> StoreFuture<Vote>;
 
-    /// Makes every fencing token that the store gives from now on greater than `at_least`, if it still knows the grant;
-    /// returns whether it does. So that the quorum gives one token for all of its members.
+    /// Makes every future fencing token of the store greater than `at_least`, if the store still has the grant; returns
+    /// whether it has. So all members agree on the token that the quorum gives.
     fn raise_fence(
         self: Arc<Self>,
         kind: Kind,
@@ -106,9 +106,9 @@ pub trait QuorumMember: Store {
 pub enum Vote {
     /// The member votes.
     Cast(AcquireReply),
-    /// It has not been up with its data for long enough.
+    /// It has not yet been up with its data for long enough.
     Abstained {
-        /// When it will have been.
+        /// Time until it votes.
         votes_in: Duration,
     },
 }

@@ -56,15 +56,15 @@ pub use crate::base::kind::Kind;
 use crate::store::doctor::Diagnose;
 use crate::store::records::Records;
 
-/// How often a waiter asks while the store sends no notifications.
+/// How often a waiter polls a store without notifications.
 pub(crate) const POLLED_EVERY: Duration = Duration::from_millis(200);
 
-/// The reply to a step that is on its way. Dropping it does not take the step back.
+/// The reply to an operation in flight. Dropping it does not cancel the operation.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'static>>;
 
-/// A store that can hold locks. See the [module](crate::store) for the rules that every verb keeps.
+/// A store that can hold locks. See the [module](crate::store) for the rules of every method.
 ///
-/// A wrapper forwards the verbs that it does not change, and states the capabilities of what it forwards:
+/// A wrapper forwards the methods that it does not change, and declares the capabilities of what it forwards:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -101,111 +101,110 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// What the store can do. Asked once for each client.
+    /// Returns what the store can do. Called once per client.
     fn capabilities(&self) -> Capabilities;
 
-    /// Grants the lock, or reports the holder in the way. Never waits for the holder, and replies in bounded time: a caller
-    /// without a limit of its own waits for the reply, of which the log warns after a while.
+    /// Grants the lock, or reports the current holder. Never waits for the holder, and replies in bounded time: a
+    /// caller without a limit waits for the reply, and the log warns of that after a while.
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply>;
 
     /// Ends a grant and wakes the waiters of the key.
     ///
-    /// For the id of an acquire whose outcome is unknown it answers `Ok` only when that acquire can no
-    /// longer take effect.
+    /// For the id of an acquire with an unknown outcome it returns `Ok` only when that acquire can no longer take
+    /// effect.
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply>;
 
     /// Renews grants of one lane; the replies are in the order of the requests.
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>>;
 
-    /// The holders of the key: none, one, or several readers.
+    /// Returns the holders of the key: none, one, or several readers.
     ///
-    /// By default it is [`Reason::Unsupported`].
+    /// The default fails with [`Reason::Unsupported`].
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         let _ = key;
         unsupported("this store shows no holders")
     }
 
-    /// The locks whose names begin with `prefix`, in no order. It scans all keys: for people and tools, not for a
-    /// service at work.
+    /// Returns the locks whose names begin with `prefix`, in no order. It scans all keys: meant for people and tools,
+    /// not for a running service.
     ///
-    /// By default it is [`Reason::Unsupported`].
+    /// The default fails with [`Reason::Unsupported`].
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         let _ = prefix;
         unsupported("this store shows no holders")
     }
 
-    /// Ends whatever grant the key has and wakes the waiters; returns whether there was one.
+    /// Ends every grant of the key and wakes the waiters; returns whether there was one.
     ///
-    /// By default it is [`Reason::Unsupported`].
+    /// The default fails with [`Reason::Unsupported`].
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         let _ = key;
         unsupported("this store shows no holders")
     }
 
     /// Subscribes to the releases of a key. `grant` is the id of the waiter, for kinds whose waiters are woken one by
-    /// one. A [`Hub`] makes watches; by default the waiter asks every 200 ms.
+    /// one. A [`Hub`] creates watches; by default the waiter polls every 200 ms.
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let _ = (kind, key, grant);
         Watch::polling(POLLED_EVERY)
     }
 
-    /// The steps on counters, which semaphores and latches need. `None` if the store has none.
+    /// Returns the operations on counters, which semaphores and latches need. `None` if the store has none.
     fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
         None
     }
 
-    /// The store as a member of a [quorum](crate::stores::quorum::Quorum). `None` if it cannot be one.
+    /// Returns the store as a member of a [quorum](crate::stores::quorum::Quorum). `None` if it cannot be one.
     fn quorum_member(self: Arc<Self>) -> Option<Arc<dyn QuorumMember>> {
         None
     }
 
-    /// The lane of a key. Called under a lock, and often: it returns at once, and calls no client.
+    /// Returns the lane of a key. Called often, and under a mutex: it must return at once and call no client.
     fn lane(&self, _key: &LockKey) -> Lane {
         Lane::default()
     }
 
-    /// Which keys can be acquired together, in one step of [`acquire_all`](Self::acquire_all): those for which this is
-    /// the same number. By default none can: a call for several keys acquires one after the other, and releases all
-    /// when one of them is busy.
+    /// Returns which keys can be acquired in one call of [`acquire_all`](Self::acquire_all): those with the same
+    /// number. By default none: a call for several keys acquires one after the other, and releases all when one of them
+    /// is busy.
     fn together(&self, _kind: Kind, _key: &LockKey) -> Option<u32> {
         None
     }
 
-    /// Grants all of these locks or none, in one step; never waits. Only called for keys that are
+    /// Grants all of these locks or none, in one operation; never waits. Only called for keys that are
     /// [`together`](Self::together). If the outcome is unknown, the core releases each of the grants.
     fn acquire_all(self: Arc<Self>, _requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         unsupported("this store takes one lock at a time")
     }
 
-    /// The records that this store keeps beside its locks, over the same connections. `None` when it keeps
-    /// none.
+    /// Returns the records that this store keeps beside its locks, over the same connections. `None` if it keeps none.
     fn records(self: Arc<Self>) -> Option<Records> {
         None
     }
 
-    /// Why there are no [`records`](Self::records), and what gives the store some.
+    /// Says why there are no [`records`](Self::records), and how to get some.
     fn no_records(&self) -> &'static str {
         "this store has locks only"
     }
 
-    /// Small entries beside the locks, by which clients say who they are and are asked what they do. `None` if the store
-    /// keeps none.
+    /// Returns the small entries beside the locks with which clients publish their presence and ask each other. `None`
+    /// if the store keeps none.
     fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
         None
     }
 
-    /// More about why the last acquire of a key was not granted, beyond its reply; `None` if there is no more to tell.
+    /// Explains why the last acquire of a key was not granted, beyond its reply; `None` if there is nothing to add.
     fn explain(&self, _kind: Kind, _key: &LockKey) -> Option<Arc<str>> {
         None
     }
 
-    /// Tells of lanes whose grants became suspect: a server came back after a broken connection, or another one took
-    /// over. The client has each grant there confirmed at once.
+    /// Reports lanes whose grants became suspect: a server was reconnected after a broken connection, or another one
+    /// took over. The client confirms each grant there at once.
     fn doubts(&self) -> Doubts {
         Doubts::never()
     }
 
-    /// The checks of this store, for [`LockClient::doctor`](crate::LockClient::doctor). `None` if it brings none.
+    /// Returns the checks of this store, for [`LockClient::doctor`](crate::LockClient::doctor). `None` if it has none.
     fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
         None
     }

@@ -1,7 +1,7 @@
-//! What clients write down about themselves for the person on call, and what they read of others.
+//! What clients publish about themselves for the person on call, and read about others.
 //!
 //! These entries carry no authority: no lock is granted, renewed or released because of one. A client writes a
-//! *presence* entry while it holds or waits for something, reads its *mailbox*, and answers questions.
+//! *presence* entry while it holds or waits for something, reads its *mailbox*, and answers requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::LockKey;
 /// # Ok(()) }
 /// ```
 pub trait Operations: Send + Sync + 'static {
-    /// Writes an entry, which goes after `ttl`. With `tell`, notifies those that [`watch`](Self::watch) it.
+    /// Writes an entry that expires after `ttl`. With `tell`, notifies those that [`watch`](Self::watch) it.
     fn put(self: Arc<Self>, name: EntryName, value: Vec<u8>, ttl: Duration, tell: bool) -> StoreFuture<()>;
 
     /// Reads an entry; `None` if there is none.
@@ -37,8 +37,8 @@ pub trait Operations: Send + Sync + 'static {
     /// Removes an entry.
     fn remove(self: Arc<Self>, name: EntryName) -> StoreFuture<()>;
 
-    /// Adds a message to a mailbox, which goes after `ttl`, and notifies its owner; returns how many listeners heard
-    /// it. A message with the `id` of another one replaces it. A mailbox with [`MAILBOX`] messages refuses more.
+    /// Adds a message to a mailbox, which expires after `ttl`, and notifies its owner; returns how many listeners
+    /// received it. A message replaces another with the same `id`. A mailbox with [`MAILBOX`] messages refuses more.
     fn post(
         self: Arc<Self>,
         name: EntryName,
@@ -50,32 +50,32 @@ pub trait Operations: Send + Sync + 'static {
     /// Empties a mailbox and returns its messages.
     fn mail(self: Arc<Self>, name: EntryName) -> StoreFuture<Vec<Vec<u8>>>;
 
-    /// The clients that have a presence entry. It scans all keys: for people and tools.
+    /// Returns the clients that have a presence entry. It scans all keys: meant for people and tools.
     fn clients(self: Arc<Self>) -> StoreFuture<Vec<Uuid>>;
 
-    /// Notifications of an entry or a mailbox.
+    /// Subscribes to an entry or a mailbox.
     fn watch(self: Arc<Self>, name: &EntryName) -> Watch;
 
-    /// Adds an event to the audit log, of which the store keeps the last [`AUDITED`] at least.
+    /// Adds an event to the audit log, of which the store keeps at least the last [`AUDITED`].
     fn audit(self: Arc<Self>, fields: Vec<(String, String)>) -> StoreFuture<()>;
 
-    /// Ends the hold of a key and wakes the waiters, if this is its only holder; returns whether it was. A key with other
-    /// holders beside it is [`Reason::Refused`](super::Reason::Refused).
+    /// Ends the hold of a key and wakes the waiters, if this is its only holder; returns whether it was. A key with
+    /// other holders too fails with [`Reason::Refused`](super::Reason::Refused).
     fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool>;
 
-    /// The connections of a client, as the servers see them; `None` if the store cannot tell.
+    /// Returns the connections of a client, as the servers see them; `None` if the store cannot tell.
     fn connections(self: Arc<Self>, client: Uuid) -> StoreFuture<Option<Vec<Connection>>> {
         let _ = client;
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// The address that this process has towards the store, if it can be told without a request.
+    /// Returns the address of this process towards the store, if that needs no request.
     fn local_address(&self) -> Option<String> {
         None
     }
 }
 
-/// How many messages a mailbox has at most.
+/// The maximum number of messages in a mailbox.
 pub const MAILBOX: usize = 64;
 
 /// How many events of the audit log a store keeps at least.
@@ -106,7 +106,7 @@ enum Of {
 }
 
 impl EntryName {
-    /// Where a client says who it is.
+    /// Returns the name of a client's presence entry.
     #[must_use]
     pub const fn presence(client: u128) -> EntryName {
         EntryName::of_client("client", Uuid::from_u128(client))
@@ -116,12 +116,12 @@ impl EntryName {
         EntryName(Of::Client { what, client })
     }
 
-    /// Beside a lock, in its slot: who may not touch the lock may not write it.
+    /// Returns the name of an entry beside a lock, in its slot: only a client that may write the lock may write it.
     pub(crate) fn of_grant(what: &'static str, key: LockKey, grant: GrantId) -> EntryName {
         EntryName(Of::Lock { what, key, grant })
     }
 
-    /// The name in a store whose names have a prefix.
+    /// Returns the name in a store whose names have a prefix.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> String {
         match &self.0 {
@@ -151,12 +151,12 @@ impl EntryName {
 pub struct Entry {
     /// What was written.
     pub value: Vec<u8>,
-    /// When it goes.
+    /// The time until it expires.
     pub remaining: Duration,
 }
 
 impl Entry {
-    /// An entry, for a store that keeps them.
+    /// Creates an entry, for a store that keeps them.
     #[must_use]
     pub fn new(value: Vec<u8>, remaining: Duration) -> Entry {
         Entry { value, remaining }
@@ -177,16 +177,16 @@ impl Entry {
 pub struct Connection {
     /// The name of the service.
     pub service: String,
-    /// Its address, behind proxies that of the last one.
+    /// Its address; behind proxies that of the last one.
     pub address: String,
-    /// For how long it has been connected.
+    /// Time since it was connected.
     pub age: Duration,
-    /// Since when nothing came over it.
+    /// Time since it was last used.
     pub idle: Duration,
 }
 
 impl Connection {
-    /// A connection, for a store that shows them.
+    /// Creates a connection, for a store that shows them.
     #[must_use]
     pub fn new(
         service: impl Into<String>,

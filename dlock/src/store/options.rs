@@ -9,11 +9,11 @@ use crate::Error;
 use crate::store::credentials::Provider;
 use crate::store::url::{Topology, UrlOptions};
 
-/// By default how long one step on the store may take.
+/// The default timeout of one store operation.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
-/// By default how many requests may wait to be sent to a store.
+/// The default limit of requests that wait to be sent to a store.
 pub(crate) const DEFAULT_MAX_QUEUED: usize = 65_536;
-/// The time that replicas have to acknowledge something, where a URL does not say.
+/// The default time for replicas to acknowledge something.
 const DEFAULT_WITHIN: Duration = Duration::from_millis(500);
 
 /// The settings of every store that is opened by a URL.
@@ -29,11 +29,11 @@ pub(crate) struct Common {
     pub(crate) prefix: String,
     pub(crate) service_name: String,
     pub(crate) tls: Tls,
-    /// Where user and password come from, where they are not in the URL.
+    /// The source of user and password, if they are not in the URL.
     pub(crate) credentials: Option<Provider>,
-    /// The replicas that must acknowledge what was acquired or renewed.
+    /// The replicas that must acknowledge acquires and renewals.
     pub(crate) replicas: Option<MinReplicas>,
-    /// By which the holders of this client's locks are known.
+    /// Identifies the holders of this client's locks.
     pub(crate) uuid: Uuid,
 }
 
@@ -50,12 +50,12 @@ pub(crate) struct Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A key is in it.
+        // It contains a private key.
         f.debug_struct("Tls").finish_non_exhaustive()
     }
 }
 
-/// How many replicas have to acknowledge what is acquired or renewed, and within which time.
+/// How many replicas have to acknowledge acquires and renewals, and within which time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MinReplicas {
     pub(crate) count: u32,
@@ -72,7 +72,7 @@ impl MinReplicas {
             (None, None) => Ok(None),
             (None, Some(_)) => Err(Error::InvalidOption {
                 option: "min_replicas_within",
-                reason: "it says nothing without min_replicas, the number of replicas".to_owned(),
+                reason: "it has no effect without min_replicas, the number of replicas".to_owned(),
             }),
         }
     }
@@ -96,9 +96,7 @@ impl MinReplicas {
             None => return Err(no_replicas("it goes with a URL, not with a store of your own")),
         }
         if self.count == 0 {
-            return Err(no_replicas(
-                "it must be at least 1; leave it away to ask for none",
-            ));
+            return Err(no_replicas("it must be at least 1; omit it to require none"));
         }
         let invalid = |reason| Error::InvalidOption {
             option: "min_replicas_within",

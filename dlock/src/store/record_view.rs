@@ -1,11 +1,11 @@
-//! What a record looks like to an operator.
+//! Records as operators see them.
 
 use std::time::{Duration, SystemTime};
 
 use crate::store::records::Fingerprint;
 use crate::store::slots::slot_of_fingerprint;
 
-/// A look at a record: the store's present, and the record if there is one; see
+/// A snapshot of a record: the store's current time, and the record if there is one; see
 /// [`RecordStore::inspect`](crate::record::RecordStore::inspect).
 ///
 /// ```
@@ -20,14 +20,14 @@ use crate::store::slots::slot_of_fingerprint;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordLook {
-    /// The store's present.
+    /// The store's current time.
     pub now: SystemTime,
     /// The record, if it is kept.
     pub record: Option<RecordView>,
 }
 
 impl RecordLook {
-    /// A look at this moment of the store.
+    /// Creates a snapshot.
     #[must_use]
     pub fn new(now: SystemTime, record: Option<RecordView>) -> RecordLook {
         RecordLook { now, record }
@@ -51,20 +51,20 @@ impl RecordLook {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordView {
-    /// What became of the work.
+    /// The state of the work.
     pub state: RecordState,
     /// The number of the last attempt.
     pub attempt: u32,
     /// Its fencing token.
     pub fence: u64,
-    /// After which time the record is forgotten, unless it changes.
+    /// The time after which the record is forgotten, unless it changes.
     pub expires_in: Duration,
-    /// The digest of what was asked for.
+    /// The digest of the request.
     pub fingerprint: Fingerprint,
 }
 
 impl RecordView {
-    /// A view.
+    /// Creates a view.
     #[must_use]
     pub fn new(
         state: RecordState,
@@ -82,14 +82,14 @@ impl RecordView {
         }
     }
 
-    /// The last slot of time that was claimed, of work with slots.
+    /// Returns the last claimed slot, for work with slots.
     #[must_use]
     pub fn slot(&self) -> Option<SystemTime> {
         slot_of_fingerprint(&self.fingerprint)
     }
 }
 
-/// What became of the work of a record.
+/// The state of the work of a record.
 ///
 /// ```
 /// use dlock::record::RecordState;
@@ -114,20 +114,20 @@ pub enum RecordState {
     },
     /// The last attempt ended without a result, or its lease did.
     Orphaned,
-    /// Nothing was done in the slot: its claim was released. Only of work with slots.
+    /// Nothing was done in the slot: its claim was released. Only for work with slots.
     Released,
     /// It has a result.
     #[non_exhaustive]
     Completed {
         /// The length of the result in bytes.
         size: u64,
-        /// The result, if it was asked for.
+        /// The result, if it was requested.
         response: Option<Vec<u8>>,
     },
 }
 
 impl RecordState {
-    /// A claim whose lease ends after this time.
+    /// Creates the state of a claim whose lease ends after this time.
     #[must_use]
     pub fn claimed(remaining: Duration) -> RecordState {
         match remaining {
@@ -136,13 +136,13 @@ impl RecordState {
         }
     }
 
-    /// A result of this length.
+    /// Creates the state with a result of this length.
     #[must_use]
     pub fn completed(size: u64, response: Option<Vec<u8>>) -> RecordState {
         RecordState::Completed { size, response }
     }
 
-    /// A word for it: `claimed`, `orphaned`, `released` or `completed`.
+    /// Returns its name: `claimed`, `orphaned`, `released` or `completed`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -154,7 +154,7 @@ impl RecordState {
     }
 }
 
-/// The answer to [`RecordStore::forget`](crate::record::RecordStore::forget).
+/// The reply to [`RecordStore::forget`](crate::record::RecordStore::forget).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -176,7 +176,7 @@ pub enum ForgetReply {
     Forgotten,
     /// There was none.
     Missing,
-    /// An attempt is in progress, so it stays: forgotten, the work would run twice at a time.
+    /// An attempt is in progress, so the record stays: otherwise the work could run twice at the same time.
     Claimed {
         /// The remaining lease of the claim.
         remaining: Duration,

@@ -10,7 +10,7 @@ pub use crate::store::record_view::{ForgetReply, RecordLook, RecordState, Record
 pub use crate::store::slots::{SlotOutcome, SlotReply, SlotRequest, slot_of_fingerprint};
 use crate::store::{Reason, StoreError, Watch};
 
-/// The key of a record: a name that says nothing of its makers, as a hash does.
+/// The key of a record: a name without readable origin, such as a hash.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -25,7 +25,7 @@ use crate::store::{Reason, StoreError, Watch};
 pub struct RecordKey(Arc<str>);
 
 impl RecordKey {
-    /// A key. It becomes part of names on the store: letters, digits, `-` and `_`, up to 128 of them.
+    /// Creates a key. It becomes part of names on the store: 1 to 128 letters, digits, `-` and `_`.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl RecordKey {
         Ok(RecordKey(key.into()))
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -54,7 +54,7 @@ impl RecordKey {
     }
 }
 
-/// Identifies a claim of a record: drawn anew for every request, never used again.
+/// Identifies a claim of a record: new for every request, never used again.
 ///
 /// ```
 /// use dlock::record::ClaimToken;
@@ -65,7 +65,7 @@ impl RecordKey {
 pub struct ClaimToken(Arc<str>);
 
 impl ClaimToken {
-    /// Draws a new token.
+    /// Creates a random token.
     #[must_use]
     #[allow(
         clippy::new_without_default,
@@ -75,17 +75,17 @@ impl ClaimToken {
         ClaimToken(crate::base::chance::uuid().to_string().into())
     }
 
-    /// The token as it stands in the store.
+    /// Returns the token as it is stored.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// A digest of the request, so that a different request under the same key is noticed.
+/// A digest of the request, so that a different request under the same key is detected.
 pub type Fingerprint = [u8; 32];
 
-/// What becomes of a claim whose owner is gone without a result.
+/// What happens to a claim whose owner is gone without a result.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -137,12 +137,12 @@ pub struct ClaimRequest {
     pub lease: Duration,
     /// How long the record is kept from now on.
     pub retention: Duration,
-    /// What becomes of an orphan.
+    /// What happens to an orphan.
     pub on_orphan: OnOrphan,
 }
 
 impl ClaimRequest {
-    /// A claim that takes orphans over.
+    /// Creates a claim that takes over orphans.
     #[must_use]
     pub fn new(
         key: RecordKey,
@@ -162,8 +162,8 @@ impl ClaimRequest {
     }
 }
 
-/// The answer to a [`ClaimRequest`]. Judged in this order: a record that cannot be read is an error, then
-/// mismatch (of orphans too), result, live claim, orphan.
+/// The reply to a [`ClaimRequest`]. Checked in this order: a record that cannot be read is an error, then mismatch (of
+/// orphans too), result, live claim, orphan.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -188,14 +188,14 @@ impl ClaimRequest {
 pub enum ClaimReply {
     /// The caller does the work.
     Claimed {
-        /// 1 for the first time, one more for each time that it was taken over.
+        /// 1 for the first attempt, and one more for each take-over.
         attempt: u32,
-        /// A fencing token: greater than that of every claim of this record before.
+        /// A fencing token: greater than that of every earlier claim of this record.
         fence: u64,
     },
     /// The work was done, with this result.
     Completed {
-        /// What was stored, byte for byte.
+        /// The stored result, byte for byte.
         response: Vec<u8>,
     },
     /// Another claim is in progress.
@@ -214,7 +214,7 @@ pub enum ClaimReply {
     },
 }
 
-/// The answer to a change that only the owner of the claim may make.
+/// The reply to a change that only the owner of the claim may make.
 ///
 /// ```
 /// use dlock::record::{ClaimToken, OwnerReply, RecordKey, Records};
@@ -243,11 +243,11 @@ pub enum ClaimReply {
 pub enum OwnerReply {
     /// Done; or it was done before, by the same token.
     Done,
-    /// The claim is not the caller's, or not any more. Nothing was changed.
+    /// The claim does not belong to the caller, or no longer does. Nothing was changed.
     NotOwner,
 }
 
-/// What became of a claim: the answer to [`RecordStore::read`].
+/// The state of a claim: the reply to [`RecordStore::read`].
 ///
 /// ```
 /// use dlock::record::{ClaimState, ClaimToken, RecordKey, Records};
@@ -265,11 +265,11 @@ pub enum OwnerReply {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClaimState {
-    /// It stands without a result, and no transaction is about to store one: if there was one, it was rolled back.
+    /// It has no result, and no transaction is about to store one: if there was one, it was rolled back.
     Open,
     /// It has this result.
     Completed {
-        /// What was stored, byte for byte.
+        /// The stored result, byte for byte.
         response: Vec<u8>,
     },
     /// It was released, taken over or forgotten. Nothing was stored under it, and nothing will be.
@@ -341,18 +341,18 @@ pub enum ClaimState {
 /// }
 /// ```
 pub trait RecordStore: Send + Sync + 'static {
-    /// Claims the record, or reports what is in the way: one step, one round trip.
+    /// Claims the record, or reports what blocks it: one operation, one round trip.
     ///
-    /// A token that claims again what it has claimed gets the same attempt and fence, and the lease from now on: also
-    /// when its lease has expired, as long as the claim was not taken over.
+    /// A token that claims the same record again gets the same attempt and fence, and the lease from now on: also when
+    /// its lease has expired, as long as the claim was not taken over.
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
     ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static;
 
-    /// Lets the claim last for `lease` from now on, and the record for `retention` at least; also when the lease has
-    /// expired, as long as the claim was not taken over. Of a record that the same token completed nothing changes, and
-    /// the answer is [`OwnerReply::Done`]: the claim was not lost.
+    /// Extends the claim to `lease` from now on, and the record to at least `retention`; also when the lease has
+    /// expired, as long as the claim was not taken over. If the same token has completed the record, nothing changes,
+    /// and the reply is [`OwnerReply::Done`]: the claim was not lost.
     fn extend(
         self: Arc<Self>,
         key: RecordKey,
@@ -361,8 +361,8 @@ pub trait RecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
-    /// Stores the result, keeps it for `retention` from now on, and notifies its waiters. The first result stays: once
-    /// more by the same token changes nothing.
+    /// Stores the result, keeps it for `retention` from now on, and notifies its waiters. The first result stays:
+    /// repeating this with the same token changes nothing.
     fn complete(
         self: Arc<Self>,
         key: RecordKey,
@@ -371,22 +371,22 @@ pub trait RecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
-    /// Forgets the record, so that the work may be asked for anew, and notifies its waiters.
+    /// Forgets the record, so that the work may be requested again, and notifies its waiters.
     ///
-    /// A claim that was taken over becomes an orphan at once instead, and the record stays: what the former owner did
-    /// is unknown, and the next attempt must not take itself for the first.
+    /// A claim that was taken over becomes an orphan at once instead, and the record stays: the effects of the former
+    /// owner are unknown, and the next attempt must not count as the first.
     ///
-    /// Where there is no record the answer is [`OwnerReply::Done`], so that a release may be repeated. A repeated
-    /// release that meets the claim of another request answers [`OwnerReply::NotOwner`]. A result is never released.
+    /// If there is no record the reply is [`OwnerReply::Done`], so that a release may be repeated. A repeated release
+    /// that meets the claim of another request returns [`OwnerReply::NotOwner`]. A result is never released.
     fn release(
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
-    /// Gives the claim up after work whose outcome is unknown: the record stays as an orphan at once, with its
+    /// Gives the claim up after work with an unknown outcome: the record stays as an orphan at once, with its
     /// fingerprint and its attempts, and its waiters are notified. The next claim that [takes over](OnOrphan::TakeOver)
-    /// is the next attempt; a request for something else is a [`Mismatch`](ClaimReply::Mismatch) as before.
+    /// is the next attempt; a different request is still a [`Mismatch`](ClaimReply::Mismatch).
     ///
     /// Otherwise as [`release`](Self::release).
     fn abandon(
@@ -395,11 +395,11 @@ pub trait RecordStore: Send + Sync + 'static {
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
-    /// What became of a claim that may have been completed by another way than [`complete`](Self::complete),
-    /// in its owner's own transaction: a commit whose reply was lost looks like a failure. Waits, within
-    /// bounds, for a transaction that is just doing so.
+    /// Returns the state of a claim that may have been completed without [`complete`](Self::complete), in its owner's
+    /// own transaction: a commit whose reply was lost looks like a failure. Waits, within bounds, for a transaction
+    /// that is about to complete it.
     ///
-    /// By default [`Reason::Unsupported`], for there is no other way.
+    /// The default fails with [`Reason::Unsupported`], since there is no other way to complete a record.
     fn read(
         self: Arc<Self>,
         _key: RecordKey,
@@ -411,14 +411,14 @@ pub trait RecordStore: Send + Sync + 'static {
         )))
     }
 
-    /// Claims the record for a slot of time, which the record keeps as its fingerprint (that of the request is not used):
-    /// one step, one round trip, by the store's clock.
+    /// Claims the record for a slot of time, which the record stores as its fingerprint (that of the request is not
+    /// used): one operation, one round trip, by the store's clock.
     ///
-    /// A record has one slot, the last one that was claimed. A later slot is claimed as the first attempt, unless the work
-    /// of an earlier one is in progress; for the same slot it is as for any [claim](Self::claim). A claim of a slot that
-    /// is [released](Self::release) leaves the record, so that no earlier slot is done again.
+    /// A record has one slot, the last claimed one. A later slot is claimed as the first attempt, unless the work of an
+    /// earlier one is in progress; for the same slot it works like any [claim](Self::claim). [Releasing](Self::release)
+    /// the claim of a slot keeps the record, so that no earlier slot is done again.
     ///
-    /// By default [`Reason::Unsupported`].
+    /// The default fails with [`Reason::Unsupported`].
     fn claim_slot(
         self: Arc<Self>,
         _request: ClaimRequest,
@@ -430,9 +430,9 @@ pub trait RecordStore: Send + Sync + 'static {
         )))
     }
 
-    /// Looks at the record, with its result if `response`, and at the store's clock. It changes nothing.
+    /// Returns the record, with its result if `response` is set, and the store's clock. It changes nothing.
     ///
-    /// By default [`Reason::Unsupported`].
+    /// The default fails with [`Reason::Unsupported`].
     fn inspect(
         self: Arc<Self>,
         _key: RecordKey,
@@ -444,10 +444,10 @@ pub trait RecordStore: Send + Sync + 'static {
         )))
     }
 
-    /// Removes the record, result included, and notifies its waiters; not while an attempt is in progress. It is for
+    /// Removes the record, including its result, and notifies its waiters; not while an attempt is in progress. For
     /// operators: the next claim does the work again.
     ///
-    /// By default [`Reason::Unsupported`].
+    /// The default fails with [`Reason::Unsupported`].
     fn forget(
         self: Arc<Self>,
         _key: RecordKey,
@@ -526,8 +526,8 @@ impl<S: RecordStore> DynRecordStore for S {
     }
 }
 
-/// The records of a store: what [`LockClient::records`](crate::LockClient::records) gives, or a store of
-/// your own. Cheap to clone.
+/// The records of a store: those of [`LockClient::records`](crate::LockClient::records), or of a store of your own.
+/// Cheap to clone.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -548,7 +548,7 @@ impl<S: RecordStore> DynRecordStore for S {
 pub struct Records(Arc<dyn DynRecordStore>);
 
 impl Records {
-    /// Makes records of a store.
+    /// Creates the records of a store.
     pub fn new(store: impl RecordStore) -> Records {
         Records(Arc::new(store))
     }
@@ -599,7 +599,7 @@ impl Records {
             .await
     }
 
-    /// See [`RecordStore::release`]. The step takes its position in the order of steps when this is called.
+    /// See [`RecordStore::release`]. The operation takes its position in the order of operations when this is called.
     ///
     /// # Errors
     ///
@@ -625,7 +625,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// A failure of the store, or that it has no such step. Cancel safe: it changes nothing.
+    /// A failure of the store, or that it has no such operation. Cancel safe: it changes nothing.
     pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, StoreError> {
         self.0.clone().read(key.clone(), token.clone()).await
     }

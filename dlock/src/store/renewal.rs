@@ -2,8 +2,8 @@
 
 use super::GivenLease;
 
-/// A set of keys that are slow or broken together: a server, a shard. Renewals are sent per lane, so that one lane's
-/// trouble delays no other.
+/// A set of keys that are slow or broken together: a server, a shard. Renewals are sent per lane, so that trouble in
+/// one lane does not delay the others.
 ///
 /// ```
 /// use dlock::store::Lane;
@@ -35,11 +35,12 @@ pub struct Lane(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
-    /// The requested lease runs from when the step was called.
+    /// The requested lease counts from the call of the operation.
     Renewed,
     /// The grant exists, with another lease than the requested one.
     RenewedFor(GivenLease),
-    /// The grant exists, and its lease was not extended: ask again. This moves no deadline and ends no suspicion.
+    /// The grant exists, but its lease was not extended: ask again. This moves no deadline, and a suspect hold stays
+    /// suspect.
     Held,
     /// The store has no such grant, or it was released and keeps the key for a while; nothing is changed.
     Gone,

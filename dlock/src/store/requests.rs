@@ -24,14 +24,14 @@ pub struct ReleaseRequest {
     pub key: LockKey,
     /// The grant to end; no other is touched.
     pub grant: GrantId,
-    /// Keep the key taken for this long yet (a `min_hold`); zero ends it now.
+    /// How long to keep the key held after the release (a `min_hold`); zero ends it now.
     pub keep_for: Duration,
     /// Permits: how many were taken by this grant; 1 for every other kind.
     pub amount: u32,
 }
 
 impl ReleaseRequest {
-    /// Ends a grant at once, of permits one.
+    /// Creates a request that ends a grant at once; for permits, of one permit.
     #[must_use]
     pub fn new(kind: Kind, key: LockKey, grant: GrantId) -> ReleaseRequest {
         ReleaseRequest {
@@ -57,9 +57,9 @@ impl ReleaseRequest {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RenewRequest {
-    /// What kind of lock.
+    /// The kind of the lock.
     pub kind: Kind,
-    /// Its name.
+    /// The name of the lock.
     pub key: LockKey,
     /// The grant.
     pub grant: GrantId,
@@ -70,7 +70,7 @@ pub struct RenewRequest {
 }
 
 impl RenewRequest {
-    /// Extends a grant, of permits one.
+    /// Creates a request that extends a grant; for permits, of one permit.
     #[must_use]
     pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> RenewRequest {
         RenewRequest {

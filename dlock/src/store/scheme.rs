@@ -41,7 +41,7 @@ type Opened = Result<Arc<dyn Store>, StoreError>;
 type Open = dyn Fn(OpenRequest) -> Pin<Box<dyn Future<Output = Opened> + Send>> + Send + Sync;
 
 impl Scheme {
-    /// Schemes, in lower case and without `://`, and the function that opens a store.
+    /// Creates schemes, in lower case and without `://`, with the function that opens a store.
     ///
     /// A failure with [`Reason::WrongUrl`] becomes [`Error::InvalidUrl`](crate::Error::InvalidUrl), and must not repeat
     /// a password; every other failure keeps its meaning.
@@ -57,7 +57,7 @@ impl Scheme {
         }
     }
 
-    /// The schemes.
+    /// Returns the schemes.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
@@ -80,7 +80,7 @@ impl fmt::Debug for Scheme {
     }
 }
 
-/// The URL of a store that is to be opened, and the options of the client for it.
+/// The URL of a store to open, and the options of the client for it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -108,9 +108,9 @@ impl fmt::Debug for Scheme {
 pub struct OpenRequest {
     /// The scheme of the URL, in lower case.
     pub scheme: String,
-    /// The part between `://` and the query, as it is in the URL: it may hold a password.
+    /// The part between `://` and the query, as it is in the URL: it may contain a password.
     pub address: String,
-    /// The time that one step may take.
+    /// The timeout of one operation.
     pub timeout: Duration,
     /// The prefix of every key.
     pub prefix: String,
@@ -122,14 +122,14 @@ pub struct OpenRequest {
 }
 
 impl OpenRequest {
-    /// Takes a parameter out of the query, decoded. The common parameters (`lease`, `timeout`, `retry_for`, `prefix`,
-    /// `name`) are not among them.
+    /// Removes a parameter from the query and returns it, decoded. The common parameters (`lease`, `timeout`,
+    /// `retry_for`, `prefix`, `name`) are not among them.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let at = self.parameters.iter().position(|(other, _)| other == name)?;
         Some(self.parameters.swap_remove(at).1)
     }
 
-    /// Ends the reading of parameters.
+    /// Checks that all parameters were taken.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl OpenRequest {
 
 impl fmt::Debug for OpenRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The address and the parameters may hold passwords.
+        // The address and the parameters may contain passwords.
         f.debug_struct("OpenRequest")
             .field("scheme", &self.scheme)
             .field("timeout", &self.timeout)

@@ -1,13 +1,13 @@
 //! Records of work that is done once in each slot of time.
 //!
-//! A slot is named by the moment at which it begins, in microseconds since the Unix epoch. The record of the work has the
-//! last slot that was claimed as its fingerprint, so that every other verb treats it like any record.
+//! A slot is named by the moment at which it begins, in microseconds since the Unix epoch. The record of the work has
+//! the last claimed slot as its fingerprint, so that every other operation treats it like any record.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::store::records::{ClaimReply, Fingerprint};
 
-/// How far a slot may be ahead of the store's clock, where no period says that.
+/// How far a slot without a period may be ahead of the store's clock.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 
 /// Which slot a claim is for; see [`RecordStore::claim_slot`](crate::record::RecordStore::claim_slot).
@@ -22,15 +22,16 @@ const AHEAD: Duration = Duration::from_secs(5 * 60);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SlotRequest {
-    /// In µs; 0 where there is none.
+    /// In µs; 0 if there is none.
     period: u64,
-    /// In µs since the epoch; 0 for the nearest one.
+    /// In µs since the epoch; 0 for the nearest slot.
     at: u64,
 }
 
 impl SlotRequest {
-    /// The slot whose beginning is nearest to the store's present, of those that begin at the multiples of the period since
-    /// the Unix epoch. Never rounded down: a tick that comes a moment early is for the slot that is about to begin.
+    /// Requests the slot whose beginning is nearest to the store's current time, among those that begin at the
+    /// multiples of the period since the Unix epoch. Never rounded down: a tick that comes a moment early is for the
+    /// slot that is about to begin.
     #[must_use]
     pub fn nearest(period: Duration) -> SlotRequest {
         SlotRequest {
@@ -39,8 +40,8 @@ impl SlotRequest {
         }
     }
 
-    /// The slot that begins at this moment: the nominal time of a scheduler. It may be five minutes ahead of the store's
-    /// clock.
+    /// Requests the slot that begins at this moment: the nominal time of a scheduler. It may be five minutes ahead of
+    /// the store's clock.
     #[must_use]
     pub fn at(time: SystemTime) -> SlotRequest {
         SlotRequest {
@@ -49,7 +50,7 @@ impl SlotRequest {
         }
     }
 
-    /// The same of slots with a period: it may be one period ahead of the nearest slot.
+    /// Sets the period: the slot may then be one period ahead of the nearest slot.
     #[must_use]
     pub fn with_period(self, period: Duration) -> SlotRequest {
         SlotRequest {
@@ -58,19 +59,19 @@ impl SlotRequest {
         }
     }
 
-    /// The period, where there is one.
+    /// Returns the period, if there is one.
     #[must_use]
     pub fn period(&self) -> Option<Duration> {
         (self.period > 0).then(|| Duration::from_micros(self.period))
     }
 
-    /// The beginning of the slot, unless it is the nearest one.
+    /// Returns the beginning of the slot, unless it is the nearest one.
     #[must_use]
     pub fn time(&self) -> Option<SystemTime> {
         (self.at > 0).then(|| time_of(self.at))
     }
 
-    /// How far ahead of the nearest slot, or of the present without a period, a slot may begin.
+    /// Returns how far a slot may begin ahead of the nearest slot, or of the current time without a period.
     #[must_use]
     pub fn ahead(&self) -> Duration {
         self.period().unwrap_or(AHEAD)
@@ -82,7 +83,7 @@ impl SlotRequest {
         self.ahead() + self.period().unwrap_or_default() / 2
     }
 
-    /// The slot that this is for, and the latest one that makes sense, by a store's clock in µs since the epoch.
+    /// Returns the requested slot, and the latest acceptable one, by a store's clock in µs since the epoch.
     pub(crate) fn judged(&self, now: u64) -> (u64, u64) {
         let nearest = match self.period {
             0 => now,
@@ -96,7 +97,7 @@ impl SlotRequest {
     }
 }
 
-/// The answer to a claim for a slot.
+/// The reply to a claim for a slot.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -114,18 +115,18 @@ impl SlotRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlotReply {
-    /// The store's present.
+    /// The store's current time.
     pub now: SystemTime,
-    /// The slot that the claim was for. For a claim that is made again, the slot that it has.
+    /// The claimed slot. For a repeated claim, the slot that it has.
     pub slot: SystemTime,
-    /// The slot that the record had before.
+    /// The previous slot of the record.
     pub last: Option<SystemTime>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: SlotOutcome,
 }
 
 impl SlotReply {
-    /// An answer.
+    /// Creates a reply.
     #[must_use]
     pub fn new(
         now: SystemTime,
@@ -141,15 +142,15 @@ impl SlotReply {
         }
     }
 
-    /// The same by microseconds since the epoch, as stores count.
+    /// Creates a reply from microseconds since the epoch, as stores count.
     #[must_use]
     pub fn of_micros(now: u64, slot: u64, last: Option<u64>, outcome: SlotOutcome) -> SlotReply {
         SlotReply::new(time_of(now), time_of(slot), last.map(time_of), outcome)
     }
 }
 
-/// What came of a claim for a slot. Judged in this order: a claim that is made again, too far ahead, clock went back,
-/// missed, and then as any [claim](ClaimReply).
+/// The outcome of a claim for a slot. Checked in this order: a repeated claim, too far ahead, clock went back, missed,
+/// and then as any [claim](ClaimReply).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -166,25 +167,25 @@ impl SlotReply {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotOutcome {
-    /// As for any claim. `InProgress` may be the claim of an earlier slot, whose work goes on.
+    /// As for any claim. `InProgress` may be the claim of an earlier slot, whose work still runs.
     Claim(ClaimReply),
-    /// A later slot was claimed before, or the slot is older than what the record is kept for. Nothing was changed.
+    /// A later slot was claimed before, or the slot is older than the record's retention. Nothing was changed.
     Missed,
-    /// The record has a slot that is further ahead of the store's clock than any claim may be: the clock was set back.
-    /// Nothing was changed.
+    /// The record has a slot further ahead of the store's clock than any claim may be: the clock was set back. Nothing
+    /// was changed.
     ClockWentBack,
-    /// The slot that was asked for is too far ahead of the store's clock. Nothing was changed.
+    /// The requested slot is too far ahead of the store's clock. Nothing was changed.
     TooFarAhead,
 }
 
-/// The fingerprint of a record whose last slot this is: `slot `, 16 digits, and spaces.
+/// The fingerprint of a record with this last slot: `slot `, 16 digits, and spaces.
 pub(crate) fn slot_print(slot: u64) -> Fingerprint {
     let mut print = [b' '; 32];
     print[..21].copy_from_slice(format!("slot {:016}", slot.min(9_999_999_999_999_999)).as_bytes());
     print
 }
 
-/// The slot of a record with this fingerprint; `None` for one without slots.
+/// Returns the slot of a record with this fingerprint; `None` for one without slots.
 #[must_use]
 pub fn slot_of_fingerprint(print: &Fingerprint) -> Option<SystemTime> {
     micros_of_print(print).map(time_of)
@@ -196,14 +197,14 @@ pub(crate) fn micros_of_print(print: &Fingerprint) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Whole microseconds; whatever is longer than a store can count is as good as the longest.
+/// Whole microseconds, saturating.
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros())
         .unwrap_or(u64::MAX)
         .min(1 << 52)
 }
 
-/// Since the Unix epoch; 1 for what was before it.
+/// Microseconds since the Unix epoch; 1 for earlier times.
 pub(crate) fn micros_of(time: SystemTime) -> u64 {
     micros(time.duration_since(UNIX_EPOCH).unwrap_or_default()).max(1)
 }

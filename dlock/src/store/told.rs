@@ -1,10 +1,10 @@
-//! The errors that users get for steps that failed.
+//! Conversion of store failures to the errors that users get.
 
 use super::{Outcome, Reason, StoreError};
 use crate::{Error, LockKey};
 
 impl StoreError {
-    /// The error for a user when `what` failed on `key`.
+    /// Converts the failure of `what` on `key` to the error for a user.
     pub(crate) fn into_error(self, what: &str, key: &LockKey) -> Error {
         let StoreError {
             outcome,
@@ -37,7 +37,7 @@ impl StoreError {
             },
             (Reason::WrongUrl, _) => Error::InvalidUrl { reason: message },
             (Reason::Closed, _) => Error::ClientClosed,
-            // Also where this copy was refused, and an earlier one may have been carried out.
+            // Also if this copy was refused, but an earlier one may have been carried out.
             (Reason::Refused | Reason::RefusedForNow | Reason::Unreachable, Outcome::Unknown) => {
                 Error::OutcomeUnknown {
                     what,
@@ -58,7 +58,8 @@ impl StoreError {
         }
     }
 
-    /// The error for a user when a store could not be opened, as [`build`](crate::LockClientBuilder::build) reports it.
+    /// Converts the failure to open a store to the error for a user, as [`build`](crate::LockClientBuilder::build)
+    /// reports it.
     ///
     /// ```
     /// use dlock::store::{Reason, StoreError};

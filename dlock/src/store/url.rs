@@ -1,7 +1,7 @@
 //! URLs of lock stores.
 //!
-//! Parsed here and not by a general URL crate, because several hosts may stand in one URL. Nothing in an
-//! error repeats the URL: it may hold a password.
+//! Parsed here and not by a general URL crate, because a URL may have several hosts. Errors never repeat the URL: it
+//! may contain a password.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 use crate::Error;
 use crate::store::Scheme;
 
-/// The longest lease on a quorum, unless said otherwise.
+/// The default longest lease on a quorum.
 pub const DEFAULT_MAX_LEASE: Duration = Duration::from_secs(60);
 
 /// A parsed URL.
@@ -21,7 +21,7 @@ pub(crate) struct StoreUrl {
     pub(crate) options: UrlOptions,
 }
 
-/// Where the locks are.
+/// The servers with the locks.
 #[derive(Debug)]
 pub(crate) enum Topology {
     Memory {
@@ -39,7 +39,7 @@ pub(crate) enum Topology {
 }
 
 impl Topology {
-    /// The login of the servers that have locks.
+    /// The login for the servers that have locks.
     pub(crate) fn login(&self) -> Option<&Login> {
         match self {
             Topology::Memory { .. } | Topology::Registered(_) => None,
@@ -59,18 +59,18 @@ pub(crate) struct ServerUrl {
     pub(crate) login: Login,
 }
 
-/// The master that sentinels name.
+/// The master that the sentinels name.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
 pub(crate) struct SentinelUrl {
     pub(crate) sentinels: Vec<Address>,
-    /// By which they know the master.
+    /// The sentinels' name for the master.
     pub(crate) service: String,
     pub(crate) login: Login,
     pub(crate) sentinel_login: Login,
 }
 
-/// The servers of a cluster; some of them will do.
+/// The servers of a cluster; some of them suffice.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
 pub(crate) struct ClusterUrl {
@@ -94,11 +94,11 @@ pub(crate) struct RegisteredUrl {
     pub(crate) scheme: Scheme,
     pub(crate) name: String,
     pub(crate) address: Hidden<String>,
-    /// The query without what every URL may have.
+    /// The query without the options that every URL may have.
     pub(crate) parameters: Hidden<Vec<(String, String)>>,
 }
 
-/// A part of a URL that may hold a password.
+/// A part of a URL that may contain a password.
 pub(crate) struct Hidden<T>(pub(crate) T);
 
 /// A login.
@@ -118,7 +118,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// The same for all names of a server that are known to be one without a look-up.
+    /// All names of one server that are known to be equal without a look-up.
     fn as_one(&self) -> Address {
         match self {
             Address::Tcp { host, port } => {
@@ -161,7 +161,7 @@ impl fmt::Debug for Login {
     }
 }
 
-/// What the query says about the client.
+/// The client options of the query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UrlOptions {
     pub(crate) lease: Option<Duration>,
@@ -175,7 +175,7 @@ pub(crate) struct UrlOptions {
     pub(crate) control: Option<bool>,
 }
 
-/// What a scheme stands for.
+/// What a scheme selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BuiltIn {
     Memory,
@@ -223,7 +223,7 @@ impl StoreUrl {
         StoreUrl::parse_with(url, &[])
     }
 
-    /// Parses a URL of a store that dlock brings along, or of one of these schemes.
+    /// Parses a URL of a built-in store, or of one of these schemes.
     pub(crate) fn parse_with(url: &str, registered: &[Scheme]) -> Result<StoreUrl, Error> {
         if url.chars().any(|c| c.is_control() || c == ' ') {
             return Err(invalid("it has spaces or control characters"));
@@ -271,7 +271,7 @@ impl StoreUrl {
 }
 
 impl StoreUrl {
-    /// The longest lease that its store gives; `None` for any.
+    /// The longest lease that its store gives; `None` if unlimited.
     pub(crate) fn longest_lease(&self) -> Option<Duration> {
         match &self.topology {
             Topology::Quorum(quorum) => Some(quorum.max_lease.unwrap_or(DEFAULT_MAX_LEASE)),
@@ -286,7 +286,7 @@ enum Found {
     Registered(Scheme),
 }
 
-/// The topology that a scheme of dlock's own stands for.
+/// The topology of a built-in scheme.
 fn built_in(scheme: BuiltIn, authority: &str, path: &str, query: &mut Query) -> Result<Topology, Error> {
     Ok(match scheme {
         BuiltIn::Memory => memory(authority, path)?,
@@ -298,7 +298,7 @@ fn built_in(scheme: BuiltIn, authority: &str, path: &str, query: &mut Query) -> 
     })
 }
 
-/// The schemes of stores that are published beside dlock, and how each gets known.
+/// The schemes of stores in companion crates, and how to register each.
 const OF_OTHER_CRATES: &[(&str, &str)] = &[
     ("etcd", ADD_ETCD),
     ("etcds", ADD_ETCD),
@@ -324,7 +324,7 @@ fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<Found, Error> {
     if let Some((_, add)) = OF_OTHER_CRATES.iter().find(|(name, _)| *name == scheme) {
         return Err(invalid(format!("scheme \"{scheme}\" is not registered: {add}")));
     }
-    // Short enough not to be anything but a scheme.
+    // Short enough to be nothing but a scheme.
     let shown: String = scheme.chars().take(24).collect();
     let registered = registered.iter().flat_map(Scheme::names).map(String::as_str);
     let known = SCHEMES.iter().map(|(name, _)| *name).chain(registered.clone());
@@ -479,7 +479,7 @@ fn unix(authority: &str, path: &str, query: &mut Query) -> Result<ServerUrl, Err
     let login = Login {
         tls: false,
         user: query.take("user").or(user),
-        // `pass` is what the redis crate calls it.
+        // The redis crate calls it `pass`.
         password: query.take("password").or_else(|| query.take("pass")).or(password),
         database,
     };
@@ -506,7 +506,7 @@ fn split_user(authority: &str) -> Result<(Credentials, &str), Error> {
     ))
 }
 
-/// Several of them, with commas between.
+/// Several hosts, separated by commas.
 fn parse_hosts(hosts: &str, default_port: u16) -> Result<Vec<Address>, Error> {
     hosts
         .split(',')
@@ -604,7 +604,7 @@ impl Query {
         Ok(Query(options))
     }
 
-    /// What every URL may have.
+    /// The options that every URL may have.
     fn options(&mut self) -> Result<UrlOptions, Error> {
         Ok(UrlOptions {
             lease: self.duration("lease")?,
@@ -675,7 +675,7 @@ fn short(text: &str) -> String {
     text.chars().take(24).collect()
 }
 
-/// The word most like `text`, if any is.
+/// The most similar word, if one is similar enough.
 fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     words
         .map(|word| (distance(text, word), word))
@@ -801,7 +801,7 @@ mod tests {
             (Some("me"), Some("pw"))
         );
         assert_eq!((login.database, login.tls), (2, true));
-        // They never get the password of the servers.
+        // They never receive the password of the servers.
         assert_eq!(
             (sentinels.user.as_deref(), sentinels.password.as_deref()),
             (Some("s"), Some("t&"))

@@ -24,16 +24,16 @@ use crate::base::clock;
 pub struct Watch {
     /// `None` when the subscription has ended.
     source: Option<Source>,
-    /// The last value that was seen; `None` while the first look is due.
+    /// The last value seen; `None` while the first check is due.
     seen: Option<u64>,
     on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// Where notifications come from.
+/// The source of notifications.
 enum Source {
     /// A counter of notifications.
     Changes(watch::Receiver<u64>),
-    /// The store sends no notifications: it is time to look, again and again.
+    /// The store sends no notifications: the waiter polls.
     Polls { next: Instant, every: Duration },
 }
 
@@ -42,17 +42,18 @@ enum Source {
 pub(crate) enum Notification {
     /// Something changed, or may have.
     Changed,
-    /// Another process has taken the lock that was available.
+    /// Another process has taken the available lock.
     Taken,
 }
 
-/// The value of a watch counts the notifications below this, and above it how many times the lock was said to be taken.
+/// The value of a watch counts the notifications below this, and above it how many times the lock was reported as
+/// taken.
 pub(crate) const TAKEN: u64 = 1 << 48;
 
 impl Watch {
-    /// A watch over `changes`: each new value is a notification, and the value counts them. A receiver with an unseen
-    /// notification ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
-    /// receiver is gone.
+    /// Creates a watch over `changes`: each new value is a notification, and the value counts them. A receiver with an
+    /// unseen notification ([`watch::Receiver::mark_changed`]) means "you are subscribed, check now". `on_drop` runs
+    /// when the receiver is gone.
     pub(crate) fn new(
         changes: watch::Receiver<u64>,
         on_drop: impl FnOnce() + Send + Sync + 'static,
@@ -66,8 +67,8 @@ impl Watch {
         }
     }
 
-    /// A watch for a store without notifications: it says at once, and then again after each such time, that the waiter
-    /// should look. Each waiting process asks the store as often.
+    /// Creates a watch for a store without notifications: it tells the waiter to check at once, and again after each
+    /// interval. Each waiting process asks the store that often.
     #[must_use]
     pub fn polling(every: Duration) -> Watch {
         Watch {
@@ -80,7 +81,7 @@ impl Watch {
         }
     }
 
-    /// How many notifications there have been so far, the unseen ones among them: the value of the receiver.
+    /// Returns how many notifications there have been so far, including unseen ones: the value of the receiver.
     pub(crate) fn count(&self) -> u64 {
         match &self.source {
             Some(Source::Changes(changes)) => *changes.borrow() % TAKEN,
@@ -96,22 +97,22 @@ impl Watch {
         }
     }
 
-    /// Takes what has come so far as seen.
+    /// Marks all notifications so far as seen.
     pub(crate) fn seen(&mut self) {
         if let Some(Source::Changes(changes)) = &mut self.source {
             self.seen = Some(*changes.borrow_and_update());
         }
     }
 
-    /// Waits for a notification. The first is "subscribed, look now"; each later one "something changed, or may have
-    /// changed unseen". Several at once count as one. Never returns when the store has ended.
+    /// Waits for a notification. The first means "subscribed, check now"; each later one "something changed, or may
+    /// have changed unseen". Several at once count as one. Never returns when the store has ended.
     ///
     /// Cancel safe: the next call returns notifications that came in between.
     pub async fn changed(&mut self) {
         while self.notification().await != Notification::Changed {}
     }
 
-    /// The same, and tells apart that the lock is taken.
+    /// Waits for a notification, and distinguishes that the lock was taken.
     pub(crate) async fn notification(&mut self) -> Notification {
         let changes = match &mut self.source {
             Some(Source::Changes(changes)) => changes,

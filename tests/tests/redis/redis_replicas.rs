@@ -474,7 +474,7 @@ async fn urls_say_it_too_and_stores_without_replicas_refuse_it() {
         ("redis://localhost?min_replicas=0", "it must be at least 1"),
         (
             "redis://localhost?min_replicas_within=1s",
-            "it says nothing without min_replicas",
+            "it has no effect without min_replicas",
         ),
         (
             "redis://localhost?min_replicas=1&min_replicas_within=0s",

@@ -1,4 +1,4 @@
-//! What happens to a waiter, and what it does then.
+//! The events of a waiter, and its actions.
 
 use std::time::Duration;
 
@@ -10,36 +10,36 @@ use crate::store::{Announce, StoreError};
 /// How a lock is asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Each waiter asks for itself, head or not, and its position in the store's queue travels with its requests.
+    /// Whether each waiter asks for itself, head or not, and its position in the store's queue is part of its requests.
     pub(crate) fair: bool,
-    /// The waiter of a plain lock has a position at the store, under an id of its own.
+    /// Whether the waiter of a plain lock has a position at the store, under a separate id.
     pub(crate) has_position: bool,
-    /// The lock is a number of permits.
+    /// Whether the lock is a number of permits.
     pub(crate) permits: bool,
-    /// For how long requests are repeated while the store fails.
+    /// How long requests are repeated while the store fails.
     pub(crate) patience: Duration,
     /// When the call began.
     pub(crate) started: Moment,
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
-    /// The waiter may ask now; `listens` says that there is a subscription already.
+    /// The waiter may ask now; `listens` says whether there is a subscription already.
     MayAsk { listens: bool },
-    /// The store granted the lock, or a step towards it that leaves the queue position as it is.
+    /// The store granted the lock, or a part of it that leaves the queue position unchanged.
     Granted { ends_position: bool },
-    /// Another client holds the lock, with so much left of its lease.
+    /// Another client holds the lock, with this remaining lease.
     Busy {
         left: Option<Duration>,
-        /// Within which time the store expects the next request.
+        /// The time within which the store expects the next request.
         again: Option<Duration>,
         /// How many processes listen for the release.
         listeners: Option<u64>,
     },
-    /// There are fewer permits in all than were asked for.
+    /// The semaphore has fewer permits in all than requested.
     TooFewPermits,
-    /// The request failed; the pause after it is jittered by a number from 0 up to 1.
+    /// The request failed; a number from 0 up to 1 jitters the pause after it.
     Failed {
         error: StoreError,
         fraction: fn() -> f64,
@@ -48,47 +48,47 @@ pub(crate) enum Event {
     BecameHead,
     /// Another caller in this process handed the lock off; it may have been lost since.
     HandedOff { is_held: bool },
-    /// The waiter was not polled in time, and lost what it had in this process.
+    /// The waiter missed its poll deadline, and lost what it had in this process.
     Withdrawn,
-    /// A notification says that the lock has become available; there have been so many of them.
+    /// A notification says that the lock is available; the number of notifications so far.
     CameFree { notifications: u64 },
-    /// Other processes were to go first. `came` says that one did, and `round` which ones follow.
+    /// Other processes went first. `came` says whether one came, and `round` which ones follow.
     Yielded {
         came: bool,
         round: Option<YieldRound>,
         notifications: u64,
         listens: bool,
     },
-    /// The process that was let go first has come and gone; there have been so many notifications.
+    /// The process that goes first has come and gone; the number of notifications so far.
     OtherCame { notifications: u64 },
     /// It did not come in time.
     NoneCame,
     /// A notification says that another process has taken the lock.
     Taken,
-    /// The rank that was drawn.
+    /// The drawn rank.
     Drawn(u64),
-    /// The time that was waited for has come.
+    /// The awaited time has come.
     Due,
     /// The time to begin to listen has come.
     QuietOver,
-    /// The wait of the call is over.
+    /// The wait time of the call is over.
     WaitOver,
-    /// The patience with a store that fails is over.
+    /// `retry_for` is over.
     PatienceOver,
     /// The client is shut down.
     Closed,
 }
 
-/// What the waiter does, in the order of the fields.
+/// The actions of the waiter, in the order of the fields.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The head counts among the waiters from now on, which turns others away where that is too many.
+    /// The head counts among the waiters from now on; excess waiters are refused.
     pub(crate) head_waits: bool,
-    /// The waiters behind the head learn what the store replied to it.
+    /// The waiters behind the head learn the store's reply to it.
     pub(crate) shares_evidence: bool,
-    /// No permit is free and none comes back by itself: an operator has to be told.
+    /// No permit is available and none will be released by itself: an operator has to be told.
     pub(crate) warns: bool,
-    /// The position is uncertain: the next request is for another one.
+    /// The position is uncertain: the next request needs a new one.
     pub(crate) new_position: bool,
     /// Subscribe, before anything else is waited for.
     pub(crate) listens: bool,
@@ -97,20 +97,20 @@ pub(crate) struct Step {
 
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Send a request. A waiter of a fair lock that is not polled by then is passed over.
+    /// Send a request. A waiter of a fair lock that is not polled by this time is passed over.
     Send {
         announce: Announce,
         poll_by: Option<Moment>,
     },
-    /// Go on waiting for the same.
+    /// Continue to wait for the same.
     Continue,
     /// Wait for a notification.
     Wait(Wait),
-    /// Draw a rank among so many processes.
+    /// Draw a rank among this many processes.
     Draw { among: u64 },
-    /// Let another process go first, which has so long to come; if the waiter waited before, no longer than that.
+    /// Let another process go first, for at most this long; if the waiter waited before, no longer than that wait.
     LetGo { patience: Duration },
-    /// Wait for what other processes do with the lock that has become available.
+    /// Wait for what other processes do with the available lock.
     LeaveToOthers { until: Moment },
     /// The end.
     Report(Report),
@@ -119,9 +119,9 @@ pub(crate) enum Next {
 /// A time to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
-    /// The next request is sent then, if nothing happens before.
+    /// The time of the next request, if nothing happens before.
     pub(crate) until: Moment,
-    /// A waiter that listens only if others ahead of it take long begins then.
+    /// When a waiter begins to listen that does so only if others ahead of it take long.
     pub(crate) listen_at: Option<Moment>,
     /// As in [`Next::Send`].
     pub(crate) poll_by: Option<Moment>,
@@ -129,12 +129,12 @@ pub(crate) struct Wait {
     pub(crate) sends_as_head: bool,
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug)]
 pub(crate) enum Report {
     Granted,
     HandedOff,
-    /// What it had in this process is lost: it waits again, in front of those that came later.
+    /// What it had in this process is lost: it waits again, ahead of later waiters.
     Rejoins,
     TooFewPermits,
     GaveUp(Verdict),

@@ -1,4 +1,4 @@
-//! How it went when this process yielded: which keys other processes wait for, and whether they come.
+//! The outcomes of earlier yields: for which keys other processes wait, and whether they come.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -8,13 +8,13 @@ use super::{PendingYield, ReleaseInLine, YieldRound};
 use crate::base::kind::Kind;
 use crate::base::moment::Moment;
 
-/// For how long the history of a key is remembered.
+/// How long the history of a key is remembered.
 const MEMORY: Duration = Duration::from_secs(1);
 /// How many times in a row no process may come before yields are skipped.
 const TRIES: u32 = 2;
-/// Of how many yields all but one are skipped at most, as a power of two.
+/// At most all but one of this many yields are skipped, as a power of two.
 const RAREST: u32 = 6;
-/// So many keys are remembered without looking which of them can be forgotten.
+/// How many keys are remembered before old ones are removed.
 const LEAST_ROOM: usize = 64;
 
 /// How often no process came.
@@ -22,12 +22,12 @@ const LEAST_ROOM: usize = 64;
 struct Tries {
     /// How many times in a row no process came.
     in_vain: u32,
-    /// How many more times it is skipped.
+    /// How many more yields are skipped.
     skip: u32,
 }
 
 impl Tries {
-    /// Whether this time is skipped.
+    /// Whether this yield is skipped.
     fn skips(&mut self) -> bool {
         let skips = self.skip > 0;
         self.skip = self.skip.saturating_sub(1);
@@ -43,22 +43,22 @@ impl Tries {
     }
 }
 
-/// What is known of the other processes that wait for a key.
+/// What is known about the other processes that wait for a key.
 #[derive(Debug)]
 struct KeyHistory {
     pending: Option<PendingYield>,
-    /// Whether a process comes after a release of ours.
+    /// Whether a process comes after a release of this one.
     first: Tries,
-    /// Whether the other processes come that received the notification.
+    /// Whether the other processes that received the notification come.
     rest: Tries,
     forgotten: Moment,
 }
 
-/// The same for all keys that such processes wait for.
+/// The histories of all keys for which other processes wait.
 #[derive(Debug)]
 pub(crate) struct YieldHistory<K, S> {
     known: HashMap<K, KeyHistory, S>,
-    /// How many keys there may be before it is looked which of them can be forgotten.
+    /// The number of keys at which old ones are removed.
     room: usize,
 }
 
@@ -72,13 +72,13 @@ impl<K, S: Default> Default for YieldHistory<K, S> {
 }
 
 impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
-    /// A lock without further callers in this process was released by a request sent then, and so many other clients
-    /// received the notification.
+    /// Records the release of a lock without further callers in this process, by a request sent at `sent`; `others`
+    /// other clients received the notification.
     pub(crate) fn released(&mut self, key: &K, kind: Kind, sent: Moment, others: u64, now: Moment) {
         let release = ReleaseInLine {
             sent,
             notifications: None,
-            // Readers come in together.
+            // Readers enter together.
             others_here: kind.is_shared(),
         };
         let history = self.of(key, now);
@@ -97,12 +97,12 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
             .is_some_and(|history| history.pending.is_some())
     }
 
-    /// Whether other processes are to go first.
+    /// Takes the pending yield, if other processes go first.
     pub(crate) fn take(&mut self, key: &K) -> Option<PendingYield> {
         self.known.get_mut(key)?.pending.take()
     }
 
-    /// Whether this process yields now: not where others never come, or where there is no time for it before `end`.
+    /// Whether this process yields now: not if others never come, or if there is no time for it before `end`.
     pub(crate) fn yields(
         &mut self,
         key: &K,
@@ -116,8 +116,8 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
         pending.is_due || !self.of(key, now).first.skips()
     }
 
-    /// This process has yielded, and another holder came or did not. Returns which processes are to go first after that,
-    /// where the first one has come and gone by the notification of that number.
+    /// Records a yield, and whether another holder came. Returns which processes go first after that, if the first one
+    /// has come and gone by the notification of that number.
     pub(crate) fn yielded(
         &mut self,
         key: &K,
@@ -137,14 +137,14 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
         })
     }
 
-    /// This process has the lock, after other ones were to go first.
+    /// Records that this process has the lock, after other processes could go first.
     pub(crate) fn acquired(&mut self, key: &K, round: Option<YieldRound>, now: Moment) {
         if let Some(came) = round.and_then(|round| round.came) {
             self.of(key, now).rest.enter(came);
         }
     }
 
-    /// Another client has the lock: the processes that wait elsewhere do come.
+    /// Records that another client has the lock: the processes that wait elsewhere do come.
     pub(crate) fn other_holder(&mut self, key: &K) {
         if let Some(history) = self.known.get_mut(key) {
             (history.first, history.rest) = (Tries::default(), Tries::default());
@@ -152,7 +152,7 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
     }
 
     fn of(&mut self, key: &K, now: Moment) -> &mut KeyHistory {
-        // Swept when it has doubled: every key has paid for its part of that.
+        // Cleaned up when it has doubled, so that the cost per key is constant.
         if self.known.len() >= self.room {
             self.known.retain(|_, history| now < history.forgotten);
             self.room = (self.known.len() * 2).max(LEAST_ROOM);

@@ -8,41 +8,41 @@ use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum YieldEvent {
-    /// The store has replied to the release that this process has sent, and so many clients received the notification;
-    /// `None` where it does not know.
+    /// The store has replied to the release that this process has sent; this many clients received the notification,
+    /// `None` if the store does not know.
     Released { receivers: Option<u64> },
     /// It has not replied in time.
     NoReply,
-    /// This process listens, and has received so many notifications.
+    /// This process listens, and has received this many notifications.
     Listens { notifications: u64 },
-    /// One more notification, which makes so many.
+    /// The number of notifications after another one.
     Notified { notifications: u64 },
-    /// The time is over in which the first of the others could have come.
+    /// The time within which the first of the others could have come is over.
     NoneCame,
 }
 
-/// What is waited for.
+/// What to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum YieldStep {
-    /// The reply to the release, for at most so long.
+    /// The reply to the release, for at most this time.
     AwaitReply { at_most: Duration },
     /// Listen, if this process does not.
     Listen,
-    /// The next notification, which comes before that or not at all.
+    /// The next notification, before this time.
     AwaitNotification { until: Moment },
-    /// Nothing more; `None` where no other process goes first.
+    /// Nothing more; `None` if no other process goes first.
     End(Option<Yielded>),
 }
 
-/// How it went.
+/// The outcome of a yield.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Yielded {
     /// The first of the others came.
     pub(crate) came: bool,
-    /// The processes that are to go first after that.
+    /// The processes that go first after that.
     pub(crate) round: Option<YieldRound>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Yielded {
 pub(crate) struct Yielding<'e> {
     state: State,
     end: Option<Moment>,
-    /// What the store has replied; the call has it before and after.
+    /// The store's replies; owned by the call before and after.
     evidence: &'e mut Evidence,
 }
 
@@ -67,7 +67,7 @@ enum State {
 }
 
 impl<'e> Yielding<'e> {
-    /// For a call whose wait ends then.
+    /// Sets the end of the call's wait time.
     pub(crate) fn new(end: Option<Moment>, evidence: &'e mut Evidence) -> Yielding<'e> {
         Yielding {
             state: State::Ended,
@@ -76,8 +76,7 @@ impl<'e> Yielding<'e> {
         }
     }
 
-    /// The first step: after a release of this process whose reply may not be there yet, or with a yield that is pending
-    /// anyway.
+    /// The first step: after a release of this process whose reply may not have arrived yet, or with a pending yield.
     pub(crate) fn begin<K: Clone + Eq + Hash, S: BuildHasher>(
         &mut self,
         (release, pending): (Option<ReleaseInLine>, Option<PendingYield>),

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use crate::base::moment::Moment;
 use crate::store::Lane;
 
-/// When lanes became suspect last. The reply to a request that was sent before that may come from a server that is not
-/// there any more, and arrive only now: it confirms nothing.
+/// When lanes last became suspect. A reply to an earlier request may come from a server that is gone, and arrive only
+/// now: it confirms nothing.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     last: Option<Moment>,
-    /// By the lane; `None` stands for all of them.
+    /// By lane; `None` means all lanes.
     lanes: BTreeMap<Option<Lane>, Moment>,
 }
 
@@ -22,7 +22,7 @@ impl Doubts {
 
     /// Whether a lane has become suspect since a request was sent.
     pub(super) fn came_after(&self, sent: Moment, lane: impl FnOnce() -> Lane) -> bool {
-        // Nearly always none has.
+        // Nearly always no lane has.
         if self.last.is_none_or(|last| last <= sent) {
             return false;
         }

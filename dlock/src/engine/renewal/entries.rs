@@ -1,6 +1,6 @@
 //! The live grants, by their numbers.
 //!
-//! A service may hold hundreds of thousands, so an entry is two words, and those that are renewed together are found
+//! A service may hold hundreds of thousands, so an entry is two words, and grants that are renewed together are stored
 //! close to each other.
 
 use std::borrow::Borrow;
@@ -20,7 +20,7 @@ pub(super) struct Entry<G> {
     pub(super) due: Cell<Moment>,
 }
 
-// All that is looked at is the number, which never changes.
+// Compared only by the number, which never changes.
 impl<G: Renewable> Borrow<u64> for Entry<G> {
     fn borrow(&self) -> &u64 {
         self.grant.number()

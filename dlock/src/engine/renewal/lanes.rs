@@ -1,4 +1,4 @@
-//! What waits to be renewed in each lane, and how many requests of it are in flight.
+//! The grants to renew in each lane, and its requests in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -7,12 +7,12 @@ use crate::store::Lane;
 
 /// Grants in one request.
 pub(super) const CHUNK: usize = 200;
-/// Requests of one lane that are in flight at a time: two that the server has, and the next two.
+/// The maximum number of requests of one lane in flight: two at the server, and the next two.
 const AT_ONCE: usize = 4;
-/// A request without a reply by then makes room for another one: where the round trip is long the server has nothing to do
-/// meanwhile, and a request that hangs may do so for longer than other grants have left.
+/// A request without a reply after this time makes room for another one: over a long round trip the server is idle in
+/// the meantime, and a request may hang for longer than other grants have left.
 pub(crate) const SLOW: Duration = Duration::from_millis(20);
-/// Requests of one lane that are in flight at most, the slow ones among them.
+/// The maximum number of requests of one lane in flight, including slow ones.
 const AT_MOST: usize = 16;
 
 /// The lanes with something to do.
@@ -39,7 +39,7 @@ impl Lanes {
         self.0.entry(lane).or_default().due.push_back(number);
     }
 
-    /// Takes the numbers of the next request out; it is in flight from now on. `None` when nothing is due in a lane with
+    /// Takes the numbers of the next request, which is in flight from now on. `None` if nothing is due in a lane with
     /// room.
     pub(super) fn take(&mut self) -> Option<(Lane, impl Iterator<Item = u64>)> {
         let mut ready = self.0.iter_mut().filter(|(_, queue)| queue.has_room());
@@ -49,14 +49,14 @@ impl Lanes {
         Some((*lane, queue.due.drain(..some)))
     }
 
-    /// A request is slow.
+    /// Marks a request as slow.
     pub(super) fn slow(&mut self, lane: Lane) {
         if let Some(queue) = self.0.get_mut(&lane) {
             queue.slow += 1;
         }
     }
 
-    /// A request is not in flight any more.
+    /// Records that a request is no longer in flight.
     pub(super) fn done(&mut self, lane: Lane, was_slow: bool) {
         let Some(queue) = self.0.get_mut(&lane) else {
             return;

@@ -1,4 +1,4 @@
-//! The watchdog looks: what is due, and what is asked of the store.
+//! The checks of the watchdog: what is due, and what to ask the store.
 
 use std::time::Duration;
 
@@ -17,23 +17,23 @@ use crate::store::Lane;
 pub(crate) struct Request<G> {
     pub(crate) lane: Lane,
     pub(crate) grants: Vec<(G, Duration)>,
-    /// For how long the reply is waited for.
+    /// How long to wait for the reply.
     pub(crate) patience: Duration,
 }
 
 impl<G: Renewable> RenewalTable<G> {
-    /// When the watchdog looks next; it is woken if something is due before. Where nothing is held it keeps to what it had in
-    /// mind: locks that are held for a moment only would otherwise wake it each time.
+    /// When the watchdog checks next; it is woken if something is due before. When nothing is held, the time stays:
+    /// locks that are held for a moment only would otherwise wake it each time.
     pub(crate) fn next_deadline(&mut self, now: Moment) -> Option<Moment> {
         let in_mind = self.looks_at.filter(|at| *at > now);
         self.looks_at = self.schedule.first().or(in_mind);
         self.looks_at
     }
 
-    /// Deals with all that is due about now: grants to renew wait for [`next_request`](RenewalTable::next_request), those
-    /// whose deadline has passed end.
+    /// Handles everything that is due about now: grants to renew wait for [`next_request`](RenewalTable::next_request),
+    /// grants past their deadline end.
     pub(crate) fn look(&mut self, now: Moment) -> Actions<G> {
-        // Many are due together anyway; a few are renewed with the first of them.
+        // Many are due together anyway; a few are renewed together with the first of them.
         let many = self.are_many();
         let early = if many { Duration::ZERO } else { EARLIEST };
         let mut actions = Actions::new();
@@ -51,7 +51,7 @@ impl<G: Renewable> RenewalTable<G> {
                 }
                 let (mut state, deadline) = grant.judge(now);
                 if broken!(DeadlineNeverJudged) && now >= deadline {
-                    // Here all the same, or this would look at it for ever.
+                    // Still in the table, or this would check it for ever.
                     state = HoldState::Lost(Loss::Expired);
                 }
                 if let HoldState::Lost(loss) = state {
@@ -64,7 +64,7 @@ impl<G: Renewable> RenewalTable<G> {
                     grant.set_asked(true);
                     self.lanes.push(grant.lane(), number);
                 }
-                // The next look is at the deadline, unless a reply comes first. Many look together.
+                // The next check is at the deadline, unless a reply comes first. Many grants are checked together.
                 let look = if many {
                     joint_look(&terms, deadline)
                 } else {
@@ -82,7 +82,7 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
-    /// The next request that has room in its lane, if any. It is sent now.
+    /// Returns the next request that has room in its lane, if any. It is sent now.
     pub(crate) fn next_request(&mut self, now: Moment) -> Option<Request<G>> {
         loop {
             let RenewalTable { entries, lanes, .. } = self;
@@ -90,23 +90,23 @@ impl<G: Renewable> RenewalTable<G> {
             if !request.grants.is_empty() {
                 return Some(request);
             }
-            // All released meanwhile, perhaps.
+            // Perhaps all were released in the meantime.
             lanes.done(request.lane, false);
         }
     }
 
-    /// A request has been in flight for [`SLOW`](super::SLOW): there is room for another one.
+    /// Records that a request has been in flight for [`SLOW`](super::SLOW): there is room for another one.
     pub(crate) fn request_slow(&mut self, lane: Lane) {
         self.lanes.slow(lane);
     }
 
-    /// A request is not in flight any more.
+    /// Records that a request is no longer in flight.
     pub(crate) fn request_done(&mut self, lane: Lane, was_slow: bool) {
         self.lanes.done(lane, was_slow);
     }
 }
 
-/// The grants of the next request that are still there, with the leases that they ask for now.
+/// Returns the remaining grants of the next request, with the leases to ask for now.
 fn request<G: Renewable>(entries: &Entries<G>, lanes: &mut Lanes, now: Moment) -> Option<Request<G>> {
     let (lane, numbers) = lanes.take()?;
     let mut grants = Vec::with_capacity(numbers.size_hint().0);

@@ -1,8 +1,8 @@
 //! The renewal table of a client: every live grant, when it needs attention, and what the replies to renewals mean.
 //!
-//! One table for all grants of a client, with one next deadline. What is due about now is renewed together, per lane and
-//! in chunks that do not wait for each other. What is to be done comes out as [`Actions`], for a caller that holds no
-//! lock: a holder that learns of a loss may call back.
+//! One table for all grants of a client, with one next deadline. Grants that are due about now are renewed together,
+//! per lane and in chunks that do not wait for each other. The results are [`Actions`], for a caller that holds no
+//! mutex: a holder that learns of a loss may call back.
 
 mod doubts;
 mod entries;
@@ -31,9 +31,9 @@ use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
 use crate::store::{Lane, StoreError};
 
-/// A pointer to a grant, as the table sees it. The table calls these under its lock: they tell nothing to holders.
+/// A pointer to a grant, as the table sees it. The table calls these under its mutex: they do not call holders.
 pub(crate) trait Renewable: Clone {
-    /// Its name in the table, which never changes.
+    /// Its number in the table, which never changes.
     fn number(&self) -> &u64;
     fn kind(&self) -> Kind;
     fn terms(&self) -> Terms;
@@ -41,10 +41,10 @@ pub(crate) trait Renewable: Clone {
     fn lane(&self) -> Lane;
     /// Its state, and when it is lost unless it is renewed.
     fn judge(&self, now: Moment) -> (HoldState, Moment);
-    /// The store confirmed it by a request sent at `sent`. Returns the new deadline.
+    /// Records the store's confirmation by a request sent at `sent`. Returns the new deadline.
     fn confirmed(&self, now: Moment, sent: Moment, lease: Duration, ends_doubt: bool)
     -> Result<Moment, Loss>;
-    /// The store did not confirm it. Returns whether a holder is to be told.
+    /// Records that the store did not confirm it. Returns whether a holder is to be told.
     fn doubt(&self) -> bool;
     fn is_suspect(&self) -> bool;
     /// Whether a renewal is due or in flight, as the table set it.
@@ -52,16 +52,16 @@ pub(crate) trait Renewable: Clone {
     fn set_asked(&self, is_asked: bool);
 }
 
-/// What is to be done once the table's lock is free.
+/// What to do once the table's mutex is released.
 #[derive(Debug)]
 pub(crate) enum Action<G> {
-    /// End this grant, which the table does not have any more.
+    /// End this grant, which is no longer in the table.
     End(G, Loss),
-    /// Tell that this grant has become suspect, because its renewal failed so or its lane is in doubt.
+    /// Report that this grant has become suspect, because its renewal failed or its lane is in doubt.
     TellSuspect(G, Option<Box<StoreError>>),
-    /// Tell that the renewal of this grant failed, and that it will be tried again.
+    /// Report that the renewal of this grant failed and is tried again.
     TellFailed(G, Box<StoreError>),
-    /// Wake the watchdog: something is due before it looks by itself.
+    /// Wake the watchdog: something is due before its next check.
     Wake,
     /// The last grant is gone.
     TellEmpty,
@@ -76,7 +76,7 @@ pub(crate) struct RenewalTable<G> {
     schedule: Schedule,
     lanes: Lanes,
     doubts: Doubts,
-    /// When the watchdog will look by itself.
+    /// The next check of the watchdog.
     looks_at: Option<Moment>,
     closed: Option<Loss>,
 }
@@ -95,17 +95,17 @@ impl<G> Default for RenewalTable<G> {
 }
 
 impl<G: Renewable> RenewalTable<G> {
-    /// How many grants are held.
+    /// Returns how many grants are held.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The grant of this number, if it is held.
+    /// Returns the grant with this number, if it is held.
     pub(crate) fn grant(&self, number: u64) -> Option<&G> {
         self.entries.get(number).map(|entry| &entry.grant)
     }
 
-    /// The grants that are held, in no order.
+    /// Returns the held grants, in no order.
     pub(crate) fn grants(&self) -> impl Iterator<Item = &G> {
         self.entries.grants()
     }
@@ -115,7 +115,7 @@ impl<G: Renewable> RenewalTable<G> {
         self.entries.get(number).is_some()
     }
 
-    /// Enters a grant that was just given, by a request sent at `sent`.
+    /// Enters a new grant, obtained by a request sent at `sent`.
     pub(crate) fn add(&mut self, grant: &G, sent: Moment, now: Moment) -> Actions<G> {
         if let Some(loss) = self.closed {
             return smallvec![Action::End(grant.clone(), loss)];
@@ -143,8 +143,8 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
-    /// Replaces a grant by its successor. `false` when the grant is not there any more, or has become suspect since it
-    /// was seen that it may be handed off.
+    /// Replaces a grant by its successor. Returns false if the grant is gone, or has become suspect since the handoff
+    /// was decided.
     pub(crate) fn replace(&mut self, successor: &G) -> bool {
         let entry = self.entries.get(*successor.number());
         let Some(entry) = entry.filter(|entry| !entry.grant.is_suspect() || broken!(HandoffOfSuspectGrant))
@@ -157,7 +157,7 @@ impl<G: Renewable> RenewalTable<G> {
         true
     }
 
-    /// Takes a grant out: no renewal is sent for it any more, and the reply to one that is in flight says nothing.
+    /// Removes a grant: it is not renewed any more, and the reply to a renewal in flight is ignored.
     pub(crate) fn remove(&mut self, number: u64) -> Actions<G> {
         match self.take_out(number) && self.entries.is_empty() {
             true => smallvec![Action::TellEmpty],
@@ -165,7 +165,7 @@ impl<G: Renewable> RenewalTable<G> {
         }
     }
 
-    /// Ends the grants that are meant.
+    /// Ends the selected grants.
     pub(crate) fn end(&mut self, loss: Loss, is_meant: impl Fn(&G) -> bool) -> Actions<G> {
         let grants: Vec<_> = self
             .entries
@@ -182,14 +182,14 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
-    /// Takes out every grant, all of which end by this loss, as each does that is still to come.
+    /// Removes every grant, each with this loss; future grants end in the same way.
     pub(crate) fn close(&mut self, loss: Loss) -> Vec<G> {
         self.closed.get_or_insert(loss);
         self.schedule.clear();
         self.entries.drain().collect()
     }
 
-    /// Has every grant of a lane confirmed at once, or of all lanes.
+    /// Has every grant of a lane, or of all lanes, confirmed at once.
     pub(crate) fn doubt(&mut self, lane: Option<Lane>, now: Moment) -> Actions<G> {
         self.doubts.put(lane, now);
         let is_in_lane = |grant: &G| lane.is_none_or(|lane| grant.lane() == lane);
@@ -209,7 +209,7 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
-    /// Whether there are so many that it pays to renew them in batches that were planned.
+    /// Whether there are enough for planned renewal batches to pay off.
     fn are_many(&self) -> bool {
         self.entries.len() >= lanes::CHUNK
     }
@@ -223,7 +223,7 @@ impl<G: Renewable> RenewalTable<G> {
         self.forget(before, 1);
     }
 
-    /// So many that were due then are not any more.
+    /// Counts the entries that are no longer due then.
     fn forget(&mut self, due: Moment, count: usize) {
         let entries = &self.entries;
         let is_due = |number| entries.get(number).is_some_and(|entry| entry.due.get() == due);
@@ -238,7 +238,7 @@ impl<G: Renewable> RenewalTable<G> {
         true
     }
 
-    /// Says that nothing is left, after some were taken out.
+    /// Reports that nothing is left, after some were removed.
     fn tell_if_empty(&self, actions: &mut Actions<G>) {
         if self.entries.is_empty() && actions.iter().any(|action| matches!(action, Action::End(..))) {
             actions.push(Action::TellEmpty);

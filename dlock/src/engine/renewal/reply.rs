@@ -13,12 +13,12 @@ use crate::store::{Reason, Renewal, StoreError};
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) number: u64,
-    /// The lease that was asked for.
+    /// The requested lease.
     pub(crate) lease: Duration,
     pub(crate) result: Result<Renewal, StoreError>,
 }
 
-/// Where renewed grants go together: those that were renewed together stay together.
+/// Keeps grants together that were renewed together.
 #[derive(Debug)]
 struct Plan {
     due: Moment,
@@ -28,8 +28,7 @@ struct Plan {
 }
 
 impl<G: Renewable> RenewalTable<G> {
-    /// Enters what renewals brought that were sent at `sent`. `draw` draws numbers from 0 to 1, by which renewals are
-    /// spread.
+    /// Enters the replies to renewals sent at `sent`. `draw` returns numbers from 0 to 1 that spread the renewals.
     pub(crate) fn replies(
         &mut self,
         now: Moment,
@@ -47,12 +46,12 @@ impl<G: Renewable> RenewalTable<G> {
             result,
         } in replies
         {
-            // Released meanwhile: whatever the store said is of no interest.
+            // Released in the meantime: the reply does not matter.
             let Some(entry) = self.entries.get(number) else {
                 continue;
             };
-            // The grant as its present holder has it; it may have been handed off since the request was sent. All that
-            // follows from the reply is entered before it can be handed off again.
+            // The grant of its current holder; it may have been handed off since the request was sent. All consequences
+            // of the reply are entered before it can be handed off again.
             let grant = &entry.grant;
             grant.set_asked(broken!(AskedForEver));
             let outcome = match result {
@@ -131,7 +130,7 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
-    /// Whether something is due before the watchdog looks.
+    /// Whether something is due before the watchdog's next check.
     fn is_late(&self) -> bool {
         match (self.looks_at, self.schedule.first()) {
             (Some(looks_at), Some(first)) => first < looks_at,
@@ -142,8 +141,8 @@ impl<G: Renewable> RenewalTable<G> {
 }
 
 impl Renewal {
-    /// From when the lease of a renewed grant counts, and how long it is, where `lease` was asked for by a request sent at
-    /// `sent`.
+    /// Returns from when the lease of a renewed grant counts, and its length, for a requested `lease` and a request
+    /// sent at `sent`.
     fn lease_given(self, sent: Moment, lease: Duration) -> (Moment, Duration) {
         match self {
             Renewal::RenewedFor(given) => (sent.earlier_by(given.begun_before()), given.at_most(lease)),

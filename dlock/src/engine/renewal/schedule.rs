@@ -1,7 +1,7 @@
-//! When each of many needs attention.
+//! When each of many entries needs attention.
 //!
-//! Those that are due at the same moment stand in one bucket, so that a renewal of many moves them for little: a
-//! number in a bucket whose grant is due at another moment by now is left there, and means nothing.
+//! Entries that are due at the same moment share a bucket, so that renewing many moves little memory: when a grant is
+//! due at another moment by now, its old number stays in the bucket as a stale number.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,17 +10,17 @@ use smallvec::SmallVec;
 use crate::base::int_hash::BuildIntHasher;
 use crate::base::moment::Moment;
 
-/// A bucket may have so many numbers that mean nothing, beside as many as those that do.
+/// How many stale numbers a bucket may have, in addition to as many as valid ones.
 const SPARE: usize = 64;
 
 #[derive(Debug, Default)]
 struct Bucket {
     numbers: SmallVec<[u64; 2]>,
-    /// How many of them mean something.
+    /// How many of them are valid.
     valid: usize,
 }
 
-/// Which numbers are due when. Its user knows when each of them is.
+/// Which numbers are due when. Its user knows the time of each.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     buckets: HashMap<Moment, Bucket, BuildIntHasher>,
@@ -36,7 +36,7 @@ impl Schedule {
         self.add_all(due, std::iter::once(number));
     }
 
-    /// Some, and not none.
+    /// At least one.
     pub(super) fn add_all(&mut self, due: Moment, numbers: impl ExactSizeIterator<Item = u64>) {
         let bucket = self.buckets.entry(due).or_insert_with(|| {
             self.order.insert(due);
@@ -46,7 +46,7 @@ impl Schedule {
         bucket.numbers.extend(numbers);
     }
 
-    /// So many that were due then are not any more. `is_due` says of a number whether it is due then.
+    /// Counts the entries that are no longer due then. `is_due` says whether a number is due then.
     pub(super) fn forget(&mut self, due: Moment, count: usize, is_due: impl Fn(u64) -> bool) {
         let Some(bucket) = self.buckets.get_mut(&due) else {
             return;
@@ -61,7 +61,7 @@ impl Schedule {
         }
     }
 
-    /// Takes out the first bucket, if it is due until then: what is in it, and what may have been.
+    /// Takes the first bucket, if it is due by then: its numbers, valid and stale.
     pub(super) fn take(&mut self, until: Moment) -> Option<(Moment, impl Iterator<Item = u64> + use<>)> {
         let due = self.first().filter(|due| *due <= until)?;
         self.order.remove(&due);

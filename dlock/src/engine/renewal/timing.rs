@@ -8,15 +8,15 @@ use crate::base::kind::Kind;
 use crate::base::moment::Moment;
 use crate::engine::grant::{Terms, safety_margin};
 
-/// How often the grants of readers are renewed at the least, also those whose lease is fixed: Redisson's renewals (every
-/// 10 s for a lease of 30 s, by default) leave the lock no more time than that, whatever other readers have left.
+/// How often at least the grants of readers are renewed, even with fixed leases: Redisson's renewals (every 10 s for a
+/// lease of 30 s, by default) leave the lock no more time than that, whatever other readers have left.
 const READERS: Duration = Duration::from_secs(10);
-/// The most by which a renewal comes early, to travel with others.
+/// How early a renewal may be sent, at most, to be sent together with others.
 pub(super) const EARLIEST: Duration = Duration::from_millis(500);
-/// The most by which a loss is signalled late, where many grants are held; and no more than half the safety margin, so that
-/// it is signalled before another client has the lock.
+/// How late a loss is signalled at most, with many holds; and no more than half the safety margin, so that it is
+/// signalled before another client has the lock.
 const LATEST: Duration = Duration::from_millis(10);
-/// The shortest time between two attempts to renew a grant, and the shortest time that a reply is waited for.
+/// The shortest time between two attempts to renew a grant, and the shortest wait for a reply.
 const SHORTEST: Duration = Duration::from_millis(20);
 
 /// When a grant that was confirmed by a request sent at `sent`, until `deadline`, needs attention next.
@@ -32,25 +32,24 @@ pub(super) fn next_due(kind: Kind, terms: &Terms, sent: Moment, deadline: Moment
     }
 }
 
-/// Where many grants are held, those that were acquired together are not renewed together for ever: a renewal comes
-/// earlier, by this share of its period.
+/// With many grants, those that were acquired together are spread: a renewal comes earlier by this share of its period.
 pub(super) fn spread(terms: &Terms, due: Moment, share: f64) -> Moment {
     if !terms.renewed {
         return due;
     }
     let earlier = (terms.lease / 3).mul_f64(share);
-    // All that are due within a grain are renewed with the first of them.
+    // All that are due within a grain are renewed together with the first.
     due.earlier_by(earlier).floor(grain(terms))
 }
 
-/// A share from 0 to 1 that is the same for grants acquired one after the other: they lie close to each other in memory,
-/// and to find each of them somewhere else is most of what a renewal costs.
+/// A share from 0 to 1 that is the same for consecutive acquisitions: they are close in memory, and scattered memory
+/// accesses are most of the cost of a renewal.
 pub(super) fn share_of_row(number: u64) -> f64 {
     const ROW: u64 = 64;
     (scatter(number / ROW) >> 32) as f64 / 2_f64.powi(32)
 }
 
-/// By how much the renewal of a grant may come early, to travel with others.
+/// How early the renewal of a grant may be sent, to be sent together with others.
 pub(super) fn grain(terms: &Terms) -> Duration {
     match terms.renewed {
         true => (terms.lease / 60).min(EARLIEST),
@@ -58,19 +57,19 @@ pub(super) fn grain(terms: &Terms) -> Duration {
     }
 }
 
-/// When many grants that end about `deadline` are looked at together.
+/// When many grants that end about `deadline` are checked together.
 pub(super) fn joint_look(terms: &Terms, deadline: Moment) -> Moment {
     deadline.ceil((safety_margin(terms.lease) / 2).min(LATEST))
 }
 
-/// When to try again after a renewal failed: the sooner, the less is left.
+/// When to try again after a failed renewal: the sooner, the less is left.
 pub(super) fn next_try(deadline: Moment, now: Moment) -> Moment {
     let left = deadline.since(now);
     deadline.min(now + (left / 8).max(SHORTEST))
 }
 
-/// For how long the reply to a request is waited for whose first grant has so much left: a request that hangs leaves time
-/// for others before the lease is over.
+/// How long to wait for the reply to a request whose first grant has this much left: a hanging request leaves time for
+/// others before the lease is over.
 pub(super) fn patience(left: Duration) -> Duration {
     (left / 6).max(SHORTEST)
 }

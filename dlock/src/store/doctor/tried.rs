@@ -1,4 +1,4 @@
-//! What every store can try in the same way, and how it is judged.
+//! Tests that are the same for every store, and their verdicts.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,14 +17,14 @@ use crate::store::{
 const ROUNDS: usize = 60;
 /// For how long at most.
 const LONGEST: Duration = Duration::from_secs(2);
-/// The time between two steps at least.
+/// The shortest time between two operations.
 const PACE: Duration = Duration::from_millis(10);
-/// The longest lease of a scratch lock: it is over soon where the doctor is interrupted.
+/// The longest lease of a scratch lock: it ends soon if the doctor is interrupted.
 const LEASE: Duration = Duration::from_secs(30);
-/// Between two looks at a clock.
+/// The time between two readings of a clock.
 const CLOCK: Duration = Duration::from_secs(3);
 
-/// Findings that a doctor which only reads cannot have, for these checks.
+/// Returns findings for checks that a read-only diagnosis cannot make.
 #[must_use]
 pub fn not_tried(checks: &[&'static str]) -> Vec<Finding> {
     let unknown = |check: &&'static str| {
@@ -38,18 +38,18 @@ pub fn not_tried(checks: &[&'static str]) -> Vec<Finding> {
     checks.iter().map(unknown).collect()
 }
 
-/// What every [`scratch_key`] begins with: by this a store finds what interrupted diagnoses left.
+/// The prefix of every [`scratch_key`]: by it a store finds what interrupted diagnoses left.
 pub const SCRATCH_PREFIX: &str = "dlock:doctor:";
 
-/// The name of a lock for one diagnosis, which no other lock has.
+/// Returns the name of a lock for one diagnosis, which no other lock has.
 #[must_use]
 pub fn scratch_key() -> LockKey {
     LockKey::raw(format!("{SCRATCH_PREFIX}{}", chance::uuid()))
 }
 
-/// The check `request-times`: acquires, renews and releases a scratch lock for some seconds, at most a hundred steps a
-/// second. What a store keeps of a lock that was released is for the store to remove, also of one that was not released
-/// since a step failed: its lease is of 30 seconds at most.
+/// Runs the check `request-times`: acquires, renews and releases a scratch lock for some seconds, with at most a
+/// hundred operations a second. The store removes what it keeps of a released lock, also of one that was not released
+/// because an operation failed: its lease is at most 30 seconds.
 pub async fn request_times(store: Arc<dyn Store>, key: &LockKey, examination: &Examination) -> Finding {
     let (mut took, begun) = (Vec::new(), clock::now());
     let lease = examination.lease.min(LEASE);
@@ -110,27 +110,27 @@ async fn pair(
     }
 }
 
-/// The check `request-times`, of how long steps took.
+/// Judges the check `request-times` by the durations of operations.
 pub(crate) fn judged_times(mut took: Vec<Duration>, timeout: Duration) -> Finding {
     took.sort_unstable();
     let Some((middle, p99)) = took.get(took.len() / 2).zip(took.get(took.len() * 99 / 100)) else {
-        return Finding::unknown(TIMES, "not visible: no step was timed", None);
+        return Finding::unknown(TIMES, "not visible: no operation was timed", None);
     };
     let times = format!(
-        "a step takes {middle:.1?}, and {p99:.1?} at the 99th percentile of {}",
+        "an operation takes {middle:.1?}, and {p99:.1?} at the 99th percentile of {}",
         took.len()
     );
     match *p99 > timeout / 5 {
         true => Finding::bad(
             TIMES,
             format!("{times}: more than a fifth of the timeout of {timeout:?}"),
-            "a server that is nearer or less busy, or a longer timeout and lease",
+            "a nearer or less busy server, or a longer timeout and lease",
         ),
         false => Finding::good(TIMES, times),
     }
 }
 
-/// A look at the clock of a server, beside that of this process.
+/// A reading of a server's clock, beside that of this process.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -152,7 +152,7 @@ pub struct ClockReading {
 }
 
 impl ClockReading {
-    /// Asks for the server's time, in microseconds since 1970.
+    /// Reads the server's time, in microseconds since 1970.
     ///
     /// # Errors
     ///
@@ -171,18 +171,18 @@ impl ClockReading {
         })
     }
 
-    /// By how much the server's clock is ahead of the wall clock of this process, in milliseconds.
+    /// Returns how far the server's clock is ahead of the wall clock of this process, in milliseconds.
     #[must_use]
     pub fn ahead_ms(&self) -> i64 {
         self.ahead_ms
     }
 
-    /// Waits until a second look says something.
+    /// Waits until a second reading is meaningful.
     pub async fn long_enough(&self) {
         clock::sleep_until(self.at + CLOCK).await;
     }
 
-    /// The check `clock`: this look and a later one.
+    /// Judges the check `clock` by this reading and a later one.
     #[must_use]
     pub fn judged(&self, later: &ClockReading) -> Finding {
         const CHECK: &str = "clock";

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A reading is replaced after this time by one that is less sharp.
+/// After this time a less precise reading replaces an older one.
 const OLD: Duration = Duration::from_secs(30);
 
-/// What the server's clock shows when this process's clock shows something: a request names the server's time after which
-/// the server refuses it.
+/// Converts times of this process's clock to the server's: a request carries the server's time after which the server
+/// refuses it.
 ///
 /// ```
 /// use dlock::store::queue::ServerClock;
@@ -33,7 +33,7 @@ struct Reading {
 }
 
 impl ServerClock {
-    /// The clock of a server that showed `server`, in µs, between these moments.
+    /// Creates the clock of a server that showed `server`, in µs, between these moments.
     #[must_use]
     pub fn new(server: i64, sent: Instant, received: Instant) -> ServerClock {
         let reading = Reading {
@@ -44,8 +44,8 @@ impl ServerClock {
         ServerClock { reading }
     }
 
-    /// Takes a further reading. It counts where it is sharper than the one before, where that is old, and where both
-    /// cannot be right: then the clock was set.
+    /// Adds a reading. It replaces the previous one if it is more precise, if that one is old, or if both cannot be
+    /// right: then the clock was set.
     pub fn saw(&mut self, server: i64, sent: Instant, received: Instant) {
         let (before, now) = (
             self.reading,
@@ -62,8 +62,8 @@ impl ServerClock {
         }
     }
 
-    /// What it shows, at the earliest, when this process's clock shows `when`. A request that the server refuses after
-    /// this moment takes no effect after `when`.
+    /// Returns the earliest time that it shows when this process's clock shows `when`. If the server refuses a request
+    /// after that time, the request takes no effect after `when`.
     #[must_use]
     pub fn at(&self, when: Instant) -> i64 {
         self.reading.earliest(when)
@@ -96,7 +96,7 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// The server may have read its clock as late as the reply came: only then is a refusal by it in time.
+    /// The server may have read its clock as late as the reply came: only then does it refuse in time.
     #[test]
     fn moment_is_counted_from_the_reply() {
         let begin = Instant::now();
@@ -109,7 +109,7 @@ mod tests {
     fn sharper_reading_replaces_another_and_a_blurred_one_does_not() {
         let begin = Instant::now();
         let mut clock = ServerClock::new(5_000_000, begin, begin + ms(40));
-        // The same moment of the server, known to 10 ms.
+        // The same moment of the server, known to within 10 ms.
         clock.saw(5_100_000, begin + ms(100), begin + ms(110));
         assert_eq!(clock.at(begin + ms(110)), 5_100_000);
         clock.saw(5_200_000, begin + ms(200), begin + ms(900));

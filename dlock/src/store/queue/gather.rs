@@ -13,40 +13,40 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::base::chance::HashSet;
 
-/// How long a request waits at most for another one that is under way.
+/// The longest time that a request waits for another one in flight.
 const WAIT: Duration = Duration::from_millis(2);
 
-/// Sends requests, one alone or several as one.
+/// Sends requests, one alone or several in one.
 pub trait Carrier: Send + Sync + 'static {
-    /// What is asked.
+    /// The request.
     type Request: Send + 'static;
-    /// What comes of it.
+    /// Its reply.
     type Answer: Send + 'static;
 
-    /// No two requests with the same key are sent as one.
+    /// Requests with the same key are never sent in one.
     fn key(request: &Self::Request) -> &Arc<str>;
 
-    /// The most requests that can be sent as one.
+    /// The maximum number of requests that can be sent in one.
     fn most(&self) -> usize;
 
     /// Sends one request.
     fn one(&self, request: Self::Request) -> impl Future<Output = Self::Answer> + Send;
 
-    /// Sends several requests as one; the answers are in their order.
+    /// Sends several requests in one; the replies are in their order.
     fn several(&self, requests: Vec<Self::Request>) -> impl Future<Output = Vec<Self::Answer>> + Send;
 }
 
-/// Why a request has no answer.
+/// Why a request has no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unanswered {
     /// It was not sent, and never will be.
     NotSent,
-    /// It may have been carried out, or may be yet.
+    /// It may have been carried out, or may still be.
     Unknown,
 }
 
-/// Has requests share round trips: one goes by itself while none is under way. Those that come meanwhile go together when
-/// that one is answered, or after 2 ms.
+/// Lets requests share round trips: a request is sent alone while none is in flight. Those that arrive in the meantime
+/// are sent together when that one is answered, or after 2 ms.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -102,7 +102,7 @@ struct Waiting<C: Carrier> {
     reply: oneshot::Sender<C::Answer>,
 }
 
-/// A round trip that is under way. What waits is sent when it is dropped.
+/// A round trip in flight. Dropping it sends the waiting requests.
 struct UnderWay<C: Carrier>(Arc<Shared<C>>);
 
 enum Entered<C: Carrier> {
@@ -111,7 +111,7 @@ enum Entered<C: Carrier> {
 }
 
 impl<C: Carrier> Gather<C> {
-    /// Requests that share round trips are sent by tasks of this runtime.
+    /// Creates it; requests that share round trips are sent by tasks of this runtime.
     pub fn new(carrier: C, runtime: runtime::Handle) -> Gather<C> {
         let state = State {
             waiting: VecDeque::new(),
@@ -125,8 +125,8 @@ impl<C: Carrier> Gather<C> {
         }))
     }
 
-    /// Sends a request, alone or with others, and returns the answer. The previous request of its key has to be answered, or
-    /// to be without an answer.
+    /// Sends a request, alone or with others, and returns the reply. The previous request of its key must be answered,
+    /// or have ended without a reply.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl<C: Carrier> Gather<C> {
     ///
     /// # Cancel safety
     ///
-    /// Not cancel safe: dropped, the request may have been carried out, or may be yet.
+    /// Not cancel safe: when dropped, the request may have been carried out, or may still be.
     pub async fn ask(&self, request: C::Request, deadline: Instant) -> Result<C::Answer, Unanswered> {
         let (number, answer) = match self.0.enter(request) {
             Entered::Goes(request, _under_way) => return Ok(self.0.carrier.one(request).await),
@@ -143,7 +143,7 @@ impl<C: Carrier> Gather<C> {
         match timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Err(_) if self.0.withdraw(number) => Err(Unanswered::NotSent),
-            // Also where the runtime has ended.
+            // Also if the runtime has ended.
             _ => Err(Unanswered::Unknown),
         }
     }
@@ -184,7 +184,7 @@ impl<C: Carrier> Shared<C> {
         Entered::Waits(number, answer)
     }
 
-    /// Takes a request back. Returns whether it was not sent.
+    /// Takes a request back. Returns whether it was not sent yet.
     fn withdraw(&self, number: u64) -> bool {
         let mut state = self.state.lock();
         let before = state.waiting.len();
@@ -192,7 +192,7 @@ impl<C: Carrier> Shared<C> {
         state.waiting.len() < before
     }
 
-    /// Sends what waits, if this request still does.
+    /// Sends the waiting requests, if this request still waits.
     fn send_if_waits(self: &Arc<Self>, number: u64) {
         let mut state = self.state.lock();
         if state.waiting.front().is_some_and(|first| first.number == number) {
@@ -219,7 +219,7 @@ impl<C: Carrier> Shared<C> {
 }
 
 impl<C: Carrier> State<C> {
-    /// Takes what is sent next as one.
+    /// Takes the requests to send in one next.
     fn take(&mut self, most: usize) -> Vec<Waiting<C>> {
         let mut keys: HashSet<Arc<str>> = HashSet::default();
         let (mut batch, mut left) = (Vec::new(), VecDeque::new());
@@ -253,7 +253,7 @@ impl<C: Carrier> Drop for UnderWay<C> {
 mod tests {
     use super::*;
 
-    /// Answers after 10 ms with the number of requests that were sent as one.
+    /// Replies after 10 ms with the number of requests that were sent in one.
     struct Slow {
         most: usize,
     }

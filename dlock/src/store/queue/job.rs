@@ -1,4 +1,4 @@
-//! A step on its way.
+//! A queued operation.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::send_state::SendState;
 use crate::store::StoreError;
 
-/// What is asked of a server: a request of a store, see [`StepQueue`](super::StepQueue).
+/// An operation for a server: a request of a store, see [`StepQueue`](super::StepQueue).
 ///
 /// ```
 /// use dlock::store::queue::Step;
@@ -39,18 +39,18 @@ use crate::store::StoreError;
 /// # assert_eq!(ToyStep::Release("a".into()).keys().count() + ToyStep::List.keys().count(), 1);
 /// ```
 pub trait Step: std::fmt::Debug + Send + 'static {
-    /// What the caller is told.
+    /// The reply to the caller.
     type Answer: std::fmt::Debug + Send + 'static;
 
-    /// The keys whose other steps must be done before, or come after.
+    /// Returns the keys that order it: other steps of these keys run before or after it.
     fn keys(&self) -> impl Iterator<Item = &Arc<str>>;
 
-    /// Whether it may make a grant. Without a caller such a step is not sent: the caller releases what it may have been
-    /// granted. Every other step is carried out without its caller, too.
+    /// Returns whether it may create a grant. Without a caller such a step is not sent: the caller releases what it may
+    /// have been granted. Every other step is carried out even without its caller.
     fn acquires(&self) -> bool;
 }
 
-/// A step that was taken from a [`StepQueue`](super::StepQueue), to be sent.
+/// A step that was taken from a [`StepQueue`](super::StepQueue) to be sent.
 ///
 /// ```
 /// use dlock::store::queue::{Job, Step};
@@ -64,25 +64,25 @@ pub trait Step: std::fmt::Debug + Send + 'static {
 pub struct Job<S: Step> {
     /// What is asked.
     pub step: S,
-    /// Its caller has its answer by then, whatever happens.
+    /// The caller gets a reply by then, whatever happens.
     pub deadline: Instant,
     /// How often it was sent [again](super::StepQueue::again).
     pub looks: u32,
-    /// It is sent in a statement of its own: it may be why the one of many failed.
+    /// Whether it is sent in a separate statement: it may be why a combined one failed.
     pub alone: bool,
-    /// It is sent no earlier.
+    /// The earliest time to send it.
     pub(super) not_before: Option<Instant>,
     pub(super) send_state: Arc<SendState>,
     pub(super) reply: oneshot::Sender<Result<S::Answer, StoreError>>,
 }
 
 impl<S: Step> Job<S> {
-    /// Answers the caller, if it is still there. The queue is told by [`done`](super::StepQueue::done).
+    /// Replies to the caller, if it is still there. Tell the queue with [`done`](super::StepQueue::done).
     pub fn answer(self, answer: Result<S::Answer, StoreError>) {
         let _ = self.reply.send(answer);
     }
 
-    /// Whether it is to be sent yet.
+    /// Whether it may be sent yet.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let abandoned = self.step.acquires() && self.reply.is_closed();
         self.deadline > now && !abandoned

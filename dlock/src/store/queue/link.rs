@@ -1,4 +1,4 @@
-//! One connection that is kept up, and serves a queue.
+//! A connection that serves a queue and is restored when it breaks.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use super::{Step, StepQueue};
 use crate::base::chance;
 use crate::store::{Reason, StoreError};
 
-/// Between two attempts to connect, at first and at most.
+/// The pause between two attempts to connect, initially and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// How a store connects to its server, and carries out the steps of its queue there.
+/// How a store connects to its server, and runs the steps of its queue there.
 ///
 /// ```
 /// use dlock::store::StoreError;
@@ -52,8 +52,8 @@ pub trait Connect<S: Step>: Send + Sync + 'static {
     /// Connects, in bounded time.
     fn connect(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
-    /// Serves the queue until the connection is of no use any more, and returns why; `None` when the queue has ended. It
-    /// says when steps can be sent: [`Link::is_ready`].
+    /// Serves the queue until the connection is unusable, and returns why; `None` when the queue has ended. Calls
+    /// [`Link::is_ready`] when steps can be sent.
     fn serve(
         &self,
         session: Self::Session,
@@ -61,8 +61,8 @@ pub trait Connect<S: Step>: Send + Sync + 'static {
     ) -> impl Future<Output = Option<String>> + Send;
 }
 
-/// A connection of a [`StepQueue`], or what will be one: it connects when there is something to do, and again when the
-/// connection broke. After that it reports doubts about all grants, so that their holders soon learn what became of them.
+/// A connection of a [`StepQueue`]: it connects when there is something to do, and again when the connection broke.
+/// Then it reports doubts about all grants, so that their holders soon learn their state.
 ///
 /// ```
 /// use dlock::store::queue::{Connect, Step, StepQueue};
@@ -78,13 +78,13 @@ pub trait Connect<S: Step>: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Link<S: Step> {
     queue: Arc<StepQueue<S>>,
-    /// It had a connection: grants may have been lost until there is the next.
+    /// Whether a connection broke: grants may have been lost until the next connection.
     broke: bool,
-    /// Its connection could be used.
+    /// Whether its connection was usable.
     served: bool,
     /// The next pause between two attempts.
     pause: Duration,
-    /// The trouble was told; no need to say it again until it is over.
+    /// Whether the trouble was logged already.
     told: bool,
 }
 
@@ -99,7 +99,7 @@ impl<S: Step> Link<S> {
         }
     }
 
-    /// What it serves.
+    /// Returns the queue that it serves.
     #[must_use]
     pub fn queue(&self) -> &Arc<StepQueue<S>> {
         &self.queue
@@ -121,13 +121,13 @@ impl<S: Step> Link<S> {
             let Some(trouble) = ended else { return };
             self.tell_trouble(&trouble);
             if !std::mem::take(&mut self.served) {
-                // The table is missing, say: not as fast as connections can be made.
+                // For example the table is missing: do not reconnect as fast as possible.
                 self.pause().await;
             }
         }
     }
 
-    /// Steps can be sent on the new connection.
+    /// Records that steps can be sent on the new connection.
     pub fn is_ready(&mut self) {
         *self.queue.trouble.lock() = None;
         if std::mem::take(&mut self.told) {
@@ -155,7 +155,7 @@ impl<S: Step> Link<S> {
 
     /// Tries until there is a connection; `None` when it is not needed any more.
     async fn connect<C: Connect<S>>(&mut self, connect: &C) -> Option<C::Session> {
-        // After a loss at once, so that holders learn soon what became of their grants.
+        // After a loss at once, so that holders learn soon whether their grants still exist.
         while !self.broke && !self.queue.is_wanted() {
             self.queue.woken().await;
         }

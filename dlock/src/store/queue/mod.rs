@@ -1,12 +1,13 @@
-//! The requests of a store that wait to be sent to a server, for stores on connections that answer one request after another.
+//! The requests of a store that wait to be sent to a server, for stores on connections that answer one request after
+//! another.
 //!
-//! What waits while a connection is busy goes into its next round trip. Steps of one key are sent one after the other, in the
-//! order in which they were asked for: as long as one of them has no answer, the next ones stay here. So it does not matter
-//! which connection carries which, nor how many round trips a step takes.
+//! Steps that wait while a connection is busy go into its next round trip. Steps of one key are sent one after the
+//! other, in the order in which they were queued: as long as one of them has no reply, the next ones stay here. So it
+//! does not matter which connection sends which step, nor how many round trips a step takes.
 //!
-//! A store asks its [`StepQueue`]; [`Link`] keeps a connection up that serves it. `dlock-postgres` and `dlock-mysql` are built
-//! on them. A store whose connections carry several requests at once needs no more than [`Gather`], as `dlock-etcd` and
-//! `dlock-zookeeper` do.
+//! A store queues steps in its [`StepQueue`]; a [`Link`] maintains a connection that serves it. `dlock-postgres` and
+//! `dlock-mysql` are built on them. A store whose connections carry several requests at once needs only [`Gather`], as
+//! `dlock-etcd` and `dlock-zookeeper` do.
 
 mod clock;
 mod gather;
@@ -72,7 +73,7 @@ pub struct StepQueue<S: Step> {
     address: String,
     timeout: Duration,
     state: Mutex<State<S>>,
-    /// There may be something to send, or nothing ever again.
+    /// There may be something to send, or the queue has ended.
     wake: Notify,
     doubts: DoubtSender,
     /// Why there is no connection, for messages.
@@ -82,16 +83,16 @@ pub struct StepQueue<S: Step> {
 #[derive(Debug)]
 struct State<S: Step> {
     waiting: VecDeque<Job<S>>,
-    /// The keys of the steps that are on their way.
+    /// The keys of the steps in flight.
     busy: HashSet<Arc<str>>,
-    /// Acquires without an answer, with the server's time after which they can no longer take effect.
+    /// Acquires without a reply, with the server's time after which they can no longer take effect.
     unknown: HashMap<GrantId, i64>,
     /// Connections that serve the queue.
     connected: usize,
     closed: bool,
 }
 
-/// What a connection that is free does next.
+/// What an idle connection does next.
 ///
 /// ```
 /// use dlock::store::queue::{Next, Step};
@@ -105,17 +106,18 @@ struct State<S: Step> {
 /// ```
 #[derive(Debug)]
 pub enum Next<S: Step> {
-    /// These go together; each of them is reported by [`done`](StepQueue::done), [`again`](StepQueue::again) or
+    /// Send these together; report each of them with [`done`](StepQueue::done), [`again`](StepQueue::again) or
     /// [`put_back`](StepQueue::put_back).
     Send(Vec<Job<S>>),
-    /// Nothing yet; the first step that waits for its time may be sent then.
+    /// Nothing yet; at this time the first delayed step may be sent.
     Wait(Option<Instant>),
     /// The store is gone, and everything has been sent.
     End,
 }
 
 impl<S: Step> StepQueue<S> {
-    /// An empty queue for the server of this address, which messages name, and of steps that may take this long each.
+    /// Creates an empty queue for the server at this address, which appears in messages, with this timeout for each
+    /// step.
     #[must_use]
     pub fn new(address: impl Into<String>, timeout: Duration) -> StepQueue<S> {
         StepQueue {
@@ -134,8 +136,8 @@ impl<S: Step> StepQueue<S> {
         }
     }
 
-    /// Queues a step, now and from anywhere. The future only brings the answer: within the queue's `timeout`, and
-    /// [`NotDone`](super::Outcome::NotDone) where the step was not sent by then, and never will be.
+    /// Queues a step at once, from any thread. The future only returns the reply: within the queue's `timeout`, and
+    /// [`NotDone`](super::Outcome::NotDone) if the step was not sent by then, and never will be.
     pub fn ask(self: &Arc<Self>, step: S) -> StoreFuture<S::Answer> {
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + self.timeout;
@@ -173,32 +175,32 @@ impl<S: Step> StepQueue<S> {
         self.wake.notify_one();
     }
 
-    /// How long a step may take.
+    /// Returns how long a step may take.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The server, for messages.
+    /// Returns the server's address, for messages.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Why no answer came in time, for messages.
+    /// Returns why no reply came in time, for messages.
     #[must_use]
     pub fn silence(&self) -> String {
         let trouble = self.trouble.lock().clone();
         trouble.unwrap_or_else(|| self.no_answer())
     }
 
-    /// What is said of a step whose answer did not come in time.
+    /// Returns the message for a step without a reply in time.
     #[must_use]
     pub fn no_answer(&self) -> String {
         format!("{} did not answer within {:?}", self.address, self.timeout)
     }
 
-    /// Receives doubts about grants: each time that a connection broke and there is another one.
+    /// Returns a receiver of doubts about grants: one each time that a broken connection was replaced.
     #[must_use]
     pub fn doubts(&self) -> Doubts {
         self.doubts.subscribe()
@@ -208,7 +210,7 @@ impl<S: Step> StepQueue<S> {
         self.doubts.tell(Lane::default());
     }
 
-    /// No step comes any more: connections end when everything is sent.
+    /// Closes the queue: connections end when everything is sent.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.wake.notify_one();
@@ -223,7 +225,7 @@ impl<S: Step> StepQueue<S> {
         self.wake.notified().await;
     }
 
-    /// Whether there is something that a further connection could do; the rest of what there is goes to another one.
+    /// Whether there is something that a further connection could do; another connection does the rest.
     fn is_wanted(&self) -> bool {
         let state = self.state.lock();
         if state.closed {
@@ -232,13 +234,13 @@ impl<S: Step> StepQueue<S> {
         !state.waiting.is_empty() || state.closed
     }
 
-    /// Takes the steps to send now, in the order in which they were asked for: of each key one at a time. `has_room` is
-    /// asked about each of those that may go, and counts it where it says yes.
+    /// Takes the steps to send now, in the order in which they were queued: one per key at a time. `has_room` is called
+    /// for each candidate, and counts it if it returns true.
     pub fn next(&self, now: Instant, has_room: impl FnMut(&Job<S>) -> bool) -> Next<S> {
         let mut state = self.state.lock();
         let (jobs, due) = state.take(now, has_room);
         if state.closed && state.waiting.is_empty() {
-            // The others end as well.
+            // The other connections end as well.
             self.wake.notify_one();
             if jobs.is_empty() {
                 return Next::End;
@@ -253,7 +255,7 @@ impl<S: Step> StepQueue<S> {
         Next::Send(jobs)
     }
 
-    /// A step has its answer: the next of its keys may be sent.
+    /// Reports that a step has its reply: the next of its keys may be sent.
     pub fn done(&self, step: &S) {
         let mut state = self.state.lock();
         for key in step.keys() {
@@ -264,14 +266,14 @@ impl<S: Step> StepQueue<S> {
         }
     }
 
-    /// A step was not carried out and is to be sent again after a while, before all others of its keys.
+    /// Reports that a step was not carried out and is to be sent again after a while, before all others of its keys.
     pub fn again(&self, mut job: Job<S>, after: Duration) {
         job.not_before = Some(Instant::now() + after);
         job.looks += 1;
         self.put_back(job);
     }
 
-    /// A step was not sent after all: it stays before all others of its keys.
+    /// Reports that a step was not sent after all: it stays before all others of its keys.
     pub fn put_back(&self, job: Job<S>) {
         job.send_state.take_back();
         let mut state = self.state.lock();
@@ -282,20 +284,20 @@ impl<S: Step> StepQueue<S> {
         self.wake.notify_one();
     }
 
-    /// An acquire has no answer: it may take effect until the server's clock shows this.
+    /// Reports that an acquire has no reply: it may take effect until the server's clock shows this.
     pub fn is_unknown(&self, grant: GrantId, until: i64) {
         self.state.lock().unknown.insert(grant, until);
     }
 
-    /// Until when an acquire of this id may still take effect, by the server's clock; `None` where it cannot.
+    /// Returns until when an acquire of this id may still take effect, by the server's clock; `None` if it cannot.
     #[must_use]
     pub fn unknown_until(&self, grant: GrantId) -> Option<i64> {
         self.state.lock().unknown.get(&grant).copied()
     }
 
-    /// The acquire of this id was undone.
+    /// Reports that the acquire of this id was undone.
     pub fn is_known(&self, grant: GrantId, server_now: i64) {
-        /// Ids that nobody releases are forgotten, long after they could take effect.
+        /// Ids that are never released are forgotten, long after they could take effect.
         const KEPT: usize = 1024;
         const LONG_AGO: i64 = 60_000_000;
         let mut state = self.state.lock();
@@ -314,14 +316,14 @@ impl<S: Step> StepQueue<S> {
         self.wake.notify_one();
     }
 
-    /// The server refuses connections: everything that waits fails, unless another connection serves it.
+    /// Fails all waiting steps, unless another connection serves the queue: the server refuses connections.
     fn refused(&self, error: &StoreError) {
         if self.state.lock().connected == 0 {
             self.fail_all(error);
         }
     }
 
-    /// Everything that waits fails: the server does not serve this store.
+    /// Fails all waiting steps: the server does not serve this store.
     pub fn fail_all(&self, error: &StoreError) {
         let failed = std::mem::take(&mut self.state.lock().waiting);
         for job in failed {
@@ -329,7 +331,7 @@ impl<S: Step> StepQueue<S> {
         }
     }
 
-    /// Drops what nobody waits for any more; whether the store is gone and nothing is left to send.
+    /// Drops steps without a waiting caller; returns whether the store is gone and nothing is left to send.
     fn is_ended(&self) -> bool {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -341,7 +343,7 @@ impl<S: Step> StepQueue<S> {
         ended
     }
 
-    /// Serves it by a connection until the store is gone; see [`Link`].
+    /// Serves the queue by a connection until the store is gone; see [`Link`].
     pub fn serve<C: Connect<S>>(
         self: &Arc<Self>,
         connect: Arc<C>,
@@ -352,7 +354,7 @@ impl<S: Step> StepQueue<S> {
 }
 
 impl<S: Step> State<S> {
-    /// Takes the steps that may be sent, each key once; and when the first may be that waits for its time.
+    /// Takes the steps that may be sent, one per key; also returns when the first delayed one may be sent.
     fn take(
         &mut self,
         now: Instant,
@@ -433,7 +435,7 @@ mod tests {
             .collect()
     }
 
-    /// Asks for steps whose callers wait.
+    /// Queues steps whose callers wait.
     fn ask(queue: &Queue, steps: &[&str]) -> Vec<StoreFuture<u32>> {
         steps
             .iter()

@@ -1,9 +1,9 @@
-//! Whether a step was sent, as its caller and the task that sends it agree.
+//! Whether a step was sent: shared by its caller and the task that sends it.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Whether a step was sent, agreed upon between the task that asks and the one that sends: a step that was given up before
-/// it was sent is certainly not done.
+/// Whether a step was sent, agreed upon between its caller and the task that sends it: a step that was given up before
+/// it was sent is certainly not carried out.
 ///
 /// ```
 /// use dlock::store::queue::SendState;
@@ -19,19 +19,19 @@ impl SendState {
     const SENT: u8 = 1;
     const GIVEN_UP: u8 = 2;
 
-    /// Whether it may be sent.
+    /// Marks it as sent; returns whether it may be sent.
     pub fn send(&self) -> bool {
         self.settle(Self::SENT) == Self::SENT
     }
 
-    /// It was sent and not carried out: it may be sent once more.
+    /// Records that it was sent but not carried out: it may be sent once more.
     pub fn take_back(&self) {
         let _ = self
             .0
             .compare_exchange(Self::SENT, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Whether it never will be.
+    /// Gives it up; returns whether it never will be sent.
     pub fn give_up(&self) -> bool {
         self.settle(Self::GIVEN_UP) == Self::GIVEN_UP
     }
