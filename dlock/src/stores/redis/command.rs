@@ -1,26 +1,26 @@
-//! A command as the bytes that go to the server.
+//! A command as bytes for the server.
 //!
-//! The library keeps a command as its arguments, and writes them out when it is sent. A call has some twenty arguments for
-//! each few steps, so that they are written once, here.
+//! The library keeps a command as its arguments, and serialises them when it is sent. A call has some twenty arguments
+//! for every few steps, so here they are serialised once.
 
 use std::fmt;
 
 use redis::{Cmd, RedisWrite, ToRedisArgs};
 
-/// Room for what comes before the arguments: `*`, their number and the end of the line.
+/// Space for the header: `*`, the number of arguments and the end of the line.
 const HEAD: usize = 24;
 
-/// A buffer that was larger than this is not kept.
+/// A larger buffer is not reused.
 const LARGE: usize = 64 * 1024;
 
-/// A command that is being written: first its name, then what belongs to it, one `arg` each.
+/// A command that is being written: first its name, then its arguments, one `arg` each.
 pub(super) struct Command {
     bytes: Vec<u8>,
     args: usize,
 }
 
 impl Command {
-    /// With room for so many bytes of arguments, in what is left of an earlier command.
+    /// Reserves this many bytes for arguments, in the buffer of an earlier command.
     pub(super) fn new(mut bytes: Vec<u8>, size: usize) -> Command {
         bytes.clear();
         bytes.reserve(HEAD + size);
@@ -54,7 +54,7 @@ impl Command {
     }
 }
 
-/// Arguments as they go to the server.
+/// Arguments in wire format.
 pub(super) fn written(args: &[&str]) -> Vec<u8> {
     let mut command = Command::new(Vec::new(), 0);
     for arg in args {
@@ -86,7 +86,7 @@ impl RedisWrite for Command {
     }
 }
 
-/// An argument that comes in pieces.
+/// An argument that is written in pieces.
 struct NextArg<'a> {
     command: &'a mut Command,
     bytes: Vec<u8>,
@@ -119,7 +119,7 @@ impl Packed {
         &self.bytes[self.begin..]
     }
 
-    /// What is left of it, for the next one.
+    /// Returns its buffer, for the next command.
     pub(super) fn into_room(mut self) -> Vec<u8> {
         self.bytes.clear();
         self.bytes.shrink_to(LARGE);
@@ -140,7 +140,7 @@ impl From<&Cmd> for Packed {
 mod tests {
     use super::*;
 
-    /// As the library writes the same.
+    /// The library writes the same.
     fn assert_is(command: Command, cmd: &Cmd) {
         assert_eq!(command.finish().bytes(), cmd.get_packed_command());
     }

@@ -1,4 +1,4 @@
-//! How a connection to a server that holds locks is made, and what is looked at when it stands.
+//! Connecting to a server that holds locks, and the checks of a new connection.
 
 use std::io;
 use std::sync::{Arc, Once};
@@ -20,7 +20,7 @@ use crate::store::options::MinReplicas;
 use crate::store::url::Address;
 use crate::store::{Outcome, Reason, StoreError};
 
-/// Makes connections to one server, or to whichever has its part.
+/// Makes connections to one server, or to whichever server has its role.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) access: Arc<ConnectSettings>,
@@ -30,7 +30,7 @@ pub(super) struct Connector {
     warned: Arc<Once>,
 }
 
-/// A connection that stands, on which nothing is under way.
+/// An established, idle connection.
 pub(super) struct Link {
     pub(super) stream: BoxStream,
     /// Commands that keep the login valid.
@@ -40,7 +40,7 @@ pub(super) struct Link {
 
 #[cfg(test)]
 impl Link {
-    /// On which nothing is kept valid.
+    /// Without commands that keep a login valid.
     pub(super) fn plain(stream: BoxStream) -> Link {
         Link {
             stream,
@@ -53,19 +53,19 @@ impl Link {
 /// A server that is connected.
 pub(super) struct Connected {
     pub(super) link: Link,
-    /// For what replicas have to acknowledge, where they have to.
+    /// For operations that replicas must acknowledge, if configured.
     pub(super) acknowledged: Option<Link>,
     pub(super) address: Address,
     /// The server's clock in µs, read after `asked_at`.
     pub(super) server_time: u64,
     pub(super) asked_at: Instant,
-    /// What tells the server process from one that was started anew; empty where it may not be asked.
+    /// Distinguishes the server process from a restarted one; empty if not permitted to ask.
     pub(super) run_id: String,
-    /// It is a read-only replica.
+    /// Whether it is a read-only replica.
     pub(super) is_replica: bool,
 }
 
-/// What a server says of itself.
+/// A server's facts about itself.
 struct Looked {
     run_id: String,
     is_replica: bool,
@@ -89,7 +89,7 @@ impl Connector {
         }
     }
 
-    /// A connection for notifications, which runs by itself, and where it goes to.
+    /// A connection for notifications, which runs by itself, and its address.
     pub(super) async fn open(&self) -> Result<(Open, Address), StoreError> {
         self.at_its_place(async |address| {
             let open = self.access.open(&address).await;
@@ -98,18 +98,18 @@ impl Connector {
         .await
     }
 
-    /// Connects and looks at the server.
+    /// Connects and checks the server.
     pub(super) async fn connect(&self) -> Result<Connected, StoreError> {
         self.at_its_place(async |address| self.try_connect(address).await)
             .await
     }
 
-    /// Does it at the present address.
+    /// Connects to the current address.
     async fn at_its_place<T>(
         &self,
         work: impl AsyncFnOnce(Address) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        // A sentinel has to be connected to and asked.
+        // A sentinel must be connected to and asked.
         let found = tokio::time::timeout(self.access.timeout * 4, self.endpoint.find()).await;
         let address = found.map_err(|_| self.endpoint.missing())??;
         let outcome = work(address).await;
@@ -138,7 +138,7 @@ impl Connector {
         })
     }
 
-    /// Connects, and asks all that is to be known of the server in one round trip.
+    /// Connects, and asks the server for all facts in one round trip.
     async fn look(&self, address: &Address) -> Result<Connected, StoreError> {
         let explained = |error| explain(address, error);
         let Driven {
@@ -185,7 +185,7 @@ impl Connector {
         })
     }
 
-    /// A second connection, on which replicas can be asked.
+    /// A second connection, on which replicas are waited for.
     async fn acknowledged(&self, wanted: MinReplicas, address: &Address) -> Result<Link, RedisError> {
         let Driven {
             mut connection,
@@ -194,7 +194,7 @@ impl Connector {
             mut trial,
             login,
         } = self.access.open_driven(address).await?;
-        // Answers at once how many there are.
+        // Returns at once how many there are.
         let mut wait = redis::cmd("WAIT");
         wait.arg(0).arg(1);
         let there = wait.query_async::<u32>(&mut connection);
@@ -215,7 +215,7 @@ impl Connector {
         self.link(&stream, login)
     }
 
-    /// Takes the connection over from the library: all that it has sent was answered.
+    /// Takes the connection over from the library: all its commands were answered.
     fn link(&self, stream: &Lent, login: Option<(Logins, Duration)>) -> Result<Link, RedisError> {
         let stream = stream.take_back();
         let stream = stream.ok_or_else(|| RedisError::from(io::Error::from(io::ErrorKind::NotConnected)))?;
@@ -229,8 +229,8 @@ impl Connector {
         })
     }
 
-    /// Reads what the server says of itself. Warns once of what would hurt later, and refuses a server that no
-    /// connection of this kind may go to.
+    /// Reads the server's facts. Warns once of future problems, and refuses a server that does not fit this kind of
+    /// connection.
     fn look_at_server(
         &self,
         address: &Address,
@@ -297,7 +297,7 @@ fn text(info: &Value) -> String {
     }
 }
 
-/// Whether `INFO` leaves open what the server is, where it must be a master.
+/// Whether `INFO` does not tell the server's role, although it must be a master.
 fn needs_role(info: &Value, endpoint: &Endpoint) -> bool {
     !endpoint.is_fixed() && !text(info).contains("role:")
 }
@@ -312,7 +312,7 @@ fn is_a_sentinel(address: &Address) -> StoreError {
     )
 }
 
-/// A server of a Cluster where one of its own was expected.
+/// A server of a Cluster where a single server was expected.
 pub(super) fn is_of_a_cluster(access: &ConnectSettings, address: &Address) -> StoreError {
     let url = match address {
         Address::Tcp { .. } => format!("{}://{address}", access.scheme_of_cluster()),
@@ -324,24 +324,24 @@ pub(super) fn is_of_a_cluster(access: &ConnectSettings, address: &Address) -> St
     )
 }
 
-/// What a user is told of a connection that did not come to stand.
+/// The error for a user when a connection failed.
 pub(super) fn explain(address: &Address, error: RedisError) -> StoreError {
     explain_with(address, error, "as in redis://:password@host")
 }
 
-/// The same where the password, if it is that, is to be given like this.
+/// The error when the connection failed, with a hint on how to give the password if that is the reason.
 pub(super) fn explain_with(address: &Address, error: RedisError, password: &str) -> StoreError {
     let mut explained = classify(&error);
     // Nothing of ours was sent on it.
     explained.outcome = Outcome::NotDone;
-    // What is no Redis makes the parser speak in several lines.
+    // A peer that is not Redis makes the parser fail with several lines.
     let message: Vec<_> = explained.message.split_whitespace().collect();
     explained.message = format!("{}: {}", address, message.join(" "));
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH") {
         explained.reason = Reason::Refused;
     }
     match error.kind() {
-        // No such database, say.
+        // For example, no such database.
         ErrorKind::Server(ServerErrorKind::ResponseError) => explained.reason = Reason::Refused,
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
             explained

@@ -1,8 +1,8 @@
-//! Opens the socket to a server, over whichever address of its name answers first.
+//! Opens the socket to a server, over the first address of its name that answers.
 //!
-//! A name may have several addresses, of hosts that are gone as well. An address that swallows every packet costs the
-//! others only a moment: they are tried beside it, one after the other (RFC 8305). One on which a connection led nowhere
-//! is tried last the next time.
+//! A name may have several addresses, including those of dead hosts. An address that swallows every packet delays the
+//! others only for a moment: they are tried in parallel, one after the other (RFC 8305). An address whose connection
+//! turned out to be useless is tried last the next time.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,22 +16,22 @@ use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
-/// How long an address is tried before the next one is tried beside it.
+/// How long an address is tried before the next one is tried in parallel.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// Addresses that are remembered as useless; the oldest is forgotten first.
+/// How many useless addresses are remembered; the oldest is forgotten first.
 const MANY: usize = 64;
 
-/// Opens sockets, and remembers which addresses were of no use.
+/// Opens sockets, and remembers which addresses were useless.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Dialer(Arc<Mutex<VecDeque<SocketAddr>>>);
 
-/// A connection to an address that has yet to show that it is of use: unless [`passed`](Self::passed) is called, the
-/// address is tried last from now on.
+/// A connection to an address that must still prove useful: unless [`passed`](Self::passed) is called, the address is
+/// tried last from now on.
 #[derive(Debug)]
 pub(super) struct Trial(Option<(Dialer, SocketAddr)>);
 
 impl Trial {
-    /// Of what has no other address.
+    /// For a server with a single address.
     pub(super) fn none() -> Trial {
         Trial(None)
     }
@@ -69,7 +69,7 @@ impl Dialer {
         self.0.lock().retain(|other| *other != address);
     }
 
-    /// The useless ones last, the latest of them at the end.
+    /// Sorts the useless ones to the end, the latest of them last.
     fn sorted(&self, mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let useless = self.0.lock();
         let rank = |address: &SocketAddr| useless.iter().position(|other| other == address);

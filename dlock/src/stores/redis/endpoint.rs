@@ -1,4 +1,4 @@
-//! Where the server of a connection is: at a fixed address, or wherever the master is just now.
+//! The address of a connection's server: fixed, or that of the current master.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::sentinel::Master;
 use crate::store::url::Address;
 use crate::store::{Reason, StoreError};
 
-/// Where connections go to.
+/// The target of connections.
 #[derive(Debug, Clone)]
 pub(super) enum Endpoint {
     Fixed(Fixed),
@@ -33,7 +33,7 @@ impl Endpoint {
         })
     }
 
-    /// The address to connect to now; waits until one is known, or known to be unavailable.
+    /// Returns the current address; waits until one is known, or known to be unavailable.
     pub(super) async fn find(&self) -> Result<Address, StoreError> {
         match self {
             Endpoint::Fixed(fixed) => Ok(fixed.address.clone()),
@@ -41,7 +41,7 @@ impl Endpoint {
         }
     }
 
-    /// Why there is none yet, where it takes too long.
+    /// Why there is no address yet, if it takes too long.
     pub(super) fn missing(&self) -> StoreError {
         match self {
             Endpoint::Fixed(fixed) => {
@@ -56,7 +56,7 @@ impl Endpoint {
         matches!(self, Endpoint::Fixed(_))
     }
 
-    /// Whether connections still go there.
+    /// Whether connections still go to this address.
     pub(super) fn is_at(&self, address: &Address) -> bool {
         match self {
             Endpoint::Fixed(_) => true,
@@ -64,7 +64,7 @@ impl Endpoint {
         }
     }
 
-    /// Until connections go somewhere else than there, or another server has been found at a fixed address.
+    /// Completes when the address changes, or another server was found at a fixed address.
     pub(super) async fn left(&self, address: &Address) {
         match self {
             Endpoint::Fixed(fixed) => {
@@ -77,14 +77,15 @@ impl Endpoint {
         }
     }
 
-    /// The server is not there, or not what it should be.
+    /// Reports that the server is missing, or not what it should be.
     pub(super) fn doubt(&self) {
         if let Endpoint::Master(master) = self {
             master.look();
         }
     }
 
-    /// The master at a fixed address is another server than before: connections that still stand lead elsewhere.
+    /// Reports that the master at a fixed address is another server than before: existing connections lead to the old
+    /// one.
     pub(super) fn changed(&self) {
         if let Endpoint::Fixed(fixed) = self {
             fixed.changes.send_modify(|changes| *changes += 1);

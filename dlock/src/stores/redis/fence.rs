@@ -1,13 +1,14 @@
 //! The keys of the last fencing tokens.
 //!
-//! Each prefix has one of its own, in a Cluster one in each slot: services that share a server under different prefixes
-//! spoil each other's tokens neither by accident nor on purpose, and need no right to a key that is not theirs.
+//! Each prefix has a separate key, in a Cluster one in each slot: services that share a server under different prefixes
+//! cannot disturb each other's tokens, neither by accident nor on purpose, and need no permission for each other's
+//! keys.
 
 use std::sync::Arc;
 
 use super::cluster::slot::Slot;
 
-/// What stands behind the prefix.
+/// The name after the prefix.
 const NAME: &str = "dlock:fence";
 
 /// The keys of the last fencing tokens of one prefix.
@@ -34,8 +35,8 @@ impl Fence {
     pub(super) fn in_slot(&self, slot: Slot) -> String {
         let (tag, prefix) = (slot.tag(), &self.prefix);
         let name = format!("{}:{{{tag}}}", self.name);
-        // A prefix with a tag of its own has all its keys in one slot. One that opens a tag and leaves the rest of it to
-        // each name has to stand behind the slot's.
+        // A prefix with a complete tag has all its keys in one slot. A prefix that opens a tag and leaves the rest to
+        // each name must come after the slot's tag.
         match Slot::of(&name) == slot {
             true => name,
             false => format!("{NAME}:{{{tag}}}:{prefix}"),

@@ -1,6 +1,6 @@
-//! What a refusal of the server calls for.
+//! Advice on refusals of the server.
 
-/// Tells what to do about a refusal, in words that follow the server's own; empty where those say it all.
+/// Returns what to do about a refusal, as a continuation of the server's message; empty if that says it all.
 pub(super) fn hint(message: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     if says(&["READONLY", "ReadOnly", "read only replica"]) {

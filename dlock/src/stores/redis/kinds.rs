@@ -1,4 +1,4 @@
-//! The steps of the kinds beside the plain lock: which there are, and their arguments.
+//! The steps of the other kinds of locks, and their arguments.
 
 use tokio::time::Instant;
 
@@ -9,13 +9,13 @@ use crate::store::{
     AcquireRequest, Announce, GrantId, Kind, Reason, ReleaseRequest, RenewRequest, StoreError,
 };
 
-/// A step that a kind has for itself. What it asks for is apart, so that it takes no room in the steps of others.
+/// A step of a single kind. Its arguments are stored separately, so that they take no space in other steps.
 #[derive(Debug, Clone)]
 pub(crate) enum KindStep {
     Acquire(Box<AcquireRequest>),
     Release {
         request: Box<ReleaseRequest>,
-        /// Until when the key stays taken.
+        /// Until when the key stays held.
         keep_until: Option<Instant>,
     },
     Renew(Box<RenewRequest>),
@@ -60,7 +60,7 @@ impl KindStep {
         }
     }
 
-    /// How many permits it is about, each of which is some work for the server; 1 for all other kinds.
+    /// How many permits it concerns, each of which costs the server work; 1 for all other kinds.
     pub(super) fn work(&self) -> usize {
         match self.kind() {
             Kind::Permit => self.amount().max(1) as usize,
@@ -77,7 +77,7 @@ impl KindStep {
         }
     }
 
-    /// How many bytes it adds to a call, beside what every step has.
+    /// How many bytes it adds to a call, in addition to those of every step.
     pub(super) fn weight(&self) -> usize {
         permits::weight(self.kind(), self.amount())
     }
@@ -160,20 +160,20 @@ pub(super) fn exists(kind: Kind) -> Result<(), StoreError> {
     }
 }
 
-/// The channel on which releases of a kind are told.
+/// The channel for releases of a kind.
 pub(super) fn channel(kind: Kind, key: &str, grant: GrantId) -> String {
     match kind {
         Kind::Read | Kind::Write => prefixed("redisson_rwlock", key),
         // The waiters are woken one by one.
         Kind::Fair => format!("{}:{grant}", script::channel(key)),
         Kind::Permit | Kind::Unowned => prefixed("redisson_sc", key),
-        // In braces of its own, whatever the name has.
+        // In separate braces, whatever the name has.
         Kind::Latch => format!("redisson_countdownlatch__channel__{{{key}}}"),
         Kind::Mutex | Kind::Fenced => script::channel(key),
     }
 }
 
-/// The name of the semaphore whose holders a key has by its own name.
+/// The name of the semaphore to which a key with holders belongs.
 pub(super) fn semaphore_of(held_key: &str) -> Option<&str> {
     let tag = held_key.strip_suffix(":timeout")?;
     let inner = tag.strip_prefix('{').and_then(|tag| tag.strip_suffix('}'));
@@ -185,8 +185,8 @@ mod tests {
     use super::*;
     use crate::store::AcquireRequest;
 
-    /// A copy of an acquire that is on its way may take the queue position of its waiter as well as the lock: the
-    /// releases of both count only once it cannot take effect any more.
+    /// A copy of an acquire in flight may take the queue position of its waiter as well as the lock: the releases of
+    /// both count only once it cannot take effect any more.
     #[test]
     fn acquire_takes_its_grant_and_the_position_of_its_waiter() {
         let id = |number| GrantId::from_parts(1, number);

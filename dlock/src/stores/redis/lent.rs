@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What the bytes of a connection go through: TCP, TLS or a Unix socket.
+/// The transport of a connection: TCP, TLS or a Unix socket.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
@@ -22,12 +22,12 @@ pub(super) struct Lent(Arc<Mutex<Loan>>);
 struct Loan {
     /// `None` when it was taken back.
     stream: Option<BoxStream>,
-    /// How many bytes may be read yet.
+    /// How many bytes may still be read.
     readable: usize,
 }
 
 impl Lent {
-    /// For a borrower that reads at most so many bytes; more is an error.
+    /// For a borrower that may read at most this many bytes; more is an error.
     pub(super) fn new(stream: BoxStream, readable: usize) -> Lent {
         let stream = Some(stream);
         Lent(Arc::new(Mutex::new(Loan { stream, readable })))

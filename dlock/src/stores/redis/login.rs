@@ -1,4 +1,4 @@
-//! Logging in with credentials that a function of the user gives, and staying logged in.
+//! Logging in with credentials that a function of the user returns, and staying logged in.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use tokio_util::task::AbortOnDropHandle;
 use super::node::Aside;
 use crate::store::credentials::Provider;
 
-/// How long the function may take.
+/// The timeout of the function.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The shortest time between two logins on a connection.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where the credentials of each connection come from.
+/// The source of the credentials of each connection.
 #[derive(Clone)]
 pub(super) struct Logins {
     pub(super) provider: Provider,
-    /// The user where the credentials name none.
+    /// The user if the credentials name none.
     pub(super) user: Option<String>,
 }
 
@@ -44,7 +44,7 @@ impl Session {
     }
 }
 
-/// What to log in with now.
+/// Returns the credentials to log in with now.
 pub(super) struct Login {
     user: Option<String>,
     password: String,
@@ -83,7 +83,7 @@ impl Logins {
         })
     }
 
-    /// Logs in anew on the connection before each of its logins ends, until the handle is dropped.
+    /// Logs in again on the connection before each login expires, until the handle is dropped.
     pub(super) fn keep(
         &self,
         session: Session,
@@ -96,7 +96,7 @@ impl Logins {
     }
 
     async fn keep_logged_in(self, mut session: Session, mut valid_for: Duration, timeout: Duration) {
-        // The last quarter is for when it does not succeed at once.
+        // The last quarter allows for failed attempts.
         let mut pause = valid_for * 3 / 4;
         loop {
             tokio::time::sleep(pause.max(SHORTEST_PAUSE)).await;
@@ -114,7 +114,7 @@ impl Logins {
         }
     }
 
-    /// For how long the new login is valid, if it does not stay so.
+    /// How long the new login is valid, if it expires.
     async fn renew(&self, session: &mut Session, timeout: Duration) -> Result<Option<Duration>, RedisError> {
         let login = self.fresh().await?;
         let answer = tokio::time::timeout(timeout, session.run(login.command())).await;

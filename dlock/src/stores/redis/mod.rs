@@ -1,5 +1,5 @@
-//! Locks on Redis or Valkey, with the data of Redisson's lock: on one server, on the master that sentinels name, or
-//! in a Cluster.
+//! Locks on Redis or Valkey, with the data format of Redisson's lock: on one server, on the master that sentinels name,
+//! or in a Cluster.
 
 mod cluster;
 mod command;
@@ -83,7 +83,7 @@ impl RedisStore {
         self.step_on(self.record_name(key).into(), verb)
     }
 
-    /// Notifications of a record go to the channel that is called like its key.
+    /// Subscribes to a record; its channel has the name of its key.
     pub(crate) fn watch_record(&self, key: &RecordKey) -> Watch {
         let name = self.record_name(key);
         self.servers.watch(&name.clone(), name)
@@ -113,8 +113,8 @@ impl RedisStore {
         self.step_on(self.name(key), verb)
     }
 
-    /// Who holds the locks whose keys, or those of their holders, match a pattern. `name_of` tells the name of
-    /// the lock from the key.
+    /// Lists the holders of the locks whose keys, or those of their holders, match a pattern. `name_of` extracts the
+    /// name of the lock from the key.
     async fn scan(
         &self,
         pattern: &str,
@@ -122,14 +122,14 @@ impl RedisStore {
         name_of: impl Fn(String) -> Option<String>,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
     ) -> Result<(), StoreError> {
-        // A lock that moves from one to another meanwhile may be found twice.
+        // A lock that moves between servers may be found twice.
         for node in self.servers.nodes() {
             self.scan_on(&node, pattern, of_type, &name_of, found).await?;
         }
         Ok(())
     }
 
-    /// The same on one of several servers.
+    /// Lists the holders on one of several servers.
     async fn scan_on(
         &self,
         node: &Node,
@@ -145,10 +145,10 @@ impl RedisStore {
             cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
             let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
                 .map_err(|error| StoreError::unknown(error.to_string()))?;
-            // Asked together: they travel in few calls.
+            // Requested together: they go into few calls.
             let steps: Vec<_> = names
                 .into_iter()
-                // What is not UTF-8 is no lock of ours or of Redisson's.
+                // A name that is not UTF-8 is no lock of ours or of Redisson's.
                 .filter_map(|name| String::from_utf8(name).ok())
                 .filter_map(&name_of)
                 .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
@@ -159,9 +159,9 @@ impl RedisStore {
                     Ok(Answer::Holders(all)) if all.iter().all(is_holder) => {
                         found.insert(key, all);
                     }
-                    // Other people's hashes, and locks that ended meanwhile.
+                    // Skips other applications' hashes, and locks that have ended since.
                     Ok(_) => {}
-                    // Nor what this user may not see.
+                    // Also keys that this user may not see.
                     Err(error) if matches!(error.reason, Reason::KeyTaken(_)) || error.is_refused() => {}
                     Err(error) => return Err(error),
                 }
@@ -197,7 +197,7 @@ impl Store for RedisStore {
 
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let grant = request.grant;
-        // Here and below no async block: that would keep the step twice.
+        // Here and below no async block: that would store the step twice.
         Box::pin(
             self.asked(request, None)
                 .map(move |done| granted(done?.answer, grant)),
@@ -284,7 +284,7 @@ impl Store for RedisStore {
             let locks = format!("{}*", glob_escaped(&prefix));
             let mut found = BTreeMap::new();
             self.scan(&locks, "hash", Some, &mut found).await?;
-            // Semaphores are found by their holders, whose key is called after theirs.
+            // Semaphores are found by their holders' keys, which are named after them.
             let of_holders = |name: String| {
                 Some(kinds::semaphore_of(&name)?.to_owned()).filter(|name| name.starts_with(&prefix))
             };
@@ -343,7 +343,7 @@ impl Store for RedisStore {
 
 impl Counters for RedisStore {
     fn count(self: Arc<Self>, mut request: CounterRequest) -> StoreFuture<CounterReply> {
-        // Until the last copy that goes out in that time can take no effect any more.
+        // Until the last copy that is sent in that time can take no effect any more.
         request.repeated_for += self.servers.timeout();
         let key = request.key.clone();
         let step = self.step(&key, Verb::Count(request));
@@ -386,7 +386,7 @@ impl QuorumMember for RedisStore {
     }
 }
 
-/// The answer to an acquire of this grant.
+/// Handles the reply to an acquire of this grant.
 fn granted(answer: Answer, grant: GrantId) -> Result<AcquireReply, StoreError> {
     match answer {
         Answer::Acquired { first, last } => Ok(AcquireReply::Acquired(Granted::with_tokens(first, last))),
@@ -410,7 +410,7 @@ fn granted(answer: Answer, grant: GrantId) -> Result<AcquireReply, StoreError> {
     }
 }
 
-/// Whether what was found looks like the holder of a lock, `uuid:number`, or holds permits.
+/// Whether the value looks like the holder of a lock, `uuid:number`, or holds permits.
 fn is_holder(holder: &Holder) -> bool {
     let is_permit = holder.kind == Kind::Permit;
     is_permit
@@ -420,7 +420,7 @@ fn is_holder(holder: &Holder) -> bool {
         })
 }
 
-/// `text` as a pattern that matches itself.
+/// Escapes `text` as a pattern that matches itself.
 fn glob_escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

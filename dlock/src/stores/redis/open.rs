@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Opening a store.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::store::{Lane, Reason, StoreError};
 use crate::stores::quorum::{Member, Quorum};
 
 impl RedisStore {
-    /// One server; an error when it cannot be reached now.
+    /// Opens one server; fails if it cannot be reached now.
     pub(crate) async fn on_server(
         url: ServerUrl,
         common: Common,
@@ -40,7 +40,7 @@ impl RedisStore {
         RedisStore::open(opening, common, peer, runtime).await
     }
 
-    /// The master that sentinels name; an error when none is named, or cannot be reached now.
+    /// Opens the master that sentinels name; fails if none is named, or cannot be reached now.
     pub(crate) async fn by_sentinels(
         url: SentinelUrl,
         common: Common,
@@ -57,7 +57,7 @@ impl RedisStore {
         RedisStore::open(opening, common, peer, runtime).await
     }
 
-    /// A Cluster; an error when none of the servers that are named can be reached now.
+    /// Opens a Cluster; fails if none of the named servers can be reached now.
     pub(crate) async fn in_cluster(
         url: ClusterUrl,
         common: Common,
@@ -72,7 +72,7 @@ impl RedisStore {
         RedisStore::open(opening, common, peer, runtime).await
     }
 
-    /// A member of a quorum, which need not be there now; then also what is wrong with it.
+    /// Opens a member of a quorum, which may be unreachable now; then also returns the trouble.
     async fn member(
         url: ServerUrl,
         common: Common,
@@ -123,7 +123,7 @@ impl RedisStore {
     }
 }
 
-/// A quorum of servers; an error when a majority of them cannot be reached now, or one lets us in no further.
+/// Opens a quorum of servers; fails if a majority of them cannot be reached now, or one refuses the client permanently.
 pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> Result<Quorum, Error> {
     let QuorumUrl {
         members,

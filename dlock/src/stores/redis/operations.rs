@@ -1,5 +1,5 @@
-//! The entries by which clients say who they are, on Redis or Valkey: plain keys with a TTL, and a stream for the audit
-//! log. They travel in the calls of the locks, and to the servers that have their slots.
+//! The presence entries of clients on Redis or Valkey: plain keys with a TTL, and a stream for the audit log. They use
+//! the same calls as the locks, to the servers that have their slots.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum OperationStep {
     Put {
         value: Vec<u8>,
         ttl: Duration,
-        /// The channel that is told.
+        /// The channel to notify.
         tell: Option<String>,
     },
     Get,
@@ -83,7 +83,7 @@ impl OperationStep {
 }
 
 impl RedisStore {
-    /// Takes a step on an entry and reads its answer.
+    /// Runs a step on an entry and parses its answer.
     fn entry_step<T: Send + 'static>(
         &self,
         key: String,
@@ -229,7 +229,7 @@ impl Operations for RedisStore {
         let Address::Tcp { host, port } = self.peer.as_ref()? else {
             return None;
         };
-        // Nothing is sent: the system says from which address it would be.
+        // Nothing is sent: the system tells its source address.
         let peers = (host.as_str(), *port).to_socket_addrs().ok()?;
         peers.into_iter().find_map(|peer| {
             let any: IpAddr = match peer {
@@ -243,7 +243,7 @@ impl Operations for RedisStore {
     }
 }
 
-/// The connection of a line of `CLIENT LIST`, if its name has this end.
+/// Parses the connection from a line of `CLIENT LIST`, if its name has this suffix.
 fn connection(line: &str, end: &str) -> Option<Connection> {
     let field = |name: &str| {
         let mut fields = line.split(' ').filter_map(|field| field.split_once('='));

@@ -1,4 +1,4 @@
-//! The arguments of the steps in `lua/permits.lua` and `lua/counters.lua`, and how the answers of the latter read.
+//! The arguments of the steps in `lua/permits.lua` and `lua/counters.lua`, and the answers of the latter.
 
 use super::command::Command;
 use super::script::{Answer, id, left, millis};
@@ -8,7 +8,7 @@ use crate::store::{AcquireRequest, GrantId, Kind, ReleaseRequest, RenewRequest};
 /// Bytes of a permit's id.
 const ID: usize = 16;
 
-/// How many bytes the permits of a grant take in a call.
+/// How many bytes the permits of a grant add to a call.
 pub(super) fn weight(kind: Kind, amount: u32) -> usize {
     match kind {
         Kind::Permit => ID * amount as usize,
@@ -71,7 +71,7 @@ fn ids(grant: GrantId, amount: u32) -> Vec<u8> {
     grant.permits(amount.max(1))
 }
 
-/// A step on a counter: its name, the number of its arguments, and these.
+/// A counter step: its name, the number of its arguments, and the arguments.
 pub(super) fn count(request: &CounterRequest, refuse_after: u64, cmd: &mut Command) {
     let (name, arguments) = words(request.step);
     cmd.arg("count").arg(4 + arguments.len()).arg(name);

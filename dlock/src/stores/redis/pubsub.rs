@@ -1,13 +1,13 @@
-//! The one connection by which this process hears of releases on a server.
+//! The single connection on which this process is notified of a server's releases.
 //!
-//! One subscription for each key with waiters. After each (re)subscribe all waiters look once, because a message may
-//! have been missed. While there is no connection, or where the server forbids subscriptions, waiters are told to look
-//! now and then. The waiters are kept in a hub, which the servers of a Cluster have in common.
+//! One subscription for each key with waiters. After each (re)subscribe all waiters check once, because a message may
+//! have been missed. While there is no connection, or if the server forbids subscriptions, waiters poll. The waiters
+//! are kept in a hub, which the servers of a Cluster share.
 //!
-//! In a Cluster subscriptions are sharded: a channel is with the server that has its slot, and when the slot leaves,
-//! the server ends them unasked. Such a word may come in among the answers to our own commands, which the `redis`
-//! crate then takes for each other's. So what has become of a channel is read from what the server pushes, and only
-//! refusals from the answers; each batch of commands ends with one whose own push tells that nothing of it is left.
+//! In a Cluster subscriptions are sharded: a channel belongs to the server with its slot, and when the slot leaves, the
+//! server ends the subscription with a push. Such a push may arrive among the answers to our own commands, which the
+//! `redis` crate then confuses. So the state of a channel is read from the pushes, and only refusals from the answers;
+//! each batch of commands ends with one whose push tells that the batch is complete.
 
 mod batch;
 
@@ -32,14 +32,14 @@ use crate::store::url::Address;
 
 /// How often the connection is tested while there are waiters.
 const PING: Duration = Duration::from_secs(5);
-/// A connection that was silent for so long may be dead: when the next answer is not there soon, another one is made
-/// beside it. A server that is only slow does not answer there either.
+/// A connection that was silent for this long may be dead: if the next answer does not come soon, a second connection
+/// is made. A server that is only slow does not answer there either.
 const IDLE: Duration = Duration::from_secs(1);
-/// Before the first attempt to connect again.
+/// The pause before the first attempt to reconnect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-/// How often waiters look while they get no notifications.
+/// How often waiters check while they get no notifications.
 const POLL: Duration = Duration::from_millis(250);
-/// The first and the longest time after which a server is asked again that takes no subscriptions.
+/// The first and the longest pause before a server that refuses subscriptions is asked again.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Channels in one batch.
 const MANY: usize = 500;
@@ -56,17 +56,17 @@ enum Order {
     Unsubscribe(Arc<str>),
 }
 
-/// How messages of a channel come.
+/// The delivery of a channel's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// From whichever server they are published on.
+    /// From any server on which they are published.
     Plain,
-    /// From the server that has the slot of the channel; the plain way where servers are too old for that.
+    /// From the server with the slot of the channel; the plain way if servers are too old for that.
     Sharded,
 }
 
 impl PubSub {
-    /// Connects for the first waiter; ends when the last handle is gone. Notifications go to the hub. In a Cluster it
+    /// Connects for the first waiter; ends when the last handle is gone. Notifications go to the hub. In a Cluster this
     /// is the server of this shard.
     pub(super) fn start(
         connector: Connector,
@@ -114,35 +114,35 @@ struct Actor {
     hub: Arc<Hub>,
     shard: Option<Shard>,
     orders: mpsc::UnboundedReceiver<Order>,
-    /// What is wanted here, and what has become of it.
+    /// The wanted subscriptions, and their states.
     channels: HashMap<Arc<str>, Channel>,
-    /// Those among them that are to be asked for, and some that are not any more.
+    /// Those among them that must be requested, and some that are no longer wanted.
     wanted: VecDeque<Arc<str>>,
     /// Subscriptions that are to end.
     leaving: Vec<(Arc<str>, Way)>,
-    /// Channels that the server refuses: their waiters look now and then.
+    /// Channels that the server refuses: their waiters poll.
     refused: HashSet<Arc<str>>,
     /// The server has no sharded channels.
     is_old: bool,
-    /// How many batches there were.
+    /// The number of batches so far.
     batches: u64,
-    /// When something came last on the connection.
+    /// When something last arrived on the connection.
     heard: Instant,
-    /// When a connection that was idle is doubted, unless an answer comes before.
+    /// When an idle connection is doubted, unless an answer comes before.
     doubtful_from: Option<Instant>,
-    /// The connection to go on with.
+    /// The replacement connection.
     spare: Option<(Open, Address)>,
-    /// The trouble was told; no need to say it again until it is over.
+    /// Whether the trouble was logged already.
     told: bool,
-    /// The same of a server that takes no subscriptions.
+    /// Whether it was logged that the server refuses subscriptions.
     told_refusal: bool,
-    /// After which time it is asked next whether it takes some now.
+    /// The pause before it is asked again.
     again: Duration,
-    /// When it is asked next; `None` when nothing is known against it.
+    /// When it is asked next; `None` if no refusal is known.
     not_before: Option<Instant>,
-    /// When a connection is made again that let no subscription stand.
+    /// When to reconnect after a connection on which no subscription succeeded.
     connects_at: Option<Instant>,
-    /// The channel that it was asked for again.
+    /// The channel with which it was asked again.
     probe: Option<Arc<str>>,
 }
 
@@ -154,13 +154,13 @@ struct Channel {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// To be asked for.
+    /// Must be requested.
     HandoffTerms,
     Asked,
     Stands,
-    /// Not for this user; on the next connection, perhaps.
+    /// Not permitted for this user; perhaps on the next connection.
     Forbidden,
-    /// Not here, or not now.
+    /// Not on this server, or not now.
     Away,
 }
 
@@ -178,7 +178,7 @@ impl Actor {
         }
     }
 
-    /// Enters an order into what is wanted.
+    /// Applies an order to the wanted subscriptions.
     fn note(&mut self, order: Order) {
         match order {
             Order::Subscribe(channel, way) => {
@@ -197,7 +197,7 @@ impl Actor {
         }
     }
 
-    /// Enters the orders that wait.
+    /// Applies the waiting orders.
     fn take_in(&mut self) {
         while let Ok(order) = self.orders.try_recv() {
             self.note(order);
@@ -217,7 +217,7 @@ impl Actor {
                 let trouble = match opened {
                     Ok((open, address)) => {
                         let trouble = self.serve(open, address).await?;
-                        // The server is there and let no subscription stand: it may be long before it does.
+                        // The server is there but no subscription succeeded: it may take long until one does.
                         if self.told {
                             self.put_off();
                             self.connects_at = self.not_before;
@@ -227,7 +227,7 @@ impl Actor {
                     Err(trouble) => trouble.message,
                 };
                 if !std::mem::replace(&mut self.told, true) {
-                    // A subscription stood: a connection that does not come to that is no progress.
+                    // A subscription succeeded: a connection without one is not progress.
                     pause = SHORTEST_PAUSE;
                     tracing::warn!(
                         server = %self.connector.endpoint, %trouble,
@@ -235,7 +235,7 @@ impl Actor {
                     );
                 }
             }
-            // No notifications from here on: all waiters look, now and in a while.
+            // No notifications from here on: all waiters check, now and later.
             self.take_in();
             self.hub.doubt(self.channels.keys());
             tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
@@ -250,13 +250,13 @@ impl Actor {
         }
     }
 
-    /// Asks a server that takes no subscriptions again only after a while, each time a longer one.
+    /// Asks a server that refuses subscriptions again only after a while, each time a longer one.
     fn put_off(&mut self) {
         self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + chance::fraction() / 2.0));
         self.again = (self.again * 2).min(AGAIN.1);
     }
 
-    /// This subscription stands. Where it was refused before, so may all others that were.
+    /// This subscription succeeded. If it was refused before, all other refused ones may succeed, too.
     fn is_granted(&mut self, channel: &Arc<str>) {
         let was_refused = self.probe.take_if(|probe| probe == channel).is_some();
         let was_told = std::mem::take(&mut self.told);
@@ -275,7 +275,7 @@ impl Actor {
         }
     }
 
-    /// Serves until the connection is of no use any more, and tells why.
+    /// Serves until the connection is unusable, and returns why.
     async fn serve(&mut self, open: Open, address: Address) -> Result<String, Closed> {
         let mut open = open;
         let Open {
@@ -307,7 +307,7 @@ impl Actor {
                     if let Err(trouble) = outcome {
                         return Ok(trouble.unwrap_or_else(|| self.no_answer()));
                     }
-                    // All that was pushed before.
+                    // All earlier pushes.
                     while let Ok(push) = pushes.try_recv() {
                         if !self.hear(Some(push), &mut batch) {
                             return Ok("the server closed the connection".to_owned());
@@ -352,7 +352,7 @@ impl Actor {
         }
     }
 
-    /// Nothing stands on a new connection.
+    /// Resets the subscriptions for a new connection.
     fn begin(&mut self) {
         self.take_in();
         self.leaving.clear();
@@ -373,11 +373,11 @@ impl Actor {
         }
     }
 
-    /// Sends what is to be done, if anything is. A command for each channel: the server refuses them one by one, and
-    /// several are seldom in one slot.
+    /// Sends the pending commands, if any. One command per channel: the server refuses them one by one, and several are
+    /// seldom in one slot.
     fn next_batch(&mut self, sink: &MultiplexedConnection) -> Option<Batch> {
         let (mut commands, mut asked) = (redis::pipe(), Vec::new());
-        // Those that end come first: one of them may be wanted again.
+        // Unsubscribes come first: one of the channels may be wanted again.
         let leaving = self.leaving.len().min(MANY);
         for (channel, way) in self.leaving.drain(..leaving).collect::<Vec<_>>() {
             commands.cmd(self.words(way).1).arg(&*channel);
@@ -400,7 +400,7 @@ impl Actor {
         (leaving + asked.len() > 0).then(|| self.send(commands, leaving, asked, sink))
     }
 
-    /// A batch with these commands; one without any tests the connection.
+    /// Starts a batch with these commands; one without any tests the connection.
     fn send(
         &mut self,
         commands: Pipeline,
@@ -418,7 +418,7 @@ impl Actor {
         Batch::send(commands, leaving, asked, mark, sink.clone(), deadline)
     }
 
-    /// Takes in what the server says unasked, or to whatever was asked. Whether the connection still stands.
+    /// Handles a push or an answer. Returns whether the connection is still alive.
     fn hear(&mut self, push: Option<PushInfo>, batch: &mut Option<Batch>) -> bool {
         let Some(PushInfo { kind, data }) = push.filter(|push| push.kind != PushKind::Disconnection) else {
             return false;
@@ -441,7 +441,7 @@ impl Actor {
                 self.hub.confirm(&channel);
                 self.is_granted(&channel);
             }
-            // Its slot has left: its waiters look, and the server will say where it is.
+            // Its slot has left: its waiters check, and the server will name the new one.
             (PushKind::SUnsubscribe, Some((channel, State::Stands))) => {
                 self.hub.doubt([&channel]);
                 self.want(channel);
@@ -451,13 +451,13 @@ impl Actor {
                     batch.ended(&channel);
                 }
             }
-            // What is wanted no more, or anew.
+            // No longer wanted, or wanted again.
             _ => {}
         }
         true
     }
 
-    /// A batch is over: asks again for what was neither granted nor refused, and sees to what was.
+    /// Ends a batch: requests again what was neither granted nor refused, and handles refusals.
     fn settle(&mut self, batch: Batch) -> Result<(), String> {
         for (channel, refusal) in batch.refusals() {
             if self.channels.get(&channel).map(|it| it.state) != Some(State::Asked) {
@@ -472,7 +472,7 @@ impl Actor {
     }
 
     /// A server, a proxy or the permissions of the user may forbid subscriptions, or not know the command: then waiters
-    /// poll, on a connection that stands. What is no refusal is trouble with the connection.
+    /// poll, on a live connection. Every other failure is trouble with the connection.
     fn is_refused(&mut self, channel: Arc<str>, error: &RedisError) -> Result<(), String> {
         use ServerErrorKind as S;
         match (&self.shard, error.kind()) {
@@ -519,14 +519,14 @@ impl Actor {
         }
     }
 
-    /// Has the waiters look that get no notifications, and asks again where that may be of use.
+    /// Makes waiters without notifications check, and asks again if that may help.
     fn poll(&mut self) {
         let mut may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
         for channel in std::mem::take(&mut self.refused) {
             self.hub.tell(&channel);
             match self.channels.get(&channel).map(|it| it.state) {
                 Some(State::Away) => self.want(channel),
-                // One of them tells whether the others may be asked for.
+                // One of them tells whether the others may be requested.
                 Some(State::Forbidden) if std::mem::take(&mut may_ask) => {
                     self.probe = Some(channel.clone());
                     self.want(channel);
@@ -549,7 +549,7 @@ async fn until(moment: Option<Instant>) {
     }
 }
 
-/// What comes of the attempt, if there is one.
+/// The outcome of the attempt, if there is one.
 async fn ready<F: Future + Unpin>(attempt: &mut Option<F>) -> Option<F::Output> {
     match attempt {
         Some(attempt) => Some(attempt.await),
@@ -557,7 +557,7 @@ async fn ready<F: Future + Unpin>(attempt: &mut Option<F>) -> Option<F::Output> 
     }
 }
 
-/// Until the answers to what is under way are there, see [`Batch::answered`].
+/// Waits for the answers in flight, see [`Batch::answered`].
 async fn answered(batch: &mut Option<Batch>) -> Result<(), Option<String>> {
     match batch {
         Some(batch) => batch.answered().await,

@@ -1,8 +1,8 @@
 //! Records on a Redis or Valkey server, over the connections of its locks and in the same calls.
 //!
-//! What a record looks like there, and how each step goes, stands in `lua/records.lua`. All of it uses the server's
-//! clock. Steps that were sent over a connection that broke are sent again; of a claim no copy takes effect after the
-//! time that the first one had, and a release is repeated until none can.
+//! `lua/records.lua` describes the format of a record, and each step. All times are of the server's clock. Steps sent
+//! over a connection that broke are resent; no copy of a claim takes effect after the deadline of the first one, and a
+//! release is repeated until none can.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::stores::redis::{Answer, Done, RedisStore, Response, Verb, strange};
 pub(crate) struct RedisRecords(pub(crate) Arc<RedisStore>);
 
 impl RedisRecords {
-    /// A step that only the owner may take.
+    /// A step that only the owner may run.
     fn change(
         &self,
         key: &RecordKey,

@@ -1,5 +1,5 @@
-//! Renewals: those that come together are one step, since a service may hold hundreds of thousands of locks and
-//! what each of them costs shows.
+//! Renewals: those that are requested together are one step, since a service may hold hundreds of thousands of locks
+//! and the cost of each counts.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ type Answers = Vec<Result<Renewal, StoreError>>;
 /// Renewals in one step: as many as a call carries.
 const TOGETHER: usize = 256;
 
-/// Queues these renewals now; the answers stand in their order.
+/// Queues these renewals now; the answers are in their order.
 pub(super) fn renew(
     store: Arc<RedisStore>,
     requests: Vec<RenewRequest>,
 ) -> impl Future<Output = Result<Answers, StoreError>> + Send + 'static {
-    // Those of different slots cannot go out together.
+    // Those of different slots cannot be sent together.
     let together = if store.servers.has_slots() { 1 } else { TOGETHER };
     let mut steps = Vec::new();
     let mut some: Vec<OneRenewal> = Vec::new();
@@ -80,7 +80,7 @@ enum Step<K, P> {
     },
 }
 
-/// Whether its data, while it is held, are those of the plain lock.
+/// Whether its data, while it is held, has the format of the plain lock.
 fn is_plain(request: &RenewRequest) -> bool {
     request.kind.family() == Family::Plain
 }
@@ -102,7 +102,7 @@ fn send(
     }
 }
 
-/// A step for each, so that one that is refused harms no other.
+/// A step for each, so that a refused one does not affect the others.
 async fn one_by_one(store: &RedisStore, all: &[OneRenewal], lease: Duration) -> Answers {
     let steps: Vec<_> = all
         .iter()

@@ -1,4 +1,4 @@
-//! The script of `lua/*.lua`: how it is called.
+//! The script of `lua/*.lua` and its calls.
 
 mod answer;
 mod call;
@@ -18,7 +18,7 @@ use super::fence::Fence;
 use crate::base::clock;
 use crate::store::GrantId;
 
-/// The script that all steps are in. What most calls do not need is made only where it is needed: as one function.
+/// The script with all steps. Parts that most calls do not need are created on demand, as one function.
 const TEXT: &str = concat!(
     include_str!("lua/always.lua"),
     include_str!("lua/run.lua"),
@@ -39,33 +39,33 @@ const TEXT: &str = concat!(
     include_str!("lua/rest.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
-/// How each call of the script begins.
+/// The prefix of each call of the script.
 static BY_HASH: LazyLock<Vec<u8>> = LazyLock::new(|| command::written(&["EVALSHA", STEPS.get_hash()]));
 
-/// How a script is told that a key which it uses is on another server of a Cluster.
+/// The error of a script when a key that it uses is on another server of a Cluster.
 pub(super) const NOT_LOCAL: &str = "non local key in a cluster node";
-/// How a script is told that a Cluster does not serve.
+/// The error of a script when a Cluster is down.
 pub(super) const DOWN: &str = "while the cluster is down";
 
-/// A grant's id, written into a buffer.
+/// Writes a grant's id into a buffer.
 pub(super) fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
     let begin = grant.write(buffer);
     &buffer[begin..]
 }
 
-/// The channel on which Redisson and we tell of the release of a plain lock.
+/// The channel on which Redisson and dlock announce the release of a plain lock.
 pub(super) fn channel(key: &str) -> String {
     prefixed(CHANNEL, key)
 }
 
 const CHANNEL: &str = "redisson_lock__channel";
 
-/// Whether a message tells that another process has taken the plain lock that was available.
+/// Whether a message says that another process has taken the available plain lock.
 pub(super) fn says_taken(channel: &str, message: Option<&Value>) -> bool {
     matches!(message, Some(Value::BulkString(text)) if text == b"2") && channel.starts_with(CHANNEL)
 }
 
-/// What is called like a key with something before it, as Redisson writes that.
+/// The name of a companion of a key with this prefix, as Redisson writes it.
 pub(super) fn prefixed(prefix: &str, key: &str) -> String {
     match key.contains('{') {
         true => [prefix, ":", key].concat(),
@@ -73,12 +73,12 @@ pub(super) fn prefixed(prefix: &str, key: &str) -> String {
     }
 }
 
-/// How long it is until then.
+/// The time until then.
 pub(super) fn left(until: Option<Instant>) -> Duration {
     until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()))
 }
 
-/// Whole milliseconds, never less than asked for.
+/// Whole milliseconds, rounded up.
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -87,22 +87,22 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(capped(duration).as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A time that a server takes: not nothing, and no more than a century.
+/// A time that a server accepts: not zero, and at most a century.
 fn capped(duration: Duration) -> Duration {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     duration.clamp(Duration::from_millis(1), CENTURY)
 }
 
-/// How the script is named to the server.
+/// The hash of the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     Hash,
     Text,
 }
 
-/// The call that carries these steps, each with the server time (µs) after which it refuses itself where it
-/// takes something. Acquires share the latest one. `run_id` is that of the server process, empty where it is not
-/// known. It is written into the buffer.
+/// Writes the call that carries these steps into the buffer, each with the server time (µs) after which it refuses
+/// itself if it takes something. Acquires share the latest one. `run_id` is that of the server process, empty if
+/// unknown.
 pub(super) fn call<'a>(
     by: By,
     run_id: &str,
@@ -114,8 +114,7 @@ pub(super) fn call<'a>(
     let (mut size, mut fence, mut in_cluster) = (0, Cow::Borrowed(fences.name()), false);
     for (step, refuse_after) in steps.clone() {
         if let Some(slot) = step.slot {
-            // Where the fence is not needed, a call with one step has one key, which a server that is giving the slot
-            // away still lets pass.
+            // Without the fence, a call with one step has one key, which a server that migrates the slot still accepts.
             in_cluster = true;
             if step.takes_token() {
                 fence = fences.in_slot(slot).into();
@@ -164,7 +163,7 @@ pub(super) fn call<'a>(
     cmd.finish()
 }
 
-/// Has the server keep the script, so that the first call is by hash.
+/// Loads the script into the server, so that the first call can use the hash.
 pub(super) fn load() -> Cmd {
     let mut cmd = redis::cmd("SCRIPT");
     cmd.arg("LOAD").arg(TEXT);

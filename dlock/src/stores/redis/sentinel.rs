@@ -1,8 +1,8 @@
-//! Sentinel: which server is the master now.
+//! Sentinel: finds the current master.
 //!
-//! A task for each sentinel keeps a connection to it, hears of `+switch-master` there, and asks besides. Of
-//! sentinels that disagree the one with the highest configuration epoch is right: one that was cut off from the
-//! others goes on naming a master that is none any more.
+//! A task for each sentinel keeps a connection to it, listens for `+switch-master` there, and also polls. If sentinels
+//! disagree, the one with the highest configuration epoch is right: a sentinel that was cut off from the others keeps
+//! naming a former master.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -21,18 +21,18 @@ use crate::base::chance;
 use crate::store::url::Address;
 use crate::store::{Outcome, Reason, StoreError};
 
-/// How often each sentinel is asked, whatever it tells by itself.
+/// How often each sentinel is polled, in addition to its messages.
 const POLL: Duration = Duration::from_secs(1);
-/// Between two attempts to reach a sentinel.
+/// The pause between two attempts to reach a sentinel.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// Where a master is announced.
+/// The channel on which a new master is announced.
 const SWITCH: &str = "+switch-master";
-/// How their own password is given.
+/// How to give the sentinels' own password.
 const PASSWORD: &str = "as sentinel_password";
-/// Sentinels that are asked at most.
+/// The maximum number of sentinels to ask.
 const MANY: usize = 16;
 
-/// The master of a service, as its sentinels name it. They are listened to until the last of these is gone.
+/// The master of a service, as its sentinels name it. They are listened to until the last handle is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Master {
     council: Arc<Council>,
@@ -66,7 +66,7 @@ impl Master {
         Master { council, named }
     }
 
-    /// Its address, once there is one; an error when none of the sentinels could name one so far.
+    /// Returns its address, once there is one; fails if none of the sentinels has named one so far.
     pub(super) async fn named(&self) -> Result<Address, StoreError> {
         let mut named = self.named.clone();
         let is_over =
@@ -84,7 +84,7 @@ impl Master {
         self.named.borrow().as_ref() == Some(address)
     }
 
-    /// Until it is somewhere else.
+    /// Completes when the master is somewhere else.
     pub(super) async fn left(&self, address: &Address) {
         let mut named = self.named.clone();
         let is_elsewhere = |named: &Option<Address>| named.as_ref() != Some(address);
@@ -94,21 +94,21 @@ impl Master {
         }
     }
 
-    /// After which silence the slowest of the sentinels takes the master for dead.
+    /// The longest down-after time of the sentinels.
     pub(super) fn down_after(&self) -> Option<Duration> {
         self.council.minutes.lock().down_after.values().max().copied()
     }
 
-    /// Has the sentinels asked at once.
+    /// Asks the sentinels at once.
     pub(super) fn look(&self) {
         self.council.look.notify_waiters();
     }
 
-    /// Why none is named.
+    /// Why no master is named.
     pub(super) fn missing(&self) -> StoreError {
         let minutes = self.council.minutes.lock();
         let troubles = &minutes.troubles;
-        // Not let in, or no such master: that does not pass by itself.
+        // Access refused, or no such master: that is permanent.
         let for_good = troubles.len() == minutes.known.len() && troubles.values().all(|t| !t.is_passing());
         let reason = match for_good {
             true => Reason::Refused,
@@ -141,13 +141,13 @@ impl fmt::Display for Master {
     }
 }
 
-/// What the sentinels are asked about, and what they said.
+/// The request to the sentinels, and their answers.
 #[derive(Debug)]
 struct Council {
     service: String,
     look: Notify,
     minutes: Mutex<Minutes>,
-    /// Each of them was asked, and none could name a master so far.
+    /// Whether each of them was asked, and none has named a master so far.
     hopeless: AtomicBool,
 }
 
@@ -155,21 +155,21 @@ struct Council {
 struct Minutes {
     /// Those that are listened to.
     known: BTreeSet<Address>,
-    /// What each says that can be reached: the epoch, and the master.
+    /// The answer of each reachable sentinel: the epoch, and the master.
     views: HashMap<Address, (u64, Address)>,
-    /// After which silence each takes the master for dead.
+    /// The down-after time of each.
     down_after: HashMap<Address, Duration>,
-    /// What is wrong with the others.
+    /// The trouble of the others.
     troubles: BTreeMap<Address, StoreError>,
-    /// Others that they know, for when none of the known ones can be reached.
+    /// Other sentinels that they know, in case none of the known ones can be reached.
     spares: BTreeSet<Address>,
-    /// The epoch of the master that is named.
+    /// The epoch of the current master.
     epoch: u64,
 }
 
 impl Minutes {
-    /// The master, as the latest epoch says. An epoch before the known one needs more than half of the sentinels, as
-    /// when all were set up anew.
+    /// The master by the latest epoch. An epoch before the known one needs more than half of the sentinels, as when all
+    /// were set up anew.
     fn verdict(&self) -> Option<(u64, Address)> {
         let (epoch, master) = self.views.values().max_by_key(|(epoch, _)| *epoch)?;
         let alike = self.views.values().filter(|(_, other)| other == master).count();
@@ -177,7 +177,7 @@ impl Minutes {
     }
 }
 
-/// The sentinels' side: gone with the last task that listens.
+/// The sentinels' side: dropped with the last listening task.
 struct Table {
     access: ConnectSettings,
     council: Arc<Council>,
@@ -214,7 +214,7 @@ impl Table {
         }
     }
 
-    /// Listens as long as the sentinel speaks, and tells what the trouble is then.
+    /// Listens until the connection to the sentinel fails, and returns the trouble.
     async fn attend(
         self: &Arc<Self>,
         sentinel: &Address,
@@ -242,7 +242,7 @@ impl Table {
         let Open {
             connection, pushes, ..
         } = &mut open;
-        // One that forbids it is asked often enough.
+        // If it forbids that, polling suffices.
         let subscription = async {
             let _ = connection.subscribe(SWITCH).await;
             Ok(())
@@ -251,7 +251,7 @@ impl Table {
             return trouble;
         }
         loop {
-            // Before the request, so that what happens after it is not missed.
+            // Before the request, so that nothing after it is missed.
             let look = self.council.look.notified();
             let request = self.request(sentinel, connection);
             match self.in_time(sentinel, request).await {
@@ -331,7 +331,7 @@ impl Table {
             return;
         };
         minutes.epoch = epoch;
-        // Under the lock, so that the last verdict stays.
+        // Under the mutex, so that the last decision stays.
         self.names.send_if_modified(|named| {
             if named.as_ref() == Some(&master) {
                 return false;
@@ -362,7 +362,7 @@ impl Table {
     }
 }
 
-/// Until a master was announced, or the connection is gone: then `true`.
+/// Waits until a master was announced, or the connection is gone: then returns true.
 async fn switched(pushes: &mut Pushes) -> bool {
     loop {
         match pushes.recv().await {

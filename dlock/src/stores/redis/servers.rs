@@ -1,4 +1,4 @@
-//! The servers that a store is on: one, the master that sentinels name, or a Cluster.
+//! The servers of a store: one, the master that sentinels name, or a Cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::LockKey;
 use crate::store::Hub;
 use crate::store::{Lane, Reason, StoreError, Watch};
 
-/// Carries steps, and tells of releases.
+/// Carries steps, and notifies of releases.
 #[derive(Debug)]
 pub(super) enum Servers {
-    /// One at a time has all keys.
+    /// One server at a time has all keys.
     One {
         node: Node,
         pubsub: PubSub,
@@ -28,7 +28,7 @@ pub(super) enum Servers {
 }
 
 impl Servers {
-    /// Connects to where there is one server.
+    /// Connects to a single server.
     pub(super) async fn one(
         connector: Connector,
         part: Part,
@@ -38,7 +38,7 @@ impl Servers {
         Ok(Servers::start(connector, Some(connected), part, runtime))
     }
 
-    /// The same where the server need not be there now; then also what is wrong with it.
+    /// Connects to a server that may be unreachable now; then also returns the trouble.
     pub(super) async fn one_or_later(
         connector: Connector,
         part: Part,
@@ -88,7 +88,7 @@ impl Servers {
         }
     }
 
-    /// Notifications on a channel that belongs to this key.
+    /// Subscribes to a channel that belongs to this key.
     pub(super) fn watch(&self, key: &str, channel: String) -> Watch {
         match self {
             Servers::One { pubsub, hub, .. } => {
@@ -106,7 +106,7 @@ impl Servers {
         }
     }
 
-    /// What is slow or broken together with this key.
+    /// The lane of this key: what is slow or broken together with it.
     pub(super) fn lane(&self, key: &LockKey, name: impl FnOnce(&LockKey) -> Arc<str>) -> Lane {
         match self {
             Servers::One { .. } => Lane::default(),
@@ -114,7 +114,7 @@ impl Servers {
         }
     }
 
-    /// The same with the key as the server knows it.
+    /// The lane of a key as the server knows it.
     pub(super) fn lane_of(&self, key: &str) -> Lane {
         match self {
             Servers::One { .. } => Lane::default(),
@@ -122,7 +122,7 @@ impl Servers {
         }
     }
 
-    /// The number that is the same for keys which a call may carry together.
+    /// The number that is the same for keys that one call may carry.
     pub(super) fn together(&self, key: &LockKey, name: impl FnOnce(&LockKey) -> Arc<str>) -> u32 {
         match self {
             Servers::One { .. } => 0,
@@ -130,12 +130,12 @@ impl Servers {
         }
     }
 
-    /// Whether keys are in different slots, so that no call carries any two of them.
+    /// Whether the keys are in different slots, so that no call carries any two of them.
     pub(super) fn has_slots(&self) -> bool {
         matches!(self, Servers::Cluster(_))
     }
 
-    /// What a step may take.
+    /// The timeout of a step.
     pub(super) fn timeout(&self) -> Duration {
         match self {
             Servers::One { node, .. } => node.timeout,
@@ -143,7 +143,7 @@ impl Servers {
         }
     }
 
-    /// All servers that have keys, to be asked one by one.
+    /// All servers with keys, to be asked one by one.
     pub(super) fn nodes(&self) -> Vec<Node> {
         match self {
             Servers::One { node, .. } => vec![node.clone()],
@@ -152,7 +152,7 @@ impl Servers {
     }
 }
 
-/// What is not done in a Cluster for the name that it has.
+/// Why a name is not possible in a Cluster.
 fn parted(key: &str) -> StoreError {
     let message = format!(
         "in a Cluster, what belongs to \"{key}\" would be in several hash slots, since its braces are no tag: use a name without \

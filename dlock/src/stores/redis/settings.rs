@@ -1,7 +1,7 @@
-//! How connections to servers are opened: by which name, with which rights, and what moves their bytes.
+//! How connections to servers are opened: their name, their login, and their transport.
 //!
-//! A connection takes as few round trips as it can: one for the socket, one or two for TLS, one for the login. Each of
-//! them may take as long as a step, so that a distant server can be connected to and a silent one is told soon.
+//! A connection takes as few round trips as possible: one for the socket, one or two for TLS, one for the login. Each
+//! may take as long as a step, so that a distant server can be reached and a silent one is reported soon.
 
 use std::future::Future;
 use std::io;
@@ -24,48 +24,48 @@ use crate::store::options::{MinReplicas, Tls};
 use crate::store::url::{Address, Login};
 use crate::store::{Reason, StoreError};
 
-/// The most bytes that a server sends until a connection is ready: the replies to a login and to `INFO` are some tens of
-/// KiB. The library that reads them would go on for as long as something comes.
+/// The maximum number of bytes that a server may send until a connection is ready: the replies to a login and to `INFO`
+/// are some tens of KiB. The library would keep reading for as long as data arrives.
 const MOST_AT_LOGIN: usize = 256 * 1024;
 
-/// How the servers of one store are spoken to, or its sentinels.
+/// The connection settings of a store's servers, or of its sentinels.
 pub(super) struct ConnectSettings {
     tls: bool,
     #[cfg(feature = "tls")]
     encryption: Option<Encryption>,
     dialer: Dialer,
     settings: RedisConnectionInfo,
-    /// Where credentials come from that do not stay the same.
+    /// The source of credentials that change.
     logins: Option<Logins>,
-    /// What the connections are called in the servers' lists of clients.
+    /// The name of the connections in the servers' lists of clients.
     client_name: String,
-    /// For one step, and for each round trip of connecting.
+    /// The timeout of one step, and of each round trip of connecting.
     pub(super) timeout: Duration,
-    /// The replicas that must acknowledge what was acquired or renewed.
+    /// The replicas that must acknowledge acquires and renewals.
     pub(super) replicas: Option<MinReplicas>,
-    /// Requests that fit into a connection before it has sent any.
+    /// The buffer of a connection before it has sent anything, in requests.
     buffer: Option<usize>,
 }
 
-/// What the server sends on a connection without being asked.
+/// Pushes of the server.
 pub(super) type Pushes = mpsc::UnboundedReceiver<PushInfo>;
 
-/// What moves the bytes of a connection; over when the connection is.
+/// Drives the I/O of a connection; completes when the connection ends.
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A connection by our name, which moves while its driver is polled.
+/// A named connection that makes progress while its driver is polled.
 pub(super) struct Driven {
     pub(super) connection: MultiplexedConnection,
     pub(super) driver: Driver,
-    /// What it moves on.
+    /// Its transport.
     pub(super) stream: Lent,
-    /// Of its address.
+    /// Marks the address as useful.
     pub(super) trial: Trial,
-    /// What keeps the login valid, if it does not stay so, and for how long it is.
+    /// Keeps the login valid, if it expires, with its validity.
     pub(super) login: Option<(Logins, Duration)>,
 }
 
-/// A connection by our name that runs by itself.
+/// A named connection that runs by itself.
 pub(super) struct Open {
     pub(super) connection: MultiplexedConnection,
     pub(super) pushes: Pushes,
@@ -89,11 +89,11 @@ impl ConnectSettings {
         }
         #[cfg(feature = "tls")]
         let encryption = login.tls.then(|| Encryption::new(certificates)).transpose();
-        // RESP3, for its notice of a connection that closes while nothing is sent.
+        // RESP3, to learn that a connection closes while nothing is sent.
         let mut settings = RedisConnectionInfo::default()
             .set_db(login.database)
             .set_protocol(ProtocolVersion::RESP3);
-        // A user without a password is still to be that user, and not the default one.
+        // A user without a password must still be that user, not the default one.
         let password = login
             .password
             .or_else(|| login.user.as_ref().map(|_| String::new()));
@@ -117,7 +117,7 @@ impl ConnectSettings {
         })
     }
 
-    /// With room for so many requests in a connection.
+    /// Sets how many requests the connection buffers.
     pub(super) fn with_buffer(mut self, requests: usize) -> ConnectSettings {
         self.buffer = Some(requests);
         self
@@ -136,12 +136,12 @@ impl ConnectSettings {
         self
     }
 
-    /// What a step may take, which may have to stand behind others for which replicas are asked.
+    /// The timeout of a step, which may have to wait behind others that wait for replicas.
     pub(super) fn patience(&self) -> Duration {
         self.timeout + self.replicas.map_or(Duration::ZERO, |replicas| replicas.within)
     }
 
-    /// How the URL of a Cluster begins that is spoken to like this.
+    /// The URL prefix of a Cluster with these settings.
     pub(super) fn scheme_of_cluster(&self) -> &'static str {
         match self.tls {
             true => "rediss+cluster",
@@ -234,7 +234,7 @@ impl ConnectSettings {
         }
     }
 
-    /// Does what takes one round trip.
+    /// Runs an operation of one round trip.
     pub(super) async fn in_time<T, E: Into<RedisError>>(
         &self,
         work: impl Future<Output = Result<T, E>>,
@@ -249,8 +249,8 @@ impl ConnectSettings {
     }
 }
 
-/// A driver that may be polled again when it is over: the last reply of the server, before it closed the connection,
-/// still has to be read, and the next to drive it learns of the end.
+/// A driver that may be polled again after its end: the last reply of the server, before it closed the connection, must
+/// still be read, and the next poll reports the end.
 fn lasting(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
     let mut driver = Some(Box::pin(driver));
     Box::pin(std::future::poll_fn(move |cx| {
@@ -262,8 +262,7 @@ fn lasting(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
     }))
 }
 
-/// Does `work` on a connection that has no task of its own. When the connection ends, so does the work, with
-/// an error.
+/// Runs `work` on a connection without a task. When the connection ends, `work` ends with an error.
 pub(super) async fn driven<T>(
     driver: &mut Driver,
     work: impl Future<Output = Result<T, RedisError>>,
@@ -286,10 +285,10 @@ mod tests {
     async fn end_of_a_connection_is_seen_by_each_of_its_drivers_in_turn() {
         let (answer, answered) = tokio::sync::oneshot::channel();
         let mut driver = lasting(async move { answer.send(7).unwrap() });
-        // The last answer comes together with the end.
+        // The last answer arrives together with the end.
         let work = async move { Ok(answered.await.unwrap()) };
         assert_eq!(driven(&mut driver, work).await.unwrap(), 7);
-        // What begins after that is driven too, and a look for the end finds it.
+        // Later work polls the driver too, and a check for the end finds it.
         let work = async {
             tokio::time::sleep(Duration::from_millis(1)).await;
             Ok(8)

@@ -13,12 +13,12 @@ use tokio_rustls::client::TlsStream;
 
 use crate::store::options::Tls;
 
-/// What encrypted connections are opened with.
+/// The configuration of encrypted connections.
 #[derive(Clone)]
 pub(super) struct Encryption(TlsConnector);
 
 impl Encryption {
-    /// With these certificates; an error in words where they are none.
+    /// Creates it with these certificates; fails with a message if they are invalid.
     pub(super) fn new(tls: &Tls) -> Result<Encryption, String> {
         let mut roots = RootCertStore::empty();
         match &tls.root {
@@ -36,7 +36,7 @@ impl Encryption {
                 roots.add_parsable_certificates(found.certs);
             }
         }
-        // The provider of the program, if it chose one.
+        // The program's crypto provider, if it chose one.
         let ring = || Arc::new(rustls::crypto::ring::default_provider());
         let provider = CryptoProvider::get_default().cloned().unwrap_or_else(ring);
         let config = ClientConfig::builder_with_provider(provider)

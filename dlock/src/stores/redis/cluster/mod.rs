@@ -1,11 +1,11 @@
 //! A Cluster: each step goes to the server that has the slot of its key.
 //!
-//! There is a [`Node`] for each master, with a send queue and a connection of its own, so that a shard that is down
-//! delays no lock of another. The slots are learned from the servers: when the client starts, from redirections, and by
-//! asking (`topology`). Steps that a server sends elsewhere keep their order, see `node/slot_migration.rs`.
+//! There is a [`Node`] for each master, with its own send queue and connection, so that a shard that is down delays no
+//! lock of another. The client learns the slots from the servers: at start, from redirections, and by asking
+//! (`topology`). Steps that a server redirects keep their order, see `node/slot_migration.rs`.
 //!
-//! Subscriptions to the releases of a key are with the master of its slot, on the sharded channel of that slot, and go
-//! along when the slot moves.
+//! The master of a key's slot serves subscriptions to its releases, on the sharded channel of that slot; they move
+//! along with the slot.
 
 mod shard;
 pub(super) mod slot;
@@ -38,28 +38,28 @@ pub(super) struct Cluster {
     access: Arc<ConnectSettings>,
     seeds: Vec<Address>,
     runtime: runtime::Handle,
-    /// What the nodes have in common.
+    /// The data that the nodes share.
     part: Part,
     map: RwLock<Map>,
     hub: Arc<Hub>,
-    /// The channels that are listened for, with their slots and where the subscription is.
+    /// The channels with listeners, with their slots and the server of the subscription.
     channels: Mutex<HashMap<Arc<str>, (Slot, Lane)>>,
-    /// The slots are to be asked for.
+    /// Asks for the slots.
     wanted: Arc<Notify>,
 }
 
 /// The servers, by slot.
 struct Map {
-    /// Of each slot the lane of its master.
+    /// For each slot the lane of its master.
     owners: Vec<Lane>,
     /// The same as it was when the servers were last asked.
     settled: Vec<Lane>,
-    /// The masters; their number is their lane, and is never given again.
+    /// The masters; their number is their lane, and is never reused.
     members: BTreeMap<Lane, Member>,
     next: u32,
-    /// How new what is known is.
+    /// The epoch of the known slots.
     epoch: u64,
-    /// Those that were no masters of slots when the servers were last asked.
+    /// Servers that were not masters of slots when the servers were last asked.
     replicas: Vec<Address>,
 }
 
@@ -67,7 +67,7 @@ struct Member {
     address: Address,
     node: Node,
     pubsub: PubSub,
-    /// It has slots, or had some.
+    /// Whether it has slots, or had some.
     served: bool,
 }
 
@@ -85,7 +85,7 @@ impl Map {
         found.map(|(lane, _)| *lane)
     }
 
-    /// Has the slots go to another member: steps too, in their order.
+    /// Moves the slots to another member, with their steps in order.
     fn give(&mut self, slots: Vec<Slot>, from: Lane, to: Lane) {
         for slot in &slots {
             self.owners[slot.index()] = to;
@@ -100,7 +100,7 @@ impl Map {
 impl Cluster {
     /// Asks the seeds for the slots.
     ///
-    /// Fails when none of them can tell within the timeout.
+    /// Fails if none of them can tell within the timeout.
     pub(super) async fn connect(
         access: ConnectSettings,
         seeds: Vec<Address>,
@@ -140,11 +140,11 @@ impl Cluster {
     pub(super) fn queue(&self, call: Call) -> Queued {
         let map = self.map.read();
         let lane = call.slot.map_or(Lane::default(), |slot| map.owner(slot));
-        // Under the lock: once a slot has moved, nothing more of it is queued where it was.
+        // Under the mutex: once a slot has moved, none of its steps is queued at the old server.
         map.member(lane).node.queue(call)
     }
 
-    /// What a step may take.
+    /// The timeout of a step.
     pub(super) fn timeout(&self) -> Duration {
         self.access.patience()
     }
@@ -154,13 +154,13 @@ impl Cluster {
         self.map.read().owner(slot)
     }
 
-    /// All masters, to be asked one by one.
+    /// Returns all masters, to be asked one by one.
     pub(super) fn nodes(&self) -> Vec<Node> {
         let map = self.map.read();
         map.members.values().map(|member| member.node.clone()).collect()
     }
 
-    /// Notifications on a channel that belongs to a key of this slot.
+    /// Subscribes to a channel that belongs to a key of this slot.
     pub(super) fn watch(self: &Arc<Self>, slot: Slot, channel: String) -> Watch {
         let (begin, end) = (self.clone(), Arc::downgrade(self));
         self.hub.listen(
@@ -185,7 +185,7 @@ impl Cluster {
         )
     }
 
-    /// Has subscriptions go where their slots are.
+    /// Moves subscriptions to the servers of their slots.
     fn move_channels(&self) {
         let mut moved = Vec::new();
         let mut channels = self.channels.lock();
@@ -203,20 +203,20 @@ impl Cluster {
             }
         }
         drop((channels, map));
-        // Between the two a message may be missed: the waiters look once more when the new subscription stands.
+        // A message may be missed in between: the waiters check once more when the new subscription is confirmed.
         self.hub.doubt(&moved);
     }
 
-    /// The slots should be asked for: something is not as it was.
+    /// Asks for the slots: something has changed.
     pub(super) fn look(&self) {
         self.wanted.notify_one();
     }
 
-    /// A server says that a slot is elsewhere: these steps go there.
+    /// Handles the redirection of a slot: these steps go to the named server.
     pub(super) fn moved(&self, by: Lane, slot: Slot, to: &str, steps: Vec<Step>) {
         let mut map = self.map.write();
         let asked = map.members.get(&by).map(|member| member.address.clone());
-        // Of others only the owner's word counts: the steps of all others go to it.
+        // Only the owner's redirection changes the map: the steps of all others go to the owner.
         if map.owner(slot) == by
             && let Some(address) = slot_map::redirect(to, asked.as_ref())
         {
@@ -232,7 +232,7 @@ impl Cluster {
         self.look();
     }
 
-    /// A server says that the keys of these steps have gone ahead of their slot.
+    /// Handles a server's reply that the keys of these steps have moved ahead of their slot.
     pub(super) fn ask_at(&self, by: Lane, to: &str, steps: Vec<Step>) {
         let mut map = self.map.write();
         let asked = map.members.get(&by).map(|member| member.address.clone());
@@ -249,7 +249,7 @@ impl Cluster {
         }
     }
 
-    /// Passes steps on to where their slots are.
+    /// Passes steps on to the servers of their slots.
     pub(super) fn reroute(&self, steps: Vec<Step>) {
         let map = self.map.read();
         for step in steps {
@@ -258,7 +258,7 @@ impl Cluster {
         }
     }
 
-    /// The member at an address, from now on one if it was not.
+    /// Returns the member at an address, created if needed.
     fn member_at(&self, map: &mut Map, address: &Address) -> Lane {
         if let Some(lane) = map.find(address) {
             return lane;
@@ -283,18 +283,18 @@ impl Cluster {
         lane
     }
 
-    /// Takes over what a server says of the slots, unless that is older than what is known. Whether anything is
-    /// new in it.
+    /// Adopts a server's view of the slots, unless it is older than the known one. Returns whether anything is new in
+    /// it.
     fn learn(&self, slot_map: &SlotMap) -> bool {
         !self.is_behind(slot_map) && self.adopt(slot_map)
     }
 
-    /// Whether the view is older than what is known, or of a Cluster that was set up anew.
+    /// Whether the view is older than the known one, or of a Cluster that was set up anew.
     fn is_behind(&self, slot_map: &SlotMap) -> bool {
         slot_map.epoch < self.map.read().epoch
     }
 
-    /// Takes over what a server says of the slots. Whether anything is new in it.
+    /// Adopts a server's view of the slots. Returns whether anything is new in it.
     fn adopt(&self, slot_map: &SlotMap) -> bool {
         let mut map = self.map.write();
         map.epoch = slot_map.epoch;
@@ -327,7 +327,7 @@ impl Cluster {
         map.settled = map.owners.clone();
         drop(map);
         self.move_channels();
-        // Only now, since the subscriptions that they had have gone to others.
+        // Only now, since their subscriptions have moved to other servers.
         for member in gone.into_values() {
             tracing::info!(server = %member.address, "a server of the cluster has no slots any more");
             member.node.retire();
@@ -340,7 +340,7 @@ impl Cluster {
 }
 
 impl Map {
-    /// Lets go of those that are no masters any more.
+    /// Drops members that are no longer masters.
     fn dismiss(&mut self, slot_map: &SlotMap) -> BTreeMap<Lane, Member> {
         let owners: HashSet<Lane> = self.owners.iter().copied().collect();
         let (stay, gone) = std::mem::take(&mut self.members)
@@ -349,14 +349,14 @@ impl Map {
                 let is_replica = self.replicas.contains(&member.address);
                 owners.contains(lane)
                 || slot_map.shards.contains_key(&member.address)
-                // One that slots are just moving to.
+                // A server to which slots are just moving.
                 || !(member.served || is_replica)
             });
         self.members = stay;
         gone
     }
 
-    /// Those that have taken over from others: what was held there has to be confirmed.
+    /// Reports the masters that have taken over from others: their holds must be confirmed.
     fn successors(&self, gone: &BTreeMap<Lane, Member>) -> HashSet<Lane> {
         let now_and_then = self.owners.iter().zip(&self.settled);
         let taken_over = now_and_then.filter(|(_, then)| gone.contains_key(then));
@@ -364,8 +364,8 @@ impl Map {
     }
 }
 
-/// How notifications of a key in this slot come on a channel. Those whose braces are not where its own are have other
-/// slots, maybe on another server; the scripts publish there the plain way.
+/// How notifications of a key in this slot come on a channel. If the braces of the channel differ from the key's, it
+/// has another slot, maybe on another server; the scripts publish there with plain PUBLISH.
 fn way(channel: &str, slot: Slot) -> Way {
     match Slot::of(channel) == slot {
         true => Way::Sharded,

@@ -12,11 +12,10 @@ use super::Cluster;
 use super::slot::Slot;
 use crate::store::Lane;
 
-/// How soon the same slot may be said to be elsewhere again before that is doubted: two servers may each name the
-/// other for a while.
+/// How soon a second redirection of the same slot is doubted: two servers may each name the other for a while.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// Where a server stands in its Cluster.
+/// The position of a server in its Cluster.
 pub(in super::super) struct Shard {
     cluster: Weak<Cluster>,
     lane: Lane,
@@ -33,7 +32,7 @@ impl Shard {
         }
     }
 
-    /// The server has refused a subscription: it goes where the server says, or the slots are asked for.
+    /// Handles a refused subscription: it goes to the server that the reply names, or the slots are asked for.
     pub(in super::super) fn refused(&self, error: &RedisError) {
         let Some(cluster) = self.cluster.upgrade() else {
             return;
@@ -45,7 +44,7 @@ impl Shard {
         }
     }
 
-    /// Whether it is the first time for a while that this slot leaves.
+    /// Whether it is the first redirection of this slot for a while.
     fn has_left(&self, slot: Slot) -> bool {
         let now = Instant::now();
         let mut left = self.left.lock();

@@ -1,4 +1,4 @@
-//! The hash slots of a Cluster: which one a key is in, and a key of ours in each of them.
+//! The hash slots of a Cluster: the slot of a key, and a key of ours in each slot.
 
 use std::sync::LazyLock;
 
@@ -12,13 +12,13 @@ pub(crate) const SLOTS: u16 = 16_384;
 pub(crate) struct Slot(u16);
 
 impl Slot {
-    /// Where a key is: by what stands between its first `{` and the next `}`, if that is anything.
+    /// The hashed part of a key: the text between its first `{` and the next `}`, if it is not empty.
     pub(crate) fn of(key: &str) -> Slot {
         let hashed = tag(key).unwrap_or(key);
         Slot(crc16(hashed.as_bytes()) % SLOTS)
     }
 
-    /// Whether the keys that stand beside this one, as Redisson calls them, are in its slot: not where its braces are no tag.
+    /// Whether the companion keys of this one, as Redisson names them, are in its slot: not if its braces are no tag.
     pub(crate) fn has_companions_of(key: &str) -> bool {
         !key.contains(['{', '}']) || tag(key).is_some()
     }
@@ -29,13 +29,13 @@ impl Slot {
         (number < SLOTS).then_some(Slot(number))
     }
 
-    /// Which slot an error of a server says is elsewhere, and where.
+    /// Parses a redirection: the slot, and its server.
     pub(crate) fn redirected(error: &RedisError) -> Option<(&str, Slot)> {
         let (to, slot) = error.redirect_node()?;
         Some((to, Slot::numbered(slot.into())?))
     }
 
-    /// From this one to that one.
+    /// The inclusive range.
     pub(crate) fn to(self, last: Slot) -> impl Iterator<Item = Slot> {
         (self.0..=last.0).map(Slot)
     }
@@ -48,20 +48,20 @@ impl Slot {
         usize::from(self.0)
     }
 
-    /// A number whose digits are in this slot: the smallest one.
+    /// The smallest number whose digits are in this slot.
     pub(crate) fn tag(self) -> u32 {
         TAGS[self.index()]
     }
 }
 
-/// What stands between the first `{` and the next `}`, if that is anything.
+/// The text between the first `{` and the next `}`, if it is not empty.
 fn tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
     (!tag.is_empty()).then_some(tag)
 }
 
-/// For each slot the smallest number whose digits are in it. All clients of a cluster have to know the same one.
+/// For each slot the smallest number whose digits are in it. All clients of a cluster must compute the same one.
 static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     const NONE: u32 = u32::MAX;
     let mut tags = vec![NONE; usize::from(SLOTS)];
@@ -80,7 +80,7 @@ static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     tags
 });
 
-/// CRC-16 as XMODEM has it.
+/// CRC-16, XMODEM variant.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc: u16, byte| {
         (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)]
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn keys_are_where_the_servers_have_them() {
-        // By CLUSTER KEYSLOT.
+        // Values from CLUSTER KEYSLOT.
         for (key, slot) in [
             ("", 0),
             ("foo", 12182),

@@ -1,4 +1,4 @@
-//! What a server of a Cluster says of the slots: which servers have them, and how new that is.
+//! A Cluster server's view of the slots: which servers have them, and the age of the view.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use crate::store::url::Address;
 /// The slots as a server sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SlotMap {
-    /// It grows with every change that the cluster agrees on.
+    /// Grows with every change that the cluster agrees on.
     pub(super) epoch: u64,
-    /// The masters that have slots, and what else there is of each shard.
+    /// The masters with slots, and the replicas of each shard.
     pub(super) shards: BTreeMap<Address, Shard>,
 }
 
 /// A master's slots and its replicas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Shard {
-    /// From the first to the last of each range.
+    /// Inclusive ranges.
     pub(super) ranges: Vec<(Slot, Slot)>,
     pub(super) replicas: Vec<Address>,
 }
@@ -31,8 +31,8 @@ impl Shard {
 }
 
 impl SlotMap {
-    /// Reads the answers to `CLUSTER SLOTS`, and to `CLUSTER INFO` where that may be asked, of the server at
-    /// `asked`. `None` where it says nothing of any slot.
+    /// Parses the replies to `CLUSTER SLOTS`, and to `CLUSTER INFO` if permitted, of the server at `asked`. `None` if
+    /// it knows no slot.
     pub(super) fn read(slots: &Value, info: Option<&str>, asked: &Address) -> Option<SlotMap> {
         let Value::Array(ranges) = slots else { return None };
         let mut shards = BTreeMap::<Address, Shard>::new();
@@ -65,8 +65,7 @@ impl SlotMap {
         })
     }
 
-    /// Whether more than half of its masters are of the same opinion, by what they answered, and none of them knows of a
-    /// later epoch.
+    /// Whether more than half of its masters agree, by their replies, and none of them knows a later epoch.
     pub(super) fn confirmed_by(&self, answers: &[SlotMap]) -> bool {
         let is_alike = |other: &&SlotMap| self.masters().eq(other.masters());
         let alike = answers.iter().filter(is_alike).count();
@@ -93,8 +92,8 @@ fn slot(value: &Value) -> Option<Slot> {
     }
 }
 
-/// Where a server is: `[host, port, id, [more names]]`. A server that does not know its own name says nothing, and
-/// is where it was asked.
+/// Parses a server's address: `[host, port, id, [more names]]`. A server that does not know its own name omits it, and
+/// is at the address where it was asked.
 fn address(server: &Value, asked: &Address) -> Option<Address> {
     let Value::Array(parts) = server else { return None };
     let [host, Value::Int(port), more @ ..] = &parts[..] else {
@@ -105,7 +104,7 @@ fn address(server: &Value, asked: &Address) -> Option<Address> {
             Address::Tcp { host, .. } => host.clone(),
             Address::Unix(_) => return None,
         },
-        // It is to be known by a name that it was not given.
+        // It has a preferred name that it was not given.
         "?" => more.get(1).and_then(ip)?.to_owned(),
         host => host.to_owned(),
     };
@@ -136,8 +135,8 @@ fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// The address in `MOVED` and `ASK`: an IPv6 address stands there without brackets, and a server that does not know
-/// its own name gives only its port.
+/// Parses the address in `MOVED` and `ASK`: an IPv6 address has no brackets there, and a server that does not know its
+/// own name gives only its port.
 pub(super) fn redirect(to: &str, asked: Option<&Address>) -> Option<Address> {
     let (host, port) = to.rsplit_once(':')?;
     let host = match (host, asked) {
@@ -241,7 +240,7 @@ mod tests {
         let new = slot_map(3, [1, 2, 3]);
         assert!(new.confirmed_by(&[new.clone(), new.clone()]));
         assert!(!new.confirmed_by(std::slice::from_ref(&new)));
-        // One that was cut off sees the others as they were, and the others know better.
+        // A server that was cut off has an old view, and the others know better.
         let known = slot_map(9, [1, 2, 4]);
         assert!(!new.confirmed_by(&[new.clone(), new.clone(), known]));
         let other = slot_map(3, [1, 2, 4]);

@@ -1,4 +1,4 @@
-//! Keeps the map of the slots: asks servers for it when something is not as it was, and now and then.
+//! Maintains the slot map: asks servers when something has changed, and periodically.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -18,13 +18,13 @@ use crate::stores::redis::connect::explain;
 use crate::stores::redis::node::Node;
 use crate::stores::redis::settings::ConnectSettings;
 
-/// How often the slots are asked for when nothing is amiss.
+/// How often to ask for the slots when all is well.
 const PERIOD: Duration = Duration::from_secs(5);
-/// The shortest and the longest time between two requests while something is amiss.
+/// The shortest and the longest time between two requests during trouble.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// Servers that are asked together.
+/// How many servers are asked together.
 const SOME: usize = 3;
-/// For how long the others are waited for when one has answered: it may be behind.
+/// How long to wait for the others when one has answered: it may be behind.
 const OTHERS: Duration = Duration::from_millis(50);
 
 /// Asks for as long as there is a cluster.
@@ -72,14 +72,14 @@ async fn ask(cluster: &Cluster) -> Result<SlotMap, StoreError> {
     if let Ok(slot_map) = known {
         return Ok(slot_map);
     }
-    // Servers that were not asked yet may know which one has taken over.
+    // Servers that were not asked yet may know the new master.
     chance::shuffle(&mut others);
     others.truncate(SOME);
     newest(others.iter().map(|address| of_stranger(&cluster.access, address))).await
 }
 
-/// A view that is older than what is known counts only when the Cluster was set up anew: more than half of the masters
-/// that it names say the same, and none of them knows more. A server that was cut off from the others finds no such
+/// A view that is older than the known one counts only if the Cluster was set up anew: more than half of the masters
+/// that it names agree, and none of them knows a later epoch. A server that was cut off from the others finds no such
 /// majority.
 async fn confirmed(cluster: &Cluster, slot_map: SlotMap) -> Option<SlotMap> {
     let nodes: Vec<_> = {
@@ -108,12 +108,12 @@ async fn confirmed(cluster: &Cluster, slot_map: SlotMap) -> Option<SlotMap> {
     verdict.then_some(slot_map)
 }
 
-/// The first view, from those that the user has named.
+/// The first view, from the servers in the URL.
 pub(super) async fn first_view(access: &ConnectSettings, seeds: &[Address]) -> Result<SlotMap, StoreError> {
     newest(seeds.iter().map(|seed| of_stranger(access, seed))).await
 }
 
-/// The newest of those that come soon.
+/// The newest of the views that arrive soon.
 async fn newest<F>(views: impl Iterator<Item = F>) -> Result<SlotMap, StoreError>
 where
     F: Future<Output = Result<SlotMap, StoreError>>,
@@ -144,7 +144,7 @@ where
     Ok(best)
 }
 
-/// None of them knows.
+/// None of them knows the slots.
 fn none(troubles: Vec<StoreError>) -> StoreError {
     let reason = troubles.iter().find(|trouble| !trouble.is_passing());
     let reason = reason.map_or(Reason::Unreachable, |trouble| trouble.reason.clone());
@@ -167,13 +167,13 @@ fn info() -> Cmd {
     cmd
 }
 
-/// Asks a server that there is a connection to.
+/// Asks a server over its connection.
 async fn of_node(address: &Address, node: &Node) -> Result<SlotMap, StoreError> {
     let (slots, info) = futures_util::future::join(node.plain(slots()), node.plain(info())).await;
     read(&slots?, info.ok(), address)
 }
 
-/// Asks a server that there is no connection to.
+/// Asks a server over a new connection.
 async fn of_stranger(access: &ConnectSettings, address: &Address) -> Result<SlotMap, StoreError> {
     let explained = |error: RedisError| {
         let mut explained = explain(address, error);

@@ -1,15 +1,15 @@
-//! The checks of what a server told: decisions only.
+//! The checks of a server's facts: decisions only.
 
 use std::time::Duration;
 
 use super::facts::{Facts, Info, Seen};
 use crate::store::doctor::{ClockReading, Durability, Finding};
 
-/// What is known of the server besides.
+/// What else is known about the server.
 pub(super) struct Context {
     pub(super) timeout: Duration,
     pub(super) min_replicas: Option<u32>,
-    /// Another server takes over where this one fails.
+    /// Whether another server takes over if this one fails.
     pub(super) fails_over: bool,
     pub(super) in_cluster: bool,
 }
@@ -22,7 +22,7 @@ fn hidden(check: &'static str, why: &str, grant: &str) -> Finding {
     )
 }
 
-/// All checks of what a server told, and what a restart leaves.
+/// All checks of a server's facts, and what is left after a restart.
 pub(super) fn all(facts: &Facts, context: &Context) -> (Vec<Finding>, Durability) {
     let (persistence, durability) = persistence(facts);
     let mut findings = vec![
@@ -243,7 +243,7 @@ fn writes(facts: &Facts) -> Finding {
     )
 }
 
-/// The server tells how many replicas are good only where it wants some: at least one, where it does not tell how many.
+/// The server reports the number of good replicas only if it requires some: at least one, if the number is missing.
 fn min_replicas_to_write(facts: &Facts) -> Option<u64> {
     match facts.setting("min-replicas-to-write") {
         Ok(wanted) => wanted.parse().ok(),
@@ -376,7 +376,7 @@ fn scripts(facts: &Facts) -> Finding {
     }
 }
 
-/// The pub/sub part of `client-output-buffer-limit`: hard and soft limit.
+/// Returns the pub/sub part of `client-output-buffer-limit`: hard and soft limit.
 fn pubsub_limits(setting: &str) -> Option<(u64, u64)> {
     let words: Vec<&str> = setting.split_whitespace().collect();
     let at = words.iter().position(|word| *word == "pubsub")?;
@@ -409,7 +409,7 @@ fn output_buffer(facts: &Facts) -> Finding {
     }
 }
 
-/// The first release of each line that has the fix of CVE-2025-49844, a use after free by a Lua script.
+/// The first release of each line with the fix of CVE-2025-49844, a use after free by a Lua script.
 const REDIS: [(u64, u64, u64); 5] = [(6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)];
 const VALKEY: [(u64, u64, u64); 3] = [(7, 2, 11), (8, 0, 6), (8, 1, 4)];
 
@@ -505,7 +505,7 @@ fn cluster(facts: &Facts) -> Finding {
     }
 }
 
-/// What two looks at a clock say of it.
+/// Judges two readings of a clock.
 pub(super) fn clock(first: &Seen<ClockReading>, second: &Seen<ClockReading>) -> Finding {
     const CHECK: &str = "clock";
     let (first, second) = match (first, second) {

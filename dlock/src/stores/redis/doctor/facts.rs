@@ -1,4 +1,4 @@
-//! What a server tells of itself, as far as it does: `INFO`, `CONFIG GET`, `LATENCY`, `SLOWLOG`.
+//! A server's facts about itself, as far as visible: `INFO`, `CONFIG GET`, `LATENCY`, `SLOWLOG`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::base::clock;
 use crate::store::StoreError;
 use crate::store::doctor::ClockReading;
 
-/// Between two commands: at most a hundred a second.
+/// The pause between two commands: at most a hundred a second.
 const PACE: Duration = Duration::from_millis(10);
 
-/// What is read of the configuration, one by one: Redis 6.2 takes one name at a time.
+/// The configuration parameters to read, one by one: Redis 6.2 takes one name at a time.
 const SETTINGS: [&str; 8] = [
     "save",
     "appendfsync",
@@ -26,7 +26,7 @@ const SETTINGS: [&str; 8] = [
     "min-replicas-to-write",
 ];
 
-/// A server that is asked, not too often.
+/// A server that is asked at a limited rate.
 pub(super) struct Patient<'a> {
     pub(super) node: &'a Node,
     last: Option<Instant>,
@@ -61,7 +61,7 @@ impl<'a> Patient<'a> {
     }
 }
 
-/// `INFO`, by its names.
+/// The fields of `INFO`.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Info(HashMap<String, String>);
 
@@ -83,7 +83,7 @@ impl Info {
         self.text(name)?.parse().ok()
     }
 
-    /// The replicas: whether each is online, its offset, and how many seconds ago it was last heard of.
+    /// The replicas: whether each is online, its offset, and seconds since its last contact.
     pub(super) fn replicas(&self) -> Vec<Replica> {
         (0..)
             .map_while(|at| self.text(&format!("slave{at}")))
@@ -111,13 +111,13 @@ pub(super) struct Replica {
     pub(super) lag: u64,
 }
 
-/// What a server told.
+/// The facts of a server.
 pub(super) struct Facts {
     pub(super) info: Seen<Info>,
     settings: BTreeMap<&'static str, Seen<String>>,
     /// The longest of each kind of latency event, in milliseconds.
     pub(super) latency: Seen<Vec<(String, u64)>>,
-    /// Slow commands, without what they were about, in microseconds.
+    /// Slow commands, without their arguments, in microseconds.
     pub(super) slow: Seen<Vec<(String, u64)>>,
     pub(super) cluster: Seen<Info>,
     pub(super) eval: Seen<i64>,
@@ -135,7 +135,7 @@ impl Facts {
             let found = found.and_then(|mut found| found.remove(name).ok_or_else(hidden));
             let is_refused = found.is_err();
             settings.insert(name, found);
-            // Where one is forbidden, all are.
+            // If one is forbidden, all are.
             if is_refused && name == SETTINGS[0] {
                 break;
             }

@@ -19,9 +19,9 @@ use crate::store::doctor::{
 };
 use crate::store::{StoreError, StoreFuture};
 
-/// The election of a replica, and until clients have heard of it.
+/// The time for electing a replica, and until clients have learned of it.
 const ELECTION: Duration = Duration::from_secs(2);
-/// Between two looks at a clock.
+/// The time between two readings of a clock.
 const CLOCK: Duration = Duration::from_secs(3);
 
 /// One server, examined.
@@ -103,7 +103,7 @@ impl RedisStore {
     }
 }
 
-/// What a doctor that only reads cannot know.
+/// The checks that a read-only diagnosis cannot make.
 fn not_tried(why: &str) -> Vec<Finding> {
     let checks = ["request-times", "wake-up", "expiry", "pubsub", "permissions"];
     let unknown = |check| {
@@ -113,7 +113,7 @@ fn not_tried(why: &str) -> Vec<Finding> {
     checks.map(unknown).to_vec()
 }
 
-/// How long another server takes to take over.
+/// How long it takes until another server takes over.
 fn failover(nodes: &[Node], all: &[Examined], in_cluster: bool) -> Failover {
     if in_cluster {
         let timeouts = all.iter().map(|one| one.facts.setting("cluster-node-timeout"));

@@ -1,4 +1,4 @@
-//! Promises that are tried on a scratch key: it has a TTL from the script that makes it, and is removed at the end.
+//! Promises that are tested on a scratch key: its script sets a TTL, and it is removed at the end.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::store::{GrantId, Kind, Watch};
 const SCRATCH_MS: &str = "5000";
 /// How often an acquire, a renewal and a release are timed.
 const ROUNDS: usize = 60;
-/// How often a wake-up is.
+/// How often a wake-up is timed.
 const WAKE_UPS: usize = 20;
-/// For how long each of them is timed at most.
+/// How long each of them is timed at most.
 const LONGEST: Duration = Duration::from_secs(2);
-/// How long a message is waited for.
+/// How long to wait for a message.
 const UNHEARD: Duration = Duration::from_secs(3);
-/// Without a subscription a waiter is told to look more often than this.
+/// Without a subscription a waiter is told to check more often than this.
 const QUIET: Duration = Duration::from_millis(700);
 
 const ACQUIRE: &str = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) and 1 or 0";
@@ -30,7 +30,7 @@ const RENEW: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end 
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end return redis.call('DEL', KEYS[1])";
 const SHORT: &str = "redis.call('SET', KEYS[1], 1, 'PX', 60000) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return redis.call('PTTL', KEYS[1])";
-/// Each command on a string, where most of them do nothing. Returns the names of those that the user may not use.
+/// Tries each command on a string, where most of them do nothing. Returns the names of those that the user may not use.
 const PERMITTED: &str = "
 redis.call('SET', KEYS[1], 'x', 'PX', ARGV[1])
 local refused = {}
@@ -53,7 +53,7 @@ end
 redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
 redis.pcall('DEL', KEYS[1])
 return refused";
-/// What docs/permissions.md has, by kinds of locks: the first of them is needed by all.
+/// The commands of docs/permissions.md, by kinds of locks: all kinds need the first group.
 const COMMANDS: [(&str, &str); 6] = [
     (
         "locks",
@@ -76,7 +76,7 @@ const COMMANDS: [(&str, &str); 6] = [
     ("records", "GETRANGE KEY 0 0;SETRANGE KEY 0 x;STRLEN KEY;TYPE KEY"),
 ];
 
-/// Whether a subscription stands: it has told that it does, and then nothing more.
+/// Whether a subscription works: it reported so, and then nothing more.
 async fn is_subscribed(watch: &mut Watch) -> bool {
     if tokio::time::timeout(UNHEARD, watch.changed()).await.is_err() {
         return false;
@@ -90,7 +90,7 @@ async fn is_subscribed(watch: &mut Watch) -> bool {
     false
 }
 
-/// What is tried on one server.
+/// The tests on one server.
 pub(super) struct Probe<'s, 'p, 'n> {
     store: &'s RedisStore,
     patient: &'p mut Patient<'n>,
@@ -118,7 +118,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
         })
     }
 
-    /// Everything that is tried, and the scratch key is gone.
+    /// Runs all tests, and removes the scratch key.
     pub(super) async fn all(mut self) -> Vec<Finding> {
         let permissions = self.permissions().await;
         let expiry = self.expiry().await;
@@ -183,7 +183,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
         judged_times(took, self.timeout)
     }
 
-    /// Whether a key goes when its time is over, and not before.
+    /// Whether a key expires when its time is over, and not before.
     async fn expiry(&mut self) -> Finding {
         const CHECK: &str = "expiry";
         let left: Seen<i64> = self.eval(SHORT, &["200"]).await;
@@ -211,13 +211,13 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
         }
     }
 
-    /// Whether a message arrives, and how soon.
+    /// Whether a message arrives, and how fast.
     async fn messages(&mut self) -> [Finding; 2] {
         const CHECKS: [&str; 2] = ["pubsub", "wake-up"];
         let grant = GrantId::new(chance::uuid(), 1);
         let channel = channel(Kind::Mutex, &self.key, grant);
         let mut watch = self.store.servers.watch(&self.key, channel.clone());
-        // That the subscription stands.
+        // Reports that the subscription is confirmed.
         if !is_subscribed(&mut watch).await {
             let bad = Finding::bad(
                 CHECKS[0],
@@ -261,7 +261,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
             true => Finding::bad(
                 CHECKS[1],
                 format!("{heard}: locks that many wait for change hands slowly"),
-                "a server that is nearer or less busy",
+                "a nearer or less busy server",
             ),
             false => Finding::good(CHECKS[1], heard),
         };
@@ -292,7 +292,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
                     .plain(cmd)
                     .await
                     .map_err(|error| error.message)?;
-                // It may be heard before this.
+                // It may arrive before this.
                 std::future::pending::<Result<Value, String>>().await
             };
             tokio::select! {
@@ -305,7 +305,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
         Ok(())
     }
 
-    /// Whether the user may do what docs/permissions.md has.
+    /// Whether the user has the permissions of docs/permissions.md.
     async fn permissions(&mut self) -> Finding {
         const CHECK: &str = "permissions";
         let all: Vec<&str> = COMMANDS

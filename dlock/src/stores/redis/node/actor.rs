@@ -1,4 +1,4 @@
-//! The task that has the connection: what goes out, what comes back, and what happens when nothing does.
+//! The task that owns the connection: what is sent, what is received, and what happens when nothing is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -29,51 +29,51 @@ use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::{Connected, Connector};
 use crate::stores::redis::script::{self, By};
 
-/// Calls under way at a time in a Cluster, where each carries steps of one slot only.
+/// The maximum number of calls in flight in a Cluster, where each carries steps of one slot only.
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
-/// Calls in a row without an answer after which the connection is given up.
+/// How many calls in a row may stay unanswered before the connection is given up.
 const SILENT: u32 = 2;
-/// A connection that was silent for so long is doubted when the next call on it is not answered soon.
+/// A connection that was silent for this long is doubted if the next call on it is not answered soon.
 const IDLE: Duration = Duration::from_secs(1);
-/// A connection that was silent for so long is tested.
+/// A connection that was silent for this long is tested.
 const TEST: Duration = Duration::from_secs(10);
-/// Requests that are taken in before anything else is looked at.
+/// How many requests are accepted before anything else is checked.
 const MANY: usize = 1024;
-/// Between two attempts to connect, at first.
+/// The first pause between two attempts to connect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-/// The same when many have failed.
+/// The longest pause, after many failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What came of a call; `None` for no answer in time.
+/// The outcome of a call; `None` without an answer in time.
 pub(super) type Outcome = Option<Result<Value, RedisError>>;
 
-/// A call under way.
+/// A call in flight.
 pub(super) struct InFlight {
-    /// By which its reply is known.
+    /// Identifies its reply.
     pub(super) number: u64,
     pub(super) load: Batch,
-    /// The connection that it is on.
+    /// Its connection.
     pub(super) role: ConnectionRole,
-    /// The number of the `WAIT` that it is, or that comes behind it.
+    /// The number of the `WAIT` that it is, or that follows it.
     pub(super) round: u64,
-    /// Of its steps, in a Cluster.
+    /// The slot of its steps, in a Cluster.
     pub(super) slot: Option<Slot>,
     pub(super) by: By,
     pub(super) sent_at: Instant,
-    /// When the time of its first unanswered step is over.
+    /// When its first unanswered step times out.
     pub(super) due: Instant,
-    /// From then on no answer is expected.
+    /// After this no answer is expected.
     pub(super) until: Instant,
-    /// Steps that went out before these have to be sent again, so that these may have come first.
+    /// Steps that were sent before these must be resent, so that these may have been first.
     pub(super) overtook: bool,
-    /// It took half of those that were there; the others follow when it is answered.
+    /// Whether it took half of the waiting steps; the others follow when it is answered.
     pub(super) half: bool,
 }
 
 pub(super) enum Batch {
     Steps(Vec<Step>),
     Plain(Plain),
-    /// The request whether replicas have what was sent before.
+    /// The request whether replicas have everything that was sent before.
     Wait,
 }
 
@@ -86,7 +86,7 @@ impl Batch {
     }
 }
 
-/// What came on a connection, and what did not.
+/// When a connection last received something, and what is missing.
 struct LastResponse {
     /// When the last answer came.
     at: Instant,
@@ -94,7 +94,7 @@ struct LastResponse {
     unanswered: u32,
 }
 
-/// The same of each connection.
+/// The contacts of both connections.
 struct Silence {
     usual: LastResponse,
     acknowledged: LastResponse,
@@ -142,7 +142,7 @@ impl Silence {
         self.usual.unanswered.max(self.acknowledged.unanswered) >= SILENT
     }
 
-    /// Where it is silent.
+    /// Which of them is silent.
     fn where_it_is(&self) -> Option<ConnectionRole> {
         match (self.usual.unanswered, self.acknowledged.unanswered) {
             (0, 0) => None,
@@ -152,27 +152,27 @@ impl Silence {
     }
 }
 
-/// A connection that is made because the one in use may be dead: the network or something on the way forgets those that
-/// are idle. A server that is only slow does not answer on a new connection either, and that is then dropped.
+/// A spare connection, made because the one in use may be dead: the network or a middlebox forgets idle connections. A
+/// server that is only slow does not answer on a new connection either, and that is then dropped.
 type Spare = Pin<Box<dyn Future<Output = Result<Connected, StoreError>> + Send>>;
 
 /// Why a connection is not served any more.
 enum End {
     Broken,
-    /// Another one stands already.
+    /// Another one exists already.
     Replaced(Box<Connected>),
     Closed,
 }
 
 enum Event {
-    /// The answer to one of the flights.
+    /// The answer to a call in flight.
     Response(usize, Result<Value, RedisError>),
     Disconnected(String),
     /// Another server has taken over from this one.
     Left,
-    /// What came of the spare connection.
+    /// The outcome of connecting the spare.
     Spare(Result<Connected, StoreError>),
-    /// Requests, or no handle is left that could make any.
+    /// Requests, or no handle is left that could send any.
     Asked(usize),
     Alarm,
 }
@@ -183,34 +183,34 @@ pub(super) struct Actor {
     /// The server that was connected to last.
     pub(super) address: Option<Address>,
     pub(super) requests: mpsc::UnboundedReceiver<Request>,
-    /// Those of them that are being taken in.
+    /// Requests that are being accepted.
     taken: Vec<Request>,
     pub(super) send_queue: SendQueue,
     pub(super) moves: SlotMigrations,
-    /// It is to end.
+    /// Whether it is to end.
     pub(super) retired: bool,
     pub(super) plain: VecDeque<Plain>,
-    /// Releases that are to be sent again at their time.
+    /// Releases to resend at their time.
     pub(super) later: BTreeMap<(Instant, u64), Step>,
     pub(super) next: u64,
-    /// In the order in which they were sent, in which the answers come too.
+    /// In the order in which they were sent, which is that of the answers.
     pub(super) calls: VecDeque<InFlight>,
     pub(super) late_copies: LateCopies,
     flow_control: FlowControl,
-    /// Where something is to be acknowledged by replicas.
+    /// The state of acknowledgements by replicas, if configured.
     pub(super) replicas: Option<Replicas>,
-    /// Of the server process that is connected.
+    /// The run id of the connected server process.
     run_id: String,
-    /// A master was found at the address: a read-only replica there is one that was replaced.
+    /// A master was found at the address: a read-only replica there is a former master.
     pub(super) was_master: bool,
-    /// The server that was connected last is no master any more.
+    /// Whether the last connected server is no longer a master.
     pub(super) was_demoted: bool,
     /// Connections in a row on which the server carried out nothing.
     pub(super) setbacks: u32,
     alarm: Alarm,
-    /// Where commands are written.
+    /// The buffer for commands.
     room: Vec<u8>,
-    /// What was wrong with the connection last.
+    /// The last trouble with the connection.
     pub(super) trouble: String,
 }
 
@@ -242,7 +242,7 @@ impl Actor {
         }
     }
 
-    /// Knows where the slots are, where there are any.
+    /// Knows the slots, in a Cluster.
     pub(super) fn cluster(&self) -> Option<Arc<Cluster>> {
         self.part.cluster.as_ref()?.upgrade()
     }
@@ -277,7 +277,7 @@ impl Actor {
                 .as_ref()
                 .is_some_and(|at| !self.connector.endpoint.is_at(at));
             if elsewhere {
-                // Told at once, and once more when the other one can be asked.
+                // Reported at once, and again when the other server can be asked.
                 self.part.doubts.tell(self.part.lane);
             }
             if let Some(cluster) = self.cluster() {
@@ -289,7 +289,7 @@ impl Actor {
         }
     }
 
-    /// A connection stands.
+    /// Handles an established connection.
     fn begin(&mut self, connected: &Connected) {
         let address = self.address.replace(connected.address.clone());
         if address
@@ -312,10 +312,10 @@ impl Actor {
         }
     }
 
-    /// Connects, for as long as it takes. `None` when it is not needed any more.
+    /// Connects, for as long as it takes. `None` if it is not needed any more.
     async fn reconnect(&mut self) -> Option<Connected> {
         let mut pause = SHORTEST_PAUSE;
-        // What was connected last was of no use: no haste.
+        // The last connection was useless: no hurry.
         let setbacks = self.setbacks;
         self.setbacks = setbacks.saturating_add(1);
         let mut at_once = setbacks == 0;
@@ -361,7 +361,7 @@ impl Actor {
         }
     }
 
-    /// Waits for about this long before the next attempt to connect. `None` when it is not needed any more.
+    /// Waits for about this long before the next attempt to connect. `None` if it is not needed any more.
     async fn wait_between(&mut self, pause: Duration) -> Option<()> {
         let again = clock::now() + pause.mul_f64(0.5 + chance::fraction());
         loop {
@@ -389,11 +389,11 @@ impl Actor {
         let mut wires = Wires::new(connected);
         let mut silent = Silence::new();
         let mut spare: Option<Spare> = None;
-        // A spare was tried since the last answer, and was of no use.
+        // A spare was tried since the last answer, and was useless.
         let mut was_tried = false;
         let end = loop {
-            // Callers with a reply run first, so that what they ask for next goes out together; before that goes what
-            // has waited for them, so that the server works meanwhile.
+            // Callers with a reply run first, so that their next requests are sent together; waiting steps are sent
+            // before that, so that the server works in the meantime.
             if self.flow_control.answered_come_first() {
                 if self.depart(&mut wires) {
                     wires.write().await;
@@ -423,7 +423,7 @@ impl Actor {
                 }
                 Event::Disconnected(trouble) => After::Broken(trouble),
                 Event::Left => After::Broken("another server is the master now".to_owned()),
-                // The address leads to another server now; the one in use will say what it is.
+                // The address leads to another server now; the server in use will tell what it is.
                 Event::Spare(Ok(connected)) if connected.is_replica && self.was_master => continue,
                 Event::Spare(Ok(connected)) => {
                     self.trouble = "a connection that was idle is dead".to_owned();
@@ -467,8 +467,8 @@ impl Actor {
                     break End::Broken;
                 }
                 After::Fine => {
-                    // A second request settles it, without waiting for a caller to make one. Where there are two
-                    // connections, what is in the send queue may take the other one.
+                    // A second request decides it, without waiting for a caller's request. With two connections, the
+                    // send queue may use the other one.
                     let settles_itself = !self.send_queue.is_empty() && self.replicas.is_none();
                     if let Some(role) = silent.where_it_is()
                         && !settles_itself
@@ -483,7 +483,7 @@ impl Actor {
                 }
             }
         };
-        // The connection goes first, so that nothing more arrives of what is written off here.
+        // The connection is dropped first, so that no more replies to the failed calls arrive.
         drop(wires);
         if let Some(replicas) = &mut self.replicas {
             let steps = replicas.drain();
@@ -496,7 +496,7 @@ impl Actor {
         end
     }
 
-    /// Lets the tasks run that are ready, and takes in what they ask for.
+    /// Lets the ready tasks run, and accepts their requests.
     async fn let_others_come(&mut self) {
         tokio::task::yield_now().await;
         while let Ok(request) = self.requests.try_recv() {
@@ -504,7 +504,7 @@ impl Actor {
         }
     }
 
-    /// Sends what may go out now. Says whether that was anything.
+    /// Sends what may be sent now. Returns whether that was anything.
     fn depart(&mut self, wires: &mut Wires) -> bool {
         if self.send_queue.is_empty() && self.plain.is_empty() {
             return false;
@@ -529,7 +529,7 @@ impl Actor {
         any
     }
 
-    /// How many steps the next call takes, where not as many as there are.
+    /// How many steps the next call takes, if not all of them.
     fn half(&self) -> Option<usize> {
         if self.part.cluster.is_some() || self.replicas.is_some() {
             return None;
@@ -538,8 +538,8 @@ impl Actor {
         self.flow_control.half(under_way + self.send_queue.len())
     }
 
-    /// How many calls may be under way on a connection: in a Cluster they are many anyway, and where replicas are asked
-    /// each call waits for those before it.
+    /// How many calls may be in flight on a connection: in a Cluster there are many anyway, and with acknowledgements
+    /// by replicas each call waits for those before it.
     fn calls(&self) -> usize {
         match (&self.part.cluster, &self.replicas) {
             (Some(_), _) => CALLS_IN_ALL,
@@ -555,13 +555,13 @@ impl Actor {
         left: &mut Option<Timer>,
         spare: &mut Option<Spare>,
     ) -> Poll<Event> {
-        // Writes first, so that the server works while the replies that are here are looked at.
+        // Writes first, so that the server works while the available replies are handled.
         while let Poll::Ready(replied) = wires.poll(cx) {
             let replied = match replied {
                 Ok(replied) => replied,
                 Err(trouble) => return Poll::Ready(Event::Disconnected(trouble)),
             };
-            // One that was given up is not there any more.
+            // A call that was given up is gone.
             if let Some(at) = self.calls.iter().position(|call| call.number == replied.to) {
                 return Poll::Ready(Event::Response(at, replied.result));
             }
@@ -577,7 +577,7 @@ impl Actor {
             *spare = None;
             return Poll::Ready(Event::Spare(outcome));
         }
-        // Before the requests, of which there may be more and more.
+        // Before the requests, which may keep coming.
         if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Event::Alarm);
         }
@@ -595,7 +595,7 @@ impl Actor {
 
     /// When a connection that was idle before its oldest call is doubted, unless that is answered before.
     fn doubtful_from(&self, silent: &Silence) -> Option<Instant> {
-        // One for each connection is enough: answers come in the order of the calls.
+        // One per connection suffices: answers come in the order of the calls.
         let oldest = |role| {
             let call = self.calls.iter().find(|call| call.role == role)?;
             let was_idle = call.sent_at >= silent.on(role).at + IDLE;
@@ -604,13 +604,13 @@ impl Actor {
         let timeout = self.connector.access.timeout;
         let patience = (timeout / 4).max(self.flow_control.fastest().unwrap_or_default() * 3);
         let oldest = self.ways().iter().copied().filter_map(oldest).min();
-        // So late that it is too late anyway.
+        // Later than the timeout anyway.
         oldest
             .filter(|_| patience < timeout)
             .map(|sent_at| sent_at + patience)
     }
 
-    /// The connections on which replicas are asked only exist where there are some.
+    /// The connection for acknowledgements exists only if there are replicas.
     fn ways(&self) -> &'static [ConnectionRole] {
         match self.replicas {
             Some(_) => &[ConnectionRole::Usual, ConnectionRole::Acknowledged],
@@ -625,7 +625,7 @@ impl Actor {
         idle.map(|role| silent.on(*role).at + TEST).min()
     }
 
-    /// Tests the connections that are idle: a dead one is found before it is needed.
+    /// Tests the idle connections: a dead one is found before it is needed.
     fn test(&mut self, silent: &Silence, now: Instant) {
         for role in self.ways() {
             let is_busy = self.calls.iter().any(|call| call.role == *role)
@@ -646,7 +646,7 @@ impl Actor {
         });
     }
 
-    /// What goes out next, and where: at most so many steps, unless one alone is more.
+    /// Chooses what to send next, and on which connection: at most this many steps, unless one alone is more.
     fn next_load(&mut self, most: usize) -> Option<(Batch, ConnectionRole)> {
         let role = match self.plain.front() {
             Some(plain) => plain.role,
@@ -663,7 +663,7 @@ impl Actor {
                 let (calls, moves) = (&self.calls, &self.moves);
                 let mut last = None;
                 let may_fly = |slot: Option<Slot>| {
-                    // Where many wait for the same one, it is counted once.
+                    // Many waiters for the same acknowledgement are counted once.
                     if let Some((same, may)) = last
                         && same == slot
                     {
@@ -671,7 +671,7 @@ impl Actor {
                     }
                     let is_there = |call: &&InFlight| call.role == role && call.slot == slot;
                     let under_way = calls.iter().filter(is_there);
-                    // Where there are no slots, that was counted already.
+                    // Without slots, that was counted already.
                     let has_room = slot.is_none() || under_way.count() < CALLS;
                     let may = has_room && moves.is_settled(slot);
                     last = Some((slot, may));
@@ -686,7 +686,7 @@ impl Actor {
     fn send(&mut self, mut load: Batch, by: By, role: ConnectionRole, wires: &mut Wires) {
         let now = clock::now();
         let (command, due, until) = match &mut load {
-            // Has a way of its own.
+            // Handled separately.
             Batch::Wait => return,
             Batch::Plain(plain) => (Packed::from(&plain.cmd), plain.deadline, plain.deadline),
             Batch::Steps(steps) => {
@@ -699,7 +699,7 @@ impl Actor {
                 for step in steps.iter_mut() {
                     step.permit = None;
                     step.sent += 1;
-                    // Acquires have one time in common.
+                    // Acquires share one deadline.
                     step.refuse_after = refuse(match step.call.is_acquire() {
                         true => until,
                         false => step.deadline,
@@ -751,7 +751,7 @@ impl Actor {
     }
 }
 
-/// A read-only replica answers instead of the master.
+/// Whether a read-only replica answers instead of the master.
 fn no_master(replica: &Connected) -> StoreError {
     let message = format!(
         "{} is a read-only replica now: its master is looked for at the same address",
@@ -760,8 +760,8 @@ fn no_master(replica: &Connected) -> StoreError {
     StoreError::not_done(Reason::Unreachable, message)
 }
 
-/// A timer that is set anew only when it must ring earlier: it may ring for nothing, and that is cheaper than
-/// setting it for each call.
+/// A timer that is reset only to ring earlier: it may ring for nothing, which is cheaper than resetting it for each
+/// call.
 #[derive(Default)]
 struct Alarm(Option<(Instant, Timer)>);
 

@@ -1,4 +1,4 @@
-//! What a failure says: of the connection, and of the steps that were under way.
+//! What a failure means for the connection, and for the steps in flight.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -14,12 +14,12 @@ pub(super) fn no_answer() -> StoreError {
     StoreError::unknown("the server did not answer in time")
 }
 
-/// Whether the connection is of no use any more.
+/// Whether the connection is unusable.
 pub(super) fn is_broken(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) || error.code() == Some("NOAUTH")
 }
 
-/// The meaning of an error that answers a whole call: after most errors the call was not executed.
+/// The meaning of an error reply to a whole call: after most errors the call was not executed.
 pub(in super::super) fn classify(error: &RedisError) -> StoreError {
     use ServerErrorKind as S;
     let refused = |error: &RedisError, hint: &str| {
@@ -49,13 +49,13 @@ pub(in super::super) fn classify(error: &RedisError) -> StoreError {
     }
 }
 
-/// What a command said that failed inside of a script, before anything was changed.
+/// The error of a command that failed inside a script, before anything was changed.
 pub(in super::super) fn refused(message: &str) -> StoreError {
-    // What the step did not come to is with another server of the Cluster, as long as its slot moves there.
+    // The missing key is on another server of the Cluster, while its slot moves there.
     if message.contains(NOT_LOCAL) || message.contains(DOWN) {
         return StoreError::not_done(Reason::Unreachable, message);
     }
-    // The code stands in front, or behind the name of a key; old servers write it as on the wire.
+    // The code is at the front, or after the name of a key; old servers write it as on the wire.
     let codes = message.split(": ").map(|part| part.trim_start_matches('-'));
     let mut codes = codes.filter_map(|part| part.split_whitespace().next());
     match codes.find(|code| passes(code)) {
@@ -64,7 +64,7 @@ pub(in super::super) fn refused(message: &str) -> StoreError {
     }
 }
 
-/// Whether this is the code of a refusal that passes.
+/// Whether this is the code of a transient refusal.
 fn passes(code: &str) -> bool {
     matches!(code, "OOM" | "MISCONF" | "NOREPLICAS" | "READONLY")
 }

@@ -1,16 +1,16 @@
-//! How many of the steps that wait go out together, and how many calls are under way at a time.
+//! How many of the waiting steps are sent together, and how many calls are in flight at a time.
 //!
-//! Where a crowd of callers comes and goes, all of them in one call would have the server and this process wait for
-//! each other by turns. So two calls share them: one is carried out while the answers to the other are dealt with here.
+//! If one call carried all steps of a crowd of callers, the server and this process would wait for each other by turns.
+//! So two calls share them: one is carried out while the answers to the other are handled here.
 //!
-//! A step that comes while the limit of calls is under way waits until one of them is answered. Near a server that is a
-//! moment, in which other steps come that go along. A distant one has nothing to do most of the time, and waiting for
-//! the end of a round trip takes as long as waiting for the answer; so there as many calls are under way as it takes
-//! that the next one ends soon.
+//! A step that arrives while the maximum number of calls is in flight waits until one of them is answered. Near a
+//! server that takes a moment, in which other steps arrive that are sent along. A distant server is idle most of the
+//! time, and waiting for a call to end takes as long as waiting for its answer; so there as many calls are in flight as
+//! are needed for the next one to end soon.
 //!
-//! On a runtime with several threads the first of several callers wakes the task that sends, which then runs before the
-//! others have come. So where many are about, it lets them come first. With few calls under way that costs more than it
-//! saves: the next call goes out at once, and so it does after a call with few steps.
+//! On a runtime with several threads the first of several callers wakes the sending task, which then runs before the
+//! others have arrived. So with many callers, it lets them come first. With few calls in flight that costs more than it
+//! saves: the next call is sent at once, and so is the call after one with few steps.
 
 use std::time::Duration;
 
@@ -18,35 +18,35 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::send_queue::BATCH;
 
-/// From so many steps on two calls share them.
+/// From this many steps on two calls share them.
 const CROWD: usize = 16;
-/// Only a server that answers as soon as this is worth it; a distant one is given all at once.
+/// Only for a server that answers this fast; a distant one is sent all at once.
 const NEAR: Duration = Duration::from_millis(1);
 
-/// With so many calls under way a step lets others come first, on a runtime with several threads.
+/// With this many calls in flight a step lets others come first, on a runtime with several threads.
 const MANY_CALLS: usize = 4;
-/// So many steps make a call after which the answered callers come first, there.
+/// After a call with this many steps the answered callers come first, there.
 const MANY_STEPS: usize = 8;
 
-/// Calls under way at a time where each waits for those before it: those that replicas are to acknowledge, and those of one
-/// slot of a Cluster.
+/// The maximum number of calls in flight if each waits for those before it: with acknowledgements by replicas, and for
+/// one slot of a Cluster.
 pub(super) const CALLS: usize = 2;
-/// Calls under way at a time where the server is near: as many as keep it busy while callers on several threads come one by
-/// one. More brought nothing (docs/performance.md).
+/// The maximum number of calls in flight near a server: enough to keep it busy while callers on several threads arrive
+/// one by one. More brought nothing (docs/performance.md).
 const NEAR_CALLS: usize = 8;
-/// The same where it is as distant as can be.
+/// The maximum number of calls in flight to a very distant server.
 const MOST_CALLS: usize = 32;
-/// How soon the next of the calls under way shall end, and so how often a call may be made.
+/// How soon the next call in flight should end, and so how often a call may be sent.
 const SOON: Duration = Duration::from_micros(250);
 
 pub(super) struct FlowControl {
-    /// Steps of the call that was answered last, until those are taken in that its answers lead to.
+    /// Steps of the last answered call, until the steps that follow its answers have arrived.
     pub(super) answered: usize,
-    /// Steps of the call that was answered last.
+    /// Steps of the last answered call.
     last: usize,
-    /// How long that call took.
+    /// The duration of that call.
     round_trip: Duration,
-    /// How long the fastest took: what lies between, without what a server takes that has much to do.
+    /// The duration of the fastest call: the network, without the time of a busy server.
     fastest: Duration,
     has_threads: bool,
 }
@@ -77,7 +77,7 @@ impl FlowControl {
         self.fastest = self.fastest.min(round_trip);
     }
 
-    /// Whether more steps are likely to come at once behind the one that has come while so many calls are under way.
+    /// Whether more steps are likely to arrive right after this one, with this many calls in flight.
     pub(super) fn expects_more(&self, under_way: usize) -> bool {
         self.has_threads && (under_way >= MANY_CALLS || self.last > 1)
     }
@@ -87,12 +87,12 @@ impl FlowControl {
         self.answered >= if self.has_threads { MANY_STEPS } else { 2 }
     }
 
-    /// How long the fastest call took, where one was answered.
+    /// The duration of the fastest call, if one was answered.
     pub(super) fn fastest(&self) -> Option<Duration> {
         (self.fastest < Duration::MAX).then_some(self.fastest)
     }
 
-    /// How many calls may be under way at a time.
+    /// How many calls may be in flight.
     pub(super) fn calls(&self) -> usize {
         // Nothing is known yet.
         if self.fastest == Duration::MAX {
@@ -102,8 +102,7 @@ impl FlowControl {
         usize::try_from(in_one).map_or(MOST_CALLS, |calls| calls.clamp(NEAR_CALLS, MOST_CALLS))
     }
 
-    /// How many steps the next call takes, where so many are waiting or under way: half of those that come and go, if
-    /// it pays to share them.
+    /// How many steps the next call takes, with this many waiting or in flight: half of them, if it pays to share them.
     pub(super) fn half(&self, here: usize) -> Option<usize> {
         let all = self.answered + here;
         let pays = self.round_trip < NEAR && (CROWD..=BATCH).contains(&all);

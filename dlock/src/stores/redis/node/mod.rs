@@ -1,12 +1,12 @@
-//! One server: a line of steps, and a supervised connection that carries them.
+//! One server: a queue of steps, and a supervised connection that carries them.
 //!
-//! Steps go out in the order in which they were queued. Those that wait when a call can be made travel
-//! together in one script call; a step that is alone goes out at once. A step that is not answered within
-//! its time fails, whatever the connection does. A connection that broke, or did not answer several times
-//! in a row, is replaced, for ever and with growing pauses.
+//! Steps are sent in the order in which they were queued. Steps that wait when a call can be made share one script
+//! call; a single step is sent at once. A step that is not answered within its timeout fails, whatever the connection
+//! does. A connection that broke, or did not answer several times in a row, is replaced, for ever and with growing
+//! pauses.
 //!
-//! Of a Cluster there is one for each server that has slots. A call carries steps of one slot then, many calls are
-//! under way at a time, and steps move to another server when their slot does.
+//! In a Cluster there is one node for each server with slots. A call then carries steps of one slot, many calls are in
+//! flight at a time, and steps move to another server when their slot does.
 
 mod actor;
 mod failure;
@@ -46,20 +46,20 @@ use crate::base::clock;
 use crate::store::DoubtSender;
 use crate::store::{Lane, Outcome, Reason, StoreError};
 
-/// What a step brought.
+/// The outcome of a step.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) answer: Answer,
-    /// The step was sent more than once.
+    /// Whether the step was sent more than once.
     pub(crate) repeated: bool,
 }
 
 type Reply = oneshot::Sender<Result<Done, StoreError>>;
 
-/// Passed from hand to hand a dozen times, so it stays where it is.
+/// Boxed, because it is moved a dozen times.
 pub(super) type Step = Box<Queuing>;
 
-/// A step and its way through the line.
+/// A step on its way through the queue.
 pub(super) struct Queuing {
     pub(super) call: Call,
     deadline: Instant,
@@ -67,21 +67,21 @@ pub(super) struct Queuing {
     number: u64,
     /// How often it was sent.
     sent: u32,
-    /// A call of its own, because in company it was refused.
+    /// Whether it needs a separate call, because it was refused together with others.
     alone: bool,
-    /// Its server has sent it here, though the slot is not this one's yet.
+    /// Whether its server has sent it here, although this server does not own the slot yet.
     asking: bool,
-    /// How often it could not be carried out where it was sent.
+    /// How often it could not be carried out on the server to which it was sent.
     hops: u32,
-    /// It is held back until then.
+    /// Until when it is held back.
     not_before: Option<Instant>,
-    /// Why it is not carried out yet, in the words of a server.
+    /// Why it is not carried out yet, as a server said.
     held_up: Option<String>,
     /// Until when the server may carry out an acquire or a forced release, by the server's clock in µs.
     refuse_after: u64,
     /// `None` once it was answered.
     reply: Option<Reply>,
-    /// Its share of the room for those that wait to be sent.
+    /// Its share of the limit of queued requests.
     permit: Option<QueuePermit>,
 }
 
@@ -103,7 +103,7 @@ impl Queuing {
         })
     }
 
-    /// After a failure of such a step that was sent before, the outcome of the earlier copy is unknown.
+    /// After the failure of such a resent step, the outcome of the earlier copy is unknown.
     fn admit(&self, error: &mut StoreError) {
         if self.sent > 1 && self.call.may_be_done_before() {
             error.outcome = Outcome::Unknown;
@@ -111,15 +111,15 @@ impl Queuing {
     }
 }
 
-/// The answer to a step that was queued, within the timeout.
+/// The answer to a queued step, within the timeout.
 #[derive(Debug)]
 pub(crate) enum Queued {
-    /// `queued` says that there is an actor to take it out.
+    /// `queued` says whether there is an actor to take it.
     Waits {
         answer: oneshot::Receiver<Result<Done, StoreError>>,
         queued: bool,
     },
-    /// It was turned away; `None` once that was said.
+    /// It was refused; `None` once that was reported.
     TurnedAway(Option<StoreError>),
 }
 
@@ -160,15 +160,15 @@ enum Request {
     Move(Move),
 }
 
-/// How many steps may wait for a server that does not keep up. Those that end or extend something are let in
-/// always: there are never more of them than holds.
+/// How many steps may wait for a server that does not keep up. Steps that end or extend something are always accepted:
+/// there are never more of them than holds.
 #[derive(Debug, Clone)]
 struct Room {
     taken: Arc<AtomicUsize>,
     limit: usize,
 }
 
-/// Room for a request, released when it is dropped.
+/// A place in the queue, released when it is dropped.
 #[derive(Debug)]
 struct QueuePermit(Arc<AtomicUsize>);
 
@@ -196,34 +196,34 @@ impl Room {
 pub(super) struct Node {
     queue: mpsc::UnboundedSender<Request>,
     room: Room,
-    /// Within which a step is answered or has failed.
+    /// The time within which a step is answered or has failed.
     pub(super) timeout: Duration,
     pub(super) endpoint: Endpoint,
-    /// By which its grants are known.
+    /// Identifies its grants.
     pub(super) lane: Lane,
-    /// How many replicas have to acknowledge what was acquired or renewed.
+    /// How many replicas must acknowledge acquires and renewals.
     pub(super) min_replicas: Option<u32>,
 }
 
-/// What a node is among others.
+/// The identity and the settings of a node.
 #[derive(Clone)]
 pub(super) struct Part {
-    /// By which its grants are known.
+    /// Identifies its grants.
     pub(super) lane: Lane,
-    /// At most so many requests wait to be sent.
+    /// The maximum number of requests that wait to be sent.
     pub(super) limit: usize,
-    /// Where the last fencing tokens are.
+    /// The keys of the last fencing tokens.
     pub(super) fence: Fence,
-    /// Told whenever a connection had to be made anew.
+    /// Notified whenever a connection was replaced.
     pub(super) doubts: DoubtSender,
     /// The order of steps.
     pub(super) steps: Arc<AtomicU64>,
-    /// Knows where the slots are; `None` for a server that has all keys.
+    /// Knows the slots; `None` for a server that has all keys.
     pub(super) cluster: Option<Weak<Cluster>>,
 }
 
 impl Node {
-    /// Starts, with a connection if one stands.
+    /// Starts the node, with an established connection if there is one.
     pub(super) fn start(
         connector: Connector,
         connected: Option<Connected>,
@@ -265,7 +265,7 @@ impl Node {
         Queued::Waits { answer, queued }
     }
 
-    /// Sends a command that is not a step, and does not keep the order of steps.
+    /// Sends a command that is not a step, outside the order of steps.
     pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, StoreError> {
         let (reply, answer) = oneshot::channel();
         let deadline = clock::now() + self.timeout;

@@ -1,5 +1,5 @@
-//! Answers that say: not here, or not now. The steps of such a call were not carried out, and go on to where the
-//! server says, or are held back for a moment; their time goes on.
+//! Redirections and temporary refusals. The steps of such a call were not carried out, and go on to the named server,
+//! or are held back for a moment; their timeout continues.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::stores::redis::cluster::slot::Slot;
 use crate::stores::redis::connect::is_of_a_cluster;
 use crate::stores::redis::script::{Answer, DOWN, NOT_LOCAL};
 
-/// The shortest and the longest that a step is held back.
+/// The shortest and the longest time for which a step is held back.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
-/// A step that is sent on more often than this is held back each time: its servers do not agree yet.
+/// A step that is redirected more often than this is held back each time: its servers do not agree yet.
 const HOPS: u32 = 2;
 
 impl Queuing {
-    /// Not now: the longer, the more often that was so.
+    /// Not now: the more often, the longer the pause.
     pub(super) fn hold_back(&mut self, now: Instant) {
         let pause = (PAUSES.0 * (1 << self.hops.min(8))).min(PAUSES.1);
         self.not_before = Some(now + pause.mul_f64(0.5 + chance::fraction() / 2.0));
@@ -39,7 +39,7 @@ impl Queuing {
 }
 
 impl Actor {
-    /// Sends the steps on, or holds them back, if that is what the error says; else gives them back.
+    /// Redirects the steps, or holds them back, if the error says so; otherwise returns them.
     pub(super) fn redirected(&mut self, error: &RedisError, steps: Vec<Step>) -> Result<(), Vec<Step>> {
         use ServerErrorKind as S;
         let (Some(cluster), ErrorKind::Server(kind)) = (self.cluster(), error.kind()) else {
@@ -67,7 +67,7 @@ impl Actor {
                 let (mut staying, mut visiting): (Vec<_>, Vec<_>) =
                     steps.partition(|step| step.call.has_companions());
                 staying.iter_mut().for_each(|step| step.alone = true);
-                // They find all their keys on one server only once the move of the slot has ended.
+                // They find all their keys on one server only once the migration of the slot has ended.
                 self.later(
                     staying,
                     &format!("the slot is on its way to another server: {error}"),
@@ -80,7 +80,7 @@ impl Actor {
                     cluster.ask_at(self.part.lane, to, visiting);
                 }
             }
-            // Its keys are on two servers just now. One that has a single key finds it.
+            // Its keys are on two servers at the moment. A step with a single key finds it.
             S::TryAgain if !alone => {
                 let mut steps = self.not_carried_out(steps);
                 steps.iter_mut().for_each(|step| step.alone = true);
@@ -98,7 +98,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Steps of which nothing was carried out are sent again a little later.
+    /// Resends steps of which nothing was carried out, a little later.
     fn later(&mut self, mut steps: Vec<Step>, why: &str) {
         let (now, why) = (clock::now(), format!("{}: {why}", self.whereabouts()));
         for step in &mut steps {
@@ -108,7 +108,7 @@ impl Actor {
         self.once_more(steps);
     }
 
-    /// To be sent again: from here, or, if they are only visiting, from where they belong.
+    /// Queues it for resending: from here, or, for steps of other servers, from where they belong.
     fn once_more(&mut self, steps: Vec<Step>) {
         let (mut visiting, own): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.asking);
         self.send_queue.put_back(own);
@@ -135,7 +135,7 @@ impl Actor {
         self.later(vec![step], &why.message);
     }
 
-    /// What a step says of a server that should be the master and is one no longer.
+    /// The error of a step on a server that should be the master and no longer is.
     pub(super) fn demotion(&self, answer: &Result<Answer, StoreError>) -> Option<String> {
         let demoted = |error: &&StoreError| self.is_demoted(error);
         let error = match answer {
@@ -145,16 +145,16 @@ impl Actor {
         error.map(|error| error.message.clone())
     }
 
-    /// Whether the server, which should be the master, is one no longer. A server of a Cluster redirects instead.
+    /// Whether the server, which should be the master, no longer is. A server of a Cluster redirects instead.
     pub(super) fn is_demoted(&self, error: &StoreError) -> bool {
         self.part.cluster.is_none()
             && error.outcome == Outcome::NotDone
-            // Names that a message repeats may have the word in them.
+            // Names in a message may contain the word.
             && error.reason == Reason::RefusedForNow
             && (error.message.contains("READONLY") || error.message.contains("read only replica"))
     }
 
-    /// The error for an answer that only a server of a Cluster gives, where the URL names a single server.
+    /// The error for a reply that only a Cluster server gives, when the URL names a single server.
     pub(super) fn is_of_a_cluster(&self, error: &RedisError) -> Option<StoreError> {
         use ServerErrorKind as S;
         let says_so = matches!(

@@ -1,13 +1,13 @@
-//! What replicas have to acknowledge: where [`MinReplicas`] are asked for, an acquire or a renewal counts only when so
-//! many of them have it.
+//! Acknowledgements by replicas: with [`MinReplicas`], an acquire or a renewal counts only when enough replicas have
+//! it.
 //!
-//! `WAIT` tells how many replicas have all that its own connection wrote, and until it is answered it keeps back what
-//! comes behind it there. So there is a second connection. As long as no `WAIT` is under way there, all steps go down
-//! that one, and behind those that are to be acknowledged goes one `WAIT` for them together. Until it is answered the
-//! others take the usual connection, and those that are to be acknowledged stay in the send queue.
+//! `WAIT` tells how many replicas have everything that its own connection wrote, and blocks later commands on that
+//! connection until it is answered. So there is a second connection. As long as no `WAIT` is in flight there, all steps
+//! use it, and one `WAIT` follows the steps that need acknowledgement. Until it is answered the other steps use the
+//! usual connection, and those that need acknowledgement stay in the send queue.
 //!
-//! Steps of one key keep their order: a step goes neither way while one that came before it is in the send queue, or is
-//! under way on the other connection.
+//! Steps of one key keep their order: a step uses neither connection while an earlier one is in the send queue, or in
+//! flight on the other connection.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -36,7 +36,7 @@ pub(super) struct Wires {
     number: u64,
 }
 
-/// Which of them something takes.
+/// Which connection a call uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionRole {
     Usual,
@@ -59,7 +59,7 @@ impl Wires {
         }
     }
 
-    /// Sends a call, and gives it a number. `asking` says that its slot is moving to this server.
+    /// Sends a call, and numbers it. `asking` says that its slot is moving to this server.
     pub(super) fn send(&mut self, role: ConnectionRole, command: &Packed, asking: bool) -> u64 {
         let number = self.number;
         self.number += 1;
@@ -70,7 +70,7 @@ impl Wires {
         number
     }
 
-    /// Writes as much as the connections take now.
+    /// Writes as much as the connections accept now.
     pub(super) async fn write(&mut self) {
         poll_fn(|cx| {
             self.each().for_each(|wire| wire.write(cx));
@@ -94,14 +94,14 @@ impl Wires {
     }
 }
 
-/// What is to be acknowledged, and what has been carried out and is not yet.
+/// Steps that need acknowledgement, and those carried out but not yet acknowledged.
 pub(super) struct Replicas {
     wanted: MinReplicas,
-    /// The number of the `WAIT` that goes out next.
+    /// The number of the next `WAIT`.
     round: u64,
-    /// Whether something has gone out that it is needed for.
+    /// Whether a step was sent that needs it.
     owed: bool,
-    /// What the server has done, with the number of the `WAIT` behind it, in that order.
+    /// Steps carried out by the server, with the number of the `WAIT` after each, in that order.
     done: VecDeque<(u64, Step, Answer)>,
 }
 
@@ -115,14 +115,14 @@ impl Replicas {
         }
     }
 
-    /// The number of the `WAIT` behind a call with these steps that goes out now.
+    /// The number of the `WAIT` after a call with these steps that is sent now.
     pub(super) fn send(&mut self, role: ConnectionRole, steps: &[Step]) -> u64 {
         self.owed |=
             role == ConnectionRole::Acknowledged && steps.iter().any(|step| step.call.is_acknowledged());
         self.round
     }
 
-    /// All that the connection had under way is over.
+    /// Ends everything that was in flight on the connection.
     pub(super) fn drain(&mut self) -> Vec<Step> {
         self.owed = false;
         self.done.drain(..).map(|(_, step, _)| step).collect()
@@ -152,12 +152,12 @@ impl Replicas {
     }
 }
 
-/// Which steps of the send queue may go out just now: all, where nothing has to be acknowledged.
+/// Which steps of the send queue may be sent now: all, if nothing needs acknowledgement.
 #[derive(Default)]
 pub(super) struct Gate {
-    /// Those that are to be acknowledged may not.
+    /// Steps that need acknowledgement may not.
     closed: bool,
-    /// The keys of steps that go before.
+    /// The keys of earlier steps.
     taken: HashSet<Box<str>>,
 }
 
@@ -176,14 +176,14 @@ impl Gate {
 }
 
 impl Call {
-    /// Whether replicas are to acknowledge it, where any are.
+    /// Whether replicas must acknowledge it, if there are any.
     pub(super) fn is_acknowledged(&self) -> bool {
         self.is_acquire() || self.is_renewal()
     }
 }
 
 impl Answer {
-    /// Whether the step has written what replicas are to have.
+    /// Whether the step wrote data that replicas must have.
     fn is_granted(&self) -> bool {
         match self {
             Answer::Acquired { .. } | Answer::InLine { .. } | Answer::All(_) | Answer::Renewed => true,
@@ -194,7 +194,7 @@ impl Answer {
 }
 
 impl Actor {
-    /// The way that steps take now.
+    /// The connection that steps use now.
     pub(super) fn role(&self) -> ConnectionRole {
         let asking = |call: &InFlight| matches!(call.load, Batch::Wait);
         match &self.replicas {
@@ -203,7 +203,7 @@ impl Actor {
         }
     }
 
-    /// What keeps steps back from going this way.
+    /// What prevents steps from using this connection.
     pub(super) fn gate(&self, role: ConnectionRole) -> Gate {
         if self.replicas.is_none() {
             return Gate::default();
@@ -222,7 +222,7 @@ impl Actor {
         }
     }
 
-    /// Sends a `WAIT` behind what needs one.
+    /// Sends a `WAIT` after steps that need one.
     pub(super) fn ask_replicas(&mut self, wires: &mut Wires) {
         let timeout = self.connector.access.timeout;
         let Some(replicas) = self.replicas.as_mut().filter(|replicas| replicas.owed) else {
@@ -249,7 +249,7 @@ impl Actor {
         });
     }
 
-    /// Keeps an answer until replicas have acknowledged the step; returns it where they need not.
+    /// Keeps an answer until replicas have acknowledged the step; returns it if they need not.
     pub(super) fn unless_acknowledged_later(
         &mut self,
         step: Step,
@@ -260,7 +260,7 @@ impl Actor {
         let is_asked = self.calls.iter().any(is_behind);
         match &mut self.replicas {
             Some(replicas) if step.call.is_acknowledged() && answer.is_granted() => {
-                // The `WAIT` behind it may have been given up.
+                // The `WAIT` after it may have been given up.
                 replicas.owed |= !is_asked;
                 replicas.done.push_back((round, step, answer));
                 None
@@ -269,7 +269,7 @@ impl Actor {
         }
     }
 
-    /// What replicas have said of all that went out before.
+    /// Handles the replicas' acknowledgement of everything that was sent before.
     pub(super) fn acknowledged(&mut self, round: u64, outcome: CallOutcome) -> After {
         let Some(replicas) = &mut self.replicas else {
             return After::Fine;
@@ -281,7 +281,7 @@ impl Actor {
             Some(Ok(_)) => Err(StoreError::unknown(
                 "the server gave an answer to WAIT that makes no sense",
             )),
-            // With the connection, all that is not acknowledged is written off.
+            // With the connection, everything unacknowledged fails.
             Some(Err(error)) if is_broken(&error) => return After::Broken(error.to_string()),
             Some(Err(error)) => Err(not_asked(&error)),
         };
@@ -315,7 +315,7 @@ impl Actor {
     }
 }
 
-/// The server does not say: what stands before it was done all the same.
+/// The server does not tell: the steps before it were done all the same.
 fn not_asked(error: &RedisError) -> StoreError {
     let error = classify(error);
     StoreError {

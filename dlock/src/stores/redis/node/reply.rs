@@ -1,12 +1,12 @@
-//! Replies as they come from the server: where one ends, and what it says.
+//! Replies from the server: where one ends, and its value.
 //!
-//! The `redis` crate reads them, but for the most common ones, a number or an array of numbers: its parser takes longer
-//! for these than all else that a call needs here (docs/performance.md).
+//! The `redis` crate parses them, except for the most common ones, a number or an array of numbers: its parser takes
+//! longer for these than everything else that a call needs here (docs/performance.md).
 
 use redis::{ErrorKind, RedisError, Value};
 
-/// The value that begins the input, and its length; `None` if not all of it is there. Then `looked_at` says how far it
-/// is known: a large one is not looked at anew with each part that comes.
+/// Returns the first value of the input, and its length; `None` if it is incomplete. Then `looked_at` stores how far it
+/// was scanned: a large one is not rescanned with each new part.
 pub(super) fn first_value(
     input: &[u8],
     looked_at: &mut LookedAt,
@@ -23,10 +23,10 @@ pub(super) fn first_value(
     redis::parse_redis_value(&input[..end]).map(|value| Some((value, end)))
 }
 
-/// Room that is made for an array before its values are there.
+/// Space reserved for an array before its values arrive.
 const ROOM: usize = 1024;
 
-/// A number or an array of nothing else, if that is what comes first and all of it is there.
+/// Parses a number or an array of numbers, if that comes first and is complete.
 fn numbers(input: &[u8]) -> Option<(Value, usize)> {
     let (number, mut at) = number(input, 1)?;
     match input.first()? {
@@ -48,7 +48,7 @@ fn numbers(input: &[u8]) -> Option<(Value, usize)> {
     }
 }
 
-/// The number that stands there, and where the next line begins.
+/// Parses a number, and returns where the next line begins.
 fn number(input: &[u8], at: usize) -> Option<(i64, usize)> {
     let is_negative = *input.get(at)? == b'-';
     let begin = at + usize::from(is_negative);
@@ -67,14 +67,14 @@ fn number(input: &[u8], at: usize) -> Option<(i64, usize)> {
     }
 }
 
-/// The longest line, in bytes; a longer one is no reply. Servers take no longer ones either.
+/// The maximum length of a line, in bytes; a longer one is not a reply. Servers accept no longer ones either.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// How far the value that begins the input is known.
+/// How far the first value of the input was scanned.
 pub(super) struct LookedAt {
     /// Where the last value ends that was seen.
     end: usize,
-    /// How many values have to come behind that.
+    /// How many values must follow.
     missing: usize,
 }
 
@@ -85,7 +85,7 @@ impl Default for LookedAt {
 }
 
 impl LookedAt {
-    /// Goes on where it ended before. Whether all of the value is there.
+    /// Continues the scan. Returns whether the value is complete.
     fn look(&mut self, input: &[u8]) -> Result<bool, RedisError> {
         while self.missing > 0 {
             let rest = input.get(self.end..).unwrap_or_default();
@@ -95,7 +95,7 @@ impl LookedAt {
                     false => Err(malformed()),
                 };
             };
-            // A null has the length -1.
+            // Null has the length -1.
             let length = number(input, self.end + 1).map(|(length, _)| usize::try_from(length).ok());
             let (mut end, mut more) = (self.end + line.len() + 2, 0);
             match line.first() {
@@ -108,7 +108,7 @@ impl LookedAt {
                     let length = length.ok_or_else(malformed)?.unwrap_or(0);
                     more = match kind {
                         b'%' => length.saturating_mul(2),
-                        // What it says is about the value behind it.
+                        // An attribute describes the value after it.
                         b'|' => length.saturating_mul(2).saturating_add(1),
                         _ => length,
                     };
@@ -123,7 +123,7 @@ impl LookedAt {
     }
 }
 
-/// What stands before the first end of a line.
+/// The text before the first end of a line.
 fn line(input: &[u8]) -> Option<&[u8]> {
     let mut from = 0;
     loop {

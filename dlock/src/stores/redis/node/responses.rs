@@ -1,4 +1,4 @@
-//! What becomes of steps: answered, failed, sent again, or remembered because a copy may yet take effect.
+//! The outcomes of steps: answered, failed, resent, or remembered because a copy may still take effect.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::base::clock;
 use crate::store::{Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, Verb};
 
-/// What to do after a call came back.
+/// What to do after a call returned.
 pub(super) enum After {
     Fine,
-    /// The server does not know the script: the same steps again, with its text.
+    /// The server does not have the script: send the same steps again, with its text.
     Again(Batch, ConnectionRole),
     Broken(String),
 }
 
-/// What is known of a call that was carried out.
+/// What is known about a call that was carried out.
 struct Response {
     /// When, by the server's clock (µs).
     server_time: u64,
@@ -33,7 +33,7 @@ struct Response {
 }
 
 impl Actor {
-    /// Fails what is over its time, and queues what is due again.
+    /// Fails timed-out steps, and queues due ones again.
     pub(super) fn look_at_the_clock(&mut self) {
         let now = clock::now();
         while self
@@ -41,7 +41,7 @@ impl Actor {
             .first_key_value()
             .is_some_and(|((at, _), _)| *at <= now)
         {
-            // At the back, where it is the last whose time ends.
+            // At the back, where it is the last to time out.
             if let Some((_, step)) = self.later.pop_first() {
                 self.send_queue.push(step);
             }
@@ -84,7 +84,7 @@ impl Actor {
         }
     }
 
-    /// Answers a step with a failure, and remembers what may yet take effect.
+    /// Answers a step with a failure, and remembers copies that may still take effect.
     pub(super) fn fail(&mut self, step: &mut Step, mut error: StoreError) {
         step.admit(&mut error);
         if error.outcome == Outcome::Unknown {
@@ -108,14 +108,14 @@ impl Actor {
         let _ = reply.send(Err(error));
     }
 
-    /// A claim goes out anew, and its release may have overtaken it.
+    /// A claim is sent again, and its release may have overtaken it.
     fn remember_claim(&mut self, step: &Step) {
         if let Some(id) = step.call.claims() {
             self.late_copies.remember(id, step.refuse_after);
         }
     }
 
-    /// Releases a claim after a while, without a caller to wait for the answer.
+    /// Releases a claim after a while, without a waiting caller.
     fn release_again(&mut self, call: Call, wait: Duration) {
         let at = clock::now() + wait.min(self.connector.access.patience() * 2);
         let deadline = at + self.connector.access.patience();
@@ -123,7 +123,7 @@ impl Actor {
         self.later.insert((at, self.next), unanswered(call, deadline));
     }
 
-    /// Deals with the outcome of the call at this index.
+    /// Handles the outcome of the call at this index.
     pub(super) fn answered_call(&mut self, at: usize, outcome: CallOutcome) -> After {
         let Some(call) = self.calls.remove(at) else {
             return After::Fine;
@@ -176,7 +176,7 @@ impl Actor {
                     };
                     return self.all_answered(steps, answers, answered_call);
                 }
-                // What comes behind it may belong to other calls.
+                // What follows may belong to other calls.
                 None => {
                     self.write_off(Batch::Steps(steps));
                     return After::Broken(script::strange().message);
@@ -233,8 +233,8 @@ impl Actor {
         After::Fine
     }
 
-    /// A call was refused before any of its steps was looked at: those that have a caller are to be sent again, as if
-    /// for the first time. Calls that are under way may be carried out before them.
+    /// A call was refused before any of its steps was processed: steps with a caller are resent, as if for the first
+    /// time. Calls in flight may be carried out before them.
     pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
         for call in &mut self.calls {
             call.overtook = true;
@@ -246,7 +246,7 @@ impl Actor {
                 self.remember_claim(&step);
                 again.push(step);
             } else if step.sent == 0 {
-                // Failed meanwhile, and this was the only copy.
+                // Failed in the meantime, and this was the only copy.
                 for id in step.call.takes() {
                     self.late_copies.settle(&id);
                 }
@@ -266,7 +266,7 @@ impl Actor {
         if let Some(trouble) = &demotion
             && self.was_master
         {
-            // None of them did anything.
+            // None of them had any effect.
             let steps = self.not_carried_out(steps);
             self.send_queue.put_back(steps);
             return After::Broken(trouble.clone());
@@ -281,7 +281,7 @@ impl Actor {
             }
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
-                // It may have come before a release of our own that stood before it in the send queue.
+                // It may have arrived before a release of our own that was ahead of it in the send queue.
                 Ok(answer) if answer.is_busy() => answered_call.overtook,
                 _ => false,
             };
@@ -306,8 +306,7 @@ impl Actor {
     fn answered(&mut self, mut step: Step, answer: Result<Answer, StoreError>, answered_call: &Response) {
         let server_time = answered_call.server_time;
         if let Some(grant) = &step.call.releases() {
-            // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
-            // any more.
+            // Nothing there: the acquire may still be in flight, and this release counts once it cannot be any more.
             if let Some(refuse_after) = self.late_copies.get(grant) {
                 if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
@@ -346,7 +345,7 @@ impl Actor {
         }
     }
 
-    /// What an answer says of the copies of a claim that may be on their way.
+    /// What an answer tells about copies of a claim that may be in flight.
     fn settle_claim(&mut self, step: &Step, answer: &Result<Answer, StoreError>, server_time: u64) {
         if let Some(id) = step.call.claims()
             && step.sent == 1
@@ -358,18 +357,18 @@ impl Actor {
             return;
         };
         match (&step.call.verb, answer) {
-            // Released, and a copy of the claim may yet arrive: once more when none can take effect any more.
+            // Released, but a copy of the claim may still arrive: release again when none can take effect any more.
             (Verb::GiveBack { .. }, _) if server_time <= refuse_after => {
                 let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
                 self.release_again(step.call.clone(), wait);
             }
-            // Whatever comes finds the result.
+            // Every later copy finds the result.
             (Verb::GiveBack { .. }, _) | (_, Ok(Answer::Done { .. })) => self.late_copies.settle(id),
             _ => {}
         }
     }
 
-    /// The connection broke under these: what may be repeated is sent again, the rest has failed.
+    /// The connection broke under these: repeatable steps are resent, the others fail.
     pub(super) fn write_off(&mut self, load: Batch) {
         let steps = match load {
             Batch::Steps(steps) => steps,
@@ -392,7 +391,7 @@ impl Actor {
     }
 }
 
-/// Why a step was not done; of several locks, the lock that stood in the way.
+/// Why a step was not done; for several locks, which lock was busy.
 pub(super) fn answer_error(answer: &Result<Answer, StoreError>) -> Option<&StoreError> {
     match answer {
         Err(error) => Some(error),
@@ -401,7 +400,7 @@ pub(super) fn answer_error(answer: &Result<Answer, StoreError>) -> Option<&Store
     }
 }
 
-/// A step without a caller to wait for the answer.
+/// A step without a waiting caller.
 fn unanswered(call: Call, deadline: Instant) -> Step {
     Queuing::new(call, deadline, oneshot::channel().0, None)
 }

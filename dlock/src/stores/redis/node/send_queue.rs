@@ -10,24 +10,25 @@ use super::Step;
 use super::replicas::Gate;
 use crate::stores::redis::cluster::slot::Slot;
 
-/// Steps in one call.
+/// The maximum number of steps in one call.
 pub(super) const BATCH: usize = 256;
-/// Bytes that the steps of one call may bring along, unless one alone has more: so that a large result
-/// delays few others.
+/// The maximum number of bytes of the steps of one call, unless one alone has more: so that a large result delays few
+/// others.
 const HEAVY: usize = 1024 * 1024;
-/// As far is looked, from the front, for a step that can go out now.
+/// How far to search, from the front, for a step that can be sent now.
 const WINDOW: usize = 1024;
-/// As far is looked, from that step on, for others of its slot.
+/// How far to search, from that step on, for others of its slot.
 const NEAR: usize = BATCH;
 
 pub(super) struct SendQueue {
     steps: VecDeque<Step>,
-    /// The number of the next step. The servers of a Cluster count in common, so that steps keep their order when they move.
+    /// The number of the next step. The servers of a Cluster share the count, so that steps keep their order when they
+    /// move.
     next: Arc<AtomicU64>,
-    /// When the first of those can go out that were held back when it was last looked.
+    /// When the first held-back step can be sent, as of the last check.
     pub(super) wakes_at: Option<Instant>,
-    /// Releases that have failed, until their callers ask again: an acquire that comes in between shall not find the
-    /// lock taken. They go out before everything else.
+    /// Failed releases, until their callers ask again: an acquire in between must not find the lock taken. They are
+    /// sent before everything else.
     failed_releases: VecDeque<Step>,
 }
 
@@ -49,7 +50,7 @@ impl SendQueue {
         self.steps.is_empty() && self.failed_releases.is_empty()
     }
 
-    /// Keeps a release that has failed until its deadline, which is never before that of one kept earlier.
+    /// Keeps a failed release until its deadline, which is never before that of one kept earlier.
     pub(super) fn keep(&mut self, release: Step) {
         self.failed_releases.push_back(release);
     }
@@ -59,7 +60,7 @@ impl SendQueue {
         self.steps.push_back(step);
     }
 
-    /// Steps that were sent and are to be sent again go to where they were: before all that came after them.
+    /// Puts steps to be resent back to their positions: before all later ones.
     pub(super) fn put_back(&mut self, steps: impl IntoIterator<Item = Step>) {
         let before = self.steps.len();
         self.steps.extend(steps);
@@ -68,8 +69,8 @@ impl SendQueue {
         }
     }
 
-    /// Releases go first from now on: what is free shall be seen as free. A release whose acquire is in the queue too
-    /// stays behind that: a quorum that has decided waits for no member.
+    /// Sends releases first from now on, so that released locks are seen as available. A release whose acquire is in
+    /// the queue too stays behind that: a quorum that has decided waits for no member.
     pub(super) fn releases_first(&mut self) {
         let acquires = self.steps.iter().filter(|step| step.call.is_acquire());
         let taken: HashSet<String> = acquires.flat_map(|step| step.call.takes()).collect();
@@ -83,7 +84,7 @@ impl SendQueue {
         }
     }
 
-    /// When the first of them is over its time.
+    /// When the first of them times out.
     pub(super) fn due(&self) -> Option<Instant> {
         let queues = [&self.steps, &self.failed_releases];
         let fronts = queues.into_iter().filter_map(VecDeque::front);
@@ -96,8 +97,8 @@ impl SendQueue {
         queues.into_iter().find(is_overdue)?.pop_front()
     }
 
-    /// The steps that go out together next: steps of one slot, if another call may be made there, and at most so many
-    /// unless one alone is more.
+    /// Takes the steps to send together next: steps of one slot, if another call may be made there, and at most this
+    /// many unless one alone is more.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -130,7 +131,7 @@ impl SendQueue {
         Some(company(&mut self.steps, at, most, may_go))
     }
 
-    /// Takes out all steps of these slots: the queued ones, and the releases that have failed.
+    /// Takes all steps of these slots: the queued ones, and the failed releases.
     pub(super) fn drain(&mut self, slots: &HashSet<Slot>) -> (Vec<Step>, Vec<Step>) {
         let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
         (
@@ -139,14 +140,14 @@ impl SendQueue {
         )
     }
 
-    /// Takes out everything.
+    /// Takes everything.
     pub(super) fn drain_all(&mut self) -> impl Iterator<Item = Step> + use<> {
         let kept = std::mem::take(&mut self.failed_releases);
         kept.into_iter().chain(std::mem::take(&mut self.steps))
     }
 }
 
-/// Takes the step at this index out of the queue, and with it others of its slot that come after it.
+/// Takes the step at this index out of the queue, and later steps of its slot with it.
 fn company(
     queue: &mut VecDeque<Step>,
     at: usize,
@@ -175,7 +176,7 @@ fn company(
     if indices.len() == indices[indices.len() - 1] - at + 1 {
         return queue.drain(at..at + indices.len()).collect();
     }
-    // From behind, so that the positions before stay what they are.
+    // From the back, so that the earlier indices stay valid.
     let mut steps: Vec<_> = indices
         .iter()
         .rev()

@@ -1,8 +1,8 @@
-//! Slots that come to a server of a Cluster and go to another, and the steps that go with them.
+//! Slots that move between servers of a Cluster, and their steps.
 //!
-//! Steps of a slot keep their order on the way. The server that gets a slot is told first, and sends none of its
-//! steps until those have arrived that the other one still had; that one hands them over as soon as none of its
-//! calls of the slot is under way any more.
+//! Steps of a slot keep their order during the move. The receiving server is told first, and sends none of its steps
+//! until those of the other server have arrived; that one transfers them as soon as none of its calls of the slot is in
+//! flight any more.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,32 +11,32 @@ use super::actor::Actor;
 use super::{Node, Request, Step};
 use crate::stores::redis::cluster::slot::Slot;
 
-/// Slots that go the same way.
+/// Slots with the same source and target.
 pub(in super::super) type Slots = Arc<[Slot]>;
 
-/// What a server is told.
+/// A message to a server.
 pub(super) enum Move {
-    /// These slots come here, once another server has handed them over.
+    /// These slots come here, once another server has transferred them.
     Expect(Slots),
     /// These slots go there.
     Give(Slots, Node),
     /// Steps from another server.
     Arrive(Parcel),
-    /// The server has no slots any more, and is not one to have any.
+    /// The server has no slots any more, and will not get any.
     Retire,
 }
 
-/// What a server hands over.
+/// What a server transfers.
 #[derive(Default)]
 pub(super) struct Parcel {
-    /// The slots that come with it; of a few steps that are only passed on, none.
+    /// The slots that come with it; none for steps that are only passed on.
     slots: Vec<Slot>,
     steps: Vec<Step>,
     /// Releases that have failed, see [`SendQueue::keep`](super::send_queue::SendQueue::keep).
     kept: Vec<Step>,
 }
 
-/// What is to happen to slots, one thing after the other.
+/// Pending slot changes, in order.
 #[derive(Default)]
 pub(super) struct SlotMigrations(HashMap<Slot, VecDeque<Pending>>);
 
@@ -59,7 +59,7 @@ impl SlotMigrations {
         self.0.entry(slot).or_default().push_back(pending);
     }
 
-    /// What is done now, if it is that.
+    /// Performs the change now, if possible.
     fn done(&mut self, slot: Slot, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
         let queue = self.0.get_mut(&slot)?;
         let done = match queue.front().is_some_and(is_it) {
@@ -92,7 +92,7 @@ impl Node {
         }));
     }
 
-    /// Ends the connection and hands over what is left.
+    /// Ends the connection and transfers what is left.
     pub(in super::super) fn retire(&self) {
         self.tell(Move::Retire);
     }
@@ -124,7 +124,7 @@ impl Actor {
         }
     }
 
-    /// Hands over what goes to other servers and is not under way, of these slots.
+    /// Transfers the steps of these slots that go to other servers and are not in flight.
     pub(super) fn give_slots(&mut self, slots: &[Slot]) {
         if self.moves.is_empty() {
             return;
@@ -133,7 +133,7 @@ impl Actor {
         let mut parcels: Vec<(Node, HashSet<Slot>)> = Vec::new();
         for slot in slots.iter().filter(|slot| !under_way.contains(slot)) {
             let leaves = |next: &Pending| matches!(next, Pending::Departure(_));
-            // One step at a time: what comes after a departure has to arrive first.
+            // One change at a time: what follows a departure has to arrive first.
             let Some(Pending::Departure(to)) = self.moves.done(*slot, leaves) else {
                 continue;
             };
@@ -148,7 +148,7 @@ impl Actor {
         for (to, slots) in parcels {
             let (mut steps, mut kept) = self.send_queue.drain(&slots);
             steps.iter_mut().for_each(|step| step.asking = false);
-            // Nothing that was sent here can take effect any more, so there is nothing to wait for.
+            // Steps sent here can no longer take effect, so there is nothing to wait for.
             let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
             let later = self.later.iter().filter(|(_, step)| is_theirs(step));
             let later: Vec<_> = later.map(|(at, _)| *at).collect();
@@ -167,7 +167,7 @@ impl Actor {
         self.give_slots(&slots);
     }
 
-    /// The end of a server that has retired: hands over what is left, as soon as it has come here itself.
+    /// The end of a retired server: transfers what is left, as soon as it has arrived here itself.
     pub(super) async fn wind_up(mut self) {
         loop {
             self.give_all_slots();
@@ -187,7 +187,7 @@ impl Actor {
         while let Ok(request) = self.requests.try_recv() {
             self.take_in(request);
         }
-        // The others' slots: these were passed on to this server only for a moment.
+        // Slots of other servers: their steps were passed on to this server only for a moment.
         if let Some(cluster) = self.cluster() {
             let later = std::mem::take(&mut self.later).into_values();
             cluster.reroute(self.send_queue.drain_all().chain(later).collect());

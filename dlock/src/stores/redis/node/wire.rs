@@ -1,7 +1,7 @@
-//! A connection that moves when its user is polled: what is sent, and which reply belongs to which call.
+//! A connection that makes progress when its user polls it: what is sent, and which reply belongs to which call.
 //!
-//! The library makes the connection and logs in; from then on the bytes are ours. Between a caller's step and the socket
-//! there is one task then, and no channel but the one to it.
+//! The library makes the connection and logs in; from then on the bytes are ours. So there is one task between a
+//! caller's step and the socket, and only the channel to that task.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -14,20 +14,21 @@ use super::reply::{LookedAt, first_value};
 use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::Link;
 
-/// Bytes that are read at a time.
+/// How many bytes to read at a time.
 const READ: usize = 16 * 1024;
-/// A buffer that was larger than this is not kept.
+/// A larger buffer is not reused.
 const LARGE: usize = 1024 * 1024;
-/// Reads of one poll. A server that sends without end would otherwise keep the task from its timers.
+/// The maximum number of reads in one poll. Otherwise a server that sends without end would keep the task from its
+/// timers.
 const READS: usize = 16;
 
-/// A command beside the calls, and where its reply goes.
+/// A command outside the calls, and the receiver of its reply.
 pub(in super::super) struct Aside {
     pub(in super::super) cmd: Cmd,
     pub(in super::super) reply: oneshot::Sender<Result<Value, RedisError>>,
 }
 
-/// Whose a reply is.
+/// The recipient of a reply.
 enum Expected {
     Call(u64),
     Aside(oneshot::Sender<Result<Value, RedisError>>),
@@ -42,25 +43,25 @@ pub(super) struct Replied {
     pub(super) result: Result<Value, RedisError>,
 }
 
-/// How far the connection has come.
+/// The state of the connection.
 enum State {
     Open,
     /// Nothing more is sent, for this reason; what the server sent before can still be read.
     Closing(String),
-    /// What came was no reply, or one to no command: what comes behind it belongs to no call for certain.
+    /// The input was not a reply, or a reply to no command: nothing after it certainly belongs to a call.
     OutOfStep(String),
 }
 
 pub(super) struct Wire {
     link: Link,
-    /// What is to be written; of it this much is.
+    /// Bytes to write, and how many are written.
     output: Vec<u8>,
     written: usize,
     is_flushed: bool,
-    /// What was read; of it this much was taken out.
+    /// Bytes read, and how many are consumed.
     input: Vec<u8>,
     taken: usize,
-    /// Of the first value behind that.
+    /// The scan of the next value.
     looked_at: LookedAt,
     scratch: Box<[u8]>,
     /// In the order in which the commands were sent.
@@ -84,12 +85,12 @@ impl Wire {
         }
     }
 
-    /// Puts a call behind what is to be written.
+    /// Appends a call to the bytes to write.
     pub(super) fn send(&mut self, command: &Packed, number: u64) {
         self.put(command, Expected::Call(number));
     }
 
-    /// The same to a server that the slot of the call is moving to.
+    /// Appends a call for a server to which its slot is moving.
     pub(super) fn send_asking(&mut self, command: &Packed, number: u64) {
         self.put(&Packed::from(&redis::cmd("ASKING")), Expected::Nobody);
         self.put(command, Expected::Call(number));
@@ -100,8 +101,8 @@ impl Wire {
         self.expected.push_back(expected);
     }
 
-    /// Moves what is to be moved, and takes the next reply to a call. An error when the connection has ended and
-    /// all replies were taken.
+    /// Makes progress, and returns the next reply to a call. Fails when the connection has ended and all replies were
+    /// returned.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Replied, String>> {
         while let Some(Poll::Ready(Some(aside))) =
             self.link.asides.as_mut().map(|asides| asides.poll_recv(cx))
@@ -133,7 +134,7 @@ impl Wire {
         Poll::Pending
     }
 
-    /// Writes as much as the connection takes now.
+    /// Writes as much as the connection accepts now.
     pub(super) fn write(&mut self, cx: &mut Context<'_>) {
         if !matches!(self.state, State::Open) {
             return self.output.clear();
@@ -165,7 +166,7 @@ impl Wire {
         }
     }
 
-    /// Reads once. Whether there was anything.
+    /// Reads once. Returns whether there was anything.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let mut buffer = ReadBuf::new(&mut self.scratch);
         match self.link.stream.as_mut().poll_read(cx, &mut buffer) {
@@ -180,7 +181,7 @@ impl Wire {
         Poll::Ready(false)
     }
 
-    /// The next reply to a call among what was read.
+    /// Returns the next reply to a call from the bytes read.
     fn next_reply(&mut self) -> Result<Option<Replied>, RedisError> {
         if matches!(self.state, State::OutOfStep(_)) {
             return Ok(None);
@@ -192,7 +193,7 @@ impl Wire {
                 continue;
             }
             match self.expected.pop_front() {
-                // An error of the server comes as a value.
+                // An error reply of the server is a value.
                 Some(Expected::Call(to)) => {
                     let result = value.extract_error();
                     return Ok(Some(Replied { to, result }));
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(next(&mut wire).await.unwrap().0, 1);
         let (number, refused) = next(&mut wire).await.unwrap();
         assert_eq!((number, refused.unwrap_err().code()), (2, Some("ERR")));
-        // Beside the calls, and between two of them.
+        // Outside the calls, and between two of them.
         let (reply, replied) = oneshot::channel();
         let cmd = redis::cmd("GET").arg("c").to_owned();
         assert!(sender.send(Aside { cmd, reply }).is_ok());
@@ -324,7 +325,7 @@ mod tests {
             wire.send(&get("a"), number);
         }
         assert_eq!(next(&mut wire).await.unwrap(), (1, Ok(Value::Int(1))));
-        // Nor can anything be written any more, whichever is seen first.
+        // Writing fails too, whichever is noticed first.
         assert!(next(&mut wire).await.is_err() && next(&mut wire).await.is_err());
     }
 

@@ -1,4 +1,4 @@
-//! Commands about subscriptions that are under way together.
+//! Subscription commands in flight together.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,23 +8,23 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError, Value};
 use tokio::time::Instant;
 
-/// One batch; the next one goes out when all has come that belongs to it.
+/// One batch; the next one is sent when this one is complete.
 pub(super) struct Batch {
-    /// An answer to each command, in the order in which they come.
+    /// An answer to each command, in order of arrival.
     coming: Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>,
     answers: Option<Vec<Value>>,
     /// How many commands end a subscription; they come first.
     leaving: usize,
-    /// What is asked for after that.
+    /// The requested channels after that.
     asked: Vec<Arc<str>>,
-    /// What the last push is about, unless that has come.
+    /// The channel of the last push, until it has come.
     mark: Option<String>,
     deadline: Instant,
 }
 
 impl Batch {
-    /// Sends the commands: those that end a subscription, one for each channel that is asked for, and, where the server
-    /// may speak unasked, one more with this mark. One without commands tests the connection.
+    /// Sends the commands: unsubscribes first, then one per requested channel, and, if the server may send pushes, one
+    /// more with this mark. A batch without commands tests the connection.
     pub(super) fn send(
         mut commands: Pipeline,
         leaving: usize,
@@ -35,7 +35,7 @@ impl Batch {
     ) -> Batch {
         let mut count = leaving + asked.len();
         if let Some(mark) = &mark {
-            // There is no subscription there: it is answered all the same, by a push.
+            // There is no such subscription: the server still answers with a push.
             commands.cmd("UNSUBSCRIBE").arg(mark);
             count += 1;
         } else if count == 0 {
@@ -52,13 +52,13 @@ impl Batch {
         }
     }
 
-    /// Until the answers are there. An error with what is wrong with the connection, or none where something is missing
-    /// when its time is up. May be dropped and called again.
+    /// Waits for the answers. Fails with the trouble of the connection, or without one if something is missing after
+    /// the timeout. May be dropped and called again.
     pub(super) async fn answered(&mut self) -> Result<(), Option<String>> {
         let coming = async {
             match self.answers {
                 None => (&mut self.coming).await,
-                // What is missing is a push.
+                // A push is missing.
                 Some(_) => std::future::pending().await,
             }
         };
@@ -75,16 +75,16 @@ impl Batch {
         self.mark.take_if(|mark| mark == channel);
     }
 
-    /// Whether all has come that belongs to it.
+    /// Whether everything that belongs to it has come.
     pub(super) fn is_over(&self) -> bool {
-        // A user that may not end subscriptions is told of no end either: then the last answer has to do.
+        // A user that may not unsubscribe gets no push either: then the last answer must suffice.
         let is_refused = |answers: &Vec<Value>| matches!(answers.last(), Some(Value::ServerError(_)));
         let answers = self.answers.as_ref();
         answers.is_some_and(|answers| self.mark.is_none() || is_refused(answers))
     }
 
-    /// What was asked for, each with its refusal if there is one at its position. They are at their positions unless
-    /// the server has spoken unasked.
+    /// Returns the requested channels, each with its refusal if there is one at its position. The positions match
+    /// unless the server has sent pushes in between.
     pub(super) fn refusals(self) -> impl Iterator<Item = (Arc<str>, Option<RedisError>)> {
         let mut answers = self.answers.into_iter().flatten().skip(self.leaving);
         self.asked.into_iter().map(move |channel| {

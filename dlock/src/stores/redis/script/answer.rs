@@ -1,4 +1,4 @@
-//! What the script answers.
+//! The answers of the script.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::stores::redis::kinds::KindStep;
 use crate::stores::redis::node::refused;
 use crate::stores::redis::permits;
 
-/// What a step answered.
+/// The answer to a step.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Acquired {
         first: u64,
         last: u64,
     },
-    /// The same, and the numbers of the next waiters in the queue that belong to this client.
+    /// Acquired, with the numbers of the next waiters in the queue that belong to this client.
     InLine {
         first: u64,
         last: u64,
@@ -28,32 +28,32 @@ pub(crate) enum Answer {
     },
     Busy {
         remaining: Option<Duration>,
-        /// Within which time a waiter asks again.
+        /// The time within which a waiter asks again.
         again: Option<Duration>,
-        /// How many processes wait for a plain lock, where they are many.
+        /// How many processes wait for a plain lock, if they are many.
         listeners: Option<u64>,
     },
-    /// There are fewer permits in all than are wanted.
+    /// The total is smaller than the requested permits.
     TooFew,
     /// The first and the last token of each of several.
     All(Vec<(u64, u64)>),
-    /// None of several, because of what was answered to the one at this place.
+    /// None of several, because of the answer for the one at this index.
     None {
         at: usize,
         answer: Box<Result<Answer, StoreError>>,
     },
     Released {
-        /// How many clients were notified; `None` when the server forbids to tell.
+        /// How many clients were notified; `None` if the server forbids to tell.
         receivers: Option<u64>,
     },
-    /// The grant is not there.
+    /// The grant does not exist.
     Gone,
     Renewed,
-    /// To each of the renewals that a step carries.
+    /// For each of the renewals in a step.
     Renewals(Vec<Result<Renewal, StoreError>>),
     Holders(Vec<Holder>),
     Counted(CounterReply),
-    /// An entry of a client, and when it goes.
+    /// An entry of a client, and when it expires.
     Entry(Vec<u8>, Duration),
     /// The messages of a mailbox.
     Mail(Vec<Vec<u8>>),
@@ -61,7 +61,7 @@ pub(crate) enum Answer {
     Abstains {
         votes_in: Duration,
     },
-    /// Whether it was there, and was done.
+    /// Whether it existed, and was done.
     There(bool),
     Claimed {
         attempt: u32,
@@ -76,7 +76,7 @@ pub(crate) enum Answer {
     Orphan {
         attempt: u32,
     },
-    /// To a claim for a slot, in µs since the epoch.
+    /// For a claim of a slot, in µs since the epoch.
     Slot {
         now: u64,
         slot: u64,
@@ -88,7 +88,7 @@ pub(crate) enum Answer {
     TooFarAhead,
     Look(RecordLook),
     Forget(ForgetReply),
-    /// The call had answers enough: the same request again, please.
+    /// The call had enough answers: send the same request again.
     Again,
     Done {
         told: bool,
@@ -97,7 +97,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// Whether another holder or waiter was in the way.
+    /// Whether it was blocked by another holder or waiter.
     pub(crate) fn is_busy(&self) -> bool {
         match self {
             Answer::Busy { .. } | Answer::TooFew | Answer::Running { .. } => true,
@@ -110,13 +110,13 @@ impl Answer {
 
 /// The reply to a call.
 pub(crate) struct Reply {
-    /// When the server carried it out (µs of its clock), where it says so: always where a release found nothing.
+    /// When the server carried it out (µs of its clock), if it tells: always if a release found nothing.
     pub(crate) server_time: Option<u64>,
     /// To the steps in their order.
     pub(crate) answers: Vec<Result<Answer, StoreError>>,
 }
 
-/// The reply to a call with these steps.
+/// Parses the reply to a call with these steps.
 pub(crate) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'a Call>) -> Option<Reply> {
     let parts = match reply {
         Value::Array(parts) => parts,
@@ -159,7 +159,7 @@ pub(crate) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'
     })
 }
 
-/// The short reply to a call with this step alone.
+/// Parses the short reply to a call with this single step.
 fn read_alone(number: i64, step: &Call) -> Option<Reply> {
     let Verb::Acquire { tokens, .. } = &step.verb else {
         return Some(Reply {
@@ -178,12 +178,12 @@ fn read_alone(number: i64, step: &Call) -> Option<Reply> {
     })
 }
 
-/// The error for what no server of this protocol says.
+/// The error for a reply outside this protocol.
 pub(crate) fn strange() -> StoreError {
     StoreError::unknown("the server gave an answer that makes no sense")
 }
 
-/// What became of each of these renewals.
+/// The outcome of each of these renewals.
 fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, StoreError>>> {
     let mut all = vec![Ok(Renewal::Renewed); count];
     match part {
@@ -298,7 +298,7 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
     }
 }
 
-/// The answers about records; `None` where it is no such answer.
+/// Parses the answers about records; `None` for other answers.
 fn read_record(name: &str, words: &Words<'_>) -> Result<Option<Answer>, StoreError> {
     Ok(Some(match name {
         "claimed" => Answer::Claimed {
@@ -350,7 +350,7 @@ fn read_record(name: &str, words: &Words<'_>) -> Result<Option<Answer>, StoreErr
     }))
 }
 
-/// The key holds what is no lock of this kind.
+/// The key holds something other than a lock of this kind.
 fn taken(found: &str) -> StoreError {
     let article = match found {
         "hash" => "other data (a hash)".to_owned(),
@@ -362,7 +362,7 @@ fn taken(found: &str) -> StoreError {
     StoreError::not_done(Reason::KeyTaken(article), message)
 }
 
-/// The words of an answer: its name, and what it says.
+/// The words of an answer: its name, and its values.
 struct Words<'a>(&'a [Value]);
 
 impl Words<'_> {
@@ -401,7 +401,7 @@ impl Words<'_> {
         self.number(at).map(Duration::from_micros)
     }
 
-    /// A number that may be missing: then it is negative, as where the server forbids to tell.
+    /// An optional number: negative if missing, as when the server forbids to tell.
     fn optional(&self, at: usize) -> Result<Option<u64>, StoreError> {
         match self.at(at)? {
             Value::Int(number) => Ok(u64::try_from(*number).ok()),
@@ -409,13 +409,13 @@ impl Words<'_> {
         }
     }
 
-    /// In milliseconds; negative where there is no end.
+    /// In milliseconds; negative if there is no end.
     fn ttl(&self, at: usize) -> Result<Option<Duration>, StoreError> {
         let millis = self.optional(at)?;
         Ok(millis.map(Duration::from_millis))
     }
 
-    /// The first and the last of the tokens whose number follows.
+    /// The first and the last of the tokens, given as a number of tokens.
     fn tokens(&self, at: usize) -> Result<(u64, u64), StoreError> {
         let first = self.number(at)?;
         let behind_first = self.number(at + 1)?.checked_sub(1).ok_or_else(strange)?;

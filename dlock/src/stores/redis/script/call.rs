@@ -1,4 +1,4 @@
-//! What the script is asked for, and its arguments.
+//! The requests to the script, and their arguments.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::stores::redis::kinds::KindStep;
 use crate::stores::redis::operations::OperationStep;
 use crate::stores::redis::permits;
 
-/// Since when a member of a quorum has its data.
+/// The time since which a member of a quorum has its data.
 const VOTER: &str = "dlock:voter";
 
-/// One step on one key, or one that carries many.
+/// One step on one key, or one with many keys.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// The key as the server knows it; of a step that carries many the first.
+    /// The key as the server knows it; for a step with many keys the first.
     pub(crate) key: Arc<str>,
-    /// Where that is in a Cluster: all steps of a call are in one slot.
+    /// Its slot in a Cluster: all steps of a call are in one slot.
     pub(crate) slot: Option<Slot>,
     pub(crate) verb: Verb,
-    /// Of an acquire on a member of a quorum: how long that has to have been up with its data, or else it
+    /// For an acquire on a member of a quorum: how long the member must have been up with its data, or else it
     /// abstains.
     pub(crate) vote_after: Option<Duration>,
 }
@@ -70,19 +70,19 @@ pub(crate) enum Verb {
     },
     Release {
         grant: GrantId,
-        /// Until when the key stays taken.
+        /// Until when the key stays held.
         keep_until: Option<Instant>,
     },
-    /// All of these or none: never none of them are asked for.
+    /// All of these or none; never empty.
     All(Vec<OneAcquire>),
-    /// Renewals of plain locks, of which each has an answer of its own: never none.
+    /// Renewals of plain locks, each with a separate answer; never empty.
     Renew {
         all: Arc<Vec<OneRenewal>>,
         lease: Duration,
     },
-    /// What a kind beside the plain lock does its own way.
+    /// A step of another kind with its own procedure.
     As(KindStep),
-    /// Fencing tokens are greater than this one from now on, if the grant with this field is still there.
+    /// Makes future fencing tokens greater than this one, if the grant with this field still exists.
     RaiseFence {
         field: String,
         at_least: u64,
@@ -91,11 +91,11 @@ pub(crate) enum Verb {
     /// On an entry of a client.
     Entry(Box<OperationStep>),
     Inspect,
-    /// Ends whatever hold there is; only that of this holder, if one is named.
+    /// Ends any hold; only that of this holder, if one is named.
     Force(Option<String>),
     Claim(Box<ClaimRequest>),
     ClaimSlot(Box<ClaimRequest>, SlotRequest),
-    /// Looks at a record, with its response or without.
+    /// Reads a record, with its response or without.
     LookAtRecord {
         response: bool,
     },
@@ -117,7 +117,7 @@ pub(crate) enum Verb {
     },
 }
 
-/// What a record keeps for its user: opaque bytes, not to be shown.
+/// The data that a record keeps for its user: opaque bytes, not to be shown.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Response(pub(crate) Vec<u8>);
 
@@ -128,7 +128,7 @@ impl fmt::Debug for Response {
 }
 
 impl Call {
-    /// Whether sending it twice does no more than sending it once.
+    /// Whether sending it twice has the same effect as sending it once.
     pub(crate) fn is_repeatable(&self) -> bool {
         !self.is_acquire() && !matches!(self.verb, Verb::Force(_) | Verb::ForgetRecord)
     }
@@ -155,7 +155,7 @@ impl Call {
         )
     }
 
-    /// The ids under which this takes something, which may have to be released then.
+    /// The ids under which this takes something that may have to be released later.
     pub(crate) fn takes(&self) -> Vec<String> {
         match &self.verb {
             Verb::Acquire { grant, .. } => vec![grant.to_string()],
@@ -168,7 +168,7 @@ impl Call {
         }
     }
 
-    /// The id of a claim: it may be sent again, and none of its copies takes effect after its time.
+    /// The id of a claim: it may be resent, and none of its copies takes effect after its time.
     pub(crate) fn claims(&self) -> Option<&str> {
         match &self.verb {
             Verb::Claim(request) | Verb::ClaimSlot(request, _) => Some(request.token.as_str()),
@@ -184,7 +184,7 @@ impl Call {
         }
     }
 
-    /// Whether a copy of it that was sent before may have done what this one could not.
+    /// Whether an earlier copy of it may have done what this one could not.
     pub(crate) fn may_be_done_before(&self) -> bool {
         matches!(
             self.verb,
@@ -206,7 +206,7 @@ impl Call {
             )
     }
 
-    /// Whether it begins something: then it can be refused where too many wait already.
+    /// Whether it begins something: then it can be refused if too many wait already.
     pub(crate) fn may_be_turned_away(&self) -> bool {
         match &self.verb {
             Verb::Claim(_) | Verb::ClaimSlot(..) | Verb::Inspect | Verb::Force(_) | Verb::Entry(_) => true,
@@ -216,7 +216,7 @@ impl Call {
         }
     }
 
-    /// How many locks it is about.
+    /// How many locks it concerns.
     pub(crate) fn width(&self) -> usize {
         match &self.verb {
             Verb::Renew { all, .. } => all.len(),
@@ -225,7 +225,7 @@ impl Call {
         }
     }
 
-    /// The keys that it is about.
+    /// The keys that it concerns.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
         let (renewals, acquires, one) = match &self.verb {
             Verb::Renew { all, .. } => (&all[..], &[][..], None),
@@ -238,8 +238,8 @@ impl Call {
         voter.into_iter().chain(one).chain(renewals).chain(acquires)
     }
 
-    /// Whether it may find or make keys that it does not name, beside the one that it names. A server that a slot comes to
-    /// takes one that has not come yet for one that is not there.
+    /// Whether it may find or create keys other than the one that it names. A server that receives a slot treats keys
+    /// that have not arrived yet as missing.
     pub(crate) fn has_companions(&self) -> bool {
         match &self.verb {
             Verb::As(step) => step.has_companions(),
@@ -256,7 +256,7 @@ impl Call {
         }
     }
 
-    /// The key whose companions it would make in another slot of a Cluster than the key's own, so that it could never be
+    /// The key whose companions it would create in a Cluster slot other than the key's own, so that it could never be
     /// carried out as a whole.
     pub(crate) fn is_parted(&self) -> Option<&str> {
         let (one, all) = match &self.verb {
@@ -270,7 +270,7 @@ impl Call {
         keys.find(|key| !Slot::has_companions_of(key))
     }
 
-    /// How many locks it acquires, and the fencing tokens that it wants for them in all.
+    /// How many locks it acquires, and the total of fencing tokens that it needs.
     pub(super) fn wants(&self) -> (u32, u64) {
         match &self.verb {
             Verb::Acquire { tokens, .. } => (1, u64::from((*tokens).max(1))),
@@ -282,7 +282,7 @@ impl Call {
         }
     }
 
-    /// Writes it as a call of its own, where one of the short forms fits.
+    /// Writes it as a separate call, if one of the short forms fits.
     pub(super) fn write_alone(&self, refuse_after: u64, fence: &Fence, cmd: &mut Command) -> bool {
         match (&self.verb, self.slot) {
             _ if self.vote_after.is_some() => return false,
@@ -305,7 +305,7 @@ impl Call {
         true
     }
 
-    /// How much of the server's time it takes, in steps on one lock.
+    /// Its share of the server's time, in steps on one lock.
     pub(crate) fn work(&self) -> usize {
         match &self.verb {
             Verb::As(step) => step.work(),
@@ -313,7 +313,7 @@ impl Call {
         }
     }
 
-    /// How many bytes it adds to a call, beside what every step has.
+    /// How many bytes it adds to a call, in addition to those of every step.
     pub(crate) fn weight(&self) -> usize {
         match &self.verb {
             Verb::Complete { response, .. } => response.0.len(),
