@@ -267,8 +267,8 @@ fn driver(options: &Options, workload: Workload, entrant: Entrant, prefix: &str)
 
 const EXPLANATION: &str = "Each store beside what people lock with on it today, in turns, made by `benches/peers/stores.sh`. One server \
     of each, with its data and its commits on the same disk. An acquire and its release with no work between; the times are those of \
-    the acquire. dlock's locks have a lease, a fencing token and a word of their loss throughout. \
-    Builds ran on the machine meanwhile: the rates are low, and the ratios rough.";
+    the acquire. dlock's locks have a lease, a fencing token and a word of their loss throughout. One task waits for the disk \
+    twice in each pair on etcd and ZooKeeper, whichever client it has: where that is most of its time, no client is much faster.";
 
 /// The results in a directory, of those that are there.
 ///
