@@ -113,11 +113,6 @@ impl Proxy {
         self.set_blocked(id, direction, true);
     }
 
-    /// [`unblock`](crate::Weather::unblock) for one connection.
-    pub fn unblock_connection(&self, id: u64, direction: Direction) {
-        self.set_blocked(id, direction, false);
-    }
-
     fn set_blocked(&self, id: u64, direction: Direction, blocked: bool) {
         if let Some(conn) = self.shared.state.lock().connections.get(&id) {
             conn.set_blocked(direction, blocked);

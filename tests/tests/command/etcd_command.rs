@@ -6,53 +6,16 @@ use std::process::{Command, Stdio};
 use dlock::LockClient;
 use dlock_tests::etcd::{Etcd, fresh_namespace};
 use dlock_tests::faults::PATIENCE;
-use dlock_tests::{Running, bins, child};
+use dlock_tests::{bins, child};
 
-fn look(url: &str, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = child::command(bins::dlock());
-    command.args(["--url", url]).args(args);
-    let output = bins::output(command, PATIENCE);
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    (output.status.code(), said.concat())
-}
+use crate::command_support::runs_lists_and_measures;
 
 #[tokio::test]
 async fn command_runs_lists_and_measures_on_etcd() {
     let server = Etcd::shared().await;
     let url = format!("{}&lease=60s&timeout=20s", server.url(&fresh_namespace()));
-    let running = Running::script(&url, &["a job"], "echo \"$DLOCK_FENCING_TOKEN\"; read line");
-    running.says("\n").await;
-    let (code, said) = look(&url, &["list"]);
-    assert!(code == Some(0) && said.contains("a job"), "{said}");
-    let builder = LockClient::builder().scheme(dlock_etcd::scheme()).url(&url);
-    let client = builder.build().await.unwrap();
-    assert!(client.lock("a job").try_acquire().await.unwrap_err().is_busy());
-    running.write(b"end\n");
-    let ended = running.all_ended().await;
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-    assert!(
-        ended
-            .stdout
-            .trim()
-            .parse::<u64>()
-            .is_ok_and(|token| token > 1 << 16),
-        "{ended:?}"
-    );
-    let guard = client.lock("a job").try_acquire().await.unwrap();
-    guard.release().await.unwrap();
-    let bench = [
-        "bench",
-        "--workload",
-        "parallel",
-        "--tasks",
-        "8",
-        "--seconds",
-        "1",
-        "--warmup",
-        "0",
-    ];
-    let (code, said) = look(&url, &bench);
-    assert_eq!(code, Some(0), "{said}");
+    let builder = LockClient::builder().scheme(dlock_etcd::scheme());
+    runs_lists_and_measures(&url, builder, 1 << 16).await;
 }
 
 /// The lease is 2 s, and the first process stands still for five seconds.

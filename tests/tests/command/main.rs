@@ -5,6 +5,7 @@ mod browser_console;
 mod browser_support;
 mod chaos_checker;
 mod command_doctor;
+mod command_support;
 mod etcd_command;
 mod harness;
 mod main_checkout;

@@ -214,21 +214,6 @@ async fn at_a_time(two: impl AsyncFn()) {
 }
 
 #[tokio::test]
-async fn a_crowd_buys_every_piece_once() {
-    let shop = Checkout::start(&[]);
-    shop.put("sneaker", 100).await;
-    let answers = crowd(&shop, 200, 32).await;
-    let mut tokens: Vec<u64> = answers.iter().filter_map(Answer::token).collect();
-    tokens.sort_unstable();
-    tokens.dedup();
-    assert_eq!(
-        (count(&answers, 201), count(&answers, 409), tokens.len()),
-        (100, 100, 100)
-    );
-    assert_eq!(shop.item("sneaker").await, (0, 100));
-}
-
-#[tokio::test]
 async fn without_locks_a_crowd_buys_more_than_there_is() {
     for think in ["5ms", "0"] {
         let shop = Checkout::start(&["--without-locks", "--think", think]);
@@ -340,50 +325,6 @@ async fn a_purchase_under_a_key_happens_once() {
 }
 
 #[tokio::test]
-async fn a_charge_under_a_key_happens_once_and_needs_its_lock_once() {
-    let shop = Checkout::start(&[]);
-    let charge = || shop.post_once("pay-1", "/accounts/ada/charge", json!({ "amount": 5 }));
-    let answers = [charge().await.unwrap(), charge().await.unwrap()];
-    assert_eq!(
-        answers[0].body,
-        json!({ "account": "ada", "charged": 5, "fencing_token": answers[0].token() })
-    );
-    assert_eq!(answers[1].body, answers[0].body);
-    assert!(!answers[0].replayed && answers[1].replayed);
-    let next = shop.post("/accounts/ada/charge", json!({ "amount": 5 })).await;
-    assert_eq!(next.body["charged"], 10, "without a key it is another charge");
-}
-
-#[tokio::test]
-async fn buyers_that_ask_again_under_their_key_buy_once() {
-    let shop = Checkout::start(&[]);
-    let args = [
-        "--url",
-        shop.url(),
-        "--buyers",
-        "60",
-        "--stock",
-        "40",
-        "--retry-each",
-        "3",
-    ];
-    let output = run("buyers", &args, Duration::from_secs(60));
-    let said = String::from_utf8(output.stdout).unwrap();
-    let counts = [
-        "told \"sold\"          40",
-        "told \"sold out\"      20",
-        "told once more      120",
-    ];
-    assert!(counts.iter().all(|count| said.contains(count)), "{said}");
-    assert!(
-        said.contains("no token twice") && said.contains("not one oversold"),
-        "{said}"
-    );
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(shop.item("sneaker").await, (0, 40));
-}
-
-#[tokio::test]
 async fn the_page_is_one_document_and_what_is_unsafe_is_there_in_demo_mode_only() {
     for args in [&[][..], &["--demo"]] {
         let shop = Checkout::start(args);
@@ -490,24 +431,6 @@ async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
 }
 
 #[tokio::test]
-async fn more_pages_than_it_bears_are_told_to_come_back() {
-    let shop = Checkout::start(&[]);
-    let url = format!("{}/events", shop.url());
-    let pages = futures_util::future::join_all((0..64).map(|_| reqwest::get(&url))).await;
-    assert!(
-        pages
-            .iter()
-            .all(|page| page.as_ref().is_ok_and(|page| page.status() == 200))
-    );
-    assert!(shop.get("/events").await.is_problem(503, "about:blank"));
-    drop(pages);
-    dlock_tests::eventually("there is room again", async || {
-        reqwest::get(&url).await.unwrap().status() == 200
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn it_ends_cleanly_on_ctrl_c_and_on_sigterm() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         in_rounds("a sale under way is finished", async || {
@@ -596,30 +519,6 @@ fn bad_arguments_are_said_clearly_and_without_the_password() {
         // clap shows the usage below its own errors
         let clap = error.starts_with("error: ");
         assert!(clap || error.lines().count() == 1, "{args:?}: {error}");
-    }
-}
-
-#[test]
-fn the_help_explains_itself() {
-    let output = run("checkout", &["--help"], Duration::from_secs(10));
-    let help = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    for part in [
-        "--listen",
-        "--locks",
-        "--store",
-        "--lease",
-        "--think",
-        "--without-locks",
-        "--demo",
-        "127.0.0.1:3000",
-        "5ms",
-        "Examples:",
-        "curl",
-        "RUST_LOG",
-        "Ctrl-C",
-    ] {
-        assert!(help.contains(part), "{part} is missing:\n{help}");
     }
 }
 

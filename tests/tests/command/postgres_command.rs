@@ -5,13 +5,7 @@ use dlock_tests::faults::PATIENCE;
 use dlock_tests::postgres::{Postgres, fresh_table};
 use dlock_tests::{Running, bins, child, eventually};
 
-fn look(url: &str, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = child::command(bins::dlock());
-    command.args(["--url", url]).args(args);
-    let output = bins::output(command, PATIENCE);
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    (output.status.code(), said.concat())
-}
+use crate::command_support::{look, runs_lists_and_measures};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures() {
@@ -21,46 +15,16 @@ async fn command_runs_lists_and_measures() {
     let (code, said) = look(&url, &["list"]);
     assert!(code == Some(2) && said.contains("create_table=true"), "{said}");
     let url = format!("{url}&create_table=true");
-    let running = Running::script(&url, &["a job"], "echo \"$DLOCK_FENCING_TOKEN\"; read line");
-    running.says("\n").await;
-    let (code, said) = look(&url, &["list"]);
-    assert!(code == Some(0) && said.contains("a job"), "{said}");
+    let builder = || LockClient::builder().scheme(dlock_postgres::scheme());
+    runs_lists_and_measures(&url, builder(), 0).await;
+    let client = builder().url(&url).build().await.unwrap();
+    let guard = client.lock("a job").acquire().await.unwrap();
     let (code, said) = look(&url, &["show", "a job"]);
     assert!(
         code == Some(0) && said.contains("this store keeps nothing of its clients"),
         "{said}"
     );
-    let builder = LockClient::builder().scheme(dlock_postgres::scheme()).url(&url);
-    let client = builder.build().await.unwrap();
-    assert!(client.lock("a job").try_acquire().await.unwrap_err().is_busy());
-    running.write(b"end\n");
-    let ended = running.all_ended().await;
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-    assert!(
-        ended.stdout.trim().parse::<u64>().is_ok_and(|token| token > 0),
-        "{ended:?}"
-    );
-    client
-        .lock("a job")
-        .try_acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    let bench = [
-        "bench",
-        "--workload",
-        "parallel",
-        "--tasks",
-        "8",
-        "--seconds",
-        "1",
-        "--warmup",
-        "0",
-    ];
-    let (code, said) = look(&url, &bench);
-    assert_eq!(code, Some(0), "{said}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

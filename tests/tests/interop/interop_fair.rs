@@ -4,13 +4,12 @@
 //! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use dlock::{Error, HoldState, LockClient, LockKey, Loss};
 use dlock_tests::faults::{SLACK, in_rounds, is_confirmed};
-use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
+use dlock_tests::redisson::{Kind, Redisson};
 use dlock_tests::{Server, Store, eventually, settle};
-use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 const MS: Duration = Duration::from_millis(1);
@@ -56,44 +55,6 @@ async fn listens(server: &Server, name: &str, place: usize) {
     })
     .await;
     settle().await;
-}
-
-/// Adds one to a number on the server, `times` times, in two steps with time between them.
-async fn count(store: &Store, client: LockClient, name: &'static str, key: String, times: u32) {
-    let mut conn = store.as_server().conn().await;
-    for _ in 0..times {
-        let lock = client.fair_lock(raw(name)).wait(LONG);
-        let guard = lock.acquire().await.unwrap();
-        add_one(&mut conn, &key).await;
-        guard.release().await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn they_exclude_each_other_under_contention() {
-    let store = Store::server().await;
-    let (a, b) = tokio::join!(Redisson::on(&store), Redisson::on(&store));
-    let (c, d) = (store.client().await, store.client().await);
-    for name in NAMES {
-        const TIMES: u32 = 12;
-        let key = format!("sum of {name}");
-        let java = |java, thread| Redisson::counter(java, thread, Kind::Fair, name, &key, TIMES, MS / 2);
-        let rust = |client: &LockClient| count(&store, client.clone(), name, key.clone(), TIMES);
-        let all = Instant::now();
-        let (threads, tasks) = tokio::join!(
-            join_all([(&a, 1), (&a, 2), (&b, 1), (&b, 2)].map(|(j, t)| java(j, t))),
-            join_all([&c, &c, &d, &d].map(rust)),
-        );
-        println!("{name}: 8 times {TIMES} rounds in {:?}", all.elapsed());
-        for failures in threads {
-            assert_eq!(failures.unwrap(), 0, "rounds of Java that threw");
-        }
-        assert_eq!(tasks.len(), 4);
-        let sum: u32 = store.as_server().query(&["GET", &key]).await;
-        assert_eq!(sum, 8 * TIMES, "an addition was lost: two were inside at a time");
-        store.as_server().command(&["DEL", &key]).await;
-    }
-    store.assert_clean(&[&c, &d]).await;
 }
 
 /// The waiters in the order in which they were served.
@@ -347,33 +308,6 @@ async fn neither_side_overtakes_waiters_by_trying() {
     assert!(tried.acquired());
     java.unlock(1, Kind::Fair, "k").await.unwrap();
     store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
-    const HELD: Duration = Duration::from_millis(900);
-    in_rounds("both are renewed in time", async || {
-        let store = Store::server().await;
-        let java = Redisson::on_with(&store, &Options::new().watchdog(HELD)).await;
-        let client = store.client_with(|builder| builder.lease(HELD)).await;
-        java.lock(1, Kind::Fair, "k", None).await.unwrap();
-        let Err(busy) = client.fair_lock("k").wait(2500 * MS).acquire().await else {
-            return Err("Java has lost the lock to a waiter".to_owned());
-        };
-        assert!(busy.is_busy(), "{busy}");
-        java.unlock(1, Kind::Fair, "k")
-            .await
-            .map_err(|error| error.to_string())?;
-        let guard = client.fair_lock("k").acquire().await.unwrap();
-        let refused = java.try_lock(1, Kind::Fair, "k", 2500 * MS, None).await.unwrap();
-        if refused.acquired() || guard.state() != HoldState::Held {
-            return Err(format!("dlock has lost the lock: {:?}", guard.state()));
-        }
-        guard.release().await.map_err(|error| error.to_string())?;
-        store.assert_clean(&[&client]).await;
-        Ok(())
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,14 +5,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use dlock::{Error, LockClient, LockKey, Loss};
+use dlock::{LockClient, LockKey};
 use dlock_tests::faults::SLACK;
 use dlock_tests::redisson::{Kind, Options, Redisson};
 use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
-
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
 /// Far more than anything here takes.
 const LONG: Duration = Duration::from_secs(90);
 
@@ -161,56 +158,5 @@ async fn they_exclude_and_wake_each_other() {
         assert!(locked.unwrap().since(released) < SLACK);
         java.unlock(2, Kind::Fenced, name).await.unwrap();
     }
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_side_can_force_the_other_out_and_sees_the_others_holds() {
-    let store = Store::server().await;
-    let (java, client) = (java(&store).await, client(&store).await);
-    for name in NAMES {
-        let guard = client.fenced_lock(raw(name)).acquire().await.unwrap();
-        assert!(java.is_locked(Kind::Fenced, name).await.unwrap());
-        assert!(java.remaining(Kind::Fenced, name).await.unwrap() > 30_000);
-        assert!(java.force_unlock(Kind::Fenced, name).await.unwrap());
-        let token = i64::try_from(guard.fencing_token()).unwrap();
-        let next = java.lock(1, Kind::Fenced, name, None).await.unwrap();
-        assert_eq!(next.number(), token + 1);
-        let told = guard.ensure(LONG).await;
-        assert!(
-            matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })),
-            "{told:?}"
-        );
-        assert!(guard.release().await.unwrap_err().is_lost());
-        let holder = client.inspect(raw(name)).await.unwrap().unwrap();
-        assert_eq!((holder.id.as_str(), holder.holds), (next.holder.as_str(), 1));
-        assert!(client.force_release(raw(name)).await.unwrap());
-        let error = java.unlock(1, Kind::Fenced, name).await.unwrap_err();
-        assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
-    }
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_of_either_side_ends_by_itself() {
-    let store = Store::server().await;
-    let (java, client) = (java(&store).await, client(&store).await);
-    let locked = java
-        .try_lock(1, Kind::Fenced, "k", SECOND, Some(700 * MS))
-        .await
-        .unwrap();
-    assert!(locked.acquired());
-    let guard = client
-        .fenced_lock("k")
-        .wait(LONG)
-        .fixed_lease(800 * MS)
-        .acquire()
-        .await
-        .unwrap();
-    assert_eq!(i64::try_from(guard.fencing_token()).unwrap(), locked.number() + 1);
-    let next = java.lock(2, Kind::Fenced, "k", None).await.unwrap();
-    assert!(next.took < SLACK, "{next:?}");
-    assert!(!guard.is_held());
-    java.unlock(2, Kind::Fenced, "k").await.unwrap();
     store.assert_clean(&[&client]).await;
 }

@@ -264,40 +264,73 @@ fn runtime_end_ends_every_hold() {
 }
 
 #[test]
-fn senseless_options_are_refused() {
+fn senseless_options_are_refused_before_the_store_is_asked() {
     paused(async {
-        let client = LockClient::memory();
+        let (watched, client) = watched().await;
         let lock = || client.lock("k");
         let year = Duration::from_secs(366 * 24 * 3600);
-        for (lock, option) in [
-            (lock().fixed_lease(Duration::ZERO), "fixed_lease"),
-            (lock().fixed_lease(10 * MS), "fixed_lease"),
-            (lock().fixed_lease(Duration::MAX), "fixed_lease"),
-            (lock().lease(Duration::ZERO), "lease"),
-            (lock().lease(year), "lease"),
-            (lock().wait(Duration::ZERO), "wait"),
-            (lock().wait(Duration::MAX), "wait"),
-            (lock().max_hold(Duration::ZERO), "max_hold"),
-            (lock().min_hold(Duration::ZERO), "min_hold"),
-            (lock().min_hold(2 * SEC).max_hold(SEC), "min_hold"),
-            (lock().min_hold(2 * SEC).fixed_lease(SEC), "min_hold"),
+        for (lock, option, says) in [
+            (lock().fixed_lease(Duration::ZERO), "fixed_lease", "it is zero"),
+            (lock().fixed_lease(10 * MS), "fixed_lease", "margin"),
+            (
+                lock().fixed_lease(Duration::MAX),
+                "fixed_lease",
+                "more than a year",
+            ),
+            (lock().lease(Duration::ZERO), "lease", "it is zero"),
+            (lock().lease(year), "lease", "more than a year"),
+            (lock().wait(Duration::ZERO), "wait", "try_acquire"),
+            (lock().wait(Duration::MAX), "wait", "more than a year"),
+            (lock().max_hold(Duration::ZERO), "max_hold", "it is zero"),
+            (lock().min_hold(Duration::ZERO), "min_hold", "it is zero"),
+            (
+                lock().min_hold(2 * SEC).max_hold(SEC),
+                "min_hold",
+                "longer than max_hold",
+            ),
+            (
+                lock().min_hold(2 * SEC).fixed_lease(SEC),
+                "min_hold",
+                "longer than fixed_lease",
+            ),
         ] {
-            let Err(Error::InvalidOption { option: named, .. }) = lock.acquire().await else {
-                panic!("{option} was taken")
-            };
-            assert_eq!(named, option);
+            for error in [
+                lock.acquire().await.unwrap_err(),
+                lock.try_acquire().await.unwrap_err(),
+            ] {
+                let is_named =
+                    matches!(&error, Error::InvalidOption { option: named, .. } if *named == option);
+                assert!(
+                    is_named && error.to_string().contains(says),
+                    "{option}, {says}: {error}"
+                );
+            }
         }
-        for builder in [
-            LockClient::builder().url("memory://").lease(Duration::ZERO),
-            LockClient::builder().url("memory://").lease(Duration::MAX),
-            LockClient::builder().url("memory://").timeout(Duration::ZERO),
-            LockClient::builder().url("memory://").retry_for(Duration::MAX),
-            LockClient::builder().url("memory://").store(MemoryStore::new()),
-            LockClient::builder(),
+        assert_eq!((client.held(), watched.seen().acquires.load(SeqCst)), (0, 0));
+        let with = |url: &str| LockClient::builder().url(url);
+        for (builder, says) in [
+            (with("memory://").lease(Duration::ZERO), "lease: it is zero"),
+            (with("memory://").lease(Duration::MAX), "more than a year"),
+            (with("memory://").timeout(Duration::ZERO), "timeout: it is zero"),
+            (
+                with("memory://").retry_for(Duration::ZERO),
+                "retry_for: it is zero",
+            ),
+            (with("memory://").retry_for(Duration::MAX), "more than a year"),
+            (
+                with("memory://").store(MemoryStore::new()),
+                "choose one of the two",
+            ),
+            (
+                with("memory://").presence(false).control(true),
+                "control: a client that answers also",
+            ),
+            (LockClient::builder(), "neither"),
         ] {
-            assert!(matches!(builder.build().await, Err(Error::InvalidOption { .. })));
+            let error = builder.build().await.unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { .. }), "{says}: {error}");
+            assert!(error.to_string().contains(says), "{says}: {error}");
         }
-        assert_eq!(client.held(), 0);
     });
 }
 

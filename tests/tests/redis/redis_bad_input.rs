@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use dlock::{Error, LockClient, LockClientBuilder, LockKey, MAX_KEY_BYTES};
+use dlock::{Error, LockClient, LockKey, MAX_KEY_BYTES};
 use dlock_tests::faults::ordinary;
 use dlock_tests::records::{ask, claimed, fresh_key};
 use dlock_tests::{Flavor, Server, Store, eventually};
@@ -93,89 +93,6 @@ async fn names_that_break_a_rule_are_refused_before_anything_is_sent() {
         }
     }
     assert!(monitor.commands().await.is_empty());
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn options_that_make_no_sense_are_refused_before_anything_is_sent() {
-    let store = Store::server().await;
-    let client = store.client().await;
-    let monitor = store.as_server().monitor().await;
-    let lock = || client.lock("k");
-    let years = Duration::from_secs(400 * 24 * 3600);
-    let cases = [
-        (lock().fixed_lease(Duration::ZERO), "lease: it is zero"),
-        (lock().lease(Duration::ZERO), "lease: it is zero"),
-        (lock().fixed_lease(5 * MS), "margin"),
-        (lock().fixed_lease(years), "more than a year"),
-        (lock().lease(Duration::MAX), "more than a year"),
-        (lock().wait(Duration::ZERO), "try_acquire"),
-        (lock().wait(Duration::MAX), "more than a year"),
-        (lock().max_hold(Duration::ZERO), "max_hold: it is zero"),
-        (lock().min_hold(Duration::ZERO), "min_hold: it is zero"),
-        (
-            lock().min_hold(2 * SECOND).max_hold(SECOND),
-            "longer than max_hold",
-        ),
-        (
-            lock().min_hold(2 * SECOND).fixed_lease(SECOND),
-            "longer than fixed_lease",
-        ),
-    ];
-    for (lock, says) in cases {
-        for error in [
-            fails("acquire", lock.acquire()).await,
-            fails("try_acquire", lock.try_acquire()).await,
-        ] {
-            assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
-            assert_says(&error, &[says]);
-        }
-    }
-    assert!(monitor.commands().await.is_empty());
-
-    let url = store.as_server().url();
-    let with = |options: fn(LockClientBuilder) -> LockClientBuilder| {
-        options(LockClient::builder().url(&url)).build()
-    };
-    let errors = [
-        (
-            fails("a lease of zero", with(|b| b.lease(Duration::ZERO))).await,
-            "lease: it is zero",
-        ),
-        (
-            fails("a timeout of zero", with(|b| b.timeout(Duration::ZERO))).await,
-            "timeout: it is zero",
-        ),
-        (
-            fails("no retries", with(|b| b.retry_for(Duration::ZERO))).await,
-            "retry_for: it is zero",
-        ),
-        (
-            fails("for ever", with(|b| b.lease(Duration::MAX))).await,
-            "more than a year",
-        ),
-        (
-            fails(
-                "two stores",
-                with(|b| b.store(dlock::stores::memory::MemoryStore::new())),
-            )
-            .await,
-            "choose one of the two",
-        ),
-        (fails("no store", LockClient::builder().build()).await, "neither"),
-        (
-            connect_fails("in the URL", &format!("{url}?lease=0s")).await,
-            "lease: it is zero",
-        ),
-        (
-            fails("answers in secret", with(|b| b.presence(false).control(true))).await,
-            "control: a client that answers also writes down who it is",
-        ),
-    ];
-    for (error, says) in errors {
-        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
-        assert_says(&error, &[says]);
-    }
     store.assert_clean(&[&client]).await;
 }
 
@@ -513,31 +430,6 @@ async fn a_master_that_lacks_replicas_is_told() {
     let error = fails("acquire without replicas", client.lock("k").acquire()).await;
     assert_refused(&error, &["\"k\"", "replicas"]);
     assert!(server.keys().await.is_empty());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_server_refuses_locks_and_takes_them_back() {
-    let server = server().maxmemory_policy("noeviction").start().await;
-    let client = LockClient::builder()
-        .url(server.url())
-        .lease(12 * SECOND)
-        .timeout(BOUND)
-        .build()
-        .await
-        .unwrap();
-    let guard = client.lock("held").acquire().await.unwrap();
-    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let error = fails("acquire on a full server", client.lock("k").acquire()).await;
-    assert_refused(&error, &["\"k\"", "OOM", "memory"]);
-    assert_eq!(server.keys().await, ["dlock:fence", "held"]);
-    // What is held is renewed, seen and released.
-    dlock_tests::faults::is_confirmed(&guard).await;
-    assert!(client.inspect("held").await.unwrap().is_some());
-    assert!(client.lock("held").try_acquire().await.unwrap_err().is_busy());
-    guard.release().await.unwrap();
-    assert_eq!(server.keys().await, ["dlock:fence"]);
-    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    client.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

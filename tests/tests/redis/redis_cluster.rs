@@ -5,28 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock::{Error, HoldState, LockClient, LockKey, LockKind};
-use dlock_tests::faults::{PATIENCE, SOON, answered, hasty, is_confirmed, is_free_soon, within};
+use dlock_tests::faults::{PATIENCE, answered, hasty, is_confirmed, is_free_soon, within};
 use dlock_tests::{Cluster, Flavor, Store, eventually, settle, slot_of};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_of_all_shards_are_held_and_their_waiters_woken() {
-    let store = Store::cluster().await;
-    let (a, b) = (store.client().await, store.client().await);
-    for i in 0..60 {
-        let key = format!("k{i}");
-        let guard = a.lock(&*key).acquire().await.unwrap();
-        let waiter = tokio::spawn(b.lock(&*key).wait(PATIENCE).acquire());
-        if i % 10 == 0 {
-            settle().await;
-        }
-        guard.release().await.unwrap();
-        let next = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
-        next.release().await.unwrap();
-    }
-    store.assert_clean(&[&a, &b]).await;
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_whose_braces_are_no_tag_is_refused_where_a_lock_has_several_keys() {
@@ -234,31 +216,4 @@ async fn a_slot_may_move_under_locks_that_are_held_and_waited_for() {
     })
     .await;
     is_free_soon(&a, &key).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_proxies_a_client_that_was_cut_off_comes_back_and_a_replica_takes_over() {
-    let builder = Cluster::builder(Flavor::from_env()).behind_proxies(true);
-    let cluster = builder.start().await;
-    let (a, b) = (hasty(&cluster.url()).await, hasty(&cluster.url()).await);
-    let key = cluster.key_on(cluster.server(0), "k").await;
-    let guard = a.lock(&*key).acquire().await.unwrap();
-    // Clients and replicas alike.
-    for proxy in cluster.proxies() {
-        proxy.cut();
-    }
-    cluster.is_settled().await;
-    is_confirmed(&guard).await;
-    let replica = cluster.replica_of(cluster.server(0)).await;
-    eventually("the replica has it", || async {
-        replica.keys().await.contains(&key)
-    })
-    .await;
-    cluster.fail_over(cluster.server(0)).await;
-    is_confirmed(&guard).await;
-    guard.release().await.unwrap();
-    is_free_soon(&b, &key).await;
-    for proxy in cluster.proxies() {
-        assert_eq!(proxy.malformed(), Vec::<String>::new());
-    }
 }

@@ -331,43 +331,6 @@ async fn what_was_committed_survives_a_kill_and_connections_come_back_by_themsel
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_restart_is_not_noticed() {
-    let (server, table) = (Postgres::start().await, fresh_table());
-    let records = patient(server.config(), &table).await;
-    let working = async {
-        for _ in 0..30 {
-            let (key, request) = (fresh_key(), ask(&fresh_key()));
-            let (token, _) = claimed(&records, request.clone(), 1).await;
-            let stored = records.complete(&request.key, &token, b"x".to_vec(), DAY).await;
-            assert_eq!(stored.unwrap(), OwnerReply::Done);
-            claimed(&records, ask(&key), 1).await;
-            sleep(20 * MS).await;
-        }
-    };
-    tokio::join!(working, async {
-        sleep(100 * MS).await;
-        server.kill();
-        server.restart().await;
-    });
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_is_terminated_costs_nothing() {
-    let (server, table) = (Postgres::start().await, fresh_table());
-    let mut config = server.config();
-    config.application_name(&table);
-    let records = patient(config, &table).await;
-    let mut watch = records.watch(&fresh_key());
-    watch.changed().await;
-    let client = server.client().await;
-    for _ in 0..20 {
-        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1";
-        client.execute(sql, &[&table]).await.unwrap();
-        claimed(&records, ask(&fresh_key()), 1).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_that_the_server_gives_up_was_not_done_and_keeps_its_connection() {
     let (server, table) = (Postgres::start().await, fresh_table());
     // A fifth of the time is left when the server gives up: what does not use it has to make a new connection.
@@ -608,19 +571,5 @@ async fn waiter_is_told_of_a_completion_through_broken_connections() {
             }
         };
         within(SOON, "the notification", found).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_network_is_only_slow() {
-    let (server, table) = (Postgres::start().await, fresh_table());
-    let proxy = PgProxy::start(server.addr());
-    let records = patient(server.config_at(proxy.addr()), &table).await;
-    proxy.delay(Direction::ToServer, 50 * MS, Duration::ZERO);
-    for _ in 0..5 {
-        let request = ask(&fresh_key());
-        let (token, _) = claimed(&records, request.clone(), 1).await;
-        let stored = records.complete(&request.key, &token, b"x".to_vec(), DAY).await;
-        assert_eq!(stored.unwrap(), OwnerReply::Done);
     }
 }
