@@ -17,6 +17,36 @@ use crate::base::chance::HashSet;
 const WAIT: Duration = Duration::from_millis(2);
 
 /// Sends requests, one alone or several in one.
+///
+/// ```
+/// use std::sync::Arc;
+/// use dlock::store::queue::Carrier;
+///
+/// /// Deletes keys, and says how many were deleted by the same request.
+/// struct Deletions;
+///
+/// impl Carrier for Deletions {
+///     type Request = Arc<str>;
+///     type Answer = usize;
+///
+///     fn key(request: &Arc<str>) -> &Arc<str> {
+///         request
+///     }
+///
+///     fn most(&self) -> usize {
+///         64
+///     }
+///
+///     async fn one(&self, request: Arc<str>) -> usize {
+///         self.several(vec![request]).await[0]
+///     }
+///
+///     async fn several(&self, requests: Vec<Arc<str>>) -> Vec<usize> {
+///         tokio::task::yield_now().await; // to the server and back
+///         vec![requests.len(); requests.len()]
+///     }
+/// }
+/// ```
 pub trait Carrier: Send + Sync + 'static {
     /// The request.
     type Request: Send + 'static;
@@ -37,6 +67,18 @@ pub trait Carrier: Send + Sync + 'static {
 }
 
 /// Why a request has no reply.
+///
+/// ```
+/// use dlock::store::queue::Unanswered;
+/// use dlock::store::{Reason, StoreError};
+///
+/// fn error(unanswered: Unanswered) -> StoreError {
+///     match unanswered {
+///         Unanswered::NotSent => StoreError::not_done(Reason::Unreachable, "db:5432 did not answer"),
+///         Unanswered::Unknown => StoreError::unknown("db:5432 did not answer"),
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unanswered {
     /// It was not sent, and never will be.
@@ -49,36 +91,29 @@ pub enum Unanswered {
 /// are sent together when that one is answered, or after 2 ms.
 ///
 /// ```
+/// # use dlock::store::queue::Carrier;
+/// # struct Deletions;
+/// # impl Carrier for Deletions {
+/// #     type Request = Arc<str>;
+/// #     type Answer = usize;
+/// #     fn key(request: &Arc<str>) -> &Arc<str> { request }
+/// #     fn most(&self) -> usize { 64 }
+/// #     async fn one(&self, request: Arc<str>) -> usize { self.several(vec![request]).await[0] }
+/// #     async fn several(&self, requests: Vec<Arc<str>>) -> Vec<usize> {
+/// #         tokio::task::yield_now().await;
+/// #         vec![requests.len(); requests.len()]
+/// #     }
+/// # }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// use std::sync::Arc;
 /// use std::time::Duration;
-/// use dlock::store::queue::{Carrier, Gather};
+/// use dlock::store::queue::Gather;
 /// use tokio::time::Instant;
 ///
-/// struct Deletions;
-///
-/// impl Carrier for Deletions {
-///     type Request = Arc<str>;
-///     type Answer = usize;
-///     fn key(request: &Arc<str>) -> &Arc<str> {
-///         request
-///     }
-///     fn most(&self) -> usize {
-///         64
-///     }
-///     async fn one(&self, _request: Arc<str>) -> usize {
-///         tokio::task::yield_now().await; // the way to the server and back
-///         1
-///     }
-///     async fn several(&self, requests: Vec<Arc<str>>) -> Vec<usize> {
-///         vec![requests.len(); requests.len()]
-///     }
-/// }
-///
+/// // `Deletions` is the example of `Carrier`.
 /// let gather = Gather::new(Deletions, tokio::runtime::Handle::current());
-/// let until = Instant::now() + Duration::from_secs(1);
-/// let all = ["a", "b", "c"].map(|key| gather.ask(key.into(), until));
-/// let [a, b, c] = all;
+/// let deadline = Instant::now() + Duration::from_secs(1);
+/// let [a, b, c] = ["a", "b", "c"].map(|key| gather.ask(key.into(), deadline));
 /// assert_eq!(tokio::join!(a, b, c), (Ok(1), Ok(2), Ok(2)));
 /// # }
 /// ```
