@@ -11,7 +11,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 pub(crate) use self::answer::Answer;
-pub(super) use self::answer::{Reply, read, strange};
+pub(super) use self::answer::{read, strange};
 pub(crate) use self::call::{Call, OneAcquire, OneRenewal, Response, Verb};
 use super::command::{self, Command, Packed};
 use super::fence::Fence;

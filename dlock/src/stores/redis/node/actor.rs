@@ -51,7 +51,7 @@ pub(super) type Outcome = Option<Result<Value, RedisError>>;
 pub(super) struct InFlight {
     /// Identifies its reply.
     pub(super) number: u64,
-    pub(super) load: Batch,
+    pub(super) batch: Batch,
     /// Its connection.
     pub(super) role: ConnectionRole,
     /// The number of the `WAIT` that it is, or that follows it.
@@ -418,7 +418,7 @@ impl Actor {
                     let round_trip = clock::now().saturating_duration_since(call.sent_at);
                     silent.ends(call.role);
                     (spare, was_tried) = (None, false);
-                    self.flow_control.answered_call(call.load.steps(), round_trip);
+                    self.flow_control.answered_call(call.batch.steps(), round_trip);
                     self.answered_call(at, Some(result))
                 }
                 Event::Disconnected(trouble) => After::Broken(trouble),
@@ -476,7 +476,7 @@ impl Actor {
                         self.ping(role);
                     }
                 }
-                After::Again(load, role) => self.send(load, By::Text, role, &mut wires),
+                After::Again(batch, role) => self.send(batch, By::Text, role, &mut wires),
                 After::Broken(trouble) => {
                     self.trouble = trouble;
                     break End::Broken;
@@ -490,7 +490,7 @@ impl Actor {
             self.write_off(Batch::Steps(steps));
         }
         for call in std::mem::take(&mut self.calls) {
-            self.write_off(call.load);
+            self.write_off(call.batch);
         }
         self.give_all_slots();
         end
@@ -517,10 +517,10 @@ impl Actor {
                 break;
             }
             let first = self.calls.is_empty();
-            let Some((load, role)) = self.next_load(half.unwrap_or(BATCH)) else {
+            let Some((batch, role)) = self.next_batch(half.unwrap_or(BATCH)) else {
                 break;
             };
-            self.send(load, By::Hash, role, wires);
+            self.send(batch, By::Hash, role, wires);
             if let Some(call) = self.calls.back_mut() {
                 call.half = first && half.is_some() && !self.send_queue.is_empty();
             }
@@ -534,7 +534,7 @@ impl Actor {
         if self.part.cluster.is_some() || self.replicas.is_some() {
             return None;
         }
-        let under_way: usize = self.calls.iter().map(|call| call.load.steps()).sum();
+        let under_way: usize = self.calls.iter().map(|call| call.batch.steps()).sum();
         self.flow_control.half(under_way + self.send_queue.len())
     }
 
@@ -599,11 +599,11 @@ impl Actor {
         let oldest = |role| {
             let call = self.calls.iter().find(|call| call.role == role)?;
             let was_idle = call.sent_at >= silent.on(role).at + IDLE;
-            (was_idle && !matches!(call.load, Batch::Wait)).then_some(call.sent_at)
+            (was_idle && !matches!(call.batch, Batch::Wait)).then_some(call.sent_at)
         };
         let timeout = self.connector.access.timeout;
         let patience = (timeout / 4).max(self.flow_control.fastest().unwrap_or_default() * 3);
-        let oldest = self.ways().iter().copied().filter_map(oldest).min();
+        let oldest = self.roles().iter().copied().filter_map(oldest).min();
         // Later than the timeout anyway.
         oldest
             .filter(|_| patience < timeout)
@@ -611,7 +611,7 @@ impl Actor {
     }
 
     /// The connection for acknowledgements exists only if there are replicas.
-    fn ways(&self) -> &'static [ConnectionRole] {
+    fn roles(&self) -> &'static [ConnectionRole] {
         match self.replicas {
             Some(_) => &[ConnectionRole::Usual, ConnectionRole::Acknowledged],
             None => &[ConnectionRole::Usual],
@@ -621,13 +621,13 @@ impl Actor {
     /// When the next test of an idle connection is due.
     fn test_at(&self, silent: &Silence) -> Option<Instant> {
         let is_idle = |role: &&ConnectionRole| self.calls.iter().all(|call| call.role != **role);
-        let idle = self.ways().iter().filter(is_idle);
+        let idle = self.roles().iter().filter(is_idle);
         idle.map(|role| silent.on(*role).at + TEST).min()
     }
 
     /// Tests the idle connections: a dead one is found before it is needed.
     fn test(&mut self, silent: &Silence, now: Instant) {
-        for role in self.ways() {
+        for role in self.roles() {
             let is_busy = self.calls.iter().any(|call| call.role == *role)
                 || self.plain.iter().any(|plain| plain.role == *role);
             if !is_busy && silent.on(*role).at + TEST <= now {
@@ -647,7 +647,7 @@ impl Actor {
     }
 
     /// Chooses what to send next, and on which connection: at most this many steps, unless one alone is more.
-    fn next_load(&mut self, most: usize) -> Option<(Batch, ConnectionRole)> {
+    fn next_batch(&mut self, most: usize) -> Option<(Batch, ConnectionRole)> {
         let role = match self.plain.front() {
             Some(plain) => plain.role,
             None => self.role(),
@@ -662,7 +662,7 @@ impl Actor {
                 let gate = self.gate(role);
                 let (calls, moves) = (&self.calls, &self.moves);
                 let mut last = None;
-                let may_fly = |slot: Option<Slot>| {
+                let may_send = |slot: Option<Slot>| {
                     // Many waiters for the same acknowledgement are counted once.
                     if let Some((same, may)) = last
                         && same == slot
@@ -677,15 +677,15 @@ impl Actor {
                     last = Some((slot, may));
                     may
                 };
-                let steps = self.send_queue.take(clock::now(), most, gate, may_fly)?;
+                let steps = self.send_queue.take(clock::now(), most, gate, may_send)?;
                 Some((Batch::Steps(steps), role))
             }
         }
     }
 
-    fn send(&mut self, mut load: Batch, by: By, role: ConnectionRole, wires: &mut Wires) {
+    fn send(&mut self, mut batch: Batch, by: By, role: ConnectionRole, wires: &mut Wires) {
         let now = clock::now();
-        let (command, due, until) = match &mut load {
+        let (command, due, until) = match &mut batch {
             // Handled separately.
             Batch::Wait => return,
             Batch::Plain(plain) => (Packed::from(&plain.cmd), plain.deadline, plain.deadline),
@@ -715,11 +715,11 @@ impl Actor {
                 (command, due, until)
             }
         };
-        let round = match (&mut self.replicas, &load) {
+        let round = match (&mut self.replicas, &batch) {
             (Some(replicas), Batch::Steps(steps)) => replicas.send(role, steps),
             _ => 0,
         };
-        let (slot, asking) = match &load {
+        let (slot, asking) = match &batch {
             Batch::Steps(steps) => steps
                 .first()
                 .map_or((None, false), |step| (step.call.slot, step.asking)),
@@ -727,7 +727,7 @@ impl Actor {
         };
         self.calls.push_back(InFlight {
             number: wires.send(role, &command, asking),
-            load,
+            batch,
             role,
             round,
             slot,
@@ -743,11 +743,11 @@ impl Actor {
 
     /// When something here needs attention without an event.
     pub(super) fn due(&self) -> Option<Instant> {
-        let flying = self.calls.iter().map(|call| call.due);
+        let under_way = self.calls.iter().map(|call| call.due);
         let plain = self.plain.front().map(|plain| plain.deadline);
         let later = self.later.keys().next().map(|(at, _)| *at);
-        let line = self.send_queue.due().into_iter().chain(self.send_queue.wakes_at);
-        flying.chain(line).chain(plain).chain(later).min()
+        let queued = self.send_queue.due().into_iter().chain(self.send_queue.wakes_at);
+        under_way.chain(queued).chain(plain).chain(later).min()
     }
 }
 

@@ -196,7 +196,7 @@ impl Answer {
 impl Actor {
     /// The connection that steps use now.
     pub(super) fn role(&self) -> ConnectionRole {
-        let asking = |call: &InFlight| matches!(call.load, Batch::Wait);
+        let asking = |call: &InFlight| matches!(call.batch, Batch::Wait);
         match &self.replicas {
             Some(_) if !self.calls.iter().any(asking) => ConnectionRole::Acknowledged,
             _ => ConnectionRole::Usual,
@@ -209,7 +209,7 @@ impl Actor {
             return Gate::default();
         }
         let others = self.calls.iter().filter(|call| call.role != role);
-        let under_way = others.flat_map(|call| match &call.load {
+        let under_way = others.flat_map(|call| match &call.batch {
             Batch::Steps(steps) => steps.as_slice(),
             _ => &[],
         });
@@ -236,7 +236,7 @@ impl Actor {
         let number = wires.send(ConnectionRole::Acknowledged, &Packed::from(&cmd), false);
         self.calls.push_back(InFlight {
             number,
-            load: Batch::Wait,
+            batch: Batch::Wait,
             role: ConnectionRole::Acknowledged,
             round,
             slot: None,
@@ -256,7 +256,7 @@ impl Actor {
         answer: Answer,
         round: u64,
     ) -> Option<(Step, Answer)> {
-        let is_behind = |call: &InFlight| matches!(call.load, Batch::Wait) && call.round >= round;
+        let is_behind = |call: &InFlight| matches!(call.batch, Batch::Wait) && call.round >= round;
         let is_asked = self.calls.iter().any(is_behind);
         match &mut self.replicas {
             Some(replicas) if step.call.is_acknowledged() && answer.is_granted() => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{ErrorKind, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -63,7 +63,7 @@ impl Actor {
         let mut calls = std::mem::take(&mut self.calls);
         for call in calls.iter_mut().filter(|call| call.due <= now) {
             let mut due = call.until;
-            if let Batch::Steps(steps) = &mut call.load {
+            if let Batch::Steps(steps) = &mut call.batch {
                 for step in steps.iter_mut().filter(|step| step.reply.is_some()) {
                     if step.deadline <= now {
                         self.fail(step, no_answer());
@@ -129,26 +129,17 @@ impl Actor {
             return After::Fine;
         };
         let slot = call.slot;
-        let after = self.unload(call, outcome);
+        let after = self.settle(call, outcome);
         if let Some(slot) = slot {
             self.give_slots(&[slot]);
         }
         after
     }
 
-    fn unload(&mut self, call: InFlight, outcome: CallOutcome) -> After {
-        let InFlight {
-            load,
-            role,
-            round,
-            by,
-            sent_at,
-            overtook,
-            ..
-        } = call;
-        let mut steps = match load {
+    fn settle(&mut self, call: InFlight, outcome: CallOutcome) -> After {
+        let mut steps = match call.batch {
             Batch::Steps(steps) => steps,
-            Batch::Wait => return self.acknowledged(round, outcome),
+            Batch::Wait => return self.acknowledged(call.round, outcome),
             Batch::Plain(plain) => {
                 let result = match outcome {
                     Some(result) => result.map_err(|error| classify(&error)),
@@ -158,79 +149,80 @@ impl Actor {
                 return After::Fine;
             }
         };
-        let error = match outcome {
-            None => no_answer(),
-            Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
-                Some(script::Reply { server_time, answers }) => {
-                    let server_time = match server_time {
-                        Some(told) => {
-                            self.late_copies.server_says(told, sent_at);
-                            told
-                        }
-                        None => self.late_copies.server_time(sent_at),
-                    };
-                    let answered_call = Response {
-                        server_time,
-                        overtook,
-                        round,
-                    };
-                    return self.all_answered(steps, answers, answered_call);
+        match outcome {
+            None => {
+                self.all_failed(&mut steps, &no_answer());
+                After::Fine
+            }
+            Some(Err(error)) if is_broken(&error) => {
+                self.write_off(Batch::Steps(steps));
+                After::Broken(error.to_string())
+            }
+            Some(Err(error)) => {
+                let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+                if !unknown_script || call.by != By::Hash {
+                    return self.refused_call(&error, steps);
                 }
-                // What follows may belong to other calls.
-                None => {
+                let steps = self.not_carried_out(steps);
+                match steps.is_empty() {
+                    true => After::Fine,
+                    false => After::Again(Batch::Steps(steps), call.role),
+                }
+            }
+            Some(Ok(value)) => {
+                let Some(reply) = script::read(value, steps.iter().map(|step| &step.call)) else {
+                    // What follows may belong to other calls.
                     self.write_off(Batch::Steps(steps));
                     return After::Broken(script::strange().message);
-                }
-            },
-            Some(Err(error)) => {
-                if is_broken(&error) {
-                    self.write_off(Batch::Steps(steps));
-                    return After::Broken(error.to_string());
-                }
-                let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
-                if unknown_script && by == By::Hash {
-                    let steps = self.not_carried_out(steps);
-                    return match steps.is_empty() {
-                        true => After::Fine,
-                        false => After::Again(Batch::Steps(steps), role),
-                    };
-                }
-                let mut error = match self.redirected(&error, steps) {
-                    Ok(()) => return After::Fine,
-                    Err(back) => {
-                        steps = back;
-                        self.is_of_a_cluster(&error).unwrap_or_else(|| classify(&error))
-                    }
                 };
-                if self.is_demoted(&error) {
-                    let trouble = error.message.clone();
-                    self.was_demoted = true;
-                    match self.was_master {
-                        true => {
-                            let steps = self.not_carried_out(steps);
-                            self.send_queue.put_back(steps);
-                        }
-                        false => steps.iter_mut().for_each(|step| self.fail(step, error.clone())),
-                    }
-                    return After::Broken(trouble);
+                if let Some(told) = reply.server_time {
+                    self.late_copies.server_says(told, call.sent_at);
                 }
-                if self.part.cluster.is_some() {
-                    error.message = format!("{}: {}", self.whereabouts(), error.message);
-                }
-                // Refused as a whole, perhaps because of one of them.
-                if error.is_refused() && steps.len() > 1 {
-                    let mut steps = self.not_carried_out(steps);
-                    steps.iter_mut().for_each(|step| step.alone = true);
-                    self.send_queue.put_back(steps);
-                    return After::Fine;
-                }
-                error
+                let server_time = reply.server_time;
+                let answered_call = Response {
+                    server_time: server_time.unwrap_or_else(|| self.late_copies.server_time(call.sent_at)),
+                    overtook: call.overtook,
+                    round: call.round,
+                };
+                self.all_answered(steps, reply.answers, answered_call)
             }
+        }
+    }
+
+    /// The server has refused a call as a whole, and carried out none of its steps.
+    fn refused_call(&mut self, error: &RedisError, steps: Vec<Step>) -> After {
+        let mut steps = match self.redirected(error, steps) {
+            Ok(()) => return After::Fine,
+            Err(steps) => steps,
         };
-        for step in &mut steps {
-            self.fail(step, error.clone());
+        let mut error = self.is_of_a_cluster(error).unwrap_or_else(|| classify(error));
+        if self.is_demoted(&error) {
+            self.was_demoted = true;
+            match self.was_master {
+                true => {
+                    let steps = self.not_carried_out(steps);
+                    self.send_queue.put_back(steps);
+                }
+                false => self.all_failed(&mut steps, &error),
+            }
+            return After::Broken(error.message);
+        }
+        if self.part.cluster.is_some() {
+            error.message = format!("{}: {}", self.whereabouts(), error.message);
+        }
+        // Perhaps because of one of them.
+        if error.is_refused() && steps.len() > 1 {
+            let mut steps = self.not_carried_out(steps);
+            steps.iter_mut().for_each(|step| step.alone = true);
+            self.send_queue.put_back(steps);
+        } else {
+            self.all_failed(&mut steps, &error);
         }
         After::Fine
+    }
+
+    fn all_failed(&mut self, steps: &mut [Step], error: &StoreError) {
+        steps.iter_mut().for_each(|step| self.fail(step, error.clone()));
     }
 
     /// A call was refused before any of its steps was processed: steps with a caller are resent, as if for the first
@@ -369,8 +361,8 @@ impl Actor {
     }
 
     /// The connection broke under these: repeatable steps are resent, the others fail.
-    pub(super) fn write_off(&mut self, load: Batch) {
-        let steps = match load {
+    pub(super) fn write_off(&mut self, batch: Batch) {
+        let steps = match batch {
             Batch::Steps(steps) => steps,
             Batch::Plain(plain) => {
                 let _ = plain.reply.send(Err(broke()));

@@ -104,10 +104,10 @@ impl SendQueue {
         now: Instant,
         most: usize,
         mut gate: Gate,
-        mut may_fly: impl FnMut(Option<Slot>) -> bool,
+        mut may_send: impl FnMut(Option<Slot>) -> bool,
     ) -> Option<Vec<Step>> {
         let kept = self.failed_releases.iter().take(WINDOW);
-        let first = kept.map(|step| step.call.slot).position(&mut may_fly);
+        let first = kept.map(|step| step.call.slot).position(&mut may_send);
         if let Some(at) = first {
             return Some(company(&mut self.failed_releases, at, most, |_| true));
         }
@@ -127,7 +127,7 @@ impl SendQueue {
             .steps
             .iter()
             .take(WINDOW)
-            .position(|step| may_go(step) && may_fly(step.call.slot))?;
+            .position(|step| may_go(step) && may_send(step.call.slot))?;
         Some(company(&mut self.steps, at, most, may_go))
     }
 
