@@ -91,7 +91,7 @@ pub enum Unanswered {
 /// are sent together when that one is answered, or after 2 ms.
 ///
 /// ```
-/// # use dlock::store::queue::Carrier;
+/// # use {dlock::store::queue::Carrier, std::sync::Arc};
 /// # struct Deletions;
 /// # impl Carrier for Deletions {
 /// #     type Request = Arc<str>;
@@ -105,7 +105,6 @@ pub enum Unanswered {
 /// #     }
 /// # }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// use std::sync::Arc;
 /// use std::time::Duration;
 /// use dlock::store::queue::Gather;
 /// use tokio::time::Instant;
