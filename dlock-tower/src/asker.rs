@@ -1,4 +1,4 @@
-//! The request, for an answer in the handler's stead.
+//! The parts of a request that the layer's own answer needs.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response};
@@ -8,13 +8,13 @@ use http_body_util::combinators::UnsyncBoxBody;
 use crate::body::BoxError;
 use crate::{NotStarted, Rejection, grpc};
 
-/// The body of a layer's own answer.
+/// The body of an answer made by a layer.
 pub(crate) type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Makes the answer of a rejection, instead of [`Rejection::response`].
+/// Renders a rejection, instead of [`Rejection::response`].
 pub(crate) type Render = dyn Fn(&Rejection) -> Response<AnswerBody> + Send + Sync;
 
-/// A request, as far as the layer's own answer to it goes.
+/// The parts of a request that the layer's own answer needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Asker {
     grpc: Option<HeaderValue>,
@@ -33,7 +33,7 @@ impl Asker {
         self.grpc.is_some()
     }
 
-    /// The layer's own answer to this request. Its extensions say whether the request was begun.
+    /// Returns the layer's own answer to this request. Its extensions say whether the request was begun.
     pub(crate) fn answer(&self, rejection: Rejection, render: Option<&Render>) -> Response<AnswerBody> {
         let rejection = rejection.with_grpc(self.grpc.clone());
         let mut response = match render {
@@ -46,7 +46,7 @@ impl Asker {
         response
     }
 
-    /// Says in the answer whether the request was begun.
+    /// Marks in the answer whether the request was begun.
     fn mark<B>(&self, rejection: &Rejection, answer: &mut Response<B>) {
         if rejection.has_started() {
             answer.extensions_mut().remove::<NotStarted>();

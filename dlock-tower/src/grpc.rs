@@ -8,10 +8,10 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::{Reason, Rejection};
 
-/// What a `grpc-message` may not contain as it is; bytes above ASCII are always encoded.
+/// Characters that `grpc-message` must encode; bytes above ASCII are always encoded.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// The content type of a gRPC request.
+/// Returns the content type of a gRPC request.
 pub(crate) fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
     const GRPC: &[u8] = b"application/grpc";
     let value = headers.get(CONTENT_TYPE)?;
@@ -19,7 +19,7 @@ pub(crate) fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
     start.eq_ignore_ascii_case(GRPC).then(|| value.clone())
 }
 
-/// A trailers-only response.
+/// Builds a trailers-only response.
 pub(crate) fn response(rejection: &Rejection, content_type: HeaderValue) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     *response.headers_mut() = status(rejection);
@@ -27,12 +27,12 @@ pub(crate) fn response(rejection: &Rejection, content_type: HeaderValue) -> Resp
     response
 }
 
-/// What ends a call: `grpc-status` and `grpc-message`.
+/// Returns the trailers of a call: `grpc-status` and `grpc-message`.
 pub(crate) fn status(rejection: &Rejection) -> HeaderMap {
     let mut status = HeaderMap::new();
     status.insert("grpc-status", HeaderValue::from(code(rejection)));
     let message = utf8_percent_encode(rejection.detail(), ENCODED).to_string();
-    // Nothing but printable ASCII is left of it.
+    // Only printable ASCII is left.
     if let Ok(message) = HeaderValue::try_from(message) {
         status.insert("grpc-message", message);
     }
@@ -53,7 +53,7 @@ fn code(rejection: &Rejection) -> u16 {
     match rejection.reason() {
         Reason::Busy => ABORTED,
         Reason::TooManyWaiters | Reason::Unavailable => UNAVAILABLE,
-        // Not one of the codes that clients retry by themselves, once the handler has begun.
+        // Not a code that clients retry by themselves, once the handler has begun.
         Reason::Lost if rejection.has_started() => UNKNOWN,
         Reason::Lost => UNAVAILABLE,
         Reason::InvalidKey => INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-//! The lock as axum handlers see it.
+//! The lock of a request, as an axum extractor.
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
@@ -9,11 +9,11 @@ use crate::Rejection;
 
 /// The lock that the request holds, as an extractor: `HeldLock(held): HeldLock`.
 ///
-/// Without a lock layer around the handler it is answered with 500 and an error in the log. Take an
-/// `Option<HeldLock>` where the lock may be missing: behind
-/// [`fail_open`](crate::LockLayer::fail_open), for skipped methods and for requests that pass through.
+/// Without a lock layer around the handler the answer is 500, with an error in the log. Take an `Option<HeldLock>` if
+/// the lock may be missing: behind [`fail_open`](crate::LockLayer::fail_open), for skipped methods and for requests
+/// that pass through.
 ///
-/// `Extension<dlock::Held>` gives the same.
+/// `Extension<dlock::Held>` does the same.
 ///
 /// ```
 /// use dlock_tower::HeldLock;

@@ -12,7 +12,7 @@
 //!
 //! With a [`LockLayer`] around it a handler runs once at a time *per key* across all processes of a service: two
 //! withdrawals from one account wait for each other, those from two accounts do not. The lock is released when the
-//! handler has answered, failed or panicked, and when the client goes away; after a crash it becomes available soon.
+//! handler has answered, failed or panicked, and when the client goes away; after a crash it soon becomes available.
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]

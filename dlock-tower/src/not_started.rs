@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Extensions;
 
-/// States, in the extensions of a response, that the work which the request asks for has not begun.
+/// States, in the extensions of a response, that the requested work has not begun.
 ///
-/// The layers of this crate put it into every answer that they give before the handler runs. Layers further out read it
-/// to tell "nothing happened, try again" from "it is unknown how far it got": a 503 without it may have had effects. An
+/// The layers of this crate put it into every answer that they give before the handler runs. Outer layers read it to
+/// distinguish "nothing happened, try again" from "the progress is unknown": a 503 without it may have had effects. An
 /// [`IdempotencyLayer`](crate::IdempotencyLayer) releases the key of such a request.
 ///
-/// It speaks of one request. The layer counts it only if it was made [of](Self::of) the extensions of the request
-/// that the layer has handed in: a handler that passes on the answer of another router, or the answer to another
-/// request, keeps its key. In axum a router that is the service of a single route (`route_service`) counts as another
-/// one; nest it.
+/// It concerns one request. The layer counts it only if it was made [of](Self::of) the extensions of the request that
+/// the layer has passed in: a handler that passes on the answer of another router, or the answer to another request,
+/// keeps its key. In axum a router that is the service of a single route (`route_service`) counts as another one; nest
+/// it.
 ///
-/// A handler or a layer of your own that refuses a request before it has had any effect says so:
+/// A handler or your own layer that refuses a request before it has had any effect returns it:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]

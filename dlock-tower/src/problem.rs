@@ -6,8 +6,8 @@ use http::StatusCode;
 
 /// Why a request was not answered by its handler, nor by a stored response.
 ///
-/// Each has its stable [`kind`](Self::kind), the `type` of the problem document, by which clients tell them
-/// apart. The [module's documentation](crate::idempotency#what-clients-are-told) says what a client should do.
+/// Each has its stable [`kind`](Self::kind), the `type` of the problem document, by which clients distinguish them. The
+/// [module's documentation](crate::idempotency#what-clients-are-told) says what a client should do.
 ///
 /// ```
 /// use dlock_tower::idempotency::Problem;
@@ -19,7 +19,7 @@ use http::StatusCode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The endpoint takes requests with an idempotency key only.
+    /// The endpoint requires an idempotency key.
     KeyMissing,
     /// The key is empty, too long, malformed, or given more than once.
     KeyInvalid,
@@ -27,25 +27,25 @@ pub enum Problem {
     NoCaller,
     /// The key was used for another request.
     Mismatch,
-    /// A request with this key is being worked on.
+    /// A request with this key is in progress.
     InProgress,
-    /// A request with this key was begun, and it is unknown how far it got.
+    /// A request with this key was begun, and its progress is unknown.
     OutcomeUnknown,
     /// The request was done, but its response is not kept: it was too large, a stream, or broke off, or the store had
-    /// no room for it.
+    /// no space for it.
     ResultUnavailable,
     /// The request failed without a response; it may have had effects.
     Failed,
     /// The store that remembers requests does not answer.
     Unavailable,
-    /// Too many handlers run on whose clients went away.
+    /// Too many handlers continue after their clients went away.
     Overloaded,
     /// The record under this key cannot be read by this version of the service.
     Unreadable,
 }
 
 impl Problem {
-    /// The stable type of the problem, a URN.
+    /// Returns the stable type of the problem, a URN.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl Problem {
         }
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
@@ -80,7 +80,7 @@ impl Problem {
         }
     }
 
-    /// Whether the same request with the same key may succeed later. Such answers have a `Retry-After`.
+    /// Returns whether the same request with the same key may succeed later. Such answers have a `Retry-After`.
     #[must_use]
     pub fn is_retryable(self) -> bool {
         self.retry_after().is_some()
@@ -89,7 +89,7 @@ impl Problem {
     pub(crate) fn retry_after(self) -> Option<Duration> {
         match self {
             Problem::InProgress | Problem::Unavailable | Problem::Overloaded => Some(Duration::from_secs(1)),
-            // As long as an update of the service may take to reach all processes.
+            // As long as an update of the service may need to reach all processes.
             Problem::Unreadable => Some(Duration::from_secs(10)),
             _ => None,
         }
@@ -139,7 +139,7 @@ impl Problem {
         }
     }
 
-    /// Whether the work that the request asks for may have been begun, by it or by another one.
+    /// Whether the requested work may have been begun, by this request or another one.
     pub(crate) fn may_have_begun(self) -> bool {
         matches!(
             self,
@@ -147,7 +147,7 @@ impl Problem {
         )
     }
 
-    /// The code that gRPC clients get.
+    /// Returns the code for gRPC clients.
     pub(crate) fn grpc_code(self) -> u16 {
         const UNKNOWN: u16 = 2;
         const INVALID_ARGUMENT: u16 = 3;

@@ -31,6 +31,6 @@ pub enum Reason {
     Internal,
     /// A problem of idempotency keys; the value says which.
     Idempotency(Problem),
-    /// A refusal of a key closure, made by [`Rejection::new`](crate::Rejection::new).
+    /// A refusal of a key closure, created by [`Rejection::new`](crate::Rejection::new).
     Other,
 }

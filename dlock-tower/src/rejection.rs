@@ -1,4 +1,4 @@
-//! Why a layer answered by itself, and how clients are told.
+//! Why a layer answered itself, and what clients learn.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::problem::Problem;
 
 /// An answer that a layer gives instead of the handler's.
 ///
-/// By default it is rendered by [`response`](Self::response); a renderer of your own
+/// By default [`response`](Self::response) renders it; your own renderer
 /// ([`LockLayer::render`](crate::LockLayer::render)) finds all facts here. Key closures return one to refuse a request.
 ///
 /// ```
@@ -24,7 +24,7 @@ use crate::problem::Problem;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Rejection {
-    // Boxed because it travels in `Result`s.
+    // Boxed because it is passed in `Result`s.
     inner: Box<Inner>,
 }
 
@@ -67,14 +67,13 @@ impl Rejection {
         }
     }
 
-    /// A refusal with a status of your own, such as 401 from a key closure. `detail` is shown to the
-    /// client.
+    /// Creates a refusal with your own status, such as 401 from a key closure. `detail` is shown to the client.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Rejection {
         let title = status.canonical_reason().unwrap_or("Refused");
         Rejection::with(Reason::Other, status, "about:blank", title, detail)
     }
 
-    /// 400: the request gives no valid key. `detail` is shown to the client.
+    /// Creates a 400: the request has no valid key. `detail` is shown to the client.
     pub fn invalid_key(detail: impl Into<String>) -> Rejection {
         Rejection::with(
             Reason::InvalidKey,
@@ -85,7 +84,7 @@ impl Rejection {
         )
     }
 
-    /// 500: the service is set up wrongly. `log` goes to the log only.
+    /// Creates a 500: the service is set up wrongly. `log` goes to the log only.
     pub fn internal(log: impl Into<String>) -> Rejection {
         let mut rejection = Rejection::with(
             Reason::Internal,
@@ -98,7 +97,7 @@ impl Rejection {
         rejection
     }
 
-    /// 413: the body has more than `limit` bytes.
+    /// Creates a 413: the body has more than `limit` bytes.
     pub(crate) fn too_large(limit: usize) -> Rejection {
         Rejection::with(
             Reason::ContentTooLarge,
@@ -109,7 +108,7 @@ impl Rejection {
         )
     }
 
-    /// 408: the body has not come within `time`.
+    /// Creates a 408: the body has not arrived within `time`.
     pub(crate) fn body_timeout(time: Duration) -> Rejection {
         Rejection::with(
             Reason::BodyTimeout,
@@ -120,8 +119,8 @@ impl Rejection {
         )
     }
 
-    /// 503: the lock was lost while the handler ran, which was stopped. No `Retry-After`: how far the handler got is
-    /// unknown.
+    /// Creates a 503: the lock was lost while the handler ran, which was stopped. No `Retry-After`: the progress of the
+    /// handler is unknown.
     pub(crate) fn lost(key: &LockKey, loss: Loss) -> Rejection {
         let mut rejection = Rejection::with(
             Reason::Lost,
@@ -142,13 +141,13 @@ impl Rejection {
         self
     }
 
-    /// Sets what the log gets instead of the detail.
+    /// Sets what is logged instead of the detail.
     pub(crate) fn with_log(mut self, log: impl Into<String>) -> Rejection {
         self.inner.log = Some(log.into());
         self
     }
 
-    /// The work that the request asks for may have been begun.
+    /// Marks that the requested work may have been begun.
     pub(crate) fn with_started(mut self) -> Rejection {
         self.inner.started = true;
         self
@@ -164,57 +163,56 @@ impl Rejection {
         self
     }
 
-    /// The kind of the rejection.
+    /// Returns the kind of the rejection.
     #[must_use]
     pub fn reason(&self) -> Reason {
         self.inner.reason
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.inner.status
     }
 
-    /// The stable type of the problem, a URN (or `about:blank`).
+    /// Returns the stable type of the problem, a URN (or `about:blank`).
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.inner.kind
     }
 
-    /// The title of the type.
+    /// Returns the title of the type.
     #[must_use]
     pub fn title(&self) -> &'static str {
         self.inner.title
     }
 
-    /// What happened, in words that clients may see.
+    /// Returns what happened, in words that clients may see.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.inner.detail
     }
 
-    /// The whole seconds for `Retry-After`: rounded up, at least 1; `None` where trying again makes no
-    /// sense or may do harm.
+    /// Returns whole seconds for `Retry-After`: rounded up, at least 1; `None` if trying again is useless or may do
+    /// harm.
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         let up = |d: Duration| d.as_secs() + u64::from(d.subsec_nanos() > 0);
         self.inner.retry_after.map(|d| up(d).max(1))
     }
 
-    /// Whether the handler has run, at least in part. Then its effects are unknown.
+    /// Returns whether the handler has run, at least in part. Then its effects are unknown.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.inner.started
     }
 
-    /// Whether an equal request is at work, so that this one was not begun.
+    /// Whether an equal request is in progress, so that this one was not begun.
     pub(crate) fn is_in_progress(&self) -> bool {
         self.inner.reason == Reason::Idempotency(Problem::InProgress)
     }
 
-    /// The content type of the request, if that was gRPC: gRPC clients understand nothing but a
-    /// `grpc-status`.
+    /// The content type of the request, if that was gRPC: gRPC clients understand only a `grpc-status`.
     #[must_use]
     pub fn grpc(&self) -> Option<&HeaderValue> {
         self.inner.grpc.as_ref()
@@ -243,13 +241,13 @@ impl Rejection {
 }
 
 impl Problem {
-    /// The answer to the client.
+    /// Returns the answer to the client.
     #[must_use]
     pub fn rejection(self) -> Rejection {
         self.with_detail(self.detail())
     }
 
-    /// The same with a detail.
+    /// Sets the detail.
     pub(crate) fn with_detail(self, detail: impl Into<String>) -> Rejection {
         let mut rejection = Rejection::with(
             Reason::Idempotency(self),

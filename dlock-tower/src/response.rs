@@ -9,7 +9,7 @@ use crate::{Reason, Rejection, grpc};
 
 impl Rejection {
     /// The default answer of the layer: `application/problem+json` with type, title, status and detail, and
-    /// `Retry-After` where trying again makes sense. For a gRPC request a trailers-only response with `grpc-status` and
+    /// `Retry-After` if trying again makes sense. For a gRPC request a trailers-only response with `grpc-status` and
     /// `grpc-message`.
     #[must_use]
     pub fn response(&self) -> Response<Full<Bytes>> {

@@ -1,4 +1,4 @@
-//! A body in one piece, and the bodies that can be made of it.
+//! A complete body in memory, and the bodies that can be built from it.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -28,13 +28,13 @@ pub struct Buffered {
 }
 
 impl Buffered {
-    /// All of the data.
+    /// Returns all of the data.
     #[must_use]
     pub fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// The trailers, if there were any.
+    /// Returns the trailers, if there were any.
     #[must_use]
     pub fn trailers(&self) -> Option<&HeaderMap> {
         self.trailers.as_ref()
@@ -66,7 +66,7 @@ impl Body for Buffered {
     }
 }
 
-/// Bodies that can be made anew from what was read of them, so that a layer may read the body and the handler still
+/// Bodies that can be rebuilt from their buffered contents, so that a layer may read the body and the handler still
 /// gets it, byte for byte.
 ///
 /// ```
@@ -106,7 +106,7 @@ impl Body for Buffered {
     note = "or leave it to the handler, which reads it under the lock then: `LockLayer::streaming`, best with `max_hold`"
 )]
 pub trait FromBuffered: Body + Sized {
-    /// A body that yields this again.
+    /// Builds a body with these contents.
     fn from_buffered(buffered: Buffered) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! Request bodies that are read ahead of the handler and then given to it all the same.
+//! Request bodies that are read before the handler runs and then passed to it unchanged.
 
 mod buffered;
 pub(crate) mod read;

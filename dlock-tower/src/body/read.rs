@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::buffered::{BoxError, Buffered};
 use crate::Rejection;
 
-/// By default how long a client may take to send its body: 30 s.
+/// How long a client may take to send its body by default: 30 s.
 pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Buffered {
@@ -47,7 +47,7 @@ impl Buffered {
                         return Err(Rejection::too_large(limit));
                     }
                     if more.is_empty() && first.is_empty() {
-                        // The only piece of most bodies: not copied if it is `Bytes` already.
+                        // Most bodies have one piece: not copied if it is `Bytes` already.
                         first = data.copy_to_bytes(data.remaining());
                     } else {
                         if more.is_empty() {
@@ -67,7 +67,7 @@ impl Buffered {
         Ok(Buffered { data, trailers })
     }
 
-    /// Refuses a body that has fewer bytes than its `Content-Length`: it was cut off on its way.
+    /// Refuses a body with fewer bytes than its `Content-Length`: it was cut off in transit.
     pub(crate) fn check_length(&self, headers: &HeaderMap) -> Result<(), Rejection> {
         let announced = headers.get(http::header::CONTENT_LENGTH);
         let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());

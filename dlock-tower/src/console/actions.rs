@@ -1,4 +1,4 @@
-//! What the console does for an operator: end a hold, ask a holder to stop, forget a record.
+//! The console's actions for an operator: ending a hold, asking a holder to stop, forgetting a record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use serde_json::{Value, json};
 use super::answer::{data, failed, problem};
 use super::view::millis;
 
-/// The header that has the token: no form can send it, and no page of another site without being let by CORS.
+/// The header with the token: a form cannot send it, and neither can a page of another site unless CORS permits it.
 pub(super) const TOKEN: &str = "x-dlock-console";
-/// More than any action has to say.
+/// More than any action needs.
 const MOST_BYTES: usize = 16 * 1024;
 
-/// Names who acts, from the head of the request.
+/// Names the operator, from the head of the request.
 pub(super) type Operator = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 /// Actions that are allowed.
 #[derive(Clone)]
 pub(super) struct Actions {
-    /// Only who can read the console's own answers knows it.
+    /// Known only to a client that can read the console's own answers.
     pub(super) token: String,
     pub(super) operator: Option<Operator>,
 }
 
-/// What is to be done.
+/// The requested action.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Action {
     Break,
@@ -51,7 +51,7 @@ impl Actions {
         Actions { token, operator }
     }
 
-    /// Carries it out, if the request comes from the console's own page, or from a program that knows the token.
+    /// Runs it, if the request comes from the console's own page, or from a program that knows the token.
     pub(super) async fn act(&self, client: &LockClient, action: Action, request: Request<Body>) -> Response {
         let (head, body) = request.into_parts();
         if let Err(refusal) = self.admit(&head.headers) {
@@ -60,7 +60,7 @@ impl Actions {
         let body = to_bytes(body, MOST_BYTES).await.ok();
         let asked = body.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
         let Some(asked) = asked.filter(Value::is_object) else {
-            return bad("the body is no JSON object of at most 16 KiB");
+            return bad("the body is not a JSON object of at most 16 KiB");
         };
         let operator = self.operator.as_ref().and_then(|operator| operator(&head));
         match action {
@@ -73,7 +73,7 @@ impl Actions {
         let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let is_own_page = match (value("sec-fetch-site"), value("origin")) {
             (Some(site), _) => site == "same-origin",
-            // What a browser says that does not say the other.
+            // For browsers that do not send the other header.
             (None, Some(origin)) => origin.split_once("://").map(|(_, host)| host) == value("host"),
             (None, None) => true,
         };
@@ -106,7 +106,7 @@ impl Actions {
     }
 }
 
-/// In a time that does not tell how much of it is right.
+/// In constant time.
 fn is_same(a: &str, b: &str) -> bool {
     let differs = a.bytes().zip(b.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
     a.len() == b.len() && differs == 0
@@ -208,7 +208,7 @@ fn bad(detail: &str) -> Response {
     )
 }
 
-/// Of a console that only reads.
+/// The answer of a read-only console.
 pub(super) fn not_allowed() -> Response {
     problem(
         StatusCode::FORBIDDEN,

@@ -1,4 +1,4 @@
-//! Answers, and the headers that all of them have.
+//! Answers, and the headers that all of them share.
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -22,7 +22,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
 ];
 
-/// What a page of data may do: nothing.
+/// The permissions of a page of data: none.
 const NOTHING: &str = "default-src 'none'; frame-ancestors 'none'";
 
 pub(super) async fn with_headers(mut response: Response) -> Response {
@@ -47,7 +47,7 @@ pub(super) fn problem(status: StatusCode, kind: &str, title: &str, detail: &str)
     (status, kind, text.to_string()).into_response()
 }
 
-/// The same of what failed.
+/// A problem document of an error.
 pub(super) fn failed(error: &Error) -> Response {
     let of = error.problem();
     let status = match error {
@@ -55,11 +55,11 @@ pub(super) fn failed(error: &Error) -> Response {
         Error::InvalidOption { .. } => StatusCode::BAD_REQUEST,
         _ => StatusCode::from_u16(of.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
     };
-    // The problem of a handler would not say more than its status: here somebody is to mend it.
+    // With all details, unlike the problem of a handler: an operator has to fix it.
     problem(status, of.kind, of.title, &error.to_string())
 }
 
-/// Whether a request comes from a page of another site, as browsers say it. Programs do not say it.
+/// Whether a browser says that a page of another site sent the request. Programs do not say.
 pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     !matches!(site, None | Some(b"same-origin" | b"none"))

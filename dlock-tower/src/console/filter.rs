@@ -1,4 +1,4 @@
-//! Which locks a page asks for.
+//! The locks that a page asks for.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use dlock::operations::SurveyedLock;
 
 use super::survey::is_near;
 
-/// Those of a sort, in which a text occurs.
+/// Locks of a sort that contain a text.
 #[derive(Default)]
 pub(super) struct Filter {
     only: Only,
@@ -26,7 +26,7 @@ pub(super) enum Only {
 }
 
 impl Filter {
-    /// By `only` and `find` in the query; what is not known there means all.
+    /// Parses `only` and `find` in the query; unknown values mean all.
     pub(super) fn of(query: &HashMap<String, String>) -> Filter {
         let asked = |only: &Only| query.get("only").is_some_and(|name| name == only.name());
         Filter {
@@ -38,7 +38,7 @@ impl Filter {
         }
     }
 
-    /// Whether every lock fits.
+    /// Whether every lock matches.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.only, Only::All) && self.text.is_empty()
     }
@@ -47,7 +47,7 @@ impl Filter {
         self.only.fits(lock) && (self.text.is_empty() || self.occurs(lock))
     }
 
-    /// Whether the text occurs in the name, or in what is known of a holder or waiter.
+    /// Whether the text occurs in the name, or in what is known about a holder or waiter.
     fn occurs(&self, lock: &SurveyedLock) -> bool {
         let is_in = |text: &str| text.to_lowercase().contains(&self.text);
         let is_in_some = |text: &Option<String>| text.as_deref().is_some_and(is_in);
@@ -75,7 +75,7 @@ impl Filter {
 impl Only {
     pub(super) const ALL: [Only; 5] = [Only::All, Only::Held, Only::Waited, Only::Near, Only::Unknown];
 
-    /// As the page calls it.
+    /// Its name on the page.
     pub(super) fn name(self) -> &'static str {
         match self {
             Only::All => "all",

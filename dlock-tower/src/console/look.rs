@@ -1,4 +1,4 @@
-//! The look of all pages at the store: one at a time, however many ask.
+//! Surveys the store for all pages: one survey at a time, however many ask.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use super::survey::Survey;
 use super::timeline::Timeline;
 use super::view;
 
-/// A look is kept for so many times what it took, so that a large store is looked at for a fifth of the time at most.
+/// A survey is kept for this many times its duration, so that surveys of a large store take at most a fifth of the
+/// time.
 const REST: u32 = 4;
 
-/// The answer to all who ask within a while.
+/// The answer to all requests within a while.
 pub(super) struct Look {
     every: Duration,
     last: Mutex<Option<Seen>>,
@@ -27,12 +28,12 @@ pub(super) struct Look {
 struct Seen {
     until: Instant,
     survey: Arc<Survey>,
-    /// What those see that want all.
+    /// The unfiltered answer.
     all: Bytes,
 }
 
 impl Look {
-    /// Looks so often at most.
+    /// Creates it, with the shortest time between two surveys.
     pub(super) fn new(every: Duration) -> Look {
         Look {
             every,
@@ -40,8 +41,8 @@ impl Look {
         }
     }
 
-    /// What is held and waited for and fits, as JSON, with the token of actions. A request that comes while another one
-    /// looks waits for what that finds, and looks itself if that one goes away. The store's own timeouts bound it.
+    /// Returns the matching locks as JSON, with the token of actions. A request that arrives during a survey waits for
+    /// its result, and surveys itself if that is cancelled. The store's own timeouts limit it.
     pub(super) async fn at(
         &self,
         client: &LockClient,
@@ -53,7 +54,7 @@ impl Look {
             timeline.look(client);
             let (events, actions) = (timeline.json(), token.map(|token| json!({ "token": token })));
             async {
-                // Of a hundred thousand locks it takes a while, in which the other tasks of this thread go on.
+                // A hundred thousand locks take a while: let the other tasks of this thread run.
                 let write = move || {
                     let mut seen = view::of_survey(&survey, &filter);
                     (seen["events"], seen["actions"]) = (events, actions.into());
@@ -68,7 +69,7 @@ impl Look {
             let began = Instant::now();
             let (found, health) = (client.survey("", false).await, client.health());
             let Ok(survey) = spawn_blocking(move || Arc::new(Survey::of(found, health))).await else {
-                // The runtime ends.
+                // The runtime is ending.
                 return Bytes::new();
             };
             let all = written(survey.clone(), Filter::default()).await;
@@ -86,7 +87,7 @@ impl Look {
         }
     }
 
-    /// Drops what no page has asked for any more: of a large store it is large.
+    /// Drops an answer that no page has asked for lately: for a large store it is large.
     pub(super) fn tidy(&self) {
         if let Ok(mut last) = self.last.try_lock()
             && last
@@ -97,7 +98,7 @@ impl Look {
         }
     }
 
-    /// Has the next one who asks look again.
+    /// Makes the next request survey again.
     pub(super) async fn again(&self) {
         *self.last.lock().await = None;
     }

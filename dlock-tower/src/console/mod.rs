@@ -1,7 +1,7 @@
 //! A page for the person on call, to mount in any axum app: which locks are held and waited for, in all processes.
 //!
-//! [`Console`] makes the router. The page asks again every second while it is looked at; all that it shows comes from
-//! JSON endpoints:
+//! [`Console`] creates the router. The page refreshes every second while it is visible; all its data comes from JSON
+//! endpoints:
 //!
 //! | request | answer |
 //! |---|---|
@@ -10,14 +10,14 @@
 //! | `GET api/lock?key=KEY` | one lock, looked up at this moment: its holders are asked |
 //! | `POST api/break`, `api/revoke`, `api/forget` | with [`allow_actions`](Console::allow_actions): what an operator has done |
 //!
-//! The locks are those of the store and the prefix of its client. What is known about holders and waiters of other
-//! processes they wrote down themselves: set [`presence`](dlock::LockClientBuilder::presence) in all of them. What is not
-//! known is said, with the reason. `docs/console.md` explains each part.
+//! The locks are those of the store and the prefix of its client. Holders and waiters of other processes are known only
+//! as those processes published them: set [`presence`](dlock::LockClientBuilder::presence) in all of them. For unknown
+//! values the page gives the reason. `docs/console.md` explains each part.
 //!
-//! # Who may see it
+//! # Access
 //!
-//! Lock names, hosts, source lines and notes are nothing for strangers, and the console knows no users: **put your own
-//! authentication around it**, as a layer.
+//! Lock names, hosts, source lines and notes are not for strangers, and the console has no user management: **put your
+//! own authentication around it**, as a layer.
 //!
 //! ```
 //! use axum::extract::Request;
@@ -79,7 +79,7 @@ use self::filter::Filter;
 use self::look::Look;
 use self::timeline::Timeline;
 
-/// How often the store is looked at, by default.
+/// How often the store is surveyed by default.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The page for the person on call, see the [module](self).
@@ -102,7 +102,7 @@ pub struct Console {
     operator: Option<Operator>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 struct Shared {
     client: LockClient,
     look: Look,
@@ -111,7 +111,7 @@ struct Shared {
 }
 
 impl Console {
-    /// The console of the locks of this client's store and prefix. It only reads.
+    /// Creates the console for the locks of this client's store and prefix. It only reads.
     #[must_use]
     pub fn new(client: LockClient) -> Console {
         Console {
@@ -122,9 +122,9 @@ impl Console {
         }
     }
 
-    /// Sets how often the store is looked at, at most, however many pages are open; once a second by default, and never
-    /// more often than ten times a second. Each look scans all keys of the store; one that takes long is kept for four times
-    /// as long, so that the store is looked at for a fifth of the time at most.
+    /// Sets how often the store is surveyed at most, however many pages are open; once a second by default, and never
+    /// more often than ten times a second. Each survey scans all keys of the store; a slow one is kept for four times
+    /// its duration, so that surveys take at most a fifth of the time.
     #[must_use]
     pub fn refresh(mut self, every: Duration) -> Console {
         self.every = every.max(Duration::from_millis(100));
@@ -132,9 +132,9 @@ impl Console {
     }
 
     /// Lets operators act: [end a hold](LockClient::break_hold), [ask its holder to stop](LockClient::revoke), and
-    /// [forget a record](LockClient::forget_record); `false` by default. Each needs a reason and is written to the store's
-    /// audit log first. Requests that come from another site, or do not know the token of this process, are
-    /// refused; who may do it is up to your authentication.
+    /// [forget a record](LockClient::forget_record); `false` by default. Each action needs a reason and is written to
+    /// the store's audit log first. Requests from another site, or without the token of this process, are refused; your
+    /// authentication decides which users may act.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -153,8 +153,8 @@ impl Console {
         self
     }
 
-    /// Sets how the audit log and the holder are told who acts, from the head of the request; by default the service and
-    /// the machine of this process.
+    /// Sets how the operator is named, from the head of the request, for the audit log and the holder; by default the
+    /// service and the machine of this process.
     #[must_use]
     pub fn operator(
         mut self,
@@ -164,9 +164,10 @@ impl Console {
         self
     }
 
-    /// The router, for any path, behind any proxy: its page names no path of its own. Mount it with
-    /// [`nest_service`](Router::nest_service), which takes the path with and without a slash at its end, and put your
-    /// authentication around it. Made inside of a runtime, it listens to the [events](LockClient::events) of its client for the timeline.
+    /// Returns the router, for any path, behind any proxy: its page contains no absolute path. Mount it with
+    /// [`nest_service`](Router::nest_service), which accepts the path with and without a trailing slash, and put your
+    /// authentication around it. Created inside a runtime, it listens to the [events](LockClient::events) of its client
+    /// for the timeline.
     pub fn router(self) -> Router {
         let shared = Arc::new(Shared {
             client: self.client,
@@ -204,7 +205,7 @@ impl fmt::Debug for Console {
 
 type Asked = State<Arc<Shared>>;
 
-/// Another site's page gets nothing, whatever CORS layer stands around.
+/// Refuses pages of other sites, whatever CORS layer is around.
 async fn only_from_here(request: Request, next: Next) -> Response {
     if answer::is_foreign(request.headers()) {
         return answer::problem(
@@ -234,14 +235,14 @@ fn act(
                 return actions::not_allowed();
             };
             let answer = actions.act(&shared.client, action, request).await;
-            // What was changed is to be seen at once.
+            // The change must be visible at once.
             shared.look.again().await;
             answer
         })
     }
 }
 
-/// One lock, now: a holder that answers is asked what it does.
+/// Returns one lock, now: a holder that answers is asked what it does.
 async fn lock(State(shared): Asked, Query(mut query): Query<HashMap<String, String>>) -> Response {
     let Some(key) = query.remove("key") else {
         return answer::problem(
@@ -251,7 +252,7 @@ async fn lock(State(shared): Asked, Query(mut query): Query<HashMap<String, Stri
             "name it: api/lock?key=order:42",
         );
     };
-    // The name stands in a list of names that exist, braces included.
+    // The name comes from a list of existing names, braces included.
     match now(&shared.client, LockKey::raw(key)).await {
         Ok(lock) => answer::data(view::of_lock(&lock, &shared.client.id()).to_string()),
         Err(error) => answer::failed(&error),
@@ -273,7 +274,7 @@ async fn now(client: &LockClient, key: LockKey) -> Result<SurveyedLock, dlock::E
             };
             match answer {
                 Some(answer) => holder.known(Some(Arc::new(answer))),
-                // A holder that does not answer is shown as it was.
+                // A holder that does not answer is shown as before.
                 None => holder,
             }
         });

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use axum::response::{Html, IntoResponse, Response};
 use http::header::CONTENT_SECURITY_POLICY;
 
-/// The page with its style and its script, and with places for the nonce.
+/// The page with its style and its script, and with placeholders for the nonce.
 static PAGE: LazyLock<String> = LazyLock::new(|| {
     include_str!("page/page.html")
         .replace("{{style}}", include_str!("page/page.css"))
@@ -13,7 +13,7 @@ static PAGE: LazyLock<String> = LazyLock::new(|| {
 });
 const NONCE: &str = "{{nonce}}";
 
-/// The page, with a policy that names the two elements of this very answer: what somebody smuggles in runs nowhere.
+/// Returns the page, with a policy that names the two elements of this very answer: an injected script does not run.
 pub(super) fn page() -> Response {
     let nonce = uuid::Uuid::new_v4().simple().to_string();
     let policy = format!(

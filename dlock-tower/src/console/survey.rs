@@ -8,24 +8,24 @@ use dlock::Health;
 use dlock::operations::{ClientReport, SurveyedLock};
 use dlock::{Error, LockKey};
 
-/// How many clients are shown.
+/// The maximum number of clients shown.
 const MOST_CLIENTS: usize = 500;
 
-/// What was found at one moment.
+/// The result of one survey.
 pub(super) struct Survey {
     pub(super) at: SystemTime,
     pub(super) health: Health,
     pub(super) own: Arc<ClientReport>,
-    /// The longest wait first, then what nearly ended, then the longest hold.
+    /// The longest wait first, then near misses, then the longest hold.
     pub(super) locks: Vec<SurveyedLock>,
     pub(super) clients: Vec<Arc<ClientReport>>,
     pub(super) clients_left_out: usize,
-    /// Locks whose holders wait for each other in a circle.
+    /// Cycles of locks whose holders wait for each other.
     pub(super) deadlocks: Vec<Vec<LockKey>>,
     pub(super) gaps: Vec<Gap>,
 }
 
-/// Something that is not known, why, and what to do about it.
+/// Something unknown, why, and what to do about it.
 #[derive(Debug)]
 pub(super) struct Gap {
     pub(super) unknown: &'static str,
@@ -34,8 +34,8 @@ pub(super) struct Gap {
 }
 
 impl Survey {
-    /// Of all locks of the client's store and prefix. What the store does not tell is a [gap](Gap): what this process knows
-    /// of itself is there in any case.
+    /// Converts the survey of all locks of the client's store and prefix. What the store does not tell is a [gap](Gap);
+    /// what this process knows about itself is always included.
     pub(super) fn of(found: dlock::operations::Survey, health: Health) -> Survey {
         let gaps = [
             found.locks_unknown.as_ref().map(Gap::of_locks),
@@ -61,7 +61,7 @@ impl Survey {
     }
 }
 
-/// What sorts the most urgent lock first.
+/// The sort key: the most urgent lock first.
 fn urgency(lock: &SurveyedLock) -> (Reverse<Duration>, bool, Reverse<Duration>, LockKey) {
     let waited = lock.waits.first().map(|(_, wait)| wait.waited);
     let held = lock.holders.iter().filter_map(|holder| holder.hold.as_ref());
@@ -93,29 +93,29 @@ impl Gap {
     fn of_clients(error: &Error) -> Gap {
         let remedy = match error {
             Error::Unsupported { .. } => {
-                "This store has no place for what clients say of themselves. The holders are shown by their ids; ask \
+                "This store keeps no presence entries of clients. The holders are shown by their ids; ask \
                  each process, or look at its logs."
             }
             Error::Refused { .. } => "Give the store's user the lines of docs/permissions.md about presence.",
             _ => "Look at the store and the network; this page asks again by itself.",
         };
         Gap {
-            unknown: "what other processes say of themselves: where in the code, since when, who waits",
+            unknown: "the reports of other processes: where in the code, since when, which calls wait",
             why: error.to_string(),
             remedy,
         }
     }
 
-    /// Of holders that said nothing.
+    /// The gap for holders without a report.
     fn of_silence(locks: &[SurveyedLock]) -> Option<Gap> {
         let holders = locks.iter().flat_map(|lock| &lock.holders);
         let silent = holders.filter(|holder| holder.client.is_none() && holder.names_client());
         let count = silent.count();
         (count > 0).then(|| Gap {
-            unknown: "since when, where in the code and by which process some locks are held, and who waits for them",
+            unknown: "since when, where in the code and by which process some locks are held, and which calls wait for them",
             why: match count {
-                1 => "1 holder has written nothing down".to_owned(),
-                count => format!("{count} holders have written nothing down"),
+                1 => "1 holder has published nothing".to_owned(),
+                count => format!("{count} holders have published nothing"),
             },
             remedy: "Set LockClientBuilder::presence(true), or ?presence=on in the URL, in every process; it is off by \
                      default. A holder with presence is missing in its first seconds, after a crash, and while it is \

@@ -1,5 +1,5 @@
-//! What happened in this process lately: what its client tells of its locks, and its connections and drain, looked at once
-//! a second. What goes well at once is left out.
+//! The recent history of this process: the events of its locks, and its connections and drain, checked once a second.
+//! Successes without a wait are left out.
 
 use std::collections::VecDeque;
 use std::sync::Weak;
@@ -17,10 +17,10 @@ use super::view::{short, since_epoch};
 /// How many entries are kept.
 const MOST: usize = 200;
 const EVERY: Duration = Duration::from_secs(1);
-/// A wait that is worth an entry.
+/// The shortest wait that is recorded.
 const LONG: Duration = Duration::from_secs(1);
 
-/// The last that happened, the oldest first.
+/// The recent events, the oldest first.
 pub(super) struct Timeline {
     state: Mutex<State>,
 }
@@ -52,7 +52,7 @@ impl Timeline {
         }
     }
 
-    /// Looks at the client now.
+    /// Checks the client now.
     pub(super) fn look(&self, client: &LockClient) {
         let health = client.health();
         let mut state = self.state.lock();
@@ -93,7 +93,7 @@ impl Timeline {
     }
 }
 
-/// An event in words, unless all went well.
+/// Describes an event, unless all went well.
 fn said(what: LockEventKind) -> Option<(&'static str, &'static str, String)> {
     Some(match what {
         LockEventKind::Lost { reason, .. } => ("lost", "bad", reason.to_string()),
@@ -156,7 +156,7 @@ impl State {
     }
 }
 
-/// Listens and looks for as long as the console is there. Nothing happens outside of a runtime.
+/// Listens and checks for as long as the console lives. Does nothing outside a runtime.
 pub(super) fn watch(of: Weak<Shared>) {
     let (Ok(runtime), Some(shared)) = (tokio::runtime::Handle::try_current(), of.upgrade()) else {
         return;
@@ -169,7 +169,7 @@ pub(super) fn watch(of: Weak<Shared>) {
             let Some(shared) = of.upgrade() else { return };
             match event {
                 Ok(Some(event)) => shared.timeline.tell(event),
-                // The console has the client, so that its events do not end.
+                // The console keeps the client, so that its events do not end.
                 Ok(None) => return,
                 Err(_) => {
                     shared.timeline.look(&shared.client);

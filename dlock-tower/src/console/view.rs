@@ -1,4 +1,4 @@
-//! What was found, as JSON. The names of the fields are those of `dlock list --json`.
+//! The survey as JSON. The names of the fields are those of `dlock list --json`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 use super::filter::{Filter, Only};
 use super::survey::{Gap, Survey};
 
-/// How many locks are shown.
+/// The maximum number of locks shown.
 const MOST_LOCKS: usize = 500;
-/// How many holders, and how many waiters, of a lock are shown in the list of locks.
+/// The maximum number of holders, and of waiters, of a lock in the list.
 const FEW: usize = 5;
-/// The same of one lock by itself.
+/// The maximum number of them for a single lock.
 const MANY: usize = 100;
-/// The longest text that is shown, in characters. Names of locks have 512 bytes at most; what else there is under the
-/// store's prefix can be of any length.
+/// The longest text shown, in characters. Names of locks have at most 512 bytes; other keys under the store's prefix
+/// can have any length.
 const MOST_CHARS: usize = 600;
 
-/// All of it, of the locks the most urgent that fit.
+/// Returns the survey, with the most urgent of the matching locks.
 pub(super) fn of_survey(survey: &Survey, filter: &Filter) -> Value {
     let own = survey.own.client.as_str();
     let mut fitting = survey.locks.iter().filter(|lock| filter.fits(lock));
@@ -48,7 +48,7 @@ pub(super) fn of_survey(survey: &Survey, filter: &Filter) -> Value {
     })
 }
 
-/// A lock with its holders and waiters; `own` is the id of the client of this process.
+/// Returns a lock with its holders and waiters; `own` is the id of the client of this process.
 pub(super) fn of_lock(lock: &SurveyedLock, own: &str) -> Value {
     few_of_lock(lock, own, MANY)
 }
@@ -64,7 +64,7 @@ fn few_of_lock(lock: &SurveyedLock, own: &str, most: usize) -> Value {
     json!({
         "key": short(name),
         "key_bytes": name.len(),
-        // What is no name of a lock can be seen, and neither looked up nor broken.
+        // A key that is not a valid lock name is shown, but can be neither looked up nor broken.
         "is_lock": lock.key.check().is_ok(),
         "kind": kind,
         "holders": holders,
@@ -132,7 +132,7 @@ fn of_client(client: &ClientReport, own: &str) -> Value {
     of
 }
 
-/// Adds which client it is.
+/// Adds the client.
 fn place(of: &mut Value, client: Option<&ClientReport>, own: &str) {
     of["client"] = json!(client.map(|client| short(&client.client)));
     of["is_own"] = json!(client.is_some_and(|client| client.client == own));
@@ -144,32 +144,32 @@ fn place(of: &mut Value, client: Option<&ClientReport>, own: &str) {
     of["last_heard_ms"] = json!(client.map(|client| millis(client.age)));
 }
 
-/// Whether a client is alive, as far as what it wrote down tells, and why that is thought.
+/// Whether a client is alive, as far as its published report tells, and why.
 fn state_of(client: Option<&ClientReport>, own: &str) -> (&'static str, String) {
     let Some(client) = client else {
-        return ("unknown", "its client has written nothing down".to_owned());
+        return ("unknown", "its client has published nothing".to_owned());
     };
     if client.client == own {
         return ("alive", "this process".to_owned());
     }
     let heard = client.age.as_secs();
     if !client.is_overdue() {
-        return ("alive", format!("it wrote down what it does {heard} s ago"));
+        return ("alive", format!("it published its report {heard} s ago"));
     }
     let process = client.process;
     match client.process_state() {
         ProcessState::Gone => (
             "killed",
-            format!("process {process} is not there any more on this machine"),
+            format!("process {process} no longer exists on this machine"),
         ),
         ProcessState::Stopped => (
             "stopped",
-            format!("process {process} is stopped on this machine; SIGCONT lets it go on"),
+            format!("process {process} is stopped on this machine; SIGCONT resumes it"),
         ),
         _ => (
             "silent",
             format!(
-                "last heard of {heard} s ago: killed, stopped, hung or cut off; `dlock show KEY` on its machine tells"
+                "last report {heard} s ago: killed, stopped, hung or cut off; `dlock show KEY` on its machine tells"
             ),
         ),
     }
@@ -194,7 +194,7 @@ fn of_process(own: &ClientReport, health: &Health) -> Value {
     })
 }
 
-/// A text of somebody else, no longer than what is shown.
+/// Shortens a foreign text to what is shown.
 pub(super) fn short(text: &str) -> String {
     match text.char_indices().nth(MOST_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),

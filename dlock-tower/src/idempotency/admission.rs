@@ -1,4 +1,4 @@
-//! From a request with a key to its claim, or to the answer in the handler's stead.
+//! From a request with a key to its claim, or to the answer without running the handler.
 
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ use crate::body::{BoxError, Buffered, FromBuffered};
 use crate::lock::RequestLocks;
 use crate::problem::Problem;
 
-/// A request that is to be looked up.
+/// A request to look up.
 pub(super) struct AdmissionRequest<B> {
     pub(super) core: Core,
-    /// As the client gave it.
+    /// As the client sent it.
     pub(super) key: String,
     pub(super) record: RecordKey,
     pub(super) request: Request<B>,
@@ -36,11 +36,11 @@ pub(super) struct AdmissionRequest<B> {
 /// A request that may run.
 pub(super) enum Admitted<B> {
     Claimed(Request<B>, Owned),
-    /// Without a claim, since the store is away and the layer open.
+    /// Without a claim: the store is unavailable and the layer is open.
     Open(Request<B>),
 }
 
-/// How a request is answered that does not run.
+/// How a request that does not run is answered.
 pub(super) enum Refused {
     Rejected(Rejection),
     Replay(Box<Kept>, Version),
@@ -124,11 +124,11 @@ enum Decision {
     Open,
 }
 
-/// A claim that is asked for. Dropped while it is unknown whether it stands, it is taken back.
+/// A request for a claim. Dropped while the outcome is unknown, it is undone.
 struct Asking {
     core: Core,
     claim: ClaimRequest,
-    /// Before the claim was sent the last time.
+    /// Taken before the claim was last sent.
     sent: Instant,
     in_doubt: bool,
 }
@@ -143,7 +143,7 @@ impl Asking {
         }
     }
 
-    /// Asks until there is an answer to give, which may take as long as the layer waits.
+    /// Asks until there is an answer, which may take as long as the layer waits.
     async fn decide(&mut self) -> Result<Decision, Rejection> {
         let wait = self.core.settings.wait;
         let deadline = Instant::now() + wait.unwrap_or_default();
@@ -176,8 +176,8 @@ impl Asking {
         }
     }
 
-    /// Releases a claim that was granted and is not wanted, so that the answer finds its key free. Where that fails it
-    /// goes on in the background.
+    /// Releases a claim that was granted but is not needed, so that the key is free when the answer arrives. If that
+    /// fails, it continues in the background.
     async fn take_back(mut self) {
         self.in_doubt = true;
         let release = self
@@ -240,7 +240,7 @@ impl Asking {
         Problem::Unreadable.rejection().with_log(log)
     }
 
-    /// Asks once, or again when the store was not reached: the same token gets the same answer.
+    /// Asks once, and again if the store was not reached: the same token gets the same answer.
     async fn ask(&mut self) -> Result<ClaimReply, StoreError> {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(20);

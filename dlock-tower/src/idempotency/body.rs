@@ -13,8 +13,8 @@ use crate::asker::AnswerBody;
 use crate::body::BoxError;
 
 pin_project! {
-    /// The body of a response behind an [`IdempotencyLayer`](crate::IdempotencyLayer): the handler's, a
-    /// stored one, or that of an answer of the layer's own.
+    /// The body of a response behind an [`IdempotencyLayer`](crate::IdempotencyLayer): the handler's, a stored one, or
+    /// that of the layer's own answer.
     ///
     /// A middleware between the layer and its server names it, or boxes it:
     ///
@@ -46,7 +46,7 @@ pin_project! {
     }
 }
 
-/// [`Stream`] without its bounds, which are more than a response body that passes through has to keep.
+/// [`Stream`] without its bounds, which a response body that only passes through need not meet.
 trait DynStream: Send {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>;
     fn is_end_stream(&self) -> bool;
@@ -82,7 +82,7 @@ impl<R> ResponseBody<R> {
         }
     }
 
-    /// A body that is all there.
+    /// A complete body.
     pub(super) fn whole(pieces: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         ResponseBody {
             inner: Inner::Whole {
@@ -148,7 +148,7 @@ where
                 let len = pieces.iter().map(|piece| piece.len() as u64).sum();
                 let mut hint = SizeHint::new();
                 hint.set_lower(len);
-                // HTTP/1 has no place for trailers behind a body of known length.
+                // HTTP/1 cannot send trailers after a body of known length.
                 if trailers.is_none() {
                     hint.set_upper(len);
                 }

@@ -1,5 +1,5 @@
-//! The caller of a request. Keys are chosen by clients, so two of them may choose the same one: without the caller in
-//! the record's name, one would be shown what the other got.
+//! The caller of a request. Clients choose their keys, so two of them may choose the same one: without the caller in
+//! the record's name, one client would get the other's answer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -27,25 +27,25 @@ use crate::problem::Problem;
 pub struct Caller(Option<Vec<u8>>);
 
 impl Caller {
-    /// A principal: a user, an account, a tenant. Not a token that rotates: with the next one a retry
-    /// would be another caller's.
+    /// Identifies a caller by a principal: a user, an account, a tenant. Not by a token that rotates: after a rotation
+    /// a retry would belong to another caller.
     pub fn new(id: impl AsRef<[u8]>) -> Caller {
         Caller(Some(id.as_ref().to_owned()))
     }
 
-    /// Any caller; see [`public`].
+    /// Returns the caller that all requests share; see [`public`].
     #[must_use]
     pub fn anybody() -> Caller {
         Caller(None)
     }
 
-    /// The bytes that a principal is known by.
+    /// The bytes that identify a principal.
     pub(super) fn id(&self) -> Option<&[u8]> {
         self.0.as_deref()
     }
 }
 
-/// Says that there is one, without its identity.
+/// Shows that there is one, without its identity.
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() {
@@ -59,7 +59,7 @@ impl fmt::Debug for Caller {
 /// Finds the caller of a request.
 ///
 /// Implemented by the results of [`extension`], [`from_fn`] and [`public`], and by closures over
-/// `&http::request::Parts`. It reads what the authentication further out has left in the request.
+/// `&http::request::Parts`. It reads what the outer authentication has put into the request.
 ///
 /// ```
 /// use dlock_tower::Rejection;
@@ -84,7 +84,7 @@ impl fmt::Debug for Caller {
     note = "where all callers are one, say so: `caller::public()`"
 )]
 pub trait FindCaller: Send + Sync + 'static {
-    /// The caller.
+    /// Returns the caller.
     ///
     /// # Errors
     ///
@@ -92,8 +92,8 @@ pub trait FindCaller: Send + Sync + 'static {
     fn find(&self, parts: &Parts) -> Result<Caller, Rejection>;
 }
 
-/// All callers are one: every sender of a key that was used before, with the same request, gets the answer that was
-/// stored for it. For endpoints whose answers are public, or whose keys cannot be guessed.
+/// Treats all callers as one: every client that sends a used key, with the same request, gets the stored answer. For
+/// endpoints whose answers are public, or whose keys cannot be guessed.
 #[must_use]
 pub fn public() -> Public {
     Public
@@ -116,8 +116,8 @@ impl FindCaller for Public {
     }
 }
 
-/// Takes the caller from an extension of the request, where the authentication has left it. A request without that
-/// extension is answered with 401.
+/// Takes the caller from an extension of the request, set by the authentication. A request without that extension is
+/// answered with 401.
 ///
 /// ```
 /// use dlock_tower::idempotency::caller;
@@ -187,8 +187,8 @@ where
     }
 }
 
-/// Takes the caller from the request's head by a closure. The same as the closure itself, without the need to name the
-/// type of its argument.
+/// Takes the caller from the request's head with a closure. Equivalent to the closure itself, but the type of its
+/// argument need not be named.
 pub fn from_fn<F, R>(find: F) -> FromFn<F>
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
@@ -239,8 +239,8 @@ where
     }
 }
 
-/// What a closure that finds the caller may return: a [`Caller`], a text, a number; `None` where there is none, which
-/// is answered with 401; an error that refuses the request.
+/// What a closure that finds the caller may return: a [`Caller`], a text, a number; `None` if there is none, which is
+/// answered with 401; an error that refuses the request.
 ///
 /// ```
 /// use dlock_tower::idempotency::caller;
@@ -260,7 +260,7 @@ where
     note = "or a `Result` of either, whose error is a `dlock_tower::Rejection`"
 )]
 pub trait IntoCaller {
-    /// Its identity.
+    /// Converts it to the caller.
     ///
     /// # Errors
     ///

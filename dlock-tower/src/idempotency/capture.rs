@@ -1,4 +1,4 @@
-//! Taking a response down while it passes.
+//! Capturing a response while it passes.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -14,19 +14,19 @@ use super::stored::{Kept, Stored};
 use crate::body::BoxError;
 use crate::grpc;
 
-/// A response, as far as it was seen.
+/// The captured part of a response.
 pub(super) struct Capture {
     status: StatusCode,
-    /// Those that are kept.
+    /// The kept headers.
     headers: HeaderMap,
-    /// What becomes of the record; a gRPC call tells only at its end.
+    /// The fate of the record; a gRPC call tells only at its end.
     fate: Option<Fate>,
     rolled_back: bool,
     body: Vec<Bytes>,
     len: usize,
     limit: usize,
     trailers: Option<HeaderMap>,
-    /// How many bytes the head says will come.
+    /// How many bytes the head announces.
     announced: Option<usize>,
 }
 
@@ -48,17 +48,17 @@ impl Capture {
         }
     }
 
-    /// What is to be done, where that is settled whatever the body says: the key is released.
+    /// The settlement, if it does not depend on the body: the key is released.
     pub(super) fn released(&self) -> Option<Settlement> {
         Settlement::releasing(self.fate?)
     }
 
-    /// A response of so many bytes is too long.
+    /// Whether a response of this many bytes is too long.
     pub(super) fn exceeds(&self, len: u64) -> bool {
         len > self.limit as u64
     }
 
-    /// Takes a frame down; returns false, and takes nothing, if the frame is too much.
+    /// Captures a frame; returns false, and captures nothing, if it is too much.
     pub(super) fn take(&mut self, frame: &Frame<Bytes>) -> bool {
         if let Some(data) = frame.data_ref() {
             if data.len() > self.limit - self.len {
@@ -74,28 +74,28 @@ impl Capture {
         true
     }
 
-    /// The body ends with its head, whose length is that of another response (to `HEAD`, of a 304).
+    /// Expects no body after the head, whose length is that of another response (to `HEAD`, of a 304).
     pub(super) fn expect_no_body(&mut self) {
         self.announced = None;
     }
 
-    /// The error of a body that ends now, if the head announced more.
+    /// The error for a body that ends now, if the head announced more.
     pub(super) fn cut_short(&self) -> Option<BoxError> {
         let announced = self.announced.filter(|announced| self.len < *announced)?;
         Some(format!("the response ended after {} of {announced} bytes", self.len).into())
     }
 
-    /// Whether all has come that the head announced.
+    /// Whether everything that the head announced has arrived.
     pub(super) fn has_all_announced(&self) -> bool {
         self.announced == Some(self.len)
     }
 
-    /// What was taken down, in the pieces in which it came, for the first caller.
+    /// Returns the captured pieces, as they arrived, for the first caller.
     pub(super) fn pieces(&self) -> (Vec<Bytes>, Option<HeaderMap>) {
         (self.body.clone(), self.trailers.clone())
     }
 
-    /// What is to be stored at the end of the response.
+    /// Returns what to store at the end of the response.
     pub(super) fn conclude(self, claim: &Claim) -> Settlement {
         let fate = self.fate.unwrap_or_else(|| {
             let code = self.trailers.as_ref().and_then(grpc_status);
@@ -118,7 +118,7 @@ impl Capture {
     }
 }
 
-/// What the head tells of the key.
+/// What the head decides about the key.
 fn fate(parts: &Parts, claim: &Claim, rolled_back: bool) -> Option<Fate> {
     if let Some(outcome) = parts.extensions.get::<Outcome>() {
         return Some((*outcome).into());
@@ -126,7 +126,7 @@ fn fate(parts: &Parts, claim: &Claim, rolled_back: bool) -> Option<Fate> {
     let not_started = claim.was_not_begun();
     if parts.status == StatusCode::OK && grpc::content_type(&parts.headers).is_some() {
         let code = match grpc_status(&parts.headers) {
-            // With this the code does not matter.
+            // With this mark the code does not matter.
             None if not_started => 2,
             code => code?,
         };
@@ -144,7 +144,7 @@ fn grpc_status(headers: &HeaderMap) -> Option<u16> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
-/// Responses that have no end to wait for.
+/// Whether the response has no end to wait for.
 pub(super) fn is_endless(parts: &Parts) -> bool {
     const EVENTS: &[u8] = b"text/event-stream";
     let events = parts.headers.get(CONTENT_TYPE).is_some_and(|value| {

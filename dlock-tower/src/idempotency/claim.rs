@@ -1,4 +1,4 @@
-//! A claim that was granted, and what its handler has said and done.
+//! A granted claim, and what its handler has declared and done.
 
 use std::fmt;
 use std::future::Future;
@@ -15,14 +15,14 @@ use super::transaction::Transaction;
 use crate::lock::RequestLocks;
 use crate::not_started::Beginning;
 
-/// How long a response waits for the store to take it, before it goes out all the same and the store is
-/// asked again behind its back.
+/// How long a response waits for the store to accept it, before it is sent all the same and storing continues in the
+/// background.
 const SETTLE_WAIT: Duration = Duration::from_secs(3);
 
-/// How far the work under a claim has got.
+/// The progress of the work under a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The inner service is not ready yet: nothing has begun.
+    /// The inner service is not ready yet: nothing was begun.
     Waiting,
     /// The handler runs.
     Working,
@@ -30,19 +30,19 @@ pub(super) enum Phase {
     Answered,
 }
 
-/// A claim that was granted.
+/// A granted claim.
 pub(super) struct Claim {
     pub(super) core: Core,
     pub(super) lease: Arc<ClaimLease>,
-    /// As the client gave it.
+    /// As the client sent it.
     pub(super) key: String,
     pub(super) word: Word,
     pub(super) transaction: Transaction,
-    /// The answer says that this request was not begun.
+    /// Whether the answer says that this request was not begun.
     not_begun: AtomicBool,
-    /// The same of a request that is stopped.
+    /// Tracks whether a stopped request was begun.
     pub(super) beginning: Arc<Beginning>,
-    /// Of the lock layers further out.
+    /// The locks of the outer lock layers.
     pub(super) locks: RequestLocks,
     phase: AtomicU8,
 }
@@ -83,12 +83,12 @@ impl Claim {
         self.not_begun.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing was said of the key, nor put into a transaction.
+    /// Whether nothing was declared about the key, nor put into a transaction.
     pub(super) fn is_untouched(&self) -> bool {
         self.word.said().is_none() && !self.transaction.has_response()
     }
 
-    /// What becomes of the key of a request that ended so, unless its handler said something else.
+    /// Decides the key of a request with this ending, unless its handler declared something else.
     ///
     /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
     pub(super) fn judge(&self, ending: &Ending<'_>, rolled_back: bool) -> Fate {
@@ -110,18 +110,18 @@ impl Claim {
         }
     }
 
-    /// What is to be done after an end without a response.
+    /// Returns the settlement after an end without a response.
     pub(super) fn verdict_on_failure(&self, ending: &Ending<'_>, rolled_back: bool) -> Settlement {
         let fate = self.judge(ending, rolled_back);
         Settlement::releasing(fate).unwrap_or_else(|| Stored::Failed.into())
     }
 
-    /// Spawns work that runs on without its client.
+    /// Spawns work that continues without its client.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.core.shared.tasks.spawn_on(work, &self.lease.runtime);
     }
 
-    /// A claim must not expire meanwhile.
+    /// A claim must not expire in the meantime.
     pub(super) fn settle_wait(&self) -> Duration {
         SETTLE_WAIT.min(self.core.settings.lease / 3)
     }

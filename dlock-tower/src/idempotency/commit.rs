@@ -1,6 +1,6 @@
-//! Handlers that store their result in a transaction of their own, together with its effect.
+//! Handlers that store their result in their own transaction, together with its effect.
 //!
-//! The state of the transaction counts then, not how the handler ended: a lost reply to its COMMIT looks like a
+//! Then the state of the transaction counts, not how the handler ended: a lost reply to its COMMIT looks like a
 //! failure. So the record is read before anything is decided.
 
 use std::time::Duration;
@@ -24,11 +24,11 @@ use crate::asker::Asker;
 use crate::problem::Problem;
 
 impl Claim {
-    /// What is to be stored of the response; from now on it depends on the record what becomes of the claim.
+    /// Returns what to store of the response; from now on the record decides the claim.
     pub(super) fn put_in_transaction(&self, response: Response<Bytes>) -> Vec<u8> {
         let stored = self.to_store(&response);
         self.transaction.put(response);
-        // The transaction holds the record now.
+        // The transaction now holds the record.
         self.core.shared.renewals.stop(&self.lease);
         stored.encode(Stamp::now(self.lease.retention()))
     }
@@ -47,12 +47,12 @@ impl Claim {
         }))
     }
 
-    /// The response of the transaction that was committed. A handler that was not told of its COMMIT may have put
-    /// another response into a second transaction, which then found the record completed: what is stored counts.
+    /// Returns the response of the committed transaction. A handler that did not learn of its COMMIT may have put
+    /// another response into a second transaction, which then found the record completed: the stored one counts.
     fn committed<R>(&self, put: Put, stored: Vec<u8>, asker: &Asker) -> Response<ResponseBody<R>> {
         let last = self.to_store(&put.response);
         let stored = Stored::decode(stored);
-        // All responses that are too long are stored alike.
+        // All responses that are too long are stored in the same way.
         let is_last = matches!(&stored, Ok(stored) if stored.is_of(&last))
             && !(put.again && last == Stored::Unavailable);
         if is_last {
@@ -96,15 +96,15 @@ impl Claim {
     }
 }
 
-/// What became of the transaction of a handler that has answered.
+/// The outcome of the transaction of a handler that has answered.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum Ended<R> {
-    /// It was committed: this is the response.
+    /// It was committed with this response.
     Committed(Response<ResponseBody<R>>),
-    /// It was not, or there was none: the handler's answer counts.
+    /// It was not committed, or there was none: the handler's answer counts.
     Open {
         claim: Owned,
-        /// There was one, and nothing of it happened.
+        /// Whether there was one, without any effect.
         rolled_back: bool,
     },
     /// Not known yet.
@@ -112,7 +112,7 @@ pub(super) enum Ended<R> {
 }
 
 impl Owned {
-    /// Asks the record, if there was a transaction.
+    /// Reads the record, if there was a transaction.
     pub(super) async fn end_transaction<R>(self, asker: &Asker) -> Ended<R> {
         let open = |claim: Owned, rolled_back| Ended::Open { claim, rolled_back };
         let Some(put) = self.transaction.response() else {
@@ -141,8 +141,8 @@ impl Owned {
         }
     }
 
-    /// Asks the record until it is known what became of the transaction. If that was not committed, `rolled_back` is
-    /// done instead, and `otherwise` if the record cannot tell.
+    /// Reads the record until the outcome of the transaction is known. If it was not committed, does `rolled_back`
+    /// instead, and `otherwise` if the record cannot tell.
     pub(super) async fn settle_by_record(self, otherwise: Settlement, rolled_back: Settlement) {
         const LONGEST: Duration = Duration::from_secs(5);
         let mut pause = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! What handlers learn of the claim that they work under.
+//! What handlers can learn about their claim.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use dlock::record::{ClaimToken, RecordKey};
 use super::claim::Claim;
 use super::policy::Outcome;
 
-/// The claim that a handler works under, in the extensions of its request; in axum an extractor too.
+/// The claim of a running handler, in the extensions of its request; also an extractor in axum.
 ///
 /// ```
 /// use dlock_tower::idempotency::Idempotency;
@@ -22,79 +22,79 @@ use super::policy::Outcome;
 /// # let _ = charge;
 /// ```
 ///
-/// As an extractor it is answered with 500 and an error in the log where the handler runs without a claim;
-/// take an `Option<Idempotency>` where keys are optional.
+/// If the handler runs without a claim, the extractor answers with 500 and an error in the log; take an
+/// `Option<Idempotency>` if keys are optional.
 #[derive(Clone)]
 pub struct Idempotency {
     pub(super) claim: Arc<Claim>,
 }
 
 impl Idempotency {
-    /// The key, as the client gave it. It is unique for this caller, method and path only: see
+    /// Returns the key, as the client sent it. It is unique for this caller, method and path only: see
     /// [`record_key`](Self::record_key).
     #[must_use]
     pub fn key(&self) -> &str {
         &self.claim.key
     }
 
-    /// The name of the record: a hash of caller, method, path and key. Fit to be sent along to other
-    /// services as *their* idempotency key.
+    /// Returns the name of the record: a hash of caller, method, path and key. It can be sent to other services as
+    /// *their* idempotency key.
     #[must_use]
     pub fn record_key(&self) -> &RecordKey {
         &self.claim.lease.record
     }
 
-    /// The id of the claim in the store; another one in each attempt.
+    /// Returns the id of the claim in the store; a new one in each attempt.
     #[must_use]
     pub fn claim_token(&self) -> &ClaimToken {
         &self.claim.lease.token
     }
 
-    /// A fencing token: greater than that of every earlier attempt. Send it along with each write, and have the
-    /// resource refuse smaller ones.
+    /// Returns the fencing token: greater than that of every earlier attempt. Send it along with each write, and have
+    /// the resource refuse smaller tokens.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.claim.lease.fence
     }
 
-    /// 1 for the first time. More after an attempt whose outcome is unknown: its process crashed or was cut off from the
-    /// store for longer than the lease, or it ended in an ambiguous way (a 502, a panic) and the policy retries that.
+    /// Returns the number of the attempt: 1 for the first. More after an attempt whose outcome is unknown: its process
+    /// crashed or was cut off from the store for longer than the lease, or it ended in an ambiguous way (a 502, a
+    /// panic) and the policy retries that.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.claim.lease.attempt
     }
 
-    /// How long the result is to be kept, unless the policy says otherwise of its end.
+    /// Returns how long the result is kept, unless the policy decides otherwise at its end.
     #[must_use]
     pub fn retention(&self) -> std::time::Duration {
         self.claim.lease.retention()
     }
 
-    /// Declares that all effects of the handler are in one transaction, which ends with what
-    /// [`in_transaction`](Self::in_transaction) returns, or has none. Call it before anything else.
+    /// Declares that all effects of the handler are in one transaction, which ends with the value of
+    /// [`in_transaction`](Self::in_transaction), or that there are none. Call it before anything else.
     ///
-    /// A conflict with another transaction (SQLSTATE 40001, 40P01), a lost connection, a panic before the commit then
-    /// release the key: nothing has happened. An answer that is a result, such as a 409, is kept all the same.
-    /// From [`in_transaction`](Self::in_transaction) on this is so without being said.
+    /// Then a conflict with another transaction (SQLSTATE 40001, 40P01), a lost connection, or a panic before the
+    /// commit releases the key: nothing has happened. An answer that is a result, such as a 409, is kept all the same.
+    /// [`in_transaction`](Self::in_transaction) implies this declaration.
     pub fn transactional(&self) {
         self.claim.transaction.declare();
     }
 
-    /// For a handler that stores its result in a transaction of its own, together with its effect, so that
-    /// both are there or neither is (on Postgres by `PostgresClaim::complete_in`): what is to be stored of
-    /// this response, as the last statement of the transaction.
+    /// Returns what to store of this response, as the last statement of the handler's own transaction, together with
+    /// its effect, so that both exist or neither does (on Postgres with `PostgresClaim::complete_in`).
     ///
-    /// From here on the claim is not renewed, and the layer reads the record before it decides anything: a
-    /// lost reply to the COMMIT looks like a failure. If the transaction was committed, the layer sends
-    /// exactly this response, whatever the handler answers. Otherwise nothing has happened: the key is released
-    /// where the handler's answer is [ambiguous](super::Class::Ambiguous) (a 5xx, a panic), and a result (a 409) is
-    /// kept. So have no effect outside of the transaction.
+    /// From here on the claim is not renewed, and the layer reads the record before it decides anything: a lost reply
+    /// to the COMMIT looks like a failure. If the transaction was committed, the layer sends exactly this response,
+    /// whatever the handler answers. Otherwise nothing has happened: the key is released if the handler's answer is
+    /// [ambiguous](super::Class::Ambiguous) (a 5xx, a panic), and a result (a 409) is kept. So have no effect outside
+    /// the transaction.
     #[must_use = "the layer expects it in the record"]
     pub fn in_transaction(&self, response: http::Response<bytes::Bytes>) -> Vec<u8> {
         self.claim.put_in_transaction(response)
     }
 
-    /// Whether the claim is known to be lost: another attempt may be at the same work. What this handler answers goes
+    /// Returns whether the claim is known to be lost: another attempt may do the same work. This handler's answer goes
     /// to its caller, and is not kept.
     #[must_use]
     pub fn is_lost(&self) -> bool {
@@ -107,7 +107,7 @@ impl Idempotency {
         self.claim.word.say(Outcome::Final);
     }
 
-    /// Declares that a retry would do nothing twice, however the handler ends: the key is released then.
+    /// Declares that a retry would do nothing twice, however the handler ends: then the key is released.
     pub fn forget(&self) {
         self.claim.word.say(Outcome::Retry);
     }

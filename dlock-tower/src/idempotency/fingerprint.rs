@@ -1,4 +1,4 @@
-//! What a request is recognized by: the name of its record, and the digest of what it asks.
+//! What identifies a request: the name of its record, and the digest of its contents.
 
 use bytes::Bytes;
 use dlock::record::{Fingerprint, RecordKey};
@@ -12,7 +12,7 @@ use super::settings::Settings;
 use crate::Rejection;
 use crate::key::original_uri;
 
-/// The name of the record: of the caller, the method, the path and the key.
+/// Returns the name of the record: from the caller, the method, the path and the key.
 pub(super) fn record_key(
     settings: &Settings,
     caller: &Caller,
@@ -20,7 +20,7 @@ pub(super) fn record_key(
     route: Option<&str>,
     key: &str,
 ) -> Result<RecordKey, Rejection> {
-    // As it was sent: what the router makes of it changes from one deploy to the next.
+    // As it was sent: the router's form may change from one deploy to the next.
     let mut request = KeyedRequest::new(&parts.method, original_uri(parts).path(), key)
         .namespace(&settings.namespace)
         .caller(caller);
@@ -34,7 +34,7 @@ pub(super) fn record_key(
     record.map_err(|error| Rejection::internal(error.to_string()))
 }
 
-/// The authority that the request was sent to: of the URI (HTTP/2), otherwise the `Host` header.
+/// The authority of the request: of the URI (HTTP/2), otherwise the `Host` header.
 fn host(parts: &Parts) -> Option<String> {
     let authority = match original_uri(parts).authority() {
         Some(authority) => authority.as_str(),
@@ -43,8 +43,8 @@ fn host(parts: &Parts) -> Option<String> {
     Some(authority.to_ascii_lowercase())
 }
 
-/// Headers that change what a request asks for: on which state of the resource and to which part of it, and how its
-/// body is to be read. They may be absent, and count then as well.
+/// Headers that change the meaning of a request: the state and the part of the resource, and how to read the body. They
+/// may be absent, which counts as well.
 const MEANINGFUL: [HeaderName; 8] = [
     header::CONTENT_ENCODING,
     header::CONTENT_RANGE,
@@ -56,8 +56,8 @@ const MEANINGFUL: [HeaderName; 8] = [
     header::RANGE,
 ];
 
-/// The digest of method, path, query, content type, the other [`MEANINGFUL`] headers and the body's bytes; or of method, path
-/// and what the service chooses.
+/// Returns the digest of method, path, query, content type, the other [`MEANINGFUL`] headers and the body's bytes; or
+/// of method, path and the service's choice.
 pub(super) fn fingerprint(settings: &Settings, parts: &Parts, body: &Bytes) -> Fingerprint {
     let uri = original_uri(parts);
     if let Some(fingerprint_of) = &settings.fingerprint_of {

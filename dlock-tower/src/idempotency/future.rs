@@ -25,13 +25,13 @@ type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Refused>>;
 type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 
 pin_project! {
-    /// The course of one request: claim its key and run the handler, or answer in its stead.
+    /// The course of one request: claim its key and run the handler, or answer without it.
     ///
-    /// Dropped before the handler runs, as when the client goes away, it leaves no claim. Dropped
-    /// afterwards, the handler runs on in a task, unless
-    /// [`cancel_on_disconnect`](crate::IdempotencyLayer::cancel_on_disconnect) says otherwise.
+    /// Dropped before the handler runs, as when the client goes away, it leaves no claim. Dropped afterwards, the
+    /// handler continues in a task, unless [`cancel_on_disconnect`](crate::IdempotencyLayer::cancel_on_disconnect) is
+    /// set.
     ///
-    /// A service around it names it, and needs no boxed future:
+    /// A service around it can name it, and needs no boxed future:
     ///
     /// ```
     /// use bytes::Bytes;

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::shared::Shared;
 use super::stats::IdempotencyStats;
 
-/// What remains of a layer when its server has ended: handlers whose clients went away, and results that the store has
-/// not taken yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).
+/// The work of a layer that is left when its server has ended: handlers whose clients went away, and results that the
+/// store has not accepted yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,7 @@ impl IdempotencyHandle {
         IdempotencyHandle { shared }
     }
 
-    /// Waits until all of that is done, at most this long, and returns how many pieces of work are left; those go on
+    /// Waits until all of that is done, at most this long, and returns how many pieces of work are left; those continue
     /// for as long as the runtime does. Call it after the server has ended and before the lock client is shut down.
     /// Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of the time.
     ///
@@ -54,19 +54,19 @@ impl IdempotencyHandle {
         tasks.len()
     }
 
-    /// How many pieces of work go on without a waiting client.
+    /// Returns how many pieces of work continue without a waiting client.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.shared.tasks.len()
     }
 
-    /// How many claims are kept at present.
+    /// Returns how many claims are renewed at present.
     #[must_use]
     pub fn claims(&self) -> usize {
         self.shared.renewals.len()
     }
 
-    /// The counters of this layer.
+    /// Returns the counters of this layer.
     #[must_use]
     pub fn stats(&self) -> IdempotencyStats {
         self.shared.counters.snapshot()

@@ -1,9 +1,9 @@
-//! Which headers of a response are kept.
+//! The kept headers of a response.
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName};
 
-/// The headers of a response that are kept and sent again, unless
-/// [`keep_header`](super::IdempotencyLayer::keep_header) adds others.
+/// The headers of a response that are kept and replayed, unless [`keep_header`](super::IdempotencyLayer::keep_header)
+/// adds others.
 pub const KEPT_HEADERS: [HeaderName; 15] = [
     http::header::ALLOW,
     http::header::CONTENT_DISPOSITION,
@@ -22,7 +22,7 @@ pub const KEPT_HEADERS: [HeaderName; 15] = [
     HeaderName::from_static("grpc-status-details-bin"),
 ];
 
-/// Headers that belong to one exchange and no other: never sent again.
+/// Whether a header belongs to a single exchange: it is never replayed.
 pub(super) fn is_of_one_exchange(name: &HeaderName) -> bool {
     const NAMES: [&str; 27] = [
         "age",
@@ -56,9 +56,9 @@ pub(super) fn is_of_one_exchange(name: &HeaderName) -> bool {
     NAMES.contains(&name.as_str()) || name.as_str().starts_with("access-control-")
 }
 
-/// The headers of a response that are kept, multi-valued ones whole.
+/// Returns the kept headers of a response, multi-valued ones whole.
 pub(super) fn kept(headers: &HeaderMap, more: &[HeaderName]) -> HeaderMap {
-    // What `Connection` names belongs to the connection.
+    // Headers named by `Connection` belong to the connection.
     let of_connection = |name: &HeaderName| {
         headers.get_all(CONNECTION).iter().any(|value| {
             let named = value.as_bytes().split(|byte| *byte == b',');
@@ -82,7 +82,7 @@ pub(super) fn kept(headers: &HeaderMap, more: &[HeaderName]) -> HeaderMap {
     kept
 }
 
-/// The trailers of a response that are kept: all but those that belong to one exchange.
+/// Returns the kept trailers of a response: all but those of a single exchange.
 pub(super) fn kept_trailers(trailers: HeaderMap) -> HeaderMap {
     let mut kept = HeaderMap::with_capacity(trailers.len());
     for (name, value) in &trailers {

@@ -1,11 +1,11 @@
-//! What is kept of a request, for operators.
+//! The stored answer to a request, for operators.
 
 use bytes::Bytes;
 use http::Response;
 
 use super::stored::{Kept, Stored};
 
-/// What a record keeps of a request that was carried out.
+/// The stored outcome of a request that was carried out.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,20 +26,20 @@ use super::stored::{Kept, Stored};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum KeptAnswer {
-    /// A response: status, headers that are sent again, and body.
+    /// A response: status, replayed headers, and body.
     Response(Response<Bytes>),
-    /// There was a response, and it was too large to be kept, a stream, or broke off.
+    /// There was a response, but it was too large to keep, a stream, or broke off.
     Unavailable,
-    /// There was none: the handler panicked, or its service failed.
+    /// There was no response: the handler panicked, or its service failed.
     Failed,
 }
 
 impl KeptAnswer {
-    /// Reads the response of a record.
+    /// Parses the response of a record.
     ///
     /// # Errors
     ///
-    /// Why it cannot be read: it is of something else, or of a newer version.
+    /// Why it cannot be read: it is something else, or of a newer version.
     pub fn read(response: Vec<u8>) -> Result<KeptAnswer, String> {
         let kept = match Stored::decode(response).map_err(|why| why.to_string())? {
             Stored::Response(kept) => kept,

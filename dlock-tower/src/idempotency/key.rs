@@ -1,4 +1,4 @@
-//! The key that the client gave: a header, as a structured-field string or bare.
+//! The client's key: a header, as a structured-field string or bare.
 
 use std::convert::Infallible;
 
@@ -39,7 +39,7 @@ fn parse(value: &HeaderValue) -> Result<String, &'static str> {
             Err(_) => Err("is not one quoted string"),
         };
     }
-    // What a list or parameters would be made of is not taken for a part of the key.
+    // Characters of lists or parameters are not taken as part of the key.
     if !value
         .iter()
         .all(|byte| byte.is_ascii_graphic() && !b"\",;\\".contains(byte))
@@ -49,7 +49,7 @@ fn parse(value: &HeaderValue) -> Result<String, &'static str> {
     Ok(value.iter().copied().map(char::from).collect())
 }
 
-/// The text of a structured-field string. Its parameters, of which none are defined, are passed over.
+/// The text of a structured-field string. Its parameters, of which none are defined, are ignored.
 struct Text(Option<String>);
 
 impl<'a> ItemVisitor<'a> for &mut Text {

@@ -1,4 +1,4 @@
-//! The record of a request, found by what the request said.
+//! The record of a request, found by the parts of the request.
 
 use dlock::Error;
 use dlock::record::RecordKey;
@@ -7,8 +7,8 @@ use http::Method;
 use super::caller::Caller;
 use super::parted::Parted;
 
-/// A request with a key, as the name of its record is made of it: for operators, who know the request and look for
-/// what is kept of it. The options are those of the layer.
+/// A request with a key, reduced to the parts of its record's name: for operators who know the request and look for its
+/// record. The options are those of the layer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,7 +30,7 @@ pub struct KeyedRequest {
     key: String,
     namespace: String,
     caller: Caller,
-    /// With `per_host`, where the request may have none.
+    /// With `per_host`; the request may have no host.
     host: Option<Option<String>>,
 }
 
@@ -41,7 +41,7 @@ enum Place {
 }
 
 impl KeyedRequest {
-    /// A request of any caller to this path, as it was sent, without its query; with this key, without quotes.
+    /// Creates a request of any caller to this path, as it was sent, without its query; with this key, without quotes.
     pub fn new(method: &Method, path: impl Into<String>, key: impl Into<String>) -> KeyedRequest {
         KeyedRequest {
             method: method.as_str().to_owned(),
@@ -53,19 +53,19 @@ impl KeyedRequest {
         }
     }
 
-    /// The caller, as the layer [finds](super::caller) it.
+    /// Sets the caller, as the layer [finds](super::caller) it.
     pub fn caller(mut self, caller: &Caller) -> KeyedRequest {
         self.caller = caller.clone();
         self
     }
 
-    /// See [`IdempotencyLayer::namespace`](super::IdempotencyLayer::namespace).
+    /// Sets the namespace, see [`IdempotencyLayer::namespace`](super::IdempotencyLayer::namespace).
     pub fn namespace(mut self, namespace: impl Into<String>) -> KeyedRequest {
         self.namespace = namespace.into();
         self
     }
 
-    /// The host, where the layer is [`per_host`](super::IdempotencyLayer::per_host).
+    /// Sets the host, if the layer is [`per_host`](super::IdempotencyLayer::per_host).
     pub fn host(self, host: impl AsRef<str>) -> KeyedRequest {
         self.host_if_any(Some(host.as_ref().to_ascii_lowercase()))
     }
@@ -75,17 +75,17 @@ impl KeyedRequest {
         self
     }
 
-    /// What the layer's [`route`](super::IdempotencyLayer::route) gives, in place of the path.
+    /// Sets the result of the layer's [`route`](super::IdempotencyLayer::route), which replaces the path.
     pub fn route(mut self, route: impl Into<String>) -> KeyedRequest {
         self.place = Place::Route(route.into());
         self
     }
 
-    /// The name of the record.
+    /// Returns the name of the record.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], which does not happen: the name is a hash.
+    /// [`Error::InvalidKey`], which cannot happen: the name is a hash.
     pub fn record_key(&self) -> Result<RecordKey, Error> {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut name = Parted::new("dlock idempotency key 1")

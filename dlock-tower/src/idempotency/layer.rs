@@ -23,10 +23,10 @@ use crate::Rejection;
 use crate::body::BoxError;
 use crate::lock::InvalidOptions;
 
-/// Runs a request once, even if it is sent more than once, and gives all of its senders the same answer.
+/// Runs a request once, even if it is sent more than once, and sends all of its clients the same answer.
 ///
-/// See the [module](super) for what happens when, and [`caller`](super::caller) for whose keys they are. The
-/// layer applies to requests of its [`methods`](Self::methods) that have a key; all others pass untouched.
+/// The [module](super) describes what happens when, and [`caller`](super::caller) whose keys they are. The layer
+/// applies to requests of its [`methods`](Self::methods) that have a key; all others pass unchanged.
 ///
 /// A layer counts its work, and some of that outlives a request: keep a [`handle`](Self::handle), and [shut it
 /// down](IdempotencyHandle::shutdown) before the program ends. Clones of the layer share all that.
@@ -52,12 +52,12 @@ pub struct IdempotencyLayer<C> {
 }
 
 impl<C: FindCaller> IdempotencyLayer<C> {
-    /// A layer that keeps its records in `records` ([`LockClient::records`](dlock::LockClient::records)), for the
-    /// callers that `caller` finds: one of the functions of [`caller`](super::caller), or a closure over
+    /// Creates a layer that keeps its records in `records` ([`LockClient::records`](dlock::LockClient::records)), for
+    /// the callers that `caller` finds: one of the functions of [`caller`](super::caller), or a closure over
     /// `&http::request::Parts`.
     ///
-    /// There is no default: two callers may choose the same key, and one must not be shown the answer to the other.
-    /// Where all callers are one, declare that by [`caller::public`](super::caller::public).
+    /// There is no default: two callers may choose the same key, and one must not get the answer to the other. If all
+    /// callers are one, declare that with [`caller::public`](super::caller::public).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -91,29 +91,30 @@ impl<C> IdempotencyLayer<C> {
         self
     }
 
-    /// Refuses requests without a key by 400. By default they pass, and run each time they are sent.
+    /// Refuses requests without a key with 400. By default they pass, and run each time they are sent.
     pub fn required(self) -> Self {
         self.set(|settings| settings.required = true)
     }
 
-    /// The methods that the layer applies to; `POST` and `PATCH` by default, which these replace.
+    /// Sets the methods to which the layer applies, instead of the default `POST` and `PATCH`.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.set(|settings| settings.methods = methods.into_iter().collect())
     }
 
-    /// The header that has the key; `Idempotency-Key` by default.
+    /// Sets the header with the key; `Idempotency-Key` by default.
     pub fn header(self, name: HeaderName) -> Self {
         self.set(|settings| settings.header = name)
     }
 
-    /// Keeps the keys of this service apart from those of others on the same store; empty by default.
+    /// Sets a namespace that separates the keys of this service from those of others on the same store; empty by
+    /// default.
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
         self.set(|settings| settings.namespace = namespace.into())
     }
 
-    /// Keeps the keys of requests to different hosts apart, for a service that serves several under one app: equal keys
-    /// of `a.example` and `b.example` are different keys then. The host is the authority of the URI, otherwise the
-    /// `Host` header, with its port; clients choose it, so have the edge check it.
+    /// Separates the keys of requests to different hosts, for a service that serves several under one app: equal keys
+    /// of `a.example` and `b.example` are then different keys. The host is the authority of the URI, otherwise the
+    /// `Host` header, with its port; clients choose it, so the edge must check it.
     pub fn per_host(self) -> Self {
         self.set(|settings| settings.per_host = true)
     }
@@ -128,21 +129,21 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.route = Some(Arc::new(route)))
     }
 
-    /// How long a claim lasts; 10 s by default. It is renewed while the handler runs. After a crash of this process a
-    /// retry has to wait until it has expired.
+    /// Sets how long a claim lasts; 10 s by default. It is renewed while the handler runs. After a crash of this
+    /// process a retry has to wait until the claim has expired.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|settings| settings.lease = lease)
     }
 
-    /// How long the result is kept, and the record of a request that was begun; 24 h by default. A retry
-    /// that comes later runs again.
+    /// Sets how long the result is kept, and the record of a request that was begun; 24 h by default. A later retry
+    /// runs again.
     pub fn retention(self, retention: Duration) -> Self {
         self.set(|settings| settings.retention = retention)
     }
 
-    /// Sets how long the result is kept by the head of the request: by its route, its tenant. In place of
-    /// [`retention`](Self::retention); at least as long as the [`lease`](Self::lease), at most a year. How long by the outcome,
-    /// [`Verdict::KeepFor`](super::Verdict::KeepFor) says.
+    /// Sets how long the result is kept by the head of the request: by its route, its tenant. Replaces
+    /// [`retention`](Self::retention); at least as long as the [`lease`](Self::lease), at most a year.
+    /// [`Verdict::KeepFor`](super::Verdict::KeepFor) sets it by the outcome.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -162,11 +163,12 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.retention_of = Some(Arc::new(retention)))
     }
 
-    /// Sets what is compared when a key comes again, beside method and path: by default the query, the headers that change the
-    /// meaning, and the body's bytes. For clients whose retries differ in what does not matter, as a timestamp. **What the
-    /// closure leaves out is not compared**: a request for something else, under the same key, gets the first answer.
+    /// Sets what is compared when a key is used again, in addition to method and path: by default the query, the
+    /// headers that change the meaning, and the body's bytes. For clients whose retries differ in irrelevant parts,
+    /// such as a timestamp. **What the closure leaves out is not compared**: a different request under the same key
+    /// then gets the first answer.
     ///
-    /// Requests that are in progress or kept while this is changed are taken for others (422).
+    /// Requests that are in progress or kept while this is changed count as different (422).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -192,8 +194,8 @@ impl<C> IdempotencyLayer<C> {
         })
     }
 
-    /// Calls this for each replay, before it is sent: to count by route, to log whose clients retry. It must not block. Where
-    /// it panics, the replay is sent all the same.
+    /// Calls this for each replay, before it is sent: to count by route, to log which clients retry. It must not block.
+    /// If it panics, the replay is sent all the same.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -213,109 +215,109 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.on_replay = Some(Arc::new(on_replay)))
     }
 
-    /// How many bytes the body of a request may have; 1 MiB by default. It is read before anything else; a longer one
-    /// is answered with 413.
+    /// Limits the bytes of a request body; 1 MiB by default. The body is read before anything else; a longer one is
+    /// answered with 413.
     pub fn body_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.body_limit = bytes)
     }
 
-    /// How long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](crate::lock::DEFAULT_BODY_TIMEOUT) (30 s)
-    /// by default. A slower one is answered with 408, before its key is claimed.
+    /// Limits how long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](crate::lock::DEFAULT_BODY_TIMEOUT)
+    /// (30 s) by default. A slower one is answered with 408, before its key is claimed.
     pub fn body_timeout(self, timeout: Duration) -> Self {
         self.set(|settings| settings.body_timeout = timeout)
     }
 
-    /// How many bytes the body of a response may have to be kept; 1 MiB by default. Of a longer one only its existence
-    /// is kept.
+    /// Limits the bytes of a kept response body; 1 MiB by default. For a longer one only its existence is kept.
     pub fn response_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.response_limit = bytes)
     }
 
-    /// Has a request wait for an equal one that is in progress, up to this long, and answers it with the
-    /// result. By default it is answered by 409 at once. The wait also ends when the client goes away.
+    /// Makes a request wait for an equal one that is in progress, up to this long, and answers it with the result. By
+    /// default it is answered with 409 at once. The wait also ends when the client goes away.
     pub fn wait(self, wait: Duration) -> Self {
         self.set(|settings| settings.wait = Some(wait))
     }
 
-    /// How many requests may [wait](Self::wait) at the same time; 256 by default. Further ones are answered by 409 at
-    /// once, as without a wait. Each waiting request keeps its body in memory.
+    /// Limits how many requests may [wait](Self::wait) at the same time; 256 by default. Further ones are answered with
+    /// 409 at once, as without a wait. Each waiting request keeps its body in memory.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         self.set(|settings| settings.max_waiters = max_waiters)
     }
 
-    /// How many handlers, and bodies of responses, may run on whose clients went away; 256 by default. Limits further
-    /// out do not see them. At this number no request is let run: it is answered by 503 with `Retry-After` and
-    /// releases its key, while retries of what is done are still answered from the store. A handler that is running
-    /// is never stopped for this, so there can be more of them, by as many as run with their clients at that moment.
+    /// Limits how many handlers, and bodies of responses, may continue after their clients went away; 256 by default.
+    /// Outer limits do not see them. At this number no request runs: it is answered with 503 and `Retry-After`, and its
+    /// key is released; retries of finished requests are still answered from the store. A running handler is never
+    /// stopped for this, so there can be more of them, by as many as run with their clients at that moment.
     pub fn max_detached(self, max_detached: usize) -> Self {
         self.set(|settings| settings.max_detached = max_detached)
     }
 
-    /// How long the body of a response is read on when its client went away, to be kept; 10 s by default, and less
-    /// while the layer is [shut down](IdempotencyHandle::shutdown). Of a body that takes longer, as an endless one
-    /// does, is kept only that there was one, and it is dropped.
+    /// Sets how long the body of a response is read on after its client went away, to be kept; 10 s by default, and
+    /// less while the layer is [shut down](IdempotencyHandle::shutdown). If a body takes longer, as an endless one
+    /// does, only its existence is kept, and it is dropped.
     pub fn read_on(self, read_on: Duration) -> Self {
         self.set(|settings| settings.read_on = read_on)
     }
 
-    /// How long the store is asked again for a claim when it cannot be reached; 1 s by default.
+    /// Sets how long a claim is retried when the store cannot be reached; 1 s by default.
     pub fn retry_for(self, retry_for: Duration) -> Self {
         self.set(|settings| settings.retry_for = retry_for)
     }
 
-    /// What becomes of a request that was begun and whose end is unknown, because its process crashed or was cut off.
-    /// By default ([`OnOrphan::TakeOver`]) the next retry runs, and is told by
-    /// [`Idempotency::attempt`](super::Idempotency::attempt); with [`OnOrphan::Leave`] it is answered by 409 (outcome
+    /// Sets what happens to a request that was begun and whose end is unknown, because its process crashed or was cut
+    /// off. By default ([`OnOrphan::TakeOver`]) the next retry runs, and can see that in
+    /// [`Idempotency::attempt`](super::Idempotency::attempt); with [`OnOrphan::Leave`] it is answered with 409 (outcome
     /// unknown) until the retention is over.
     pub fn on_orphan(self, on_orphan: OnOrphan) -> Self {
         self.set(|settings| settings.on_orphan = on_orphan)
     }
 
-    /// Decides what becomes of the key when the handler is done;
+    /// Sets the policy that decides what happens to the key when the handler is done;
     /// [`KeepAmbiguous`](super::KeepAmbiguous) by default.
     pub fn policy(self, policy: impl Policy) -> Self {
         self.set(|settings| settings.policy = Arc::new(policy))
     }
 
     /// Releases the key when the handler answers with one of these statuses, whatever the policy says; by default no
-    /// status releases it. Only for statuses that are never answered after an effect, by the handler and by every
-    /// layer inside: `release_on([StatusCode::UNAUTHORIZED])` where extractors authenticate. After a status that is
-    /// [ambiguous](super::Class::Ambiguous) by itself (a 5xx, 408, 429) the retry is the next attempt, and only the
-    /// same request may be sent.
+    /// status releases it. Only for statuses that the handler and every inner layer never return after an effect:
+    /// `release_on([StatusCode::UNAUTHORIZED])` if extractors authenticate. After a status that is
+    /// [ambiguous](super::Class::Ambiguous) by itself (a 5xx, 408, 429) the retry is the next attempt, and must be the
+    /// same request.
     pub fn release_on(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         self.set(|settings| settings.released_on = statuses.into_iter().collect())
     }
 
-    /// Has a retry run again after an ambiguous end (a 5xx, a panic), as the next
-    /// [attempt](super::Idempotency::attempt) and only with the same request; by default what is ambiguous is kept.
-    /// Short for the policy [`RetryAmbiguous`]. Under [`OnOrphan::Leave`] nothing whose outcome is unknown runs again.
+    /// Makes a retry run again after an ambiguous end (a 5xx, a panic), as the next
+    /// [attempt](super::Idempotency::attempt) and only with the same request; by default ambiguous ends are kept.
+    /// Shorthand for the policy [`RetryAmbiguous`]. Under [`OnOrphan::Leave`] nothing with an unknown outcome runs
+    /// again.
     pub fn retry_ambiguous(self) -> Self {
         self.policy(RetryAmbiguous)
     }
 
-    /// Keeps one more header of the response and sends it again, beside
-    /// [`KEPT_HEADERS`](super::KEPT_HEADERS). Those that belong to one exchange cannot be kept:
-    /// `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS and request-id headers.
+    /// Keeps one more header of the response and replays it, in addition to [`KEPT_HEADERS`](super::KEPT_HEADERS).
+    /// Headers of a single exchange cannot be kept: `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS and
+    /// request-id headers.
     pub fn keep_header(self, name: HeaderName) -> Self {
         self.set(|settings| settings.kept_headers.push(name))
     }
 
-    /// Drops the handler when the client goes away; by default it runs on, since its result is what the
-    /// client will ask for again. How far a dropped handler got is unknown: what becomes of the key is up to
-    /// the [`policy`](Self::policy), which by default keeps it.
+    /// Drops the handler when the client goes away; by default it continues, since the client will ask for its result
+    /// again. The progress of a dropped handler is unknown: the [`policy`](Self::policy) decides about the key, and by
+    /// default keeps it.
     pub fn cancel_on_disconnect(self) -> Self {
         self.set(|settings| settings.cancel_on_disconnect = true)
     }
 
     /// Runs requests **without protection** when the store cannot be reached, with a warning in the log each time; by
-    /// default they are answered with 503. Only where running twice does little harm.
+    /// default they are answered with 503. Only if running twice does little harm.
     pub fn fail_open(self) -> Self {
         self.set(|settings| settings.fail_open = true)
     }
 
-    /// Applies to gRPC requests too (those with a content type `application/grpc…`), which otherwise pass untouched.
-    /// For unary calls only: request and response are read to their ends. The trailers are kept, and the outcome of the
-    /// call is its `grpc-status`.
+    /// Also applies to gRPC requests (with a content type `application/grpc…`), which otherwise pass unchanged. For
+    /// unary calls only: request and response are read completely. The trailers are kept, and the outcome of the call
+    /// is its `grpc-status`.
     pub fn grpc_unary(self) -> Self {
         self.set(|settings| settings.grpc_unary = true)
     }
@@ -343,13 +345,13 @@ impl<C> IdempotencyLayer<C> {
         self.settings.check().map_err(InvalidOptions::new)
     }
 
-    /// The work that is left when the server has ended.
+    /// Returns a handle to the work that is left when the server has ended.
     #[must_use]
     pub fn handle(&self) -> IdempotencyHandle {
         IdempotencyHandle::new(self.shared.clone())
     }
 
-    /// The counters of this layer.
+    /// Returns the counters of this layer.
     #[must_use]
     pub fn stats(&self) -> IdempotencyStats {
         self.shared.counters.snapshot()

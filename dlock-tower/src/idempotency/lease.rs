@@ -12,13 +12,13 @@ use tokio::time::Instant;
 use super::settings::Settings;
 use super::stats::Counters;
 
-/// A granted claim, as the store told of it.
+/// A granted claim, as reported by the store.
 pub(super) struct Grant {
     pub(super) record: RecordKey,
     pub(super) token: ClaimToken,
     pub(super) attempt: u32,
     pub(super) fence: u64,
-    /// Before the claim was sent.
+    /// Taken before the claim was sent.
     pub(super) since: Instant,
     /// How long the result is kept.
     pub(super) retention: Duration,
@@ -33,13 +33,13 @@ pub(super) struct ClaimLease {
     pub(super) token: ClaimToken,
     pub(super) attempt: u32,
     pub(super) fence: u64,
-    /// Before the claim was sent.
+    /// Taken before the claim was sent.
     pub(super) since: Instant,
     /// How long the claim lasts after each renewal.
     pub(super) length: Duration,
-    /// How long the result is kept; its end may say otherwise.
+    /// How long the result is kept, unless its end decides otherwise.
     retention: Mutex<Duration>,
-    /// The runtime that the request came on.
+    /// The runtime on which the request arrived.
     pub(super) runtime: Handle,
     counters: Arc<Counters>,
     /// No other owner can take the claim over before this.
@@ -79,7 +79,7 @@ impl ClaimLease {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// The outcome is decided. Returns whether it was before.
+    /// Marks the outcome as decided. Returns whether it was before.
     pub(super) fn settle(&self) -> bool {
         self.settled.swap(true, Ordering::Relaxed)
     }
@@ -88,17 +88,17 @@ impl ClaimLease {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// The store has extended the claim.
+    /// Records that the store has extended the claim.
     pub(super) fn hold_until(&self, until: Instant) {
         *self.held_until.lock() = until;
     }
 
-    /// Whether another owner may have taken the claim over by now.
+    /// Whether another owner may have taken over the claim by now.
     pub(super) fn may_have_run_out(&self) -> bool {
         *self.held_until.lock() <= Instant::now()
     }
 
-    /// The store replied that the claim is not ours, or not any more.
+    /// Records the store's reply that the claim is not ours, or no longer is.
     pub(super) fn lose(&self) {
         if !self.lost.swap(true, Ordering::Relaxed) {
             self.counters.lost();

@@ -1,9 +1,9 @@
 //! Idempotent endpoints: a request that is sent more than once runs once.
 //!
-//! A client that got no answer cannot know whether its request was carried out. It sends the request again,
-//! under the same `Idempotency-Key`; [`IdempotencyLayer`] sees to it that the handler runs once and that
-//! both get the same answer, at the same time or hours apart, in one process or in many. It follows
-//! draft-ietf-httpapi-idempotency-key-header-07, and where that is silent what users of Stripe expect.
+//! A client that got no answer cannot know whether its request was carried out. It sends the request again, under the
+//! same `Idempotency-Key`; [`IdempotencyLayer`] makes sure that the handler runs once and that both get the same
+//! answer, at the same time or hours apart, in one process or in many. It follows
+//! draft-ietf-httpapi-idempotency-key-header-07, and where that is silent the behaviour of Stripe.
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]

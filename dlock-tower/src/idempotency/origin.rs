@@ -1,4 +1,4 @@
-//! Work that goes on in a task of its own when its client is gone.
+//! Work that continues in its own task when its client is gone.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tracing::{Instrument, Span};
 use super::claim::Claim;
 use crate::lock::KeptLocks;
 
-/// The lock frames and the span in which work was begun, and in which a task goes on with it.
+/// The lock frames and the span in which work was begun, and in which a task continues it.
 #[derive(Clone)]
 pub(super) struct Origin {
     scope: Scope,

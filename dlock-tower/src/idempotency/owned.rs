@@ -1,4 +1,4 @@
-//! Settling a claim: the outcome goes to the store, again and again until the store has it.
+//! Settling a claim: the outcome is sent until the store has it.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use super::shared::Core;
 use super::stored::{Stamp, Stored};
 use crate::lock::RequestLocks;
 
-/// A claim together with the duty to settle it. Dropped unsettled (the runtime ends), it is no longer renewed and its
-/// lease ends it.
+/// A claim together with the duty to settle it. Dropped unsettled (the runtime ends), it is no longer renewed and ends
+/// with its lease.
 #[derive(Debug)]
 pub(super) struct Owned(Arc<Claim>);
 
@@ -37,7 +37,7 @@ impl Drop for Owned {
 }
 
 impl Owned {
-    /// Takes charge of a claim that was granted: from now on it is renewed.
+    /// Takes ownership of a granted claim, which is renewed from now on.
     pub(super) fn take(core: Core, key: String, grant: Grant, locks: RequestLocks) -> Owned {
         let Core { shared, settings } = &core;
         shared.counters.claimed();
@@ -56,13 +56,13 @@ impl Owned {
         (!claim.lease.is_settled()).then(|| Owned(claim.clone()))
     }
 
-    /// The outcome is in the store already.
+    /// Records that the outcome is in the store already.
     pub(super) fn settle_by_transaction(&self) {
         self.lease.settle();
     }
 
-    /// Stores or releases. Returns when the store has it, or after a failure, in which case the claim is kept and the
-    /// store asked again until it has it.
+    /// Stores or releases. Returns when the store has it, or after a failure; then the claim is renewed and the outcome
+    /// resent until the store has it.
     pub(super) async fn settle(self, settlement: impl Into<Settlement>) {
         let settlement = settlement.into();
         if self.lease.settle() {
@@ -89,8 +89,8 @@ impl Owned {
         }
     }
 
-    /// The claim is another owner's. A release that may have arrived before, and whose answer was lost, finds the claim
-    /// of the next request: that is a loss only where the lease had `ran_out` before the release was sent first.
+    /// Handles a claim that belongs to another owner. An earlier release whose reply was lost may find the claim of the
+    /// next request: that is a loss only if the lease had `ran_out` before the first release was sent.
     fn refused(&self, settlement: &Settlement, ran_out: bool) {
         match settlement {
             Settlement::Abandon | Settlement::Release if !ran_out => tracing::debug!(
@@ -101,7 +101,7 @@ impl Owned {
         }
     }
 
-    /// Keeps the claim and asks again, until the store has it or this process ends.
+    /// Keeps the claim and retries, until the store has the outcome or this process ends.
     async fn repeat(self, settlement: Settlement, ran_out: bool) {
         const LONGEST: Duration = Duration::from_secs(5);
         let shared = &self.core.shared;
@@ -110,7 +110,7 @@ impl Owned {
         loop {
             sleep(pause.mul_f64(0.5 + chance::fraction())).await;
             pause = (pause * 2).min(LONGEST);
-            // A request whose wait ends when the store is back must not find all others asking it at once.
+            // A request whose wait ends when the store is back must not find all others asking at once.
             let turn = shared.repeats.acquire().await;
             let answer = self.send(&settlement).await;
             drop(turn);
@@ -156,8 +156,8 @@ impl Owned {
             .unwrap_or_else(|_| Err(StoreError::unknown("the store does not answer")))
     }
 
-    /// Stores the result; or, where the store refuses a response, as a full one does, only that there was one: work
-    /// that was done must not be done again.
+    /// Stores the result; or, if the store refuses the response, as a full store does, only its existence: finished
+    /// work must not be done again.
     async fn store(&self, stored: &Stored) -> Result<OwnerReply, StoreError> {
         let shared = &self.core.shared;
         let retention = self.lease.retention();
@@ -188,7 +188,7 @@ impl Owned {
     }
 }
 
-/// Whether the store has refused the step.
+/// Whether the store has refused the operation.
 fn is_refused(error: &StoreError) -> bool {
     error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused | Reason::RefusedForNow)
 }

@@ -2,11 +2,11 @@
 
 use sha2::{Digest, Sha256};
 
-/// A hash over parts, of which each is told from the next by its length.
+/// A hash over parts, each delimited by its length.
 pub(super) struct Parted(Sha256);
 
 impl Parted {
-    /// `what` keeps hashes of different things apart.
+    /// `what` separates hashes of different things.
     pub(super) fn new(what: &str) -> Parted {
         Parted(Sha256::new()).with(what)
     }

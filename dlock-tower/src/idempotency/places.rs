@@ -1,24 +1,24 @@
-//! How many requests do something at the same time.
+//! Counts how many requests do something at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Places, each of which is taken until its [`Taken`] is dropped.
+/// Counted places, each occupied until its [`Taken`] is dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Places(Arc<AtomicUsize>);
 
-/// A place that is taken.
+/// An occupied place.
 #[derive(Debug)]
 pub(super) struct Taken(Places);
 
 impl Places {
-    /// Takes one, however many are taken.
+    /// Takes a place without a limit.
     pub(super) fn take(&self) -> Taken {
         self.0.fetch_add(1, Ordering::Relaxed);
         Taken(self.clone())
     }
 
-    /// Takes one, unless `most` are taken.
+    /// Takes a place, unless `most` are occupied.
     pub(super) fn try_take(&self, most: usize) -> Option<Taken> {
         let more = |taken: usize| (taken < most).then(|| taken + 1);
         let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);

@@ -1,4 +1,4 @@
-//! What becomes of the key when the handler is done: whether its outcome is a result.
+//! Decides what happens to the key when the handler is done: whether its outcome is a result.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 
-/// How a request that had claimed its key ended.
+/// How a request with a claimed key ended.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Class, Ending};
@@ -17,7 +17,7 @@ use http::{HeaderMap, StatusCode};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Ending<'a> {
-    /// The handler gave a response.
+    /// The handler returned a response.
     #[non_exhaustive]
     Response {
         /// Its status.
@@ -27,7 +27,7 @@ pub enum Ending<'a> {
         /// Whether it carries [`NotStarted`](crate::NotStarted) for this very request.
         not_started: bool,
     },
-    /// A gRPC call came to its end with this status; 2 (unknown) if it sent none.
+    /// A gRPC call ended with this status; 2 (unknown) if it sent none.
     #[non_exhaustive]
     Grpc {
         /// The code.
@@ -35,13 +35,13 @@ pub enum Ending<'a> {
         /// Whether the response carries [`NotStarted`](crate::NotStarted) for this very call.
         not_started: bool,
     },
-    /// The inner service failed with an error of its own instead of a response.
+    /// The inner service failed with its own error instead of a response.
     ServiceError,
     /// The handler panicked.
     Panic,
     /// The handler was dropped unfinished, because the client went away (only with
-    /// [`cancel_on_disconnect`](super::IdempotencyLayer::cancel_on_disconnect)), or because the lock of a
-    /// layer further out was lost.
+    /// [`cancel_on_disconnect`](super::IdempotencyLayer::cancel_on_disconnect)), or because the lock of an outer layer
+    /// was lost.
     Cancelled,
 }
 
@@ -55,18 +55,18 @@ pub enum Ending<'a> {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// The work has not begun: [`NotStarted`](crate::NotStarted) for this very request. No status says that: a
-    /// handler may refuse after its effect, and an inner timeout answers 408 after the handler began.
+    /// The work has not begun: [`NotStarted`](crate::NotStarted) for this very request. No status says that: a handler
+    /// may refuse after its effect, and an inner timeout answers 408 after the handler began.
     NothingDone,
     /// The result: 2xx, 3xx and the other 4xx. In gRPC `OK` and the codes that concern the request.
     Result,
-    /// It is unknown how far the work got, or the answer is about the moment only: every 5xx, 408, 425, 429, a 4xx with
-    /// `Retry-After`, a failure of the service, a panic, a handler that was dropped. In gRPC `CANCELLED`, `UNKNOWN`,
+    /// The progress of the work is unknown, or the answer concerns the moment only: every 5xx, 408, 425, 429, a 4xx
+    /// with `Retry-After`, a failure of the service, a panic, a dropped handler. In gRPC `CANCELLED`, `UNKNOWN`,
     /// `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS`.
     Ambiguous,
 }
 
-/// What becomes of the key.
+/// What happens to the key.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Ending, KeepAmbiguous, Policy, RetryAmbiguous, Verdict};
@@ -78,16 +78,17 @@ pub enum Class {
 pub enum Verdict {
     /// The outcome of the request is kept, and a retry gets it.
     Keep,
-    /// The same for so long from its end on, whatever the layer's
-    /// [`retention`](super::IdempotencyLayer::retention) is: a refusal for a minute, a payment for a year. At least as long
-    /// as the lease, at most a year. An answer that the service has put into its own transaction is kept as the layer says.
+    /// The outcome is kept for this long from its end on, whatever the layer's
+    /// [`retention`](super::IdempotencyLayer::retention) is: a refusal for a minute, a payment for a year. At least as
+    /// long as the lease, at most a year. An answer that the service has put into its own transaction is kept as the
+    /// layer says.
     KeepFor(Duration),
-    /// A retry runs. After an [ambiguous](Class::Ambiguous) end the record stays: the retry is the next attempt, and
-    /// another request under the same key is refused. Otherwise the key is as if it had never been used.
+    /// A retry runs. After an [ambiguous](Class::Ambiguous) end the record stays: the retry is the next attempt, and a
+    /// different request under the same key is refused. Otherwise the key is as if it had never been used.
     Release,
 }
 
-/// What is done with the record.
+/// What to do with the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Keep,
@@ -97,7 +98,7 @@ pub(super) enum Fate {
 }
 
 impl Ending<'_> {
-    /// The class of this ending by the usual rules.
+    /// Returns the class of this ending by the usual rules.
     #[must_use]
     pub fn class(&self) -> Class {
         match self {
@@ -122,7 +123,7 @@ impl Ending<'_> {
     }
 }
 
-/// Decides what becomes of the key. A handler's own decision ([`Outcome`], or
+/// Decides what happens to the key. A handler's own decision ([`Outcome`], or
 /// [`Idempotency::keep`](super::Idempotency::keep) and [`forget`](super::Idempotency::forget)) overrides it.
 ///
 /// ```
@@ -142,7 +143,7 @@ impl Ending<'_> {
 /// }
 /// ```
 pub trait Policy: Send + Sync + 'static {
-    /// What becomes of the key of a request that ended so. Where this panics, [`KeepAmbiguous`] judges.
+    /// Decides the key of a request with this ending. If this panics, [`KeepAmbiguous`] decides.
     fn judge(&self, ending: &Ending<'_>) -> Verdict;
 }
 
@@ -167,8 +168,7 @@ impl Policy for KeepAmbiguous {
 }
 
 /// Releases ambiguous endings, so that a retry runs again, as the next attempt and only with the same request. For
-/// handlers whose work does no harm when it is done twice, or that see from the attempt and the fence what was done
-/// before.
+/// handlers whose work does no harm when it is done twice, or that detect earlier work by the attempt and the fence.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Ending, Policy, RetryAmbiguous, Verdict};

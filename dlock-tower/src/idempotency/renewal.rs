@@ -1,10 +1,10 @@
-//! Keeps the claims of handlers that take long.
+//! Renews the claims of slow handlers.
 //!
-//! Most requests are done long before a third of the lease is over, so they only pass through a list: a task looks
-//! when the first of them is due, and is gone when there is none left. A claim that becomes due gets a task of its
-//! own, until its outcome is decided.
+//! Most requests are done long before a third of the lease is over, so they only pass through a list: a task wakes when
+//! the first of them is due, and ends when there is none left. A claim that becomes due gets its own task, until its
+//! outcome is decided.
 //!
-//! Each runtime has a list and a task of its own: a runtime that blocks or ends takes no claim of another one along.
+//! Each runtime has its own list and task: a runtime that blocks or ends does not affect the claims of another one.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -30,18 +30,18 @@ pub(super) struct Renewals {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those that are not due yet, by the runtime that they were made on.
+    /// Claims that are not due yet, by the runtime on which they were made.
     lists: HashMap<runtime::Id, List>,
-    /// Those that have a task of their own.
+    /// Claims with their own task.
     renewed: HashMap<u64, AbortHandle>,
 }
 
-/// The claims of a runtime. It is there for as long as a task looks after it.
+/// The claims of a runtime. It exists for as long as a task watches it.
 #[derive(Debug)]
 struct List {
     /// By when they are due, and their numbers.
     waiting: BTreeMap<(Instant, u64), Arc<ClaimLease>>,
-    /// When the task looks next.
+    /// When the task checks next.
     look: Instant,
     /// A claim is due earlier than the task expects.
     sooner: Arc<Notify>,
@@ -61,7 +61,7 @@ impl Renewals {
         }
     }
 
-    /// Renews the claim from the time on when that is due.
+    /// Renews the claim from when it is first due.
     pub(super) fn register(self: &Arc<Self>, lease: &Arc<ClaimLease>) {
         let at = due(lease);
         let mut state = self.state.lock();
@@ -100,7 +100,7 @@ impl Renewals {
         self.state.lock().renewed.insert(lease.id, task);
     }
 
-    /// Renews it no more. A renewal that is under way may still arrive.
+    /// Stops renewing it. A renewal in flight may still arrive.
     pub(super) fn stop(&self, lease: &ClaimLease) {
         let mut state = self.state.lock();
         let list = state.lists.get_mut(&lease.runtime.id());
@@ -115,14 +115,14 @@ impl Renewals {
         }
     }
 
-    /// How many claims are kept at present.
+    /// Returns how many claims are renewed at present.
     pub(super) fn len(&self) -> usize {
         let state = self.state.lock();
         let waiting: usize = state.lists.values().map(|list| list.waiting.len()).sum();
         waiting + state.renewed.len()
     }
 
-    /// Gives those of the runtime that are due their tasks; returns when to look again.
+    /// Starts tasks for the due claims of the runtime; returns when to check again.
     fn begin_due(self: &Arc<Self>, runtime: runtime::Id) -> Option<Instant> {
         let now = Instant::now();
         let State { lists, renewed } = &mut *self.state.lock();
@@ -145,7 +145,7 @@ impl Renewals {
     }
 }
 
-/// The task that looks which claims of its runtime are due.
+/// The task that checks which claims of its runtime are due.
 struct Lookout {
     renewals: Arc<Renewals>,
     runtime: runtime::Id,
@@ -173,7 +173,7 @@ async fn look_out(mut lookout: Lookout, sooner: Arc<Notify>) {
     lookout.done = true;
 }
 
-/// Renews one claim, with growing urgency when that fails.
+/// Renews one claim, and more often when that fails.
 async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
     let length = lease.length;
     let mut ends = lease.since + length;
@@ -184,7 +184,7 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
             .extend(&lease.record, &lease.token, length, lease.retention());
         let pause = match timeout(length / 3, step).await {
             Ok(Ok(OwnerReply::NotOwner)) => {
-                // After the outcome is decided, a renewal that comes late finds no claim: no loss.
+                // After the outcome is decided, a late renewal finds no claim, which is no loss.
                 if !lease.is_settled() {
                     lease.lose();
                 }

@@ -1,4 +1,4 @@
-//! Sending a stored response again.
+//! Replaying a stored response.
 
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, TRAILER};
 use http::{Response, Version};
@@ -6,16 +6,16 @@ use http::{Response, Version};
 use super::body::ResponseBody;
 use super::stored::Kept;
 
-/// Marks a response that is sent again, and was not made for this request: `true`.
+/// Marks a replayed response, which was not made for this request: `true`.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// How many seconds ago the response that is sent again was stored, by the clocks of the servers.
+/// How many seconds ago the replayed response was stored, by the clocks of the servers.
 pub const REPLAYED_AGE: HeaderName = HeaderName::from_static("idempotent-replayed-age");
 
-/// For how many more seconds it is kept: a retry that comes later is carried out anew.
+/// For how many more seconds it is kept: a later retry is carried out anew.
 pub const REPLAYED_EXPIRES_IN: HeaderName = HeaderName::from_static("idempotent-replayed-expires-in");
 
-/// The response, to be sent again.
+/// Builds the response to replay.
 pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody<R>> {
     let Kept {
         status,
@@ -39,7 +39,7 @@ pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody
     response
 }
 
-/// HTTP/1 sends those trailers only that a header of this message names.
+/// HTTP/1 sends only trailers that a header of this message names.
 fn announce(headers: &mut HeaderMap, trailers: &HeaderMap, version: Version) {
     if version > Version::HTTP_11 {
         return;

@@ -1,4 +1,4 @@
-//! What a service is told of a replay.
+//! What a service learns about a replay.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use http::request::Parts;
 
 use super::stored::{Kept, Stamp};
 
-/// A stored response that is about to be sent again, for [`IdempotencyLayer::on_replay`](super::IdempotencyLayer::on_replay).
+/// A stored response that is about to be replayed, for
+/// [`IdempotencyLayer::on_replay`](super::IdempotencyLayer::on_replay).
 ///
 /// ```
 /// use dlock_tower::idempotency::Replay;
@@ -21,7 +22,7 @@ use super::stored::{Kept, Stamp};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Replay<'a> {
-    /// The key, as the client gave it.
+    /// The key, as the client sent it.
     pub key: &'a str,
     /// The record.
     pub record: &'a RecordKey,
@@ -29,9 +30,9 @@ pub struct Replay<'a> {
     pub request: &'a Parts,
     /// Its status.
     pub status: StatusCode,
-    /// How long ago it was stored; `None` where an earlier version of this crate has stored it.
+    /// How long ago it was stored; `None` if an earlier version of this crate stored it.
     pub age: Option<Duration>,
-    /// For how long it is kept from now on.
+    /// How long it is kept from now on.
     pub expires_in: Option<Duration>,
 }
 

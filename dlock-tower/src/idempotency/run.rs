@@ -1,4 +1,4 @@
-//! The work under a claim: the handler, and what becomes of its answer.
+//! The work under a claim: the handler, and the outcome of its answer.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -24,8 +24,8 @@ use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::not_started::HandedIn;
 
-/// Has the handler answer. When this is done the outcome is in the store, or on its way there, or the returned body
-/// sees to it.
+/// Runs the handler. When this is done the outcome is in the store, or on its way there, or the returned body takes
+/// care of it.
 pub(super) async fn run<S, B, R>(
     mut inner: S,
     mut request: Request<B>,
@@ -70,7 +70,7 @@ where
     }
 }
 
-/// Returns the response, and finds out later what became of the handler's transaction.
+/// Returns the response, and finds out later whether the handler's transaction was committed.
 fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>> {
     let (parts, body) = response.into_parts();
     let settlement = |rolled_back| {
@@ -83,7 +83,7 @@ fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R
     Response::from_parts(parts, ResponseBody::bare(body))
 }
 
-/// Stores what is to be kept of a response, and returns the response as it was.
+/// Stores what is kept of a response, and returns the response unchanged.
 ///
 /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
 async fn keep<R>(claim: Owned, response: Response<R>, rolled_back: bool) -> Response<ResponseBody<R>>
@@ -104,7 +104,7 @@ where
     if body.is_end_stream() {
         capture.expect_no_body();
     }
-    // Most bodies are there at once; they are stored before the first byte goes out.
+    // Most bodies are complete at once; they are stored before the first byte is sent.
     let mut body = Box::pin(body);
     let body = loop {
         let next = poll!(body.frame()).map(|next| match next {

@@ -19,11 +19,11 @@ use crate::asker::Asker;
 use crate::body::{BoxError, FromBuffered};
 use crate::problem::Problem;
 
-/// A service that runs each request with an idempotency key once; made by
+/// A service that runs each request with an idempotency key once; created by
 /// [`IdempotencyLayer`](super::IdempotencyLayer).
 ///
-/// It is always ready, whatever the inner service is: a replay must not wait for it. Once a request has
-/// claimed its key, a clone of the inner service is driven ready and called.
+/// It is always ready, whatever the inner service is: a replay must not wait for it. Once a request has claimed its
+/// key, a clone of the inner service is driven to readiness and called.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -51,7 +51,7 @@ pub struct IdempotencyService<S, C> {
     inner: S,
     core: Core,
     caller: Arc<C>,
-    /// What is wrong with the options.
+    /// The first invalid option.
     invalid: Option<Arc<str>>,
 }
 
@@ -98,7 +98,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // Never driven ready here, so the clone has no reservation to use up.
+        // Never driven to readiness here, so the clone has no reservation to use up.
         let inner = self.inner.clone();
         let settings = &self.core.settings;
         if !settings.methods.contains(request.method()) {

@@ -21,22 +21,23 @@ use crate::body::read::DEFAULT_BODY_TIMEOUT;
 /// The default lease of a claim: 10 s.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 
-/// By default how long results are kept: 24 h.
+/// How long results are kept by default: 24 h.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// By default how large the body of a request and that of a response may be: 1 MiB.
+/// The default limit of request and response bodies: 1 MiB.
 pub const DEFAULT_LIMIT: usize = 1024 * 1024;
 
-/// By default how many requests may wait for an equal one: 256.
+/// How many requests may wait for an equal one by default: 256.
 pub const DEFAULT_MAX_WAITERS: usize = 256;
 
-/// By default how many handlers and bodies may run on without their clients before no more requests are taken: 256.
+/// How many handlers and bodies may continue without their clients by default, before no more requests are accepted:
+/// 256.
 pub const DEFAULT_MAX_DETACHED: usize = 256;
 
-/// By default how long the body of a response is read on when its client went away: 10 s.
+/// How long the body of a response is read on by default after its client went away: 10 s.
 pub const DEFAULT_READ_ON: Duration = Duration::from_secs(10);
 
-/// By default how long the store is asked again when it cannot be reached: 1 s.
+/// How long a claim is retried by default when the store cannot be reached: 1 s.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
 
 /// The longest time of any option.
@@ -114,37 +115,37 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What becomes of the key of a request that ended so.
+    /// Decides the key of a request with this ending.
     pub(super) fn judge(&self, ending: &Ending<'_>) -> Verdict {
         match ending {
             Ending::Response { status, .. } if self.released_on.contains(status) => Verdict::Release,
-            // What was done is not done again because of a fault there.
+            // Finished work is not done again because of a fault in the policy.
             ending => unless_it_panics(|| self.policy.judge(ending)).unwrap_or_else(|| {
-                tracing::error!("the policy of a request panicked, that of the library takes its place");
+                tracing::error!("the policy of a request panicked; the default policy decides");
                 KeepAmbiguous.judge(ending)
             }),
         }
     }
 
-    /// Calls what listens to replays.
+    /// Calls the replay listener.
     pub(super) fn tell_replay<'a>(&self, replay: impl FnOnce() -> Replay<'a>) {
         let Some(on_replay) = &self.on_replay else {
             return;
         };
         let replay = replay();
-        // The answer is there, and is sent whatever becomes of this.
+        // The answer exists, and is sent whether or not this panics.
         if unless_it_panics(|| on_replay(&replay)).is_none() {
-            tracing::error!("what is called for each replay panicked");
+            tracing::error!("the on_replay callback panicked");
         }
     }
 
-    /// How long the result of this request is kept, unless its end says otherwise.
+    /// Returns how long the result of this request is kept, unless its end decides otherwise.
     pub(super) fn retention_of(&self, parts: &Parts) -> Duration {
         let retention = self.retention_of.as_ref().map(|retention| retention(parts));
         self.bounded(retention.unwrap_or(self.retention))
     }
 
-    /// A retention that a store can keep, and that does not end before the claim.
+    /// Limits a retention to what a store can keep, and to no less than the lease.
     pub(super) fn bounded(&self, retention: Duration) -> Duration {
         retention.max(self.lease).min(YEAR)
     }
@@ -194,14 +195,14 @@ impl Settings {
         }
     }
 
-    /// The layer's own response.
+    /// Renders the layer's own response.
     pub(super) fn respond(&self, rejection: Rejection, asker: &Asker) -> Response<AnswerBody> {
         rejection.log();
         asker.answer(rejection, self.render.as_deref())
     }
 }
 
-/// What the user's code returns, or `None` where it panics.
+/// Returns the result of the user's code, or `None` if it panics.
 fn unless_it_panics<T>(call: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(call)).ok()
 }

@@ -1,11 +1,11 @@
-//! How a claim ends.
+//! How a claim is settled.
 
 use std::sync::Arc;
 
 use super::policy::Fate;
 use super::stored::Stored;
 
-/// What is to be done with a claim at its end.
+/// What to do with a claim at its end.
 #[derive(Debug, Clone)]
 pub(super) enum Settlement {
     Keep(Arc<Stored>),
@@ -22,7 +22,7 @@ impl From<Stored> for Settlement {
 }
 
 impl Settlement {
-    /// The settlement of a fate that releases the key; `None` where the outcome is to be kept.
+    /// Returns the settlement of a fate that releases the key; `None` if the outcome is kept.
     pub(super) fn releasing(fate: Fate) -> Option<Settlement> {
         match fate {
             Fate::Keep => None,

@@ -14,16 +14,16 @@ use super::renewal::Renewals;
 use super::settings::Settings;
 use super::stats::Counters;
 
-/// How many results at most are sent again at the same time when the store was away.
+/// How many results are resent at the same time after the store was unavailable, at most.
 const CONCURRENT_REPEATS: usize = 16;
-/// How many claims of unknown state are taken back at the same time at most.
+/// How many claims of unknown state are undone at the same time, at most.
 const CONCURRENT_UNDOS: usize = 1024;
 
-/// What all requests of a layer share, whatever route they take.
+/// The state that all requests of a layer share, on every route.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) records: Records,
-    /// Work that runs on without its client.
+    /// Work that continues without its client.
     pub(super) tasks: TaskTracker,
     pub(super) renewals: Arc<Renewals>,
     pub(super) counters: Arc<Counters>,
@@ -34,7 +34,7 @@ pub(super) struct Shared {
     pub(super) detached: Places,
     /// Requests that wait for an equal one.
     pub(super) waiting: Places,
-    /// By when bodies are no longer read on, while the layer is shut down.
+    /// Until when bodies are read on, while the layer is shut down.
     pub(super) closing: watch::Sender<Option<Instant>>,
 }
 
@@ -57,7 +57,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Ends after `limit`, or earlier where the layer is shut down.
+    /// Completes after `limit`, or earlier if the layer is shut down.
     pub(super) async fn read_on(&self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut closing = self.closing.subscribe();
@@ -72,7 +72,7 @@ impl Shared {
     }
 }
 
-/// A layer, as its requests know it.
+/// A layer, as its requests see it.
 #[derive(Debug, Clone)]
 pub(super) struct Core {
     pub(super) shared: Arc<Shared>,

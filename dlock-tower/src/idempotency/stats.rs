@@ -1,4 +1,4 @@
-//! The counters: in all by [`IdempotencyStats`], and through the `metrics` facade with the feature of that name.
+//! The counters: in total by [`IdempotencyStats`], and through the `metrics` facade with the feature of that name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ macro_rules! counters {
             }
         }
 
-        /// Counters since the layer was made; all its clones count together.
+        /// Counters since the layer was created; all its clones count together.
         ///
         /// ```
         /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

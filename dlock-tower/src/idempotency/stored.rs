@@ -1,8 +1,8 @@
-//! What is stored of a request that is done, as bytes.
+//! The stored form of a finished request, as bytes.
 //!
-//! The first byte is the version of the format, the second says which of three it is, and for a response
-//! there follow status, headers, body and trailers, each with its length before it, big-endian. What does
-//! not decode to the last byte is an error: a record that cannot be read is never taken for none.
+//! The first byte is the version of the format, the second selects one of three forms, and for a response there follow
+//! status, headers, body and trailers, each preceded by its length, big-endian. Bytes that do not decode completely are
+//! an error: a record that cannot be read never counts as missing.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,10 +15,10 @@ const RESPONSE: u8 = 1;
 const UNAVAILABLE: u8 = 2;
 const FAILED: u8 = 3;
 
-/// The header that has the [`Stamp`] of a response, in its stored form only.
+/// The header with the [`Stamp`] of a response, in its stored form only.
 const STAMP: HeaderName = HeaderName::from_static("dlock-idempotency-stamp");
 
-/// When a result was stored, by the clock of the process that did it, and for how long.
+/// When a result was stored, by the clock of the storing process, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     /// Since the Unix epoch.
@@ -34,12 +34,12 @@ impl Stamp {
         }
     }
 
-    /// How long ago that was; zero where the clocks of two processes differ by more.
+    /// Returns how long ago that was; zero if the clocks of two processes differ by more.
     pub(super) fn age(self) -> Duration {
         since_epoch().saturating_sub(self.at)
     }
 
-    /// For how long it is kept from now on.
+    /// Returns how long it is kept from now on.
     pub(super) fn expires_in(self) -> Duration {
         self.retention.saturating_sub(self.age())
     }
@@ -60,34 +60,34 @@ impl Stamp {
 
 fn since_epoch() -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // As it is stored.
+    // In the precision of the stored form.
     Duration::from_millis(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Stored {
-    /// A response, to be sent again.
+    /// A response to replay.
     Response(Box<Kept>),
-    /// There was a response, too large to be kept or a stream.
+    /// There was a response, but it was too large to keep, or a stream.
     Unavailable,
-    /// There was none: the handler panicked, or the service failed.
+    /// There was no response: the handler panicked, or the service failed.
     Failed,
 }
 
-/// A response as it is kept: the headers are those that are sent again.
+/// A kept response: the headers are the replayed ones.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Kept {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
-    /// In the pieces in which it came.
+    /// In the pieces in which it arrived.
     pub(super) body: Vec<Bytes>,
     pub(super) trailers: Option<HeaderMap>,
-    /// Of one that was read; `None` of an earlier version.
+    /// Of one that was read; `None` for an earlier version.
     pub(super) stamp: Option<Stamp>,
 }
 
-/// Why stored bytes were not read.
+/// Why stored bytes could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Unreadable {
     Newer(u8),
@@ -100,13 +100,13 @@ impl fmt::Display for Unreadable {
             Unreadable::Newer(version) => {
                 write!(f, "its format is of version {version}, this one reads {VERSION}")
             }
-            Unreadable::Broken => f.write_str("its bytes make no sense"),
+            Unreadable::Broken => f.write_str("its bytes are malformed"),
         }
     }
 }
 
 impl Stored {
-    /// With the stamp, where it is a response. Versions that know none pass it over, as a header.
+    /// Encodes it, for a response with the stamp. Versions that do not know stamps ignore it, as a header.
     pub(super) fn encode(&self, stamp: Stamp) -> Vec<u8> {
         match self {
             Stored::Unavailable => vec![VERSION, UNAVAILABLE],
@@ -135,7 +135,7 @@ impl Stored {
         }
     }
 
-    /// Whether both are the same, whenever they were stored.
+    /// Whether both are equal, whenever they were stored.
     pub(super) fn is_of(&self, other: &Stored) -> bool {
         let at = Stamp {
             at: Duration::ZERO,
@@ -165,7 +165,7 @@ impl Stored {
     }
 }
 
-/// Bodies and headers are bounded long before this: it never saturates.
+/// Bodies and headers are limited long before this: it never saturates.
 fn length(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

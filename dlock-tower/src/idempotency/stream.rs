@@ -1,4 +1,4 @@
-//! Responses that take time: they go out while they are taken down.
+//! Slow responses: they are sent while they are captured.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,27 +24,27 @@ use crate::lock::LockLost;
 
 /// A body on its way to the first caller.
 ///
-/// Dropped before its end while it is still taken down, it is read on by a task: what the client did not
-/// wait for is the very result that it will ask for again.
+/// Dropped before its end while it is still captured, a task reads the rest: the client will ask again for the very
+/// result that it did not wait for.
 pub(super) struct Stream<R: Body<Data = Bytes> + Send + 'static>
 where
     R::Error: Into<BoxError>,
 {
-    /// What came before the head went out, and was taken down.
+    /// Frames that were captured before the head was sent.
     before: VecDeque<Frame<Bytes>>,
     state: State<R>,
     polling: bool,
 }
 
 enum State<R> {
-    /// What comes is taken down.
+    /// Captures each frame.
     Taking {
         body: Pin<Box<R>>,
         capture: Box<Capture>,
         claim: Owned,
         origin: Origin,
     },
-    /// The store is told, and only then the next goes out.
+    /// Waits until the store has the outcome, before the next frame is sent.
     Settling {
         settling: BoxFuture<'static, ()>,
         next: Option<Frame<Bytes>>,
@@ -52,13 +52,13 @@ enum State<R> {
         origin: Origin,
         claim: Arc<Claim>,
     },
-    /// It is settled; what comes goes out.
+    /// Settled; passes the rest on.
     Passing(Pin<Box<R>>),
-    /// Nothing comes any more, but this.
+    /// Sends this, and nothing more.
     Ended(Last),
 }
 
-/// What is left of a body when the store was told.
+/// The rest of a body when the outcome was sent to the store.
 enum After<R> {
     Body(Pin<Box<R>>),
     Nothing(Last),
@@ -79,7 +79,7 @@ impl<R> Stream<R>
 where
     R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    /// A body that is not taken down any more, after `pieces` and `next`.
+    /// Creates a body that is no longer captured, after `pieces` and `next`.
     pub(super) fn passing(
         pieces: Vec<Bytes>,
         trailers: Option<HeaderMap>,
@@ -95,7 +95,7 @@ where
         }
     }
 
-    /// A body that has ended.
+    /// Creates a body that has ended.
     pub(super) fn ended(pieces: Vec<Bytes>, last: Last) -> Self {
         Stream {
             before: frames(pieces, None),
@@ -104,7 +104,7 @@ where
         }
     }
 
-    /// A body that is still to be taken down.
+    /// Creates a body that is still to be captured.
     pub(super) fn taking_down(capture: Capture, claim: Owned, body: Pin<Box<R>>) -> Self {
         let (pieces, trailers) = capture.pieces();
         Stream {
@@ -195,7 +195,7 @@ where
                 (Stored::Unavailable.into(), Some(frame), After::Body(body))
             }
             Step::End(frame) => {
-                // What has been announced has come; trailers may still follow.
+                // Everything announced has arrived; trailers may still follow.
                 let after = if body.is_end_stream() || frame.is_none() {
                     After::Nothing(Last::End)
                 } else {
@@ -256,7 +256,7 @@ fn add<'a>(hint: &mut SizeHint, frames: impl Iterator<Item = &'a Frame<Bytes>>) 
     hint.set_lower(hint.lower() + more);
 }
 
-/// What ends the taking down.
+/// Ends the capture.
 enum Step {
     TooMuch(Frame<Bytes>),
     End(Option<Frame<Bytes>>),
@@ -277,7 +277,7 @@ where
             } => {
                 let kept = (*claim).clone();
                 let locks = kept.locks.keep_rest();
-                // A body that panicked is never polled again, and one whose lock is lost must not go on.
+                // A body that panicked is never polled again, and one whose lock is lost must not continue.
                 if self.polling || kept.core.settings.cancel_on_disconnect || locks.is_lost() {
                     drop(body);
                     kept.spawn(claim.settle(Stored::Unavailable));
@@ -298,7 +298,7 @@ where
     }
 }
 
-/// Reads a body to its end for the store alone, unless that takes too long or the lock is lost under which it is made.
+/// Reads a body to its end for the store alone, unless that takes too long or the lock under which it is made is lost.
 async fn read_on<R>(
     mut body: Pin<Box<R>>,
     mut capture: Capture,

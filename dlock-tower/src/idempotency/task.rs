@@ -1,4 +1,4 @@
-//! The work of a request, that outlives the client.
+//! The work of a request, which outlives the client.
 
 use std::fmt;
 use std::future::Future;
@@ -15,14 +15,14 @@ use super::policy::Ending;
 use super::settlement::Settlement;
 use crate::lock::{KeptLocks, LockLost};
 
-/// The course of a request from its claim on to its response. It is polled in place, and dropped unfinished
-/// when the client goes away: then it moves to a task. One that panicked is never polled again.
+/// The course of a request from its claim to its response. It is polled in place, and dropped unfinished when the
+/// client goes away: then it moves to a task. After a panic it is never polled again.
 pub(super) struct Work<T: 'static> {
     /// Holds the claim.
     future: Option<BoxFuture<'static, T>>,
     claim: Arc<Claim>,
     origin: Origin,
-    /// Also where a layer in between goes on when the lock layer is gone.
+    /// Kept even if a layer in between continues when the lock layer is gone.
     locks: KeptLocks,
     polling: bool,
     detached: bool,
@@ -40,13 +40,13 @@ impl<T> Work<T> {
         }
     }
 
-    /// Drops the work and has its claim settled; `None` where the handler was not begun. First the handler goes, then
-    /// the claim.
+    /// Drops the work and has its claim settled; `None` if the handler was not begun. First the handler is dropped,
+    /// then the claim.
     fn end(&mut self, ending: Option<Ending<'static>>) {
         let owned = Owned::unsettled(&self.claim);
         let not_begun = self.claim.beginning.stop(|| self.future = None);
         let ending = match ending {
-            // A layer inside was still waiting, for a lock; unless something was said or stored on the way there.
+            // An inner layer was still waiting, for a lock; unless something was declared or stored before.
             Some(Ending::Cancelled) if not_begun && self.claim.is_untouched() => None,
             ending => ending,
         };
@@ -57,8 +57,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// Does the rest without the client. A handler whose lock is lost is dropped, as with the client; what
-    /// has been answered is stored all the same.
+    /// Finishes without the client. A handler whose lock is lost is dropped, as with the client; an answer that exists
+    /// is stored all the same.
     async fn go_on(mut self, lost: impl Future<Output = LockLost>) {
         let lost = tokio::select! {
             biased;
@@ -106,7 +106,7 @@ impl<T> Drop for Work<T> {
             return self.end(Some(Ending::Panic));
         }
         if self.detached {
-            // The runtime ends.
+            // The runtime is ending.
             return;
         }
         let stops = claim.core.settings.cancel_on_disconnect || self.locks.is_lost();
@@ -117,7 +117,7 @@ impl<T> Drop for Work<T> {
                 claim.core.shared.counters.detached();
                 tracing::debug!(
                     record = claim.lease.record.as_str(),
-                    "the client of a request went away, its handler runs on"
+                    "the client of a request went away; its handler continues"
                 );
                 let locks = std::mem::take(&mut self.locks);
                 let lost = locks.lost();

@@ -1,4 +1,4 @@
-//! The response that a handler has put into a transaction of its own.
+//! The response that a handler has put into its own transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 /// A handler's transaction.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
-    /// The handler has said that all of its effects are in it.
+    /// Whether the handler has declared that all of its effects are in it.
     declared: AtomicBool,
-    /// The response that was put into it last.
+    /// The last response put into it.
     response: Mutex<Option<Put>>,
 }
 

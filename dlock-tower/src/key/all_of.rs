@@ -12,11 +12,11 @@ use crate::Rejection;
 
 /// Joins two to six keys into one: `all_of((header("x-tenant"), path_param("id")))` gives `acme:42`.
 ///
-/// Different parts never give the same key: a `:` or `%` inside a part is escaped (`%3A`, `%25`), and no
-/// part may be empty. If one of them lets the request pass, all do.
+/// Different parts never produce the same key: a `:` or `%` inside a part is escaped (`%3A`, `%25`), and no part may be
+/// empty. If one of them lets the request pass, the request passes.
 ///
-/// This is one lock with a longer name, not several locks: those are [`each_of`](super::each_of). So a part
-/// that names several is answered with 500 and an error in the log.
+/// This is one lock with a longer name, not several locks: for those use [`each_of`](super::each_of). So a part that
+/// names several keys is answered with 500 and an error in the log.
 pub fn all_of<T>(parts: T) -> Key<AllOf<T>> {
     Key::new(AllOf { parts })
 }

@@ -1,4 +1,4 @@
-//! A key, and what changes it.
+//! A key, and the methods that change it.
 
 use std::fmt;
 use std::future::Future;
@@ -10,7 +10,7 @@ use super::found::{ExtractKey, Found};
 use super::parts::empty;
 use crate::{Reason, Rejection};
 
-/// A key, to be changed by the methods here.
+/// A key that the methods here change.
 ///
 /// ```
 /// use dlock_tower::key::{self, ExtractKey, Found};
@@ -32,12 +32,12 @@ pub struct Key<E> {
 }
 
 impl<E> Key<E> {
-    /// An extractor of your own, with the methods of this type.
+    /// Wraps your own extractor, to give it the methods of this type.
     pub fn new(extractor: E) -> Key<E> {
         Key { extractor }
     }
 
-    /// Puts a text before the key, so that `42` becomes `account:42`; before each where there are several.
+    /// Puts a text before the key, so that `42` becomes `account:42`; before each if there are several.
     pub fn prefix(self, prefix: impl Into<String>) -> Key<Prefix<E>> {
         Key::new(Prefix {
             of: self.extractor,
@@ -45,7 +45,7 @@ impl<E> Key<E> {
         })
     }
 
-    /// Makes another key of the key, such as its lower case; of each where there are several.
+    /// Converts the key to another one, such as its lower case; each if there are several.
     pub fn map<F, R>(self, change: F) -> Key<Map<E, F>>
     where
         F: Fn(&str) -> R + Send + Sync + 'static,
@@ -57,8 +57,7 @@ impl<E> Key<E> {
         })
     }
 
-    /// Looks for another key where this one is missing or lets the request pass. One that is there and
-    /// wrong is refused all the same.
+    /// Uses another key if this one is missing or lets the request pass. An invalid key is refused all the same.
     pub fn or<O>(self, other: O) -> Key<Or<E, O>> {
         Key::new(Or {
             first: self.extractor,
@@ -66,8 +65,8 @@ impl<E> Key<E> {
         })
     }
 
-    /// Lets a request pass without a lock where the key is missing, which otherwise is refused. One that is
-    /// there and wrong is refused all the same.
+    /// Lets a request pass without a lock if the key is missing, instead of refusing it. An invalid key is refused all
+    /// the same.
     pub fn optional(self) -> Key<Optional<E>> {
         Key::new(Optional { of: self.extractor })
     }
@@ -109,7 +108,7 @@ impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Prefix<E> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (request, found) = self.of.extract(request).await?;
         let found = found.try_map(|key| match key.as_str() {
-            // A prefix would make a name of nothing.
+            // A prefix would turn an empty key into a name.
             "" => Err(empty()),
             name => Ok(format!("{}{name}", self.prefix).into()),
         });

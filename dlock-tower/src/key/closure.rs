@@ -1,4 +1,4 @@
-//! Keys that a closure makes of the request's head.
+//! Keys that a closure computes from the request's head.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -27,8 +27,8 @@ where
     }
 }
 
-/// The key that a closure makes of the request's head. The same as the closure itself, with the methods of
-/// [`Key`], and without the need to name the type of its argument.
+/// Computes the key from the request's head with a closure. Equivalent to the closure itself, but with the methods of
+/// [`Key`], and the type of its argument need not be named.
 pub fn from_fn<F, R>(find: F) -> Key<FromFn<F>>
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
@@ -98,7 +98,7 @@ where
     note = "or a `Result` of either, whose error is a `dlock_tower::Rejection` or a `dlock::Error`"
 )]
 pub trait IntoFound {
-    /// What was found.
+    /// Converts it to a key.
     ///
     /// # Errors
     ///

@@ -8,12 +8,12 @@ use super::change::Key;
 use super::found::{ExtractKey, Found};
 use crate::Rejection;
 
-/// Locks two to six keys at once, all of them or none: `each_of((query("from"), query("to")))` locks two
-/// accounts, and a request for the same two in the other order waits for this one and never dead-locks with it;
-/// see [`MultiLock`](dlock::MultiLock).
+/// Locks two to six keys at once, all of them or none: `each_of((query("from"), query("to")))` locks two accounts. A
+/// request for the same two in the other order waits for this one and never deadlocks with it; see
+/// [`MultiLock`](dlock::MultiLock).
 ///
-/// A part that lets the request pass adds no key; if all of them do, the request passes. One that is missing is
-/// refused, as it would be alone. One key for several parts together is [`all_of`](super::all_of).
+/// A part that lets the request pass adds no key; if all of them do, the request passes. A missing part is refused, as
+/// it would be alone. For one key from several parts use [`all_of`](super::all_of).
 pub fn each_of<T>(parts: T) -> Key<EachOf<T>> {
     Key::new(EachOf { parts })
 }

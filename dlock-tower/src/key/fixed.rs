@@ -9,8 +9,7 @@ use super::change::Key;
 use super::found::{ExtractKey, Found};
 use crate::Rejection;
 
-/// The same key for every request. A name that no lock can have is answered with 500 and an error in the
-/// log.
+/// Uses the same key for every request. An invalid lock name is answered with 500 and an error in the log.
 pub fn fixed(key: impl Into<LockKey>) -> Key<Fixed> {
     Key::new(Fixed { key: key.into() })
 }

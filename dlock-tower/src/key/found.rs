@@ -1,4 +1,4 @@
-//! What a key finds in a request.
+//! The result of looking for a key in a request.
 
 use std::future::Future;
 
@@ -7,7 +7,7 @@ use http::Request;
 
 use crate::Rejection;
 
-/// What was found in a request.
+/// The result of looking for a key in a request.
 ///
 /// ```
 /// use dlock_tower::key::{self, ExtractKey, Found};
@@ -24,18 +24,18 @@ use crate::Rejection;
 pub enum Found {
     /// The key to lock.
     Key(LockKey),
-    /// The keys to lock, all of them or none; see [`MultiLock`](dlock::MultiLock). Names that are the same count
-    /// once; where there is none at all, it is as if it were missing.
+    /// The keys to lock, all of them or none; see [`MultiLock`](dlock::MultiLock). Equal names count once; an empty
+    /// list counts as missing.
     Keys(Vec<LockKey>),
-    /// The request should name a key and does not. Answered with this, unless [`Key::or`](super::Key::or) finds another key
-    /// or [`Key::optional`](super::Key::optional) lets the request pass.
+    /// The request should name a key and does not. Answered with this rejection, unless [`Key::or`](super::Key::or)
+    /// finds another key or [`Key::optional`](super::Key::optional) lets the request pass.
     Missing(Rejection),
     /// The request needs no lock: the handler runs without one.
     PassThrough,
 }
 
 impl Found {
-    /// Changes each key that was found.
+    /// Converts each key that was found.
     pub(super) fn try_map(
         self,
         change: impl Fn(LockKey) -> Result<LockKey, Rejection>,
@@ -47,12 +47,12 @@ impl Found {
         })
     }
 
-    /// The request should name `what` and does not.
+    /// Creates the result for a request that should name `what` and does not.
     pub(super) fn missing(what: String) -> Found {
         Found::Missing(Rejection::invalid_key(what + " is missing"))
     }
 
-    /// Several keys, of which there may be none.
+    /// Creates the result for several keys, possibly none.
     pub(super) fn all(keys: Vec<LockKey>) -> Found {
         match keys.is_empty() {
             true => Found::missing("the name of something to lock".to_owned()),
@@ -63,9 +63,9 @@ impl Found {
 
 /// Takes the key of a lock from a request.
 ///
-/// Implemented by what the functions of [this module](super) make, and by closures over `&http::request::Parts`.
-/// Implement it yourself for a key that has to wait for something, or has to see the body. The request goes through: it
-/// is passed in and returned.
+/// Implemented by the results of the functions of [this module](super), and by closures over `&http::request::Parts`.
+/// Implement it yourself for a key that has to wait for something, or needs the body. The request is passed in and
+/// returned.
 ///
 /// ```
 /// use dlock_tower::{Rejection, key::{ExtractKey, Found}};

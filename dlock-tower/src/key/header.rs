@@ -9,7 +9,7 @@ use super::found::{ExtractKey, Found};
 use super::parts::{in_parts, twice};
 use crate::Rejection;
 
-/// The value of a header. One that is missing, given twice or not UTF-8 is answered with 400.
+/// Uses the value of a header. A missing one, one given twice, or one that is not UTF-8 is answered with 400.
 pub fn header(name: impl Into<String>) -> Key<Header> {
     Key::new(Header { name: name.into() })
 }

@@ -12,20 +12,20 @@ use crate::Rejection;
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
 use crate::body::{BoxError, Buffered, FromBuffered};
 
-/// By default how many bytes of a body are read in search of a key: 1 MiB.
+/// How many bytes of a body are read for a key by default: 1 MiB.
 pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;
 
-/// A field of the JSON body: `json_field("account.id")`, or a JSON pointer, `json_field("/account/id")`.
-/// It must be a string, an integer or a boolean.
+/// Uses a field of the JSON body: `json_field("account.id")`, or a JSON pointer, `json_field("/account/id")`. It must
+/// be a string, an integer or a boolean.
 ///
-/// The body is read before the lock is taken, and the handler gets it again byte for byte, with its
-/// trailers. More than [`DEFAULT_JSON_LIMIT`] bytes ([`limit`](Key::limit)) are answered with 413, and
-/// what is not JSON, or has no such field, with 400.
+/// The body is read before the lock is acquired, and the handler gets it byte for byte, with its trailers. More than
+/// [`DEFAULT_JSON_LIMIT`] bytes ([`limit`](Key::limit)) are answered with 413; a body that is not JSON, or has no such
+/// field, with 400.
 ///
 /// A client that takes longer than [`DEFAULT_BODY_TIMEOUT`] ([`timeout`](Key::timeout)) to send its body is
 /// answered with 408.
 ///
-/// A handler that reads the field as a number gives the key its type, so that `7` and `"007"` are not two:
+/// If the handler reads the field as a number, give the key that type, so that `7` and `"007"` are one key:
 /// `json_field("account").parsed::<u64>()`.
 pub fn json_field(field: impl AsRef<str>) -> Key<JsonField> {
     let field = field.as_ref();
@@ -62,14 +62,13 @@ pub struct JsonField {
 }
 
 impl Key<JsonField> {
-    /// How many bytes a body may have; 1 MiB by default. What is longer is answered with 413.
+    /// Limits the bytes of a body; 1 MiB by default. A longer one is answered with 413.
     pub fn limit(mut self, bytes: usize) -> Key<JsonField> {
         self.extractor.limit = bytes;
         self
     }
 
-    /// How long a client may take to send its body; 30 s by default. One that takes longer is answered with
-    /// 408.
+    /// Limits how long a client may take to send its body; 30 s by default. A slower one is answered with 408.
     pub fn timeout(mut self, timeout: Duration) -> Key<JsonField> {
         self.extractor.timeout = timeout;
         self
@@ -86,7 +85,7 @@ impl JsonField {
             Some(Value::String(text)) => text.into(),
             Some(Value::Bool(value)) => value.to_string().into(),
             Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),
-            // 1.0 and 1 may be one to the handler.
+            // The handler may treat 1.0 and 1 as equal.
             Some(_) => {
                 return Err(Rejection::invalid_key(format!(
                     "{} is neither a string nor an integer nor a boolean",

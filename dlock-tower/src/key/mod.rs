@@ -19,18 +19,18 @@
 //! | [`all_of`] | several of them joined into one |
 //! | [`each_of`], a closure that gives several | several at once, each a lock of its own |
 //!
-//! [`Key`] has what changes a key: [`parsed`](Key::parsed), [`prefix`](Key::prefix), [`map`](Key::map), [`or`](Key::or),
-//! [`optional`](Key::optional). **Prefix what comes from the request** with what it names: other services
+//! [`Key`] has methods that change a key: [`parsed`](Key::parsed), [`prefix`](Key::prefix), [`map`](Key::map),
+//! [`or`](Key::or), [`optional`](Key::optional). **Prefix values from the request** with what they name: other services
 //! use the same store, and `42` is an account here and an order there.
 //!
-//! **Give a key the type that the handler reads**: a handler that takes `Path<u64>` reads `7`, `007` and `+7` as
-//! one account, and as texts they are three keys. `key::path_param("id").parsed::<u64>()` makes one key of them.
-//! The page [docs/keys.md](https://github.com/dlock-rs/dlock/blob/main/docs/keys.md) has the spellings that
-//! handlers take for one: of numbers, UUIDs, Unicode, paths and queries.
+//! **Give a key the type that the handler reads**: a handler that takes `Path<u64>` reads `7`, `007` and `+7` as one
+//! account, but as texts they are three keys. `key::path_param("id").parsed::<u64>()` makes them one key. The page
+//! [docs/keys.md](https://github.com/dlock-rs/dlock/blob/main/docs/keys.md) lists spellings that handlers treat as
+//! equal: of numbers, UUIDs, Unicode, paths and queries.
 //!
-//! Keys are made of user input, so what a lock cannot be called (nothing at all, more than 512 bytes,
-//! control characters, braces) is the client's mistake: 400. The same goes for a header or parameter that
-//! is given twice, where the handler might read the other one.
+//! Keys come from user input, so an invalid lock name (empty, more than 512 bytes, control characters, braces) is the
+//! client's mistake: 400. The same holds for a header or parameter that is given twice, since the handler might read
+//! the other one.
 //!
 //! ```
 //! use dlock_tower::key;

@@ -11,13 +11,13 @@ use super::found::{ExtractKey, Found};
 use crate::Rejection;
 
 impl<E> Key<E> {
-    /// Reads the key as a `T` and locks the name that `T` prints, so that all spellings of a value are one
-    /// lock: with `u64`, `/accounts/7`, `/accounts/007` and `/accounts/+7` lock `7`. What is no `T` is
-    /// answered with 400, before anything is locked. Each key is read where there are several.
+    /// Parses the key as a `T` and locks the name that `T` prints, so that all spellings of a value are one lock: with
+    /// `u64`, `/accounts/7`, `/accounts/007` and `/accounts/+7` lock `7`. A key that is not a `T` is answered with 400,
+    /// before anything is locked. If there are several keys, each is parsed.
     ///
-    /// Give it the type that the handler reads the value as. Call it before [`prefix`](Self::prefix). The page
-    /// [docs/keys.md](https://github.com/dlock-rs/dlock/blob/main/docs/keys.md) says which spellings a
-    /// handler may take for one.
+    /// Use the type that the handler reads. Call it before [`prefix`](Self::prefix). The page
+    /// [docs/keys.md](https://github.com/dlock-rs/dlock/blob/main/docs/keys.md) lists the spellings that a handler may
+    /// treat as equal.
     ///
     /// ```
     /// use dlock_tower::key;

@@ -1,4 +1,4 @@
-//! What the ways to find a key have in common.
+//! Helpers that the key extractors share.
 
 use http::request::{Parts, Request};
 
@@ -15,7 +15,7 @@ pub(super) fn in_parts<B>(
     Ok((Request::from_parts(parts, body), found))
 }
 
-/// The URI as the client sent it: axum strips what a router is nested at.
+/// The URI as the client sent it: axum strips the prefix of a nested router.
 pub(crate) fn original_uri(parts: &Parts) -> &http::Uri {
     #[cfg(feature = "axum")]
     if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {

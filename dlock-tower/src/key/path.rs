@@ -9,16 +9,16 @@ use super::found::{ExtractKey, Found};
 use super::parts::{decoded, in_parts, original_uri};
 use crate::Rejection;
 
-/// The path of the URI, as in `/accounts/42`: one lock for whatever is done to a resource.
+/// Uses the path of the URI, as in `/accounts/42`: one lock for all operations on a resource.
 ///
-/// It is the whole path that the client sent, also inside a nested axum router (with the feature `axum`;
-/// without it, only what the router has left of it is seen, and equal sub-paths share a key). Its percent
-/// encoding is decoded, so that two spellings of a path are one key.
+/// It is the whole path that the client sent, also inside a nested axum router (with the feature `axum`; without it,
+/// only the rest of the path is seen, and equal sub-paths share a key). It is percent-decoded, so that two spellings of
+/// a path are one key.
 pub fn path() -> Key<Path> {
     Key::new(Path { method: false })
 }
 
-/// The method and the path, as in `POST /accounts/42`; see [`path`].
+/// Uses the method and the path, as in `POST /accounts/42`; see [`path`].
 pub fn method_and_path() -> Key<Path> {
     Key::new(Path { method: true })
 }

@@ -12,14 +12,14 @@ use super::found::{ExtractKey, Found};
 use super::parts::in_parts;
 use crate::Rejection;
 
-/// A parameter of the route that axum has matched, decoded: `path_param("id")` of `/accounts/{id}`.
+/// Uses a parameter of the route that axum has matched, decoded: `path_param("id")` of `/accounts/{id}`.
 ///
-/// A handler that reads it as a number or a UUID gives the key that [type](Key::parsed):
+/// If the handler reads it as a number or a UUID, give the key that [type](Key::parsed):
 /// `path_param("id").parsed::<u64>()`.
 ///
-/// It is known to layers that are put on a `Router` (`layer`, `route_layer`) or on a method router,
-/// also inside `nest`, where the outer parameters are known too. It is not known to a layer around the
-/// whole router, which runs before any route is matched.
+/// It is available to layers on a `Router` (`layer`, `route_layer`) or on a method router, also inside `nest`, where
+/// the outer parameters are available too. It is not available to a layer around the whole router, which runs before
+/// any route is matched.
 ///
 /// - No route matched (the fallback answers): the request passes.
 /// - The route has no such parameter: 500 and an error in the log, because the handler would run unlocked;
@@ -55,13 +55,13 @@ pub struct PathParam {
 impl PathParam {
     fn find(&self, parts: &mut Parts) -> Result<Found, Rejection> {
         let name = &self.name;
-        // Never waits: it only reads what the router left in the extensions.
+        // Never waits: it only reads the router's extensions.
         let params = RawPathParams::from_request_parts(parts, &()).now_or_never();
         if let Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) = &params {
             return Err(Rejection::invalid_key("a path parameter is not UTF-8"));
         }
         if let Some(Ok(params)) = &params {
-            // The innermost of several by that name.
+            // The innermost parameter of that name.
             if let Some((_, value)) = params.iter().filter(|(found, _)| found == name).last() {
                 return Ok(Found::Key(value.into()));
             }

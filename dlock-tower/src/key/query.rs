@@ -9,7 +9,7 @@ use super::found::{ExtractKey, Found};
 use super::parts::{decoded, in_parts, original_uri, twice};
 use crate::Rejection;
 
-/// The value of a query parameter, decoded as forms are. One that is missing, given twice or not UTF-8 is
+/// Uses the value of a query parameter, form-decoded. A missing one, one given twice, or one that is not UTF-8 is
 /// answered with 400.
 pub fn query(name: impl Into<String>) -> Key<Query> {
     Key::new(Query { name: name.into() })
@@ -37,7 +37,7 @@ impl Query {
         let mut found = None;
         for pair in original_uri(parts).query().unwrap_or_default().split('&') {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            // What cannot be decoded is some other parameter, and not the concern of this key.
+            // A name that cannot be decoded belongs to another parameter.
             if form(name, String::new).is_ok_and(|name| name == self.name)
                 && found.replace(form(value, what)?).is_some()
             {

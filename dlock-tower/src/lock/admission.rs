@@ -1,4 +1,4 @@
-//! What happens before the handler: the key is found, the body prepared and the lock acquired.
+//! The steps before the handler: find the key, prepare the body, acquire the lock.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::key::{ExtractKey, Found};
 /// A request that may run.
 pub(super) struct Admitted<B> {
     pub(super) request: Request<B>,
-    /// Its locks, mostly one, unless it needs none or goes without.
+    /// Its locks, usually one, unless it needs none or runs without.
     pub(super) hold: Option<Arc<Hold>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
                 hold: Some(hold),
             })
         }
-        // A client that drains or is shut down is no trouble of the store's: the service is about to end.
+        // A client that drains or is shut down is not a failure of the store: the service is about to end.
         Err(error)
             if settings.fail_open
                 && error.is_unavailable()
@@ -81,7 +81,7 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
     }
 }
 
-/// Counts a request by what became of it here.
+/// Counts a request by its outcome here.
 fn counted(outcome: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!("dlock_http_requests_total", "layer" => "lock", "outcome" => outcome).increment(1);

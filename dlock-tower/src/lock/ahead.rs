@@ -1,4 +1,4 @@
-//! What becomes of a request's body before its lock is taken.
+//! Handling of a request's body before its lock is acquired.
 
 use std::fmt;
 use std::future::{Future, ready};
@@ -11,12 +11,12 @@ use crate::Rejection;
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
 use crate::body::{BoxError, Buffered, FromBuffered};
 
-/// How many bytes of a request's body are read before its lock is taken, unless said otherwise: 2 MiB, which
-/// is as much as axum's own extractors read.
+/// How many bytes of a request's body are read before its lock is acquired by default: 2 MiB, the limit of axum's own
+/// extractors.
 pub const DEFAULT_BODY_LIMIT: usize = 2 * 1024 * 1024;
 
-/// What a [`LockLayer`](crate::LockLayer) does with the body of a request before it takes the lock:
-/// [`ReadAhead`] by default, or [`Streaming`].
+/// What a [`LockLayer`](crate::LockLayer) does with the body of a request before it acquires the lock: [`ReadAhead`] by
+/// default, or [`Streaming`].
 ///
 /// The bound of code that is generic over it:
 ///
@@ -53,7 +53,7 @@ pub trait PrepareBody<B>: fmt::Debug + Clone + Send + Sync + 'static {
     fn prepare(&self, request: Request<B>) -> impl Future<Output = Result<Request<B>, Rejection>> + Send;
 }
 
-/// Reads the body to its end first, so that no client can hold a lock by sending slowly.
+/// Reads the whole body first, so that no client can hold a lock by sending slowly.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -86,7 +86,7 @@ where
     B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     async fn prepare(&self, request: Request<B>) -> Result<Request<B>, Rejection> {
-        // What a client sends through a tunnel has no end before the handler answers.
+        // The data of a tunnel has no end before the handler answers.
         if request.body().is_end_stream() || request.method() == Method::CONNECT {
             return Ok(request);
         }

@@ -17,11 +17,11 @@ use crate::body::BoxError;
 use crate::{Rejection, grpc};
 
 pin_project! {
-    /// The body of a response behind a [`LockLayer`](crate::LockLayer): the handler's, or that of an
-    /// answer of the layer's own.
+    /// The body of a response behind a [`LockLayer`](crate::LockLayer): the handler's, or that of the layer's own
+    /// answer.
     ///
-    /// Its error is a boxed one, whatever the handler's body has, because a body that is sent under a lock
-    /// ends in [`LockLost`] when that is lost. An end without an error would pass for a complete response.
+    /// Its error is boxed, whatever error the handler's body has, because a body that is sent under a lock ends in
+    /// [`LockLost`] when the lock is lost. An end without an error would look like a complete response.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -65,7 +65,7 @@ impl<B> ResponseBody<B> {
         lost: Option<BoxFuture<'static, LockLost>>,
         grpc: bool,
     ) -> Self {
-        // The frame, to be entered at every poll of the body.
+        // The frame to enter at every poll of the body.
         let scope = hold.guard().frame();
         let held = HeldBody {
             body: Some(body),
@@ -141,7 +141,7 @@ pin_project! {
     }
 
     impl<B> PinnedDrop for HeldBody<B> {
-        // What a body does when it is dropped, it does in the frame and under the lock.
+        // The body is dropped in the frame and under the lock.
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
             drop_in(this.scope, this.body);
@@ -191,7 +191,7 @@ where
                         drop_in(this.scope, this.body);
                         *this.lock = Lock::Gone;
                         if *this.grpc {
-                            // A gRPC client learns how a call ended from nothing else.
+                            // A gRPC client learns how a call ended only from this.
                             return Poll::Ready(Some(Ok(Frame::trailers(grpc::status(&rejection)))));
                         }
                         return Poll::Ready(Some(Err(error.into())));
@@ -217,7 +217,7 @@ where
                     *this.lock = Lock::Gone;
                     return Poll::Ready(Some(Err(error.into())));
                 }
-                // The lock is back before the end is told.
+                // The lock is released before the end is reported.
                 None => {
                     drop_in(this.scope, this.body.as_mut());
                     if let Lock::Held { hold, .. } = std::mem::replace(this.lock, Lock::Gone) {

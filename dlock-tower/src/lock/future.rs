@@ -26,10 +26,10 @@ type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Rejection>>;
 pin_project! {
     /// The course of one request: acquire the lock, run the handler inside, release the lock.
     ///
-    /// Dropped at any point, as when the client goes away, it leaves nothing behind: no waiter, and no lock
-    /// but for work that [keeps](super::RequestLocks) it.
+    /// Dropped at any point, as when the client goes away, it leaves nothing behind: no waiter, and no lock except for
+    /// work that [keeps](super::RequestLocks) it.
     ///
-    /// A service around it names it, and needs no boxed future:
+    /// A service around it can name it, and needs no boxed future:
     ///
     /// ```
     /// use bytes::Bytes;
@@ -89,8 +89,7 @@ pin_project! {
             #[pin]
             call: Oneshot<S, Request<B>>,
         },
-        /// The handler runs in the lock's frame. It comes first: what it does when it is dropped, it does
-        /// under the lock.
+        /// The handler runs in the lock's frame. It comes first: its destructors run under the lock.
         Locked {
             #[pin]
             call: InScope<Oneshot<S, Request<B>>>,
@@ -98,7 +97,7 @@ pin_project! {
             hold: Option<Arc<Hold>>,
             answers: Answers,
         },
-        /// The handler has answered, the lock is on its way back.
+        /// The handler has answered, the lock is being released.
         Releasing {
             release: BoxFuture<'static, ()>,
             outcome: Option<Result<S::Response, S::Error>>,
@@ -107,7 +106,7 @@ pin_project! {
     }
 }
 
-/// How to answer in the handler's stead.
+/// How to answer without the handler.
 struct Answers {
     settings: Arc<Settings>,
     asker: Asker,
@@ -206,7 +205,7 @@ where
                     {
                         let hold = hold.take();
                         let response = answers.respond(Rejection::lost(&key, loss));
-                        // First the handler goes, then the lock.
+                        // First the handler is dropped, then the lock.
                         state.set(State::Done);
                         drop(hold);
                         return Poll::Ready(Ok(response));
@@ -247,7 +246,7 @@ where
     }
 }
 
-/// Lets the handler in, with its lock if it has one.
+/// Runs the handler, with its lock if it has one.
 fn enter<S, B>(call: Oneshot<S, Request<B>>, hold: Option<Arc<Hold>>, answers: Answers) -> State<S, B>
 where
     S: Service<Request<B>>,

@@ -12,7 +12,7 @@ use futures_util::future::select_all;
 
 use super::lost::{LockLost, OnLost};
 
-/// The locks that one layer took for one request. The layer owns them together with all [`KeptLocks`].
+/// The locks of one layer for one request. The layer owns them together with all [`KeptLocks`].
 pub(super) struct Hold {
     guard: MultiGuard,
     on_lost: OnLost,
@@ -32,8 +32,8 @@ impl Hold {
     }
 }
 
-/// Releases the lock and waits for that, so that the client with the answer finds the lock free. The answer stands,
-/// whatever becomes of the release. Work that keeps the lock releases it later.
+/// Releases the lock and waits for that, so that the client with the answer finds the lock available. The answer is
+/// sent, whether or not the release succeeds. Work that keeps the lock releases it later.
 pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
     let Some(hold) = hold.and_then(Arc::into_inner) else {
         return;
@@ -43,7 +43,7 @@ pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
     note_release(&key, guard.release().await);
 }
 
-/// Logs a release that failed: the answer of the work stands all the same.
+/// Logs a failed release: the answer of the work is sent all the same.
 pub(crate) fn note_release(key: &LockKey, released: Result<(), Error>) {
     match released {
         Ok(()) => {}
@@ -51,20 +51,20 @@ pub(crate) fn note_release(key: &LockKey, released: Result<(), Error>) {
             tracing::debug!(%key, %error, "the lock of a request was lost before its release");
         }
         Err(error) => {
-            tracing::warn!(%key, %error, "the lock of a request was not released, its lease ends it")
+            tracing::warn!(%key, %error, "the lock of a request was not released; it ends with its lease")
         }
     }
 }
 
-/// The locks that a request runs under, for work that outlives the request. A [`LockLayer`](crate::LockLayer)
-/// puts it into the request's extensions, next to [`Held`].
+/// The locks of a request, for work that outlives the request. A [`LockLayer`](crate::LockLayer) puts it into the
+/// request's extensions, next to [`Held`].
 ///
 /// The layer releases its lock when the handler has answered, and when the client goes away. A handler or an inner
 /// layer that spawns work has to [keep](Self::keep) the lock for it. The [`IdempotencyLayer`](crate::IdempotencyLayer)
 /// does so for a handler that runs on without its client.
 ///
-/// This handle itself keeps nothing: a copy that is forgotten in some extensions prolongs no lock. Behind
-/// several lock layers it stands for the locks of all of them.
+/// This handle itself keeps nothing: a copy that is left in some extensions does not prolong a lock. Behind several
+/// lock layers it stands for the locks of all of them.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -88,13 +88,13 @@ pub struct RequestLocks {
 }
 
 impl RequestLocks {
-    /// These locks and one more inside them.
+    /// Adds one more lock inside these.
     pub(super) fn with(mut self, hold: &Arc<Hold>) -> RequestLocks {
         self.holds.push(Arc::downgrade(hold));
         self
     }
 
-    /// Keeps the locks until the returned value is dropped; `None` when a layer has given one back already.
+    /// Keeps the locks until the returned value is dropped; `None` when a layer has already released one.
     #[must_use]
     pub fn keep(&self) -> Option<KeptLocks> {
         let holds: Option<Vec<_>> = self.holds.iter().map(Weak::upgrade).collect();
@@ -115,11 +115,11 @@ impl fmt::Debug for RequestLocks {
     }
 }
 
-/// Locks of a request that stay held until this is dropped; made by [`RequestLocks::keep`].
+/// Locks of a request that stay held until this is dropped; created by [`RequestLocks::keep`].
 ///
-/// The layer's answer does not wait for it: the lock passes on when the answer has gone out *and* this is
-/// gone. `max_hold` and a fixed lease count on. [`LockClient::shutdown`](dlock::LockClient::shutdown) counts
-/// the locks as held.
+/// The layer's answer does not wait for it: the lock passes on when the answer has been sent *and* this is dropped.
+/// `max_hold` and a fixed lease continue to count. [`LockClient::shutdown`](dlock::LockClient::shutdown) counts the
+/// locks as held.
 ///
 /// ```
 /// use axum::Extension;
@@ -142,19 +142,19 @@ pub struct KeptLocks {
 }
 
 impl KeptLocks {
-    /// Views of the locks, those of the outermost layer first.
+    /// Returns views of the locks, those of the outermost layer first.
     pub fn held(&self) -> impl Iterator<Item = Held> {
         self.holds.iter().map(|hold| hold.guard.held())
     }
 
-    /// Whether one is lost whose layer stops its handler then.
+    /// Whether a lock is lost whose layer stops its handler then.
     pub(crate) fn is_lost(&self) -> bool {
         let mut stopping = self.holds.iter().filter(|hold| hold.stops_at_loss());
         stopping.any(|hold| !hold.guard.is_held())
     }
 
-    /// Waits until a lock is lost whose layer has [`OnLost::Stop`]; for ever if none has. The future keeps
-    /// nothing alive.
+    /// Waits until a lock is lost whose layer has [`OnLost::Stop`]; for ever if there is none. The future keeps nothing
+    /// alive.
     ///
     /// # Cancel safety
     ///
@@ -176,7 +176,7 @@ impl KeptLocks {
     /// Runs a future in the frames of the locks, so that an acquire of one of them inside re-enters, and releases the
     /// locks at its end. A future whose lock is lost is dropped, unless the lock's layer has [`OnLost::RunOn`].
     ///
-    /// Made to be spawned. The future is boxed.
+    /// Meant to be spawned. The future is boxed.
     ///
     /// # Errors
     ///
@@ -211,10 +211,10 @@ impl KeptLocks {
         }
     }
 
-    /// Releases the locks and waits until the store knows, unless others keep them too. A failure is logged; the lease
-    /// is the last resort.
+    /// Releases the locks and waits until the store has confirmed it, unless other work keeps them too. A failure is
+    /// logged; then the lock ends with its lease.
     ///
-    /// # Cancel safety
+    /// When it is dropped, the release continues in the background.
     ///
     /// When it is dropped, the release goes on in the background.
     pub async fn release(mut self) {
@@ -223,7 +223,7 @@ impl KeptLocks {
         }
     }
 
-    /// The frames of the locks, and of nothing else.
+    /// Returns the frames of the locks only.
     fn frames(&self) -> Scope {
         self.holds.iter().fold(Scope::default(), |outer, hold| {
             let inside = async { hold.guard.scope(async { scope::current() }).await };
@@ -253,7 +253,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// The work comes first: what it does when it is dropped, it does under the locks.
+/// The work comes first: its destructors run under the locks.
 struct Running<F> {
     work: Pin<Box<InScope<F>>>,
     kept: KeptLocks,

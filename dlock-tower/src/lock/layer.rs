@@ -16,9 +16,9 @@ use super::settings::{DEFAULT_WAIT, InvalidOptions, Kinds, Settings};
 use crate::Rejection;
 use crate::body::BoxError;
 
-/// Runs each request while it holds a lock, whose key is taken from the request.
+/// Runs each request while it holds a lock, whose key comes from the request.
 ///
-/// The request's body is read before the lock is taken ([`body_limit`](Self::body_limit),
+/// The request's body is read before the lock is acquired ([`body_limit`](Self::body_limit),
 /// [`body_timeout`](Self::body_timeout)), or left to the handler ([`streaming`](Self::streaming)).
 ///
 /// See the [crate's documentation](crate) for what happens when, and [`key`](crate::key) for keys. The
@@ -46,8 +46,8 @@ pub struct LockLayer<K, P = ReadAhead> {
 }
 
 impl<K> LockLayer<K> {
-    /// A layer that takes the keys of its requests by `key`: one of the functions of
-    /// [`key`](crate::key), or a closure over `&http::request::Parts`.
+    /// Creates a layer that takes the keys of its requests from `key`: one of the functions of [`key`](crate::key), or
+    /// a closure over `&http::request::Parts`.
     pub fn new(client: LockClient, key: K) -> LockLayer<K> {
         LockLayer {
             client,
@@ -57,18 +57,18 @@ impl<K> LockLayer<K> {
         }
     }
 
-    /// How many bytes a request's body may have; [`DEFAULT_BODY_LIMIT`](super::DEFAULT_BODY_LIMIT) by default.
-    /// More is answered with 413, before anything is locked.
+    /// Limits the bytes of a request's body; [`DEFAULT_BODY_LIMIT`](super::DEFAULT_BODY_LIMIT) by default. A longer one
+    /// is answered with 413, before anything is locked.
     ///
-    /// A body stays in memory while its request waits for the lock. What all of them may take is this times
-    /// the number of requests that wait, which [`max_waiters`](Self::max_waiters) bounds for each key.
+    /// A body stays in memory while its request waits for the lock. The total is this limit times the number of waiting
+    /// requests, which [`max_waiters`](Self::max_waiters) limits for each key.
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body.limit = bytes;
         self
     }
 
-    /// How long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](super::DEFAULT_BODY_TIMEOUT) by
-    /// default. One that takes longer is answered with 408, before anything is locked.
+    /// Limits how long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](super::DEFAULT_BODY_TIMEOUT) by
+    /// default. A slower one is answered with 408, before anything is locked.
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         self.body.timeout = timeout;
         self
@@ -78,9 +78,9 @@ impl<K> LockLayer<K> {
     /// than memory, for gRPC methods whose client streams, and for bodies that are not
     /// [`FromBuffered`](crate::body::FromBuffered).
     ///
-    /// By default the body is read before the lock is taken, because a client that sends slowly, or not at
-    /// all, would hold the lock for as long as it likes. Bound that otherwise, by [`max_hold`](Self::max_hold)
-    /// or a timeout inside of this layer.
+    /// By default the body is read before the lock is acquired, because a client that sends slowly, or not at all,
+    /// would hold the lock for as long as it likes. Limit that in another way, with [`max_hold`](Self::max_hold) or a
+    /// timeout inside this layer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -104,20 +104,20 @@ impl<K> LockLayer<K> {
 }
 
 impl<K, P> LockLayer<K, P> {
-    /// The kind of lock that requests take, [`LockKind::Mutex`] by default. Keys that are taken
-    /// [together](crate::key::each_of) cannot be fair locks: such a request is answered with 500.
+    /// Sets the kind of lock, [`LockKind::Mutex`] by default. Keys that are locked [together](crate::key::each_of)
+    /// cannot be fair locks: such a request is answered with 500.
     pub fn kind(mut self, kind: LockKind) -> Self {
         self.settings.kinds = Kinds::All(kind);
         self
     }
 
-    /// Lets reads share a key: requests with a safe method (`GET`, `HEAD`) take the key's read lock, which they share,
-    /// and all others its write lock, which keeps all other requests out. By default requests of a key run one at a
-    /// time, whatever they do.
+    /// Lets reads share a key: requests with a safe method (`GET`, `HEAD`) acquire the key's read lock, which they
+    /// share, and all others its write lock, which excludes all other requests. By default requests of a key run one at
+    /// a time, whatever their method.
     ///
-    /// `HEAD` is no longer [skipped](Self::skip_methods) then, unless said so. Reading and writing requests of
-    /// a key have to go through layers with this option, in every service: a read-write lock is none that a
-    /// plain [`LockKind::Mutex`] of the same name could take.
+    /// `HEAD` is then no longer [skipped](Self::skip_methods) by default. Reading and writing requests of a key must go
+    /// through layers with this option, in every service: a read-write lock does not exclude a plain
+    /// [`LockKind::Mutex`] of the same name.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -132,62 +132,59 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Has reads stand back while a write waits for the key, with [`read_write`](Self::read_write) or a
+    /// Makes reads yield while a write waits for the key, with [`read_write`](Self::read_write) or a
     /// [`kind`](Self::kind) of `Write`: so that writes are served where reads overlap without end.
-    /// [`RwLock::prefer_writers`](dlock::RwLock::prefer_writers) says for which holders they still wait. By default
-    /// reads are admitted as long as others read.
+    /// [`RwLock::prefer_writers`](dlock::RwLock::prefer_writers) describes which holders they still wait for. By
+    /// default reads are admitted as long as others read.
     pub fn prefer_writers(mut self) -> Self {
         self.settings.prefer_writers = true;
         self
     }
 
-    /// Takes all options of the lock from these, instead of those that were set before. Without a
-    /// [`wait`](LockOptions::wait) among them a request waits for [`DEFAULT_WAIT`](super::DEFAULT_WAIT).
+    /// Replaces all options of the lock. Without a [`wait`](LockOptions::wait) among them a request waits for
+    /// [`DEFAULT_WAIT`](super::DEFAULT_WAIT).
     pub fn options(self, options: LockOptions) -> Self {
         let wait = options.wait.unwrap_or(DEFAULT_WAIT);
         self.set(|_| options.wait(wait))
     }
 
-    /// The lease that is kept up by renewal; the client's by default (30 s). After a crash of this process the lock
-    /// becomes available when the lease expires.
+    /// Sets the lease, which is renewed; the client's by default (30 s). After a crash of this process the lock becomes
+    /// available when the lease expires.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|options| options.lease(lease))
     }
 
-    /// A lease that is not renewed: the lock ends by itself after this long. By default it is renewed for as long as
-    /// the request takes.
+    /// Sets a lease that is not renewed: the lock ends after this time. By default it is renewed for as long as the
+    /// request takes.
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.set(|options| options.fixed_lease(lease))
     }
 
-    /// How long a request waits for its lock before it is answered as busy; [`DEFAULT_WAIT`](super::DEFAULT_WAIT) by default.
-    /// The wait also ends when the client goes away. There is no wait without bound: it takes a service
-    /// down.
+    /// Sets how long a request waits for its lock before it is answered as busy; [`DEFAULT_WAIT`](super::DEFAULT_WAIT)
+    /// by default. The wait also ends when the client goes away. There is no unlimited wait: it takes a service down.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.settings.once = false;
         self.set(|options| options.wait(wait))
     }
 
-    /// Does not wait: a request whose lock is held by another client is answered as busy at once.
+    /// Disables waiting: a request whose lock is held by another client is answered as busy at once.
     pub fn try_once(mut self) -> Self {
         self.settings.once = true;
         self
     }
 
-    /// How many requests may wait for one key in this process; one more is answered with 503 at once. No
-    /// limit by default, so set one where a single key may be asked for by many.
+    /// Limits how many requests may wait for one key in this process; one more is answered with 503 at once. No limit
+    /// by default, so set one if many requests may ask for a single key.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         self.set(|options| options.max_waiters(max_waiters))
     }
 
-    /// The longest time that the lock is held; then it is lost, however alive the handler looks. No limit
-    /// by default.
+    /// Limits how long the lock is held; then it is lost, even if the handler is alive. No limit by default.
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.set(|options| options.max_hold(max_hold))
     }
 
-    /// Keeps the lock taken for at least this long, also when the handler answers sooner. No minimum by
-    /// default.
+    /// Keeps the lock held for at least this long, even if the handler answers sooner. No minimum by default.
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.set(|options| options.min_hold(min_hold))
     }
@@ -197,31 +194,31 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Holds the lock until the response's body has been sent, ended in an error, or been dropped; by
-    /// default until the handler has answered. The body, too, runs in the frame of the lock.
+    /// Holds the lock until the response's body has been sent, ended in an error, or been dropped; by default until the
+    /// handler has answered. The body also runs in the frame of the lock.
     ///
-    /// A client that reads slowly, or not at all, makes the lock last, therefore `max_hold` must be given.
-    /// When the lock is lost (by that, too) the body is cut short with the error [`LockLost`](super::LockLost), which the
-    /// server shows to the client as a broken response; with [`OnLost::RunOn`] it is sent to its end.
+    /// A client that reads slowly, or not at all, prolongs the lock, therefore `max_hold` is required. When the lock is
+    /// lost (also by `max_hold`) the body ends early with the error [`LockLost`](super::LockLost), which the server
+    /// shows to the client as a broken response; with [`OnLost::RunOn`] it is sent to its end.
     pub fn until_body(mut self, max_hold: Duration) -> Self {
         self.settings.until_body = true;
         self.max_hold(max_hold)
     }
 
-    /// What becomes of a handler whose lock is lost; [`OnLost::Stop`] by default.
+    /// Sets what happens to a handler whose lock is lost; [`OnLost::Stop`] by default.
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.settings.on_lost = on_lost;
         self
     }
 
-    /// The methods whose requests pass without a lock; `OPTIONS` and `HEAD` by default, and only `OPTIONS` with
-    /// [`read_write`](Self::read_write). These replace them.
+    /// Sets the methods whose requests pass without a lock, instead of the default: `OPTIONS` and `HEAD`, and only
+    /// `OPTIONS` with [`read_write`](Self::read_write).
     pub fn skip_methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.settings.skipped = Some(methods.into_iter().collect());
         self
     }
 
-    /// The status of the answer when another client holds the lock; 423 Locked by default.
+    /// Sets the status of the answer when another client holds the lock; 423 Locked by default.
     pub fn busy_status(mut self, status: StatusCode) -> Self {
         self.settings.busy = status;
         self
@@ -242,8 +239,8 @@ impl<K, P> LockLayer<K, P> {
         self.busy_status(StatusCode::SERVICE_UNAVAILABLE)
     }
 
-    /// Runs requests **without a lock** when the store cannot be asked, with a warning in the log each
-    /// time; by default they are answered with 503. Only where running twice at once does little harm.
+    /// Runs requests **without a lock** when the store cannot be reached, with a warning in the log each time; by
+    /// default they are answered with 503. Only if running twice at once does little harm.
     ///
     /// Such a request has no [`Held`](dlock::Held) in its extensions.
     pub fn fail_open(mut self) -> Self {
@@ -251,9 +248,9 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Renders the layer's own answers, instead of [`Rejection::response`]. The layer still marks them
-    /// with [`NotStarted`](crate::NotStarted) where that is so; everything else is up to the closure, `Retry-After` and gRPC
-    /// included.
+    /// Renders the layer's own answers, instead of [`Rejection::response`]. The layer still marks them with
+    /// [`NotStarted`](crate::NotStarted) if the work was not started; everything else is up to the closure, including
+    /// `Retry-After` and gRPC.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -280,12 +277,12 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Whether the options make sense. Call it when the service starts: otherwise a mistake is told to the
-    /// log when the layer is put around a service, and every request is answered with 500.
+    /// Checks the options. Call it when the service starts: otherwise a mistake is logged when the layer is put around
+    /// a service, and every request is answered with 500.
     ///
     /// # Errors
     ///
-    /// The first option that does not.
+    /// The first invalid option.
     pub fn check(&self) -> Result<(), InvalidOptions> {
         self.settings.check(&self.client)
     }

@@ -1,10 +1,10 @@
-//! The loss of a lock: what it stops, and how it is told.
+//! The loss of a lock: what it stops, and how it is reported.
 
 use std::fmt;
 
 use dlock::{Error, Held, LockKey, Loss};
 
-/// What becomes of a handler whose lock is lost while it runs.
+/// What happens to a handler whose lock is lost while it runs.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,8 +24,8 @@ pub enum OnLost {
     /// [`NotStarted`](crate::NotStarted). The default.
     #[default]
     Stop,
-    /// It runs on, and its answer goes out. It sees the loss by the [`Held`](dlock::Held) in the request's
-    /// extensions, and the resource it writes to sees it by the fencing token.
+    /// It continues, and its answer is sent. It can detect the loss by the [`Held`](dlock::Held) in the request's
+    /// extensions, and the resource that it writes to by the fencing token.
     RunOn,
 }
 
@@ -49,12 +49,12 @@ pub enum OnLost {
 pub struct LockLost {
     /// The lock.
     pub key: LockKey,
-    /// What ended it.
+    /// Why it was lost.
     pub loss: Loss,
 }
 
 impl LockLost {
-    /// Waits until one of these is lost: which, and why.
+    /// Waits until one of these is lost; returns which, and why.
     pub(crate) async fn of(held: Held) -> LockLost {
         let loss = held.lost().await;
         match held.check() {

@@ -1,9 +1,9 @@
 //! A lock per request: the handler runs while the request's lock is held.
 //!
-//! [`LockLayer`] holds the options, [`LockService`] is what it makes of a service, [`ResponseFuture`] is
-//! the course of one request, and [`ResponseBody`] what goes out: the handler's body (with the lock inside,
-//! if that is held until the body's end), or an answer of the layer's own. [`RequestLocks`] lets work that
-//! outlives the request keep its locks. The guide is in the [crate's documentation](crate).
+//! [`LockLayer`] holds the options, [`LockService`] wraps a service, [`ResponseFuture`] is the course of one request,
+//! and [`ResponseBody`] is sent: the handler's body (with the lock inside, if that is held until the body's end), or
+//! the layer's own answer. [`RequestLocks`] lets work that outlives the request keep its locks. The guide is in the
+//! [crate's documentation](crate).
 
 mod admission;
 mod ahead;

@@ -18,11 +18,11 @@ use crate::body::BoxError;
 use crate::key::ExtractKey;
 use crate::not_started::Entry;
 
-/// A service that runs each request while it holds a lock; made by [`LockLayer`](super::LockLayer).
+/// A service that runs each request while it holds a lock; created by [`LockLayer`](super::LockLayer).
 ///
-/// It is always ready, whatever the inner service is: a request that waits for its lock must not keep a
-/// place in the inner service's buffer or concurrency limit. Once it has the lock, a clone of the inner
-/// service is driven ready and called.
+/// It is always ready, whatever the inner service is: a request that waits for its lock must not occupy the inner
+/// service's buffer or concurrency limit. Once it has the lock, a clone of the inner service is driven to readiness and
+/// called.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -96,7 +96,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // Never driven ready here, so the clone has no reservation to use up.
+        // Never driven to readiness here, so the clone has no reservation to use up.
         let inner = self.inner.clone();
         let settings = self.settings.clone();
         if settings.skips(request.method()) {

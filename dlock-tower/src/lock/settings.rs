@@ -11,10 +11,10 @@ use super::lost::OnLost;
 use crate::asker::{AnswerBody, Asker, Render};
 use crate::{Reason, Rejection};
 
-/// How long a request waits for its lock, unless said otherwise: 5 s.
+/// How long a request waits for its lock by default: 5 s.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(5);
 
-/// An option that makes no sense; see [`LockLayer::check`](crate::LockLayer::check).
+/// An invalid option; see [`LockLayer::check`](crate::LockLayer::check).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,11 +44,11 @@ impl fmt::Display for InvalidOptions {
 
 impl std::error::Error for InvalidOptions {}
 
-/// What requests lock their keys as.
+/// The kinds of lock that requests acquire.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kinds {
     All(LockKind),
-    /// By their methods: those that only read share.
+    /// By method: requests that only read share the lock.
     ReadWrite,
 }
 
@@ -57,9 +57,9 @@ pub(super) struct Settings {
     pub(super) kinds: Kinds,
     pub(super) prefer_writers: bool,
     pub(super) options: LockOptions,
-    /// Asks once, without waiting.
+    /// Whether to ask once, without waiting.
     pub(super) once: bool,
-    /// As the kind has it, unless said otherwise.
+    /// `None`: the default of the kind.
     pub(super) skipped: Option<Arc<[Method]>>,
     pub(super) busy: StatusCode,
     pub(super) render: Option<Arc<Render>>,
@@ -135,8 +135,8 @@ impl Settings {
         };
         let rejection = Rejection::from(error);
         match remaining {
-            // A renewed lock may become available at any time, a fixed one (and the holder's is like ours) only
-            // expires.
+            // A renewed lock may become available at any time; a fixed one (assuming the holder uses these options)
+            // only expires.
             Some(left) if matches!(self.options.lease, Some(Lease::Fixed(_))) => {
                 rejection.with_retry_after(left)
             }
@@ -155,7 +155,7 @@ impl Settings {
     }
 }
 
-/// The options with the matched path as the group, as far as there is one.
+/// The options with the matched path as the group, if there is one.
 fn grouped(options: LockOptions, extensions: &Extensions) -> LockOptions {
     #[cfg(feature = "axum")]
     if let Some(path) = extensions.get::<axum::extract::MatchedPath>() {

@@ -8,8 +8,8 @@ use crate::body::BoxError;
 
 /// A request that got no response.
 ///
-/// It is unknown whether the server carried it out. [`key`](Self::key) is the key under which it was sent, also when
-/// the layer drew it: a caller that sends the same request later, under the same key, does not repeat the work.
+/// It is unknown whether the server carried it out. [`key`](Self::key) is the key under which it was sent, even if the
+/// layer generated it: a caller that sends the same request later, under the same key, does not repeat the work.
 ///
 /// ```
 /// use dlock_tower::retry::SendError;
@@ -34,7 +34,7 @@ impl SendError {
         }
     }
 
-    /// The value of the key's header, or `None` where the request was not sent or the layer does not apply to its
+    /// Returns the value of the key's header, or `None` if the request was not sent or the layer does not apply to its
     /// method.
     #[must_use]
     pub fn key(&self) -> Option<&HeaderValue> {
@@ -47,7 +47,7 @@ impl SendError {
         self.sent.as_ref()
     }
 
-    /// The last error of the client, whose type is known.
+    /// Returns the last error of the client, with its type.
     #[must_use]
     pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
         self.source.downcast_ref()

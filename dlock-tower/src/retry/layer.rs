@@ -34,7 +34,7 @@ impl Default for RetryLayer {
 }
 
 impl RetryLayer {
-    /// A layer with the default options.
+    /// Creates a layer with the default options.
     pub fn new() -> RetryLayer {
         RetryLayer {
             settings: Arc::default(),
@@ -49,41 +49,40 @@ impl<E> RetryLayer<E> {
         self
     }
 
-    /// How many attempts a request has, the first one included; 5 by default. Answers that an equal request is in
-    /// progress are not counted: [`total_time`](Self::total_time) bounds them.
+    /// Limits the attempts of a request, including the first one; 5 by default. Answers that an equal request is in
+    /// progress are not counted: [`total_time`](Self::total_time) limits them.
     pub fn attempts(self, attempts: u32) -> Self {
         self.set(|settings| settings.attempts = attempts)
     }
 
-    /// No try begins later than this after the first one; 30 s by default.
+    /// Limits when the last attempt may begin, counted from the first one; 30 s by default.
     pub fn total_time(self, total_time: Duration) -> Self {
         self.set(|settings| settings.total_time = total_time)
     }
 
-    /// The pause before the second try where the server says nothing, and the longest one, between which it
-    /// doubles from try to try; 100 ms and 5 s by default. Each is drawn at random between half of that and
-    /// the whole.
+    /// Sets the pause before the second attempt if the server suggests none, and the longest pause, between which it
+    /// doubles from attempt to attempt; 100 ms and 5 s by default. Each is random between half of that and the whole.
     pub fn pauses(self, first: Duration, longest: Duration) -> Self {
         self.set(|settings| (settings.pause, settings.longest_pause) = (first, longest))
     }
 
-    /// The statuses that are worth another try; 429, 502, 503 and 504 by default, which these replace.
+    /// Sets the statuses that are retried, instead of the default 429, 502, 503 and 504.
     pub fn retry_statuses(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         self.set(|settings| settings.statuses = statuses.into_iter().collect())
     }
 
-    /// The methods that the layer applies to; `POST` and `PATCH` by default, which these replace. All
-    /// others pass untouched.
+    /// Sets the methods to which the layer applies, instead of the default `POST` and `PATCH`. All others pass
+    /// unchanged.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.set(|settings| settings.methods = methods.into_iter().collect())
     }
 
-    /// The header for the key; `Idempotency-Key` by default.
+    /// Sets the header for the key; `Idempotency-Key` by default.
     pub fn header(self, name: HeaderName) -> Self {
         self.set(|settings| settings.header = name)
     }
 
-    /// Which failures of the client are worth another try; all by default.
+    /// Sets which failures of the client are retried; all by default.
     pub fn retry_error<T, F>(self, is_worth_it: F) -> RetryLayer<SomeErrors<T, F>>
     where
         F: Fn(&T) -> bool + Clone + Send + Sync + 'static,

@@ -341,7 +341,7 @@ impl Event<'_> {
                 error,
             } => {
                 meter.release_failed();
-                tracing::warn!(%key, %grant, %error, "a lock could not be released, its lease ends it");
+                tracing::warn!(%key, %grant, %error, "a lock could not be released; it ends with its lease");
             }
             Event::NotReleasedAfterWork { key, error } => {
                 tracing::warn!(%key, %error, "the release of a lock failed; it ends with its lease");
