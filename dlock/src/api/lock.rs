@@ -138,7 +138,9 @@ impl Lock {
 
     /// Acquires the lock, waiting as long as [`wait`](Self::wait) allows.
     ///
-    /// Inside a frame that holds the same lock it re-enters, without waiting and without a request to the store.
+    /// Inside a frame that holds the same lock it re-enters, without waiting and without a request to the store. A guard
+    /// alone is no frame: beside a guard of the same lock this waits for that guard. [`LockGuard::reenter`] gives a second
+    /// guard, and [`LockGuard::scope`] makes a frame.
     ///
     /// # Errors
     ///
