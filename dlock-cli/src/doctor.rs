@@ -10,25 +10,25 @@ use serde_json::json;
 
 use crate::{output, stores};
 
-/// Exit code where something is to be done.
+/// Exit code if something needs action.
 const ILL: u8 = 1;
 
-/// Examine the store: what endangers locks there, what it costs, and what to do.
+/// Examine the store: what endangers locks there, what that costs, and what to do about it.
 ///
-/// It tries what locks rely on with scratch keys, for some seconds, at most a hundred steps a second on each server; it
-/// changes nothing else, and leaves no key behind. The lease is that of the URL (?lease=10s). Exit status 0: nothing is
-/// bad; 1: something is; 2: the store could not be examined.
+/// Tests what locks rely on with scratch keys, for some seconds, with at most a hundred operations a second on each
+/// server; changes nothing else, and leaves no key behind. The lease is that of the URL (?lease=10s). Exit status 0:
+/// nothing is bad; 1: something is; 2: the store could not be examined.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// How long callers of the service wait before they give up, as in 15s
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     callers_wait: Option<Duration>,
 
-    /// Only read: try nothing on scratch keys
+    /// Only read: no tests on scratch keys
     #[arg(long)]
     read_only: bool,
 
-    /// What cannot be seen counts as bad for the exit status
+    /// Count what cannot be seen as bad for the exit status
     #[arg(long)]
     strict: bool,
 

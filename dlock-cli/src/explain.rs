@@ -1,8 +1,8 @@
-//! `dlock explain`: what causes an error, and what helps.
+//! `dlock explain`: the cause and the remedy of an error.
 
 use std::process::ExitCode;
 
-/// An error of the library: code, what it says, cause, remedy.
+/// An error of the library: code, meaning, cause, remedy.
 type Explained = (&'static str, &'static str, &'static str, &'static str);
 
 const ERRORS: [Explained; 22] = [
@@ -10,14 +10,14 @@ const ERRORS: [Explained; 22] = [
         "E0001",
         "The lock is held by another client, or not enough permits are free (NotAcquired).",
         "It did not become available within the wait time. A live holder renews its lease, so the remaining lease is no promise.",
-        "`dlock show KEY` says who holds it and whether it is alive, `dlock why KEY` what that one waits for. Wait longer, \
+        "`dlock show KEY` shows the holder and whether it is alive, `dlock why KEY` what the holder waits for. Wait longer, \
          or try again later.",
     ),
     (
         "E0002",
         "A lock that was held is lost (Lost).",
         "Its lease could not be renewed in time (server unreachable, process stopped, runtime blocked), the store lost its \
-         data, or an operator broke it: the audit log (XRANGE dlock:audit - +) has who and why.",
+         data, or an operator broke it: the audit log (XRANGE dlock:audit - +) names the operator and the reason.",
         "Stop the work. Have what it writes check the fencing token. Keep the runtime free of blocking calls, and the \
          lease longer than a fail-over.",
     ),
@@ -50,7 +50,7 @@ const ERRORS: [Explained; 22] = [
         "E0007",
         "The store refused the request (Refused).",
         "A wrong password, a missing permission, a read-only replica, or memory that is used up.",
-        "docs/permissions.md has the lines for each feature. For \"OOM\" see the server's maxmemory.",
+        "docs/permissions.md lists the permissions for each feature. For \"OOM\" see the server's maxmemory.",
     ),
     (
         "E0008",
@@ -144,7 +144,7 @@ const ERRORS: [Explained; 22] = [
     ),
 ];
 
-/// Prints what there is to say of a code, or all codes without one.
+/// Prints the explanation of a code, or all codes without one.
 pub(crate) fn explain(code: Option<&str>, json: bool) -> Result<ExitCode, String> {
     let found: Vec<_> = match code {
         None => ERRORS.iter().collect(),

@@ -1,5 +1,4 @@
-//! The `dlock` command: runs a command under a lock, and looks at the locks of a store and measures what it gives, for
-//! people.
+//! The `dlock` command: runs a command under a lock, inspects the locks of a store, and measures the store.
 
 #[macro_use]
 mod output;
@@ -17,13 +16,13 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Run a command under a lock; look at the locks of a store, and measure what it gives.
+/// Run a command under a lock; inspect the locks of a store, and measure the store.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about = None)]
 struct Args {
     /// The store, as in redis://localhost:6379.
     ///
-    /// A password belongs into the variable, where the list of processes does not show it.
+    /// Put a password into the variable, where the list of processes does not show it.
     #[arg(
         long,
         env = "DLOCK_URL",
@@ -51,16 +50,16 @@ enum Command {
     #[command(flatten)]
     Look(look::Look),
     Doctor(doctor::DoctorArgs),
-    /// Measure how many locks a second the store gives from here, and how soon.
+    /// Measure how many locks per second the store grants from here, and how fast.
     Bench(Box<bench::BenchArgs>),
     /// One of the processes of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchWorker,
-    /// Explain an error by its code, as in E0007; all errors without one. Exit status: 0, or 2 for a code that is none.
+    /// Explain an error by its code, as in E0007; all errors without one. Exit status: 0, or 2 for an unknown code.
     Explain {
         /// The code at the end of an error.
         code: Option<String>,
-        /// One JSON object for each error, a line each.
+        /// One JSON object per error, one per line.
         #[arg(long)]
         json: bool,
     },

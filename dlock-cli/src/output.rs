@@ -1,4 +1,4 @@
-//! What commands print, for readers that may have enough before its end, as `head` has.
+//! Printing, for readers that may close early, such as `head`.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -6,15 +6,15 @@ use std::io::{ErrorKind, Write};
 /// Exit code of a command that failed.
 pub(crate) const FAILED: u8 = 2;
 
-/// As a command that the signal `SIGPIPE` ends, which Rust's programs ignore.
+/// The status of a command that `SIGPIPE` ends, which Rust programs ignore.
 const NOBODY_READS: i32 = 128 + 13;
 
-/// As `println!`.
+/// Like `println!`.
 macro_rules! say {
     ($($text:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($text)*))) };
 }
 
-/// Prints to standard output. Where that cannot be, the command ends.
+/// Prints to standard output. If that fails, the command ends.
 pub(crate) fn print(text: impl Display) {
     let mut output = std::io::stdout().lock();
     let Err(error) = write!(output, "{text}").and_then(|()| output.flush()) else {

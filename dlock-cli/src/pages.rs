@@ -1,4 +1,4 @@
-//! `dlock completions` and `dlock man`: made from what the command knows of itself.
+//! `dlock completions` and `dlock man`: generated from the definition of the command line.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::output;
 
-/// For this shell.
+/// Prints the completions for this shell.
 pub(crate) fn completions(mut all: Command, shell: Shell) -> Result<ExitCode, String> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut all, "dlock", &mut script);
@@ -15,7 +15,7 @@ pub(crate) fn completions(mut all: Command, shell: Shell) -> Result<ExitCode, St
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of the whole, or of one of its commands.
+/// Prints the manual page of the whole command, or of a subcommand.
 pub(crate) fn man(mut all: Command, command: Option<&str>) -> Result<ExitCode, String> {
     all.build();
     let page = match command {

@@ -1,8 +1,8 @@
-//! The stores that the command knows by their URLs.
+//! The stores that the command knows by URL scheme.
 
 use dlock::{LockClient, LockClientBuilder};
 
-/// A client of the store of this URL.
+/// Creates a client of the store of this URL.
 pub(crate) fn client(url: impl Into<String>) -> LockClientBuilder {
     let builder = LockClient::builder();
     #[cfg(feature = "etcd")]
@@ -16,7 +16,7 @@ pub(crate) fn client(url: impl Into<String>) -> LockClientBuilder {
     builder.url(url)
 }
 
-/// A client that looks on, and says nothing of itself, whatever the URL of the services says.
+/// Creates a client that only observes, and publishes nothing, whatever the URL of the services says.
 pub(crate) fn onlooker(url: impl Into<String>) -> LockClientBuilder {
     client(url)
         .service_name("dlock-cli")

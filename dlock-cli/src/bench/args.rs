@@ -1,4 +1,4 @@
-//! What `dlock bench` is asked for, and whether that makes sense.
+//! The arguments of `dlock bench`, and their checks.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// Measures what a store gives from here: acquisitions and releases a second, how long an acquire takes, how the
-/// lock is shared, what it costs client and server.
+/// Measures what a store achieves from here: acquisitions and releases per second, the latency of an acquire, how
+/// fairly the lock is shared, and what it costs client and server.
 ///
-/// It uses locks of its own, whose names begin with a prefix drawn for each run, and leaves none behind: also when it
-/// is ended by Ctrl-C, which prints what was measured so far. Every figure is of this machine, this network and this
-/// server while nothing else uses them; compare figures that were taken in turns. docs/bench.md says how each is taken.
+/// It uses its own locks, whose names begin with a random prefix for each run, and leaves none behind: also when Ctrl-C
+/// ends it, which prints the results so far. Every figure is of this machine, this network and this server while
+/// nothing else uses them; compare figures that were taken in turns. docs/bench.md says how each is taken.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// What to do over and over.
+    /// The operation to repeat.
     #[arg(long, value_enum)]
     workload: Workload,
     /// Tasks in each process [default: 1; parallel and held 64, contended 16].
     #[arg(long, value_name = "N")]
     tasks: Option<usize>,
-    /// Processes that do the same at the same time, this one included.
+    /// Processes that run the same workload at the same time, including this one.
     #[arg(long, value_name = "P", default_value_t = 1)]
     processes: usize,
     /// How long to measure, in seconds [default: 5; held 30, when all are taken].
@@ -38,43 +38,43 @@ pub(crate) struct BenchArgs {
     /// Drop the guard, which releases the lock in the background, instead of waiting for the release.
     #[arg(long)]
     no_await_release: bool,
-    /// How many times a process hands a lock on among its own tasks before it goes back to the store
-    /// [default: the library's, 4096].
+    /// How many times a process hands a lock off among its own tasks before it releases it to the store [default: the
+    /// library's, 4096].
     #[arg(long, value_name = "N")]
     local_handoffs: Option<u32>,
-    /// The lease that locks are renewed with, as in 10s [default: the URL's, 30s].
+    /// The lease, which is renewed, as in 10s [default: the URL's, 30s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
-    /// What the names of the locks begin with. Runs that are given the same prefix share their locks.
+    /// The prefix of the locks' names. Runs with the same prefix share their locks.
     #[arg(long)]
     prefix: Option<String>,
-    /// Worker threads of each process's runtime; 1 is a runtime on one thread [default: the processors, as `#[tokio::main]`
-    /// has it].
+    /// Worker threads of each process's runtime; 1 is a single-threaded runtime [default: the number of processors,
+    /// like `#[tokio::main]`].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// Draw how the times are distributed, as SVG.
+    /// Draw the distribution of the times as SVG.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// What is done over and over.
+/// The operation to repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Workload {
     /// One task acquires a lock and releases it.
     Sequential,
-    /// Many tasks do so at the same time, each with locks of its own.
+    /// Many tasks do so at the same time, each with its own locks.
     Parallel,
     /// Many tasks want the same lock.
     Contended,
-    /// One client gives a lock back, another one waits for it: how soon does it have it?
+    /// One client releases a lock that another one waits for: how soon does that one have it?
     Wakeup,
-    /// Many locks are taken, kept for a while and released.
+    /// Many locks are acquired, kept for a while and released.
     Held,
-    /// A lock is taken again inside of the code that holds it.
+    /// A lock is acquired again inside the code that holds it.
     Reentrant,
     /// Requests go through the lock layer, around a service that does nothing.
     Layer,
@@ -133,10 +133,10 @@ impl From<KindArg> for dlock::LockKind {
     }
 }
 
-/// What one process of a measurement does.
+/// The part of one process in a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Plan {
-    /// May hold a password, so it goes to the other processes by their standard input.
+    /// May contain a password, so it is passed to the other processes by their standard input.
     pub(super) url: String,
     pub(super) workload: Workload,
     /// In each process.
@@ -156,7 +156,7 @@ pub(super) struct Plan {
     pub(super) threads: usize,
 }
 
-/// What becomes of the result.
+/// Where the result goes.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) json: bool,
@@ -170,7 +170,7 @@ const MOST_THREADS: usize = 1024;
 const LONGEST: f64 = 86_400.0;
 
 impl BenchArgs {
-    /// What is to be done, or what is wrong with it.
+    /// Returns the plan, or what is wrong with the arguments.
     pub(super) fn plan(self, url: String) -> Result<(Plan, Output), String> {
         let workload = self.workload;
         let tasks = within("--tasks", self.tasks.unwrap_or(workload.tasks()), 1, MOST_TASKS)?;
@@ -255,7 +255,7 @@ impl BenchArgs {
 }
 
 impl BenchArgs {
-    /// An option that a workload has no use for is a mistake.
+    /// An option without effect on a workload is a mistake.
     fn check_options(&self) -> Result<(), String> {
         use Workload::{Contended, Held, Idempotency, Layer, Parallel, Sequential};
         let workload = self.workload;
@@ -311,7 +311,7 @@ fn is_memory(url: &str) -> bool {
         .is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("memory"))
 }
 
-/// `memory://` is a new store for each client; with a name they share it.
+/// `memory://` is a new store for each client; under a name they share it.
 fn with_name(url: String) -> String {
     match url.split_once("://") {
         Some((_, rest)) if is_memory(&url) && (rest.is_empty() || rest.starts_with(['?', '/'])) => {
@@ -329,7 +329,7 @@ fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, least: T, mos
 }
 
 fn seconds_within(name: &str, seconds: f64, least: f64) -> Result<Duration, String> {
-    // Also what is not a number.
+    // Also rejects NaN.
     if !(least..=LONGEST).contains(&seconds) {
         return Err(format!(
             "{name}: {seconds} is not between {least} and {LONGEST} seconds"
@@ -339,7 +339,7 @@ fn seconds_within(name: &str, seconds: f64, least: f64) -> Result<Duration, Stri
 }
 
 impl Plan {
-    /// The tasks of all processes.
+    /// The number of tasks of all processes.
     pub(super) fn all_tasks(&self) -> usize {
         self.tasks * self.processes
     }

@@ -1,4 +1,4 @@
-//! What the processes of a measurement tell each other: one JSON object a line, orders on a worker's standard input,
+//! The messages between the processes of a measurement: one JSON object a line, orders on a worker's standard input,
 //! answers on its standard output.
 
 use serde::{Deserialize, Serialize};
@@ -8,19 +8,19 @@ use super::tally::Sums;
 use super::workloads::Handoff;
 use super::workloads::held::Holding;
 
-/// What a worker is told.
+/// An order to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Order {
-    /// What to do; the first line.
+    /// The plan; the first line.
     Plan(Box<Plan>),
-    /// Go on from where it said that it had arrived.
+    /// Continue from where it reported its arrival.
     Go,
-    /// Come to an end now. So does the end of its standard input.
+    /// Stop now. The end of its standard input means the same.
     Stop,
 }
 
-/// What a worker tells.
+/// An answer of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -32,21 +32,21 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-/// What one process has measured.
+/// The results of one process.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Outcome {
     /// How long the tasks were counted, in seconds.
     pub(super) counted: f64,
-    /// What each task did in that time.
+    /// The count of each task in that time.
     pub(super) counts: Vec<u64>,
     pub(super) sums: Sums,
-    /// How long it was measured what that costs, in seconds: the same time, but for `held`.
+    /// How long the costs were measured, in seconds: the same time, except for `held`.
     pub(super) seconds: f64,
     /// CPU seconds in that time.
     pub(super) cpu_s: Option<f64>,
     /// Bytes in use at its end.
     pub(super) memory: Option<u64>,
-    /// For wake-ups: which client had which key from when until when.
+    /// For wake-ups: which client held which key from when until when.
     pub(super) handoffs: Vec<Handoff>,
     /// For `held`.
     pub(super) holding: Option<Holding>,

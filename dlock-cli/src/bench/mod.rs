@@ -1,4 +1,4 @@
-//! `dlock bench`: what a store gives from here, measured with the library that its users use.
+//! `dlock bench`: measures what a store achieves from here, with the library that its users use.
 //!
 //! | file | for |
 //! |---|---|
@@ -43,7 +43,7 @@ pub(crate) fn run(url: String, args: BenchArgs) -> Result<ExitCode, String> {
 
 /// One of the other processes, which the first one starts.
 pub(crate) fn run_worker() -> Result<ExitCode, String> {
-    // The plan says how many threads are wanted, so it is read before they are started.
+    // The plan has the number of threads, so it is read before they are started.
     let plan = team::read_plan()?;
     runtime(plan.threads)?.block_on(follow(plan))
 }
@@ -61,7 +61,7 @@ fn runtime(threads: usize) -> Result<Runtime, String> {
 }
 
 async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {
-    // Told before it is measured, not after.
+    // Checked before measuring, not after.
     if let Some(path) = &output.plot {
         std::fs::write(path, "").map_err(|error| unwritable(path, &error))?;
     }
@@ -109,7 +109,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> String {
 
 async fn follow(plan: Plan) -> Result<ExitCode, String> {
     let stop = CancellationToken::new();
-    // A Ctrl-C at a terminal comes to all processes; the leader tells what to do.
+    // Ctrl-C at a terminal reaches all processes; the leader decides.
     tokio::spawn(async { while tokio::signal::ctrl_c().await.is_ok() {} });
     let mut team = team::join(stop.clone());
     let answer = match process::measure(&plan, &mut team, &stop).await {

@@ -1,7 +1,7 @@
-//! Draws how times are distributed, as an SVG that needs nothing else.
+//! Draws the distribution of times as a self-contained SVG.
 //!
-//! Above: how many took about that long. Below: how many took longer, where also one in a million is to be seen. Both
-//! over the same logarithmic axis of times.
+//! Above: how many took about that long. Below: how many took longer, down to one in a million. Both share one
+//! logarithmic time axis.
 
 use std::fmt::Write as _;
 
@@ -15,11 +15,11 @@ const RIGHT: f64 = WIDTH - 30.0;
 /// Top and bottom of the two pictures.
 const ABOVE: (f64, f64) = (92.0, 300.0);
 const BELOW: (f64, f64) = (340.0, 500.0);
-/// How finely times are told apart: this many steps for a factor of ten.
+/// The resolution of times: this many steps for a factor of ten.
 const STEPS: f64 = 24.0;
 const COLORS: &[&str] = &["#1f6feb", "#d1642a", "#2a8c4a", "#8250df"];
 
-/// The picture; each line has its name.
+/// Draws the picture; each line has a name.
 pub(super) fn draw(title: &str, lines: &[(String, &Times)]) -> String {
     let lines: Vec<_> = lines.iter().filter(|(_, times)| times.len() > 0).collect();
     let axis = Axis::around(
@@ -60,7 +60,7 @@ impl Axis {
         if from > to {
             (from, to) = (3.0, 6.0);
         }
-        // A little room, and no picture narrower than one decade.
+        // A little margin, and no picture narrower than one decade.
         let from = (from * 10.0).floor() / 10.0 - 0.1;
         let to = ((to * 10.0).ceil() / 10.0 + 0.1).max(from + 1.0);
         Axis { from, to }
@@ -94,7 +94,7 @@ impl Axis {
     }
 }
 
-/// Nanoseconds, a round number of them.
+/// A round number of nanoseconds, as text.
 fn tick(nanos: f64) -> String {
     let (value, unit) = match nanos {
         n if n < 999.0 => (n, "ns"),
@@ -132,7 +132,7 @@ text {{ font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-ser
     );
 }
 
-/// Where a share of those that took longer stands: each step down is a tenth, down to one in a million.
+/// The position of a share of longer times: each step down is a tenth, down to one in a million.
 const DECADES: f64 = 6.0;
 
 fn y_of(share: f64) -> f64 {
@@ -197,7 +197,7 @@ fn longer(svg: &mut String, axis: &Axis, times: &Times, color: &str) {
     );
 }
 
-/// Median and tail of the first line, which the figures are about.
+/// Median and tail of the first line, which the figures describe.
 fn marks(svg: &mut String, axis: &Axis, times: &Times) {
     let mut last = f64::NEG_INFINITY;
     for (name, share) in [("median", 0.5), ("99 %", 0.99), ("99.9 %", 0.999)] {
@@ -211,7 +211,7 @@ fn marks(svg: &mut String, axis: &Axis, times: &Times) {
             ABOVE.0 - 6.0,
             ABOVE.1
         );
-        // Names that would lie on one another are left out: the legend has the figures.
+        // Overlapping names are left out: the legend has the figures.
         if x - last > 60.0 {
             let y = ABOVE.0 + 10.0;
             let _ = writeln!(

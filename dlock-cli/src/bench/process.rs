@@ -1,4 +1,4 @@
-//! One process's part of a measurement: connect, meet, warm up, measure, give everything back.
+//! The part of one process in a measurement: connect, meet, warm up, measure, release everything.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use super::team::Team;
 use super::usage;
 use super::workloads::{Job, held};
 
-/// How long the tasks have to finish what they are at before it is dropped, which is safe as well.
+/// How long the tasks may take to finish before they are dropped, which is safe as well.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long the release of the remaining guards may take.
 const LEFT: Duration = Duration::from_secs(1);
 
-/// What only the process that was started by the user knows.
+/// What only the process that the user started knows.
 #[derive(Debug, Default)]
 pub(super) struct Around {
-    /// As in `Redis 7.0.15`; `None` when it does not say.
+    /// As in `Redis 7.0.15`; `None` if unknown.
     pub(super) server: Option<String>,
-    /// What the server did while it was measured; `None` when it does not say.
+    /// The server's work during the measurement; `None` if unknown.
     pub(super) counters: Option<Counters>,
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn measure(
     Ok((outcome, around))
 }
 
-/// What all is used between two moments.
+/// The resource usage between two moments.
 struct Window {
     begin: Instant,
     cpu: Option<Duration>,
@@ -97,7 +97,7 @@ impl Window {
     }
 }
 
-/// Tasks that do the same over and over.
+/// Runs tasks that repeat the same operation.
 async fn run(
     job: &Arc<Job>,
     stop: &CancellationToken,
@@ -126,7 +126,7 @@ async fn run(
     outcome
 }
 
-/// Locks that are taken, kept and released. What that costs is measured while all are kept.
+/// Acquires, keeps and releases locks. The costs are measured while all are held.
 async fn hold(
     job: &Arc<Job>,
     team: &mut Team,

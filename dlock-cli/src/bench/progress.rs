@@ -1,4 +1,4 @@
-//! Says what is going on while it is measured, to people at a terminal only.
+//! Shows the progress of a measurement, at a terminal only.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::tally::Tally;
 
 const EVERY: Duration = Duration::from_millis(250);
 
-/// A line on the terminal that is written anew again and again.
+/// A line on the terminal that is rewritten again and again.
 pub(super) struct Progress(Option<JoinHandle<()>>);
 
 impl Progress {
@@ -45,7 +45,7 @@ fn text(plan: &Plan, tally: &Tally, since: &mut Option<Instant>) -> String {
         ""
     };
     let done: u64 = tally.counts().iter().sum();
-    // The time that counts: while tasks are counted, or, when locks are held, from then on.
+    // The relevant time: while tasks are counted, or, when locks are held, from then on.
     let timed = match plan.workload {
         Workload::Held if tally.is_measuring() => return format!("{name}: {done} taken{here}"),
         Workload::Held => tally.is_over(),
@@ -64,7 +64,7 @@ fn text(plan: &Plan, tally: &Tally, since: &mut Option<Instant>) -> String {
     )
 }
 
-/// Instead of what stood there.
+/// Replaces the current line.
 fn line(text: &str) {
     let mut err = std::io::stderr().lock();
     let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());

@@ -1,4 +1,4 @@
-//! What a measurement has given: for programs as one JSON object, for people as a table.
+//! The results of a measurement: one JSON object for programs, a table for people.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use super::tally::{Series, Sums, Times};
 use super::workloads::held::Holding;
 use super::workloads::wakeups;
 
-/// The result. Times are in microseconds, memory in MB of 10⁶ bytes; what could not be measured is null.
+/// The result. Times are in microseconds, memory in MB of 10⁶ bytes; values that could not be measured are null.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     workload: Workload,
@@ -32,16 +32,16 @@ pub(super) struct Report {
     local_handoffs: Option<u32>,
     /// How long it was measured; for `held`, while all were held.
     seconds: f64,
-    /// Ended before its time, by Ctrl-C.
+    /// Whether Ctrl-C ended it early.
     interrupted: bool,
     /// Acquisitions with their releases.
     pairs: u64,
     pairs_per_s: f64,
     #[serde(flatten)]
     spread: Spread,
-    /// Of all acquisitions, those of the task that had the fewest.
+    /// The share of the task with the fewest acquisitions.
     share_min: Option<f64>,
-    /// Of all acquisitions, those of the task that had the most.
+    /// The share of the task with the most acquisitions.
     share_max: Option<f64>,
     process_share_min: Option<f64>,
     process_share_max: Option<f64>,
@@ -49,19 +49,19 @@ pub(super) struct Report {
     errors_by_kind: BTreeMap<String, u64>,
     /// Of all processes.
     client_cpu_s: Option<f64>,
-    /// The same in percent of one core.
+    /// In percent of one core.
     client_cpu_percent: Option<f64>,
     /// Of all processes.
     rss_mb: Option<f64>,
     rss_mb_by_process: Vec<Option<f64>>,
-    /// Commands that were sent to the server, a script counting as one.
+    /// Commands sent to the server; a script counts as one.
     server_commands: Option<u64>,
-    /// The server's own count, in which what a script does counts as well.
+    /// The server's own count, which includes the commands inside scripts.
     server_commands_in_scripts_too: Option<u64>,
     server_cpu_s: Option<f64>,
     /// Of the server, per pair.
     server_us_per_pair: Option<f64>,
-    /// Of that in scripts, by the server's own count.
+    /// The part of that in scripts, by the server's own count.
     server_script_us_per_pair: Option<f64>,
     /// The same requests to the service without a layer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub(super) struct Report {
     /// The layer's own part: its median less that of the bare service.
     #[serde(skip_serializing_if = "Option::is_none")]
     added_us: Option<f64>,
-    /// Requests that were answered from their records; the first runs are in the figures above.
+    /// Requests answered from their records; the first runs are in the figures above.
     #[serde(skip_serializing_if = "Option::is_none")]
     replay: Option<Spread>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,7 +80,7 @@ pub(super) struct Report {
     times: Times,
 }
 
-/// How times are spread, in microseconds.
+/// The distribution of times, in microseconds.
 #[derive(Debug, Serialize)]
 struct Spread {
     mean_us: Option<f64>,
@@ -104,21 +104,21 @@ impl Spread {
     }
 }
 
-/// What holding many locks is like.
+/// The results of holding many locks.
 #[derive(Debug, Serialize)]
 struct Held {
     held: u64,
     lost: u64,
-    /// Until all were taken.
+    /// Until all were acquired.
     taking_s: f64,
     lease_s: f64,
     /// How often each is renewed: a third of the lease.
     period_s: f64,
     /// Of single locks, estimated.
     renewals: f64,
-    /// The least that was left of a lease.
+    /// The shortest remaining lease.
     least_left_s: Option<f64>,
-    /// What the holds take, in all processes.
+    /// The memory for the holds, in all processes.
     memory_mb: Option<f64>,
     bytes_per_hold: Option<f64>,
     server_commands_per_period: Option<f64>,
@@ -261,7 +261,7 @@ impl Report {
         plot::draw(&title, &lines)
     }
 
-    /// What there are so many of a second.
+    /// The unit of the count per second.
     fn rate(&self) -> &'static str {
         match self.workload {
             Workload::Held => "locks taken per second",
@@ -271,7 +271,7 @@ impl Report {
         }
     }
 
-    /// What the times are of.
+    /// What the times measure.
     fn what(&self) -> &'static str {
         match self.workload {
             Workload::Wakeup => "wake-up",
@@ -282,7 +282,7 @@ impl Report {
         }
     }
 
-    /// Nothing was counted.
+    /// Whether nothing was counted.
     pub(super) fn is_empty(&self) -> bool {
         self.pairs == 0
     }
@@ -419,5 +419,5 @@ impl Report {
     }
 }
 
-/// Of a server that may not be asked.
+/// For a server that may not be asked.
 const NAMELESS: &str = "a server that does not say what it is";

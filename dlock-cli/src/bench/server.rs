@@ -1,4 +1,4 @@
-//! What the server says of itself, over a plain connection beside the locks.
+//! The server's own statistics, over a separate plain connection.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -42,12 +42,12 @@ pub(super) struct Server {
     asked: u64,
 }
 
-/// What it has done since it was started.
+/// The server's totals since its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counters {
-    /// Commands of clients, a script counting as one.
+    /// Commands of clients; a script counts as one.
     pub(super) sent: u64,
-    /// All commands, those inside of scripts too, but for our own.
+    /// All commands, including those inside scripts, except our own.
     pub(super) all: u64,
     /// Seconds of CPU.
     pub(super) cpu_s: f64,
@@ -67,7 +67,7 @@ impl Counters {
 }
 
 impl Server {
-    /// Connects; `None` when the URL is of no single server or the server lets us not ask.
+    /// Connects; `None` if the URL does not name a single server or the server refuses.
     pub(super) async fn connect(url: &str) -> Option<Server> {
         let (address, settings) = parse(url)?;
         let info = address.into_connection_info().ok()?.set_redis_settings(settings);
@@ -81,7 +81,7 @@ impl Server {
 
     async fn info(&mut self, sections: &[&str]) -> Option<HashMap<String, String>> {
         let mut all = HashMap::new();
-        // One by one, since servers older than 7 take only one.
+        // One by one, since servers older than 7 accept only one.
         for section in sections {
             let command = redis::cmd("INFO").arg(section).to_owned();
             let answer = command.query_async::<String>(&mut self.connection);
@@ -95,7 +95,7 @@ impl Server {
         Some(all)
     }
 
-    /// As in `Redis 7.0.15`.
+    /// Returns the server's name, as in `Redis 7.0.15`.
     pub(super) async fn name(&mut self) -> Option<String> {
         let info = self.info(&["server"]).await?;
         let version = |name: &str| info.get(name).map(String::as_str);
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// What it has done until now.
+    /// Returns the totals until now.
     pub(super) async fn counters(&mut self) -> Option<Counters> {
         let before = self.asked;
         let info = self.info(&["commandstats", "cpu", "stats"]).await?;
@@ -139,8 +139,8 @@ impl Server {
     }
 }
 
-/// Where the one server of a store's URL is, as the redis crate wants it. The URL is known to be well-formed, since
-/// dlock has connected to it; of other stores than one server there is nothing to ask.
+/// Converts the URL of a single server for the redis crate. The URL is known to be well-formed, since dlock has
+/// connected to it; other stores have no single server to ask.
 fn parse(url: &str) -> Option<(ConnectionAddr, RedisConnectionInfo)> {
     let (scheme, rest) = url.split_once("://")?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));

@@ -1,7 +1,6 @@
-//! What the tasks of one process have measured.
+//! The measurements of the tasks of one process.
 //!
-//! The tasks must not slow each other down by being counted: each counts in a place of its own, and passes on its times
-//! a few hundred at once.
+//! Counting must not slow the tasks down: each counts separately, and passes on a few hundred times at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,18 +12,18 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// The longest time that is told apart from longer ones: an hour.
+/// The longest time that is distinguished: an hour.
 const LONGEST: u64 = 3_600_000_000_000;
-/// Times that a task keeps before it passes them on.
+/// How many times a task keeps before it passes them on.
 const BATCH: usize = 256;
-/// After a failure, so that one that lasts does not fill the measurement.
+/// The pause after a failure, so that a lasting one does not fill the measurement.
 const PAUSE: Duration = Duration::from_millis(10);
 
 const WARM_UP: u8 = 0;
 const MEASURE: u8 = 1;
 const OVER: u8 = 2;
 
-/// How times are distributed, in nanoseconds to three digits.
+/// The distribution of times, in nanoseconds to three digits.
 #[derive(Debug, Clone)]
 pub(super) struct Times(Histogram<u64>);
 
@@ -45,7 +44,7 @@ impl Times {
         self.0.len()
     }
 
-    /// Microseconds that this share of the times does not exceed; `None` when there are none.
+    /// The microseconds that this share of the times does not exceed; `None` if there are none.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         (self.len() > 0).then(|| micros(self.0.value_at_quantile(share)))
     }
@@ -58,7 +57,7 @@ impl Times {
         (self.len() > 0).then(|| micros(self.0.max()))
     }
 
-    /// Each time in nanoseconds with how often it was met, ascending.
+    /// Each time in nanoseconds with its count, ascending.
     pub(super) fn each(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0
             .iter_recorded()
@@ -86,30 +85,30 @@ impl<'de> Deserialize<'de> for Times {
     }
 }
 
-/// One thing whose time is measured.
+/// A series of measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Series {
-    /// What the workload is about. Counted per task.
+    /// The subject of the workload. Counted per task.
     Main,
     /// The service without its layer.
     Bare,
-    /// A request that is answered from its record.
+    /// A request answered from its record.
     Replay,
-    /// Acquisitions that take as long as the other one holds. Counted per task.
+    /// Acquisitions that wait for the other client's hold. Counted per task.
     Holds,
 }
 
-/// Where the tasks of one process count.
+/// The counters of the tasks of one process.
 #[derive(Debug)]
 pub(super) struct Tally {
     phase: AtomicU8,
-    /// What each task has done while it was measured.
+    /// The count of each task during the measurement.
     counts: Vec<AtomicU64>,
     sums: Mutex<Sums>,
 }
 
-/// What is put together of it.
+/// The sums.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct Sums {
     pub(super) times: BTreeMap<Series, Times>,
@@ -156,7 +155,7 @@ impl Tally {
         self.phase.load(Ordering::Relaxed) == MEASURE
     }
 
-    /// Whether the tasks are to come to an end.
+    /// Whether the tasks must end.
     pub(super) fn is_over(&self) -> bool {
         self.phase.load(Ordering::Relaxed) == OVER
     }
@@ -168,22 +167,22 @@ impl Tally {
             .collect()
     }
 
-    /// What has been passed on; all of it once the recorders are gone.
+    /// Returns what has been passed on; everything once the recorders are gone.
     pub(super) fn sums(&self) -> Sums {
         self.sums.lock().clone()
     }
 
-    /// Times that were taken elsewhere.
+    /// Adds times that were measured elsewhere.
     pub(super) fn add(&self, series: Series, times: &Times) {
         self.sums.lock().times(series).add(times);
     }
 
-    /// What did not work outside of a task, or in one that has no time to give.
+    /// Counts failures outside a task, or in one without a time.
     pub(super) fn failed(&self, kind: &str, times: u64) {
         self.sums.lock().failed(kind, times);
     }
 
-    /// For the task of this number.
+    /// Creates the recorder of the task with this number.
     pub(super) fn recorder(self: &Arc<Self>, task: usize, series: Series) -> Recorder {
         Recorder {
             tally: self.clone(),
@@ -194,7 +193,7 @@ impl Tally {
     }
 }
 
-/// Takes the times of one task.
+/// Records the times of one task.
 #[derive(Debug)]
 pub(super) struct Recorder {
     tally: Arc<Tally>,
@@ -204,7 +203,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Something was done and took this long. It counts if it ended while it was measured.
+    /// Records an operation that took this long. It counts if it ended during the measurement.
     pub(super) fn done(&mut self, took: Duration) {
         if !self.tally.is_measuring() {
             return;
@@ -218,7 +217,7 @@ impl Recorder {
         }
     }
 
-    /// Something failed; goes on after a pause.
+    /// Records a failure; returns after a pause.
     pub(super) async fn failed(&self, kind: &str) {
         if self.tally.is_measuring() {
             self.tally.failed(kind, 1);
@@ -241,7 +240,7 @@ impl Drop for Recorder {
     }
 }
 
-/// What an error is counted as.
+/// The name under which an error is counted.
 pub(super) fn kind_of(error: &Error) -> &'static str {
     match error {
         Error::NotAcquired { .. } => "busy",

@@ -14,7 +14,7 @@ use super::messages::{Answer, Order, Outcome};
 /// How long the others may take to end, beyond their part of the measurement.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a process is among those that measure.
+/// The role of a process.
 pub(super) enum Team {
     /// The only process, or the first, with the others that it started.
     Leader(Vec<Worker>),
@@ -74,7 +74,7 @@ impl Team {
         Ok(())
     }
 
-    /// What the others have measured, once they are done.
+    /// Waits until the others are done; returns their results.
     pub(super) async fn outcomes(self) -> Result<Vec<Outcome>, String> {
         let Team::Leader(workers) = self else {
             return Ok(Vec::new());
@@ -135,7 +135,7 @@ impl Worker {
         Ok(worker)
     }
 
-    /// A worker that is gone is noticed by its answers.
+    /// The end of a worker is noticed by its answers.
     fn tell(&self, order: Order) {
         let _ = self.orders.send(order);
     }
@@ -154,7 +154,7 @@ impl Worker {
         let Worker {
             mut child, orders, ..
         } = self;
-        // Its input ends with this.
+        // This closes its input.
         drop(orders);
         if tokio::time::timeout(PATIENCE, child.wait()).await.is_err() {
             let _ = child.kill().await;
@@ -185,7 +185,7 @@ async fn write_orders(
     }
 }
 
-/// Tells the leader.
+/// Sends an answer to the leader.
 pub(super) fn say(answer: &Answer) -> Result<(), String> {
     use std::io::Write as _;
     let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
@@ -203,8 +203,8 @@ pub(super) fn read_plan() -> Result<Plan, String> {
     }
 }
 
-/// Listens for what else the leader says. In a thread of its own, since a read of the standard input cannot be
-/// given up, and would keep the runtime from ending.
+/// Listens for further orders of the leader. In a separate thread, since a read of the standard input cannot be
+/// cancelled, and would keep the runtime from ending.
 pub(super) fn join(stop: CancellationToken) -> Team {
     let (pass, go) = mpsc::unbounded_channel();
     std::thread::spawn(move || {

@@ -1,8 +1,8 @@
-//! What this process uses, and the time that all processes of a machine share.
+//! The resource usage of this process, and a clock that all processes of a machine share.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The CPU time of all threads of this process, in the kernel too; `None` where the system does not tell.
+/// The CPU time of all threads of this process, including the kernel; `None` if the system does not tell.
 pub(super) fn cpu() -> Option<Duration> {
     #[cfg(unix)]
     {
@@ -34,7 +34,7 @@ fn wall_clock() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The memory of this process that is in use now, in bytes; `None` where the system does not tell (all but Linux).
+/// The memory of this process that is in use now, in bytes; `None` if the system does not tell (all but Linux).
 pub(super) fn memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -1,4 +1,4 @@
-//! What these commands are told.
+//! The arguments of these commands.
 
 use std::time::Duration;
 
@@ -13,26 +13,26 @@ pub(crate) enum Look {
     Watch(WatchArgs),
     /// End one hold, by the id of its holder as `show` and `list` print it.
     ///
-    /// Ends the hold, if it is still that one, and wakes the waiters. The holder is told to look; its work goes on until it asks
-    /// its guard, and only the fencing token protects what it writes until then. It is written to the audit log of the store
-    /// first (XADD on `dlock:audit`).
+    /// Ends the hold, if it still exists, and wakes the waiters. The holder is asked to check its lock; its work
+    /// continues until it checks its guard, and until then only the fencing token protects what it writes. The action
+    /// is first written to the audit log of the store (XADD on `dlock:audit`).
     ///
-    /// Exit status: 0 done, 1 that hold is over, 2 failed: nothing was changed.
+    /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed.
     Break(HoldArgs),
     /// Ask one holder to stop, by its id as `show` and `list` print it.
     ///
-    /// The holder is told, and keeps the lock until it releases it. It is written to the audit log of the store first (XADD on
-    /// `dlock:audit`).
+    /// The holder is notified, and keeps the lock until it releases it. The action is first written to the audit log of
+    /// the store (XADD on `dlock:audit`).
     ///
-    /// Exit status: 0 done, 1 that hold is over, 2 failed: nothing was changed.
+    /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed.
     Revoke(HoldArgs),
-    /// Find, or forget, what is kept of work that is done once, or of an HTTP request with an idempotency key.
+    /// Show, or forget, the record of work that is done once, or of an HTTP request with an idempotency key.
     Record {
         /// What to do.
         #[command(subcommand)]
         command: RecordCommand,
     },
-    /// End the hold of a lock, whichever client has it. Prefer `break`, which ends one hold and no other.
+    /// End the hold of a lock, whichever client has it. Prefer `break`, which ends one specific hold.
     ///
     /// Exit status: 0 released, 1 it was free, 2 failed.
     ForceUnlock {
@@ -41,40 +41,41 @@ pub(crate) enum Look {
     },
 }
 
-/// Show who holds a lock: service, machine, since when, where in the code, and whether the holder is alive.
+/// Show the holder of a lock: service, machine, since when, where in the code, and whether it is alive.
 ///
 /// Exit status: 0 it is held, 1 it is free, 2 failed.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     /// The name of the lock.
     pub(crate) key: String,
-    /// One JSON object for each holder, a line each.
+    /// One JSON object per holder, one per line.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// List the locks that are held now, with their holders.
 ///
-/// The server is scanned bit by bit, which keeps no other client waiting.
+/// The server is scanned in small steps, which blocks no other client.
 ///
-/// Exit status: 0 (also where none is held), 2 failed.
+/// Exit status: 0 (also if none is held), 2 failed.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Only names like this: what they begin with, or a pattern in which * stands for anything.
+    /// Only names like this: a prefix, or a pattern in which * matches anything.
     #[arg(default_value = "")]
     pub(crate) pattern: String,
-    /// Only those that have been held for longer than this, as in 10m.
+    /// Only those held for longer than this, as in 10m.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) older_than: Option<Duration>,
-    /// Only those whose lease ends soon unless it is renewed: with less than half of the time that renewals leave.
+    /// Only those near the end of their lease: with less than half of the time that renewals leave.
     #[arg(long)]
     pub(crate) expiring: bool,
-    /// One JSON object for each holder, a line each.
+    /// One JSON object per holder, one per line.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Say why a lock does not become available: its holder, what that waits for, who holds that, and so on; names a deadlock.
+/// Explain why a lock does not become available: its holder, the lock that the holder waits for, the holder of that
+/// lock, and so on; names a deadlock.
 ///
 /// Exit status: 0 it is held, 1 it is free, 2 failed, 3 the holders wait for each other.
 #[derive(Debug, Args)]
@@ -86,26 +87,26 @@ pub(crate) struct WhyArgs {
     pub(crate) json: bool,
 }
 
-/// Watch the locks that are held and waited for, full-screen: waits first, then what nearly expired, then the rest.
+/// Watch the locks that are held and waited for, full-screen: waits first, then near misses, then the rest.
 ///
-/// Ends with q or Ctrl-C. Exit status: 0, or 2 where the store cannot be read.
+/// Ends with q or Ctrl-C. Exit status: 0, or 2 if the store cannot be read.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Only names like this: what they begin with, or a pattern in which * stands for anything.
+    /// Only names like this: a prefix, or a pattern in which * matches anything.
     #[arg(default_value = "")]
     pub(crate) pattern: String,
-    /// How often to look.
+    /// How often to refresh.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
     pub(crate) every: Duration,
-    /// Look once, and print it.
+    /// Print one snapshot, and exit.
     #[arg(long)]
     pub(crate) once: bool,
-    /// One JSON object for each look, a line each: {"locks": [...], "waits": [...]}. Without the full screen.
+    /// One JSON object per snapshot, one per line: {"locks": [...], "waits": [...]}. Without the full screen.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// One hold, and why it is acted on.
+/// A hold, and the reason for the action.
 #[derive(Debug, Args)]
 pub(crate) struct HoldArgs {
     /// The name of the lock.
@@ -120,13 +121,13 @@ pub(crate) struct HoldArgs {
     pub(crate) json: bool,
 }
 
-/// Why something is done, and by whom.
+/// The reason for an action, and its operator.
 #[derive(Debug, Args)]
 pub(crate) struct InterventionArgs {
-    /// Why, for the audit log, and for the holder where there is one.
+    /// The reason, for the audit log, and for the holder if there is one.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
-    /// Who does it; the user of this shell by default.
+    /// The name of the operator; the user of this shell by default.
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,
     /// Do not write it to the audit log.
@@ -136,22 +137,22 @@ pub(crate) struct InterventionArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecordCommand {
-    /// Show what became of the work: in progress, done, failed, since which attempt, and for how long that is kept.
+    /// Show the state of the work: in progress, done, failed, since which attempt, and how long that is kept.
     ///
     /// Exit status: 0 there is a record, 1 there is none, 2 failed.
     Show {
         #[command(flatten)]
         name: RecordName,
-        /// Show the result too, or the answer to the request: it may be meant for its caller only.
+        /// Also show the result, or the response to the request: it may be meant for its caller only.
         #[arg(long)]
         result: bool,
         /// One JSON object.
         #[arg(long)]
         json: bool,
     },
-    /// Forget it, so that the work is done again when it is next asked for. Not while an attempt is in progress.
+    /// Forget it, so that the next request does the work again. Not while an attempt is in progress.
     ///
-    /// It is written to the audit log of the store first (XADD on `dlock:audit`).
+    /// The action is first written to the audit log of the store (XADD on `dlock:audit`).
     ///
     /// Exit status: 0 forgotten, 1 there is none, 2 failed, 3 an attempt is in progress: nothing was changed.
     Forget {
@@ -165,22 +166,22 @@ pub(crate) enum RecordCommand {
     },
 }
 
-/// Which record.
+/// The name of the record.
 #[derive(Debug, Args)]
 pub(crate) struct RecordName {
-    /// The name of the work (`once`, `dlock run --once`); with --path the idempotency key, as the client sent it; with --raw
-    /// the name of the record as logs have it.
+    /// The name of the work (`once`, `dlock run --once`); with --path the idempotency key, as the client sent it; with
+    /// --raw the name of the record as it appears in logs.
     pub(crate) key: String,
     /// The path that the request was sent to, without its query, as in /orders.
     #[arg(long, value_name = "PATH", group = "place")]
     pub(crate) path: Option<String>,
-    /// In place of the path: what the layer's `route` makes of the request.
+    /// Instead of the path: the result of the layer's `route` for the request.
     #[arg(long, value_name = "TEXT", group = "place")]
     pub(crate) route: Option<String>,
     /// The method of the request.
     #[arg(long, value_name = "METHOD", default_value = "POST", requires = "place")]
     pub(crate) method: Method,
-    /// Who sent it, as the layer knows its callers; without it, any caller (`caller::public()`).
+    /// The caller that sent it, as the layer identifies callers; without it, any caller (`caller::public()`).
     #[arg(long, value_name = "ID", requires = "place")]
     pub(crate) caller: Option<String>,
     /// The layer's `namespace`.
@@ -192,7 +193,7 @@ pub(crate) struct RecordName {
         requires = "place"
     )]
     pub(crate) namespace: String,
-    /// The host that the request was sent to, where the layer is `per_host`.
+    /// The host to which the request was sent, if the layer is `per_host`.
     #[arg(long, value_name = "HOST", requires = "place")]
     pub(crate) host: Option<String>,
     /// KEY is the name of the record itself.

@@ -10,7 +10,7 @@ use super::NOT_HELD;
 use super::args::{HoldArgs, InterventionArgs};
 use super::text::{clean, json_line};
 
-/// Ends a hold, if it is still that one.
+/// Ends a hold, if it still exists.
 pub(super) async fn break_hold(client: &LockClient, args: &HoldArgs) -> Result<ExitCode, Error> {
     let key = LockKey::raw(args.key.as_str());
     let is_done = client
@@ -37,7 +37,7 @@ pub(super) async fn force_unlock(client: &LockClient, key: &str) -> Result<ExitC
     })
 }
 
-/// As it was asked for.
+/// Builds the intervention.
 pub(super) fn intervention(args: &InterventionArgs) -> Intervention {
     let user = || std::env::var("USER").ok();
     let by = args.by.clone().or_else(user).filter(|by| !by.is_empty());

@@ -1,4 +1,4 @@
-//! `dlock why`: from a lock to its holder, to what that waits for, and so on.
+//! `dlock why`: from a lock to its holder, to the lock that the holder waits for, and so on.
 
 use std::process::ExitCode;
 
@@ -11,16 +11,16 @@ use super::diagnosis::Diagnosis;
 use super::survey::Row;
 use super::text::{clean, json_line, time};
 
-/// Exit code where holders wait for each other.
+/// Exit code if holders wait for each other.
 const DEADLOCK: u8 = 3;
-/// How long a chain may be.
+/// The maximum length of a chain.
 const MOST: usize = 32;
 
-/// A lock, its holder, and what that waits for.
+/// A lock, its holder, and what the holder waits for.
 struct Link {
     row: Row,
     diagnosis: Diagnosis,
-    /// How many other calls of the same client wait, of which it is not known that this hold is theirs.
+    /// How many other calls of the same client wait; they may or may not belong to this hold.
     others: usize,
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn why(client: &LockClient, args: &WhyArgs) -> Result<ExitCode,
     })
 }
 
-/// The chain from this lock on, and the names of the locks that form a circle.
+/// Returns the chain from this lock on, and the names of the locks that form a cycle.
 async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<Vec<LockKey>>), Error> {
     let mut links: Vec<Link> = Vec::new();
     let mut next = Some(key);
@@ -67,7 +67,7 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
                 diagnosis,
                 others,
             });
-            // Of several readers the first that waits.
+            // For several readers, the first that waits.
             if waited_for.is_some() {
                 next = waited_for;
                 break;
@@ -106,7 +106,7 @@ fn print_end(links: &[Link], cycle: Option<&[LockKey]>) {
         && last.row.holder.waits_for.is_none()
     {
         let key = clean(last.row.key.as_str());
-        say!("the end of the chain: whoever holds {key} waits for no lock that is known");
+        say!("the end of the chain: the holder of {key} waits for no lock that is known");
     }
 }
 

@@ -13,22 +13,22 @@ use serde_json::{Value, json};
 
 use super::text::{clean, millis, time};
 
-/// For how long the threads of a process are watched.
+/// How long the threads of a process are watched.
 const WATCHED: Duration = Duration::from_millis(1500);
 
 /// What is known about the client of a holder.
 pub(super) struct Diagnosis {
     pub(super) state: State,
-    /// Why that is thought.
+    /// The reason for this conclusion.
     pub(super) because: String,
-    /// What the client answered, or wrote down last.
+    /// The client's answer, or its last published report.
     pub(super) report: Option<ClientReport>,
     address: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It answers, or wrote down what it does a moment ago.
+    /// It answers, or published a report a moment ago.
     Alive,
     /// Its process is gone.
     Killed,
@@ -84,8 +84,8 @@ impl Diagnosis {
         }
     }
 
-    /// Finds out about the client of this holder, within two to three seconds. What the client answers is newer than what
-    /// is known of the holder.
+    /// Diagnoses the client of this holder, within two to three seconds. The client's answer is newer than what is
+    /// known about the holder.
     pub(super) async fn of(client: &LockClient, holder: Holder) -> Result<(Holder, Diagnosis), Error> {
         let diagnosis = Diagnosis::made(client, &holder).await?;
         let holder = match &diagnosis.report {
@@ -150,7 +150,7 @@ impl Diagnosis {
     }
 }
 
-/// Of a client that neither answers nor writes, with why its connections are not visible, if they are not.
+/// Diagnoses a client that neither answers nor publishes; `why` says why its connections are not visible, if so.
 async fn silent(
     report: Option<ClientReport>,
     connections: Option<Vec<Connection>>,
@@ -180,7 +180,7 @@ async fn silent(
                 State::Hung,
                 "has an open connection to the store and does not use it",
             ),
-            // What does not reach the store tries again and again.
+            // A process that does not reach the store keeps retrying.
             (_, Some(true)) => (State::CutOff, "is at work and does not reach the store"),
             (Some(true), _) => (State::Hung, "is connected and none of its threads does anything"),
             (None, Some(false)) => (State::Hung, "does nothing: none of its threads was woken"),
@@ -228,8 +228,8 @@ async fn silent(
     }
 }
 
-/// Whether a connection that the server sees stands at this end, as one of this process. It does not where the client has
-/// given it up, and behind a proxy, also one on this machine.
+/// Whether a connection that the server sees exists at this end, in this process. It does not if the client has given
+/// it up, or behind a proxy, also one on this machine.
 fn stands(process: u32, address: &str) -> bool {
     /// The state of a socket in the tables of Linux.
     const ESTABLISHED: &str = "01";
@@ -252,7 +252,7 @@ fn stands(process: u32, address: &str) -> bool {
     })
 }
 
-/// The sockets of this process, by their inodes; `None` where they are not visible.
+/// The sockets of this process, by their inodes; `None` if not visible.
 fn sockets(process: u32) -> Option<HashSet<String>> {
     let files = std::fs::read_dir(format!("/proc/{process}/fd")).ok()?;
     let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
@@ -263,14 +263,14 @@ fn sockets(process: u32) -> Option<HashSet<String>> {
     Some(links.filter_map(inode).collect())
 }
 
-/// Whether a thread of this process was woken within a while; `None` where that is not visible.
+/// Whether a thread of this process was woken within a while; `None` if not visible.
 async fn are_threads_awake(process: u32) -> Option<bool> {
     let before = wakeups(process)?;
     tokio::time::sleep(WATCHED).await;
     Some(wakeups(process)? != before)
 }
 
-/// How often threads of this process went to sleep by themselves.
+/// How often threads of this process went to sleep voluntarily.
 fn wakeups(process: u32) -> Option<u64> {
     let mut sum = 0;
     for thread in std::fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten() {

@@ -8,7 +8,7 @@ use super::args::ListArgs;
 use super::survey::{Row, Survey};
 use super::text::{clean, json_line};
 
-/// All that are held, and fit.
+/// Lists all held locks that match.
 pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCode, Error> {
     let survey = Survey::of(client, &args.pattern).await?;
     let rows: Vec<_> = survey.rows.iter().filter(|row| is_meant(row, args)).collect();
@@ -32,7 +32,7 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
 }
 
 fn is_meant(row: &Row, args: &ListArgs) -> bool {
-    // What is not known is not older than anything.
+    // An unknown age is not older than anything.
     let is_old = (args.older_than).is_none_or(|least| row.held().is_some_and(|held| held >= least));
     is_old && (!args.expiring || row.holder.is_near_its_end())
 }

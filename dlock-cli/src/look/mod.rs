@@ -1,4 +1,5 @@
-//! Who holds what, and what to do about it: `list`, `show`, `why`, `watch`, `break`, `revoke`, `force-unlock` and `record`.
+//! Inspecting holders, and acting on them: `list`, `show`, `why`, `watch`, `break`, `revoke`, `force-unlock` and
+//! `record`.
 
 mod args;
 mod break_hold;
@@ -20,10 +21,10 @@ pub(crate) use self::args::Look;
 pub(crate) use self::text::clean;
 use crate::stores;
 
-/// Exit code where no such lock, or no such hold, is there.
+/// Exit code if there is no such lock, or no such hold.
 const NOT_HELD: u8 = 1;
 
-/// Does what the command says, on the store of this URL.
+/// Runs the command on the store of this URL.
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn run(url: String, look: Look) -> Result<ExitCode, Error> {
     let client = stores::onlooker(url).build().await?;

@@ -1,4 +1,4 @@
-//! `dlock record`: what is kept of work that is done once, or of a request.
+//! `dlock record`: the record of work that is done once, or of a request.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use super::args::{RecordCommand, RecordName};
 use super::break_hold::intervention;
 use super::text::{clean, json_line, millis, time};
 
-/// Exit code where an attempt is in progress.
+/// Exit code if an attempt is in progress.
 const IN_PROGRESS: u8 = 3;
 
 /// Shows a record, or forgets it.
@@ -37,7 +37,7 @@ fn record_key(client: &LockClient, name: &RecordName) -> Result<RecordKey, Error
     if let Some(route) = &name.route {
         request = request.route(route);
     } else if name.path.is_none() {
-        // A command line means what it says, braces included.
+        // A command line is taken literally, including braces.
         return client.once(LockKey::raw(key)).record_key();
     }
     if let Some(caller) = &name.caller {
@@ -121,7 +121,7 @@ fn in_json(name: &RecordName, record: &RecordKey, view: Option<&RecordView>) -> 
     object
 }
 
-/// The result of work, or the answer to a request; `None` where it was not asked for.
+/// The result of work, or the response to a request; `None` if not requested.
 fn result(state: &RecordState) -> Option<Value> {
     let RecordState::Completed {
         response: Some(bytes),

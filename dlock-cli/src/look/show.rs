@@ -11,9 +11,9 @@ use super::diagnosis::Diagnosis;
 use super::survey::{Row, Survey, place, wait_line};
 use super::text::{clean, json_line, time};
 
-/// All holders of this lock.
+/// Shows all holders of this lock.
 pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCode, Error> {
-    // A command line means what it says, braces included.
+    // A command line is taken literally, including braces.
     let key = LockKey::raw(args.key.as_str());
     let holders = client.holders(key.clone()).await?;
     if holders.is_empty() {

@@ -26,11 +26,11 @@ pub(super) struct Row {
 }
 
 impl Survey {
-    /// Looks at the locks whose names fit a pattern.
+    /// Surveys the locks whose names match a pattern.
     pub(super) async fn of(client: &LockClient, pattern: &str) -> Result<Survey, Error> {
         let survey = client.survey(begin_of(pattern), true).await;
         match survey.clients_unknown {
-            // Then all that is known is what the store itself says.
+            // Then only the store's own data is known.
             None | Some(Error::Unsupported { .. } | Error::Refused { .. }) => {}
             Some(error) => return Err(error),
         }
@@ -66,7 +66,7 @@ impl Row {
         self.holder.hold.as_ref().map(|hold| hold.held)
     }
 
-    /// For programs.
+    /// As JSON, for programs.
     pub(super) fn json(&self) -> Value {
         let Holder {
             id,
@@ -132,7 +132,7 @@ impl Row {
         })
     }
 
-    /// For people, in one line.
+    /// As one line, for people.
     pub(super) fn line(&self) -> String {
         let key = clean(self.key.as_str());
         let held = match self.holder.known_kind() {
@@ -169,7 +169,7 @@ impl Row {
     }
 }
 
-/// Where a client is, for people.
+/// The location of a client, for people.
 pub(super) fn place(client: &ClientReport) -> String {
     let address = client.address.as_deref().unwrap_or("address unknown");
     let (service, host) = (clean(&client.service), clean(&client.host));
@@ -180,7 +180,7 @@ pub(super) fn place(client: &ClientReport) -> String {
     )
 }
 
-/// A wait, for programs.
+/// A wait as JSON, for programs.
 pub(super) fn wait_json(client: &ClientReport, wait: &WaitReport) -> Value {
     json!({
         "key": wait.key.as_str(),
@@ -196,7 +196,7 @@ pub(super) fn wait_json(client: &ClientReport, wait: &WaitReport) -> Value {
     })
 }
 
-/// A wait, for people, in one line.
+/// A wait as one line, for people.
 pub(super) fn wait_line(client: &ClientReport, wait: &WaitReport) -> String {
     let (key, location) = (clean(wait.key.as_str()), clean(&wait.location));
     let note = wait.note.as_deref().map(|note| format!("  \"{}\"", clean(note)));

@@ -1,17 +1,17 @@
-//! How things are printed. What comes from the store may be written by anybody: it must do nothing to a terminal.
+//! Formatting for output. Values from the store may come from any client: they must not affect the terminal.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::Value;
 
-/// Whether a character can do something to a terminal, or make a text look like another one.
+/// Whether a character can affect a terminal, or disguise a text.
 fn is_wild(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The text with what could do something escaped.
+/// Escapes such characters in a text.
 pub(crate) fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
@@ -23,7 +23,7 @@ pub(crate) fn clean(text: &str) -> String {
     clean
 }
 
-/// A JSON value as one line, in which also those characters are escaped that JSON lets pass.
+/// A JSON value as one line; also escapes such characters that JSON permits.
 pub(crate) fn json_line(value: &Value) -> String {
     let mut line = String::new();
     for c in value.to_string().chars() {
@@ -57,7 +57,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether a name fits a pattern in which `*` stands for anything; a pattern without one is a beginning.
+/// Whether a name matches a pattern in which `*` matches anything; a pattern without `*` is a prefix.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     let Some((begin, mut rest)) = pattern.split_once('*') else {
         return name.starts_with(pattern);
@@ -73,7 +73,7 @@ pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     name.ends_with(rest)
 }
 
-/// What the names that fit a pattern begin with.
+/// The common prefix of the names that match a pattern.
 pub(crate) fn begin_of(pattern: &str) -> &str {
     pattern.split('*').next().unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use super::args::WatchArgs;
 use super::survey::{Survey, wait_json, wait_line};
 use super::text::{clean, json_line};
 
-/// Looks again and again, until the user has seen enough.
+/// Refreshes until the user quits.
 pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitCode, Error> {
     if args.once || args.json || !std::io::stdout().is_terminal() {
         loop {
@@ -27,7 +27,7 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
     }
     let screen = Screen::enter();
     loop {
-        // A store that is away for a while is what one watches for.
+        // An outage of the store is one of the things to watch.
         let lines = match Survey::of(client, &args.pattern).await {
             Ok(survey) => lines(&survey),
             Err(error) => vec![format!("{} [{}]", clean(&error.to_string()), error.code())],
@@ -41,7 +41,7 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
     }
 }
 
-/// Waits first, then what nearly expired, then the rest.
+/// Waits first, then near misses, then the rest.
 fn lines(survey: &Survey) -> Vec<String> {
     let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| row.holder.is_near_its_end());
     let mut lines = vec![format!(
@@ -74,7 +74,7 @@ fn all_json(survey: &Survey) -> Value {
     json!({ "locks": locks, "waits": waits })
 }
 
-/// The other screen of the terminal, which is left as it was found.
+/// The alternate screen of the terminal, which is restored afterwards.
 struct Screen {
     #[cfg(unix)]
     before: Option<nix::sys::termios::Termios>,
@@ -89,7 +89,7 @@ impl Screen {
         }
     }
 
-    /// As much as the screen has room for.
+    /// As many lines as fit on the screen.
     fn show(&self, lines: &[String]) {
         let (width, height) = size();
         let mut out = String::from("\x1b[H");
@@ -104,7 +104,7 @@ impl Screen {
         let _ = stdout.flush();
     }
 
-    /// Until q is typed.
+    /// Completes when q is typed.
     async fn is_left(&self) {
         use tokio::io::AsyncReadExt;
 
@@ -114,7 +114,7 @@ impl Screen {
             match stdin.read(&mut key).await {
                 Ok(1) if matches!(key[0], b'q' | b'Q') => return,
                 Ok(1) => {}
-                // There is nobody to type.
+                // Without a terminal there is no keyboard.
                 _ => std::future::pending().await,
             }
         }
@@ -134,7 +134,7 @@ impl Drop for Screen {
     }
 }
 
-/// Has keys come at once and unseen; the settings of before.
+/// Delivers keys at once and without echo; returns the previous settings.
 #[cfg(unix)]
 fn keys_at_once() -> Option<nix::sys::termios::Termios> {
     use nix::sys::termios::{LocalFlags, SetArg, tcgetattr, tcsetattr};

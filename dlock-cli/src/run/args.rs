@@ -1,4 +1,4 @@
-//! What `dlock run` is asked for, and whether that makes sense.
+//! The arguments of `dlock run`, and their checks.
 
 use std::ffi::OsString;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use dlock::{Lease, LockKey, LockKind, LockOptions};
 
 use super::once_args::{OnceArgs, OncePlan};
 
-/// What the help ends with.
+/// The end of the help.
 const MORE: &str = "\
 Exit status:
   that of the command; 128 + N when signal N ended it
@@ -45,8 +45,8 @@ Examples:
 /// Runs a command under a lock: flock(1) for a fleet.
 ///
 /// The lock is renewed while the command runs, and released when it has ended. Signals are passed on to the command.
-/// When the lock is lost the command is ended: by SIGTERM, and by SIGKILL before the expiry lets another client acquire
-/// the lock. docs/run.md says more.
+/// When the lock is lost the command is ended: with SIGTERM, and with SIGKILL before the expired lease lets another
+/// client acquire the lock. See docs/run.md.
 #[derive(Debug, Args)]
 #[command(after_long_help = MORE, after_help = "More, with exit status and examples: dlock run --help")]
 pub(crate) struct RunArgs {
@@ -56,44 +56,43 @@ pub(crate) struct RunArgs {
     /// Ask once, and give up if another client holds the lock.
     #[arg(long, short = 'n')]
     r#try: bool,
-    /// The lease of the lock, which is renewed every third of it for as long as the command runs [default: the URL's,
-    /// 30s].
+    /// The lease of the lock, renewed every third of it for as long as the command runs [default: the URL's, 30s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
-    /// Have the lock for this long and no longer: it is not renewed, and the command is ended when it runs out.
+    /// Hold the lock for this long and no longer: it is not renewed, and the command is ended when it expires.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "lease")]
     fixed_lease: Option<Duration>,
-    /// lock, fair (in the order of arrival), read (together with other readers), write (without any reader),
-    /// fenced (tokens are those of Redisson's fenced lock), semaphore=N (one of N, as many at a time), multi (another
-    /// word for lock, of several keys).
+    /// lock, fair (in order of arrival), read (together with other readers), write (without any reader), fenced (with
+    /// the tokens of Redisson's fenced lock), semaphore=N (one of N permits), multi (another word for lock, for several
+    /// keys).
     #[arg(long, value_name = "KIND", default_value = "lock")]
     kind: Wanted,
-    /// With --kind write: new readers stand back while this waits, so that it does not wait for ever where reads
-    /// overlap without end.
+    /// With --kind write: new readers yield while this waits, so that it does not starve where reads overlap without
+    /// end.
     #[arg(long)]
     prefer_writers: bool,
-    /// Keep the lock taken for at least this long from its acquisition, however soon the command ends: so that a
+    /// Keep the lock held for at least this long from its acquisition, however soon the command ends: so that a
     /// scheduled job runs once on machines whose clocks differ.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     min_hold: Option<Duration>,
-    /// The time between SIGTERM and SIGKILL when the lock is lost. It lies before the end of the lease: a command
-    /// whose lock cannot be renewed is sent SIGTERM while that lasts, so that it is gone when others can have the lock
+    /// The time between SIGTERM and SIGKILL when the lock is lost. It is part of the lease: a command whose lock cannot
+    /// be renewed gets SIGTERM before the lease ends, so that it is gone when other clients can acquire the lock
     /// [default: a sixth of the lease, at most 5s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     grace: Option<Duration>,
-    /// What becomes of the command when the lock is lost.
+    /// What happens to the command when the lock is lost.
     #[arg(long, value_enum, value_name = "WHAT", default_value = "end")]
     on_lost: OnLost,
     /// The exit status when another client holds the lock [default: 75]; with --once, --every and --slot also when the
     /// command was run before [default: 0 then].
     #[arg(long, short = 'E', value_name = "N")]
     conflict_exit_code: Option<u8>,
-    /// Say nothing but what is wrong with the arguments.
+    /// Print nothing but errors in the arguments.
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
     once: OnceArgs,
-    /// The name of the lock, or of what is run once. Of several locks, all are acquired or none.
+    /// The name of the lock, or of the work to run once. Of several locks, all are acquired or none.
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<String>,
     /// The command and its arguments, after `--`.
@@ -101,21 +100,21 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// What becomes of the command when its lock is lost.
+/// What happens to the command when its lock is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum OnLost {
-    /// It is ended, and everything that it has started in its process group.
+    /// It is ended, with everything that it has started in its process group.
     End,
-    /// It goes on: what it writes to checks DLOCK_FENCING_TOKEN.
+    /// It continues: the resource that it writes to checks DLOCK_FENCING_TOKEN.
     Ignore,
 }
 
-/// What sort of lock.
+/// The kind of lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// A lock of this kind, or several.
     Lock(LockKind),
-    /// One permit of so many, unless the total is set already.
+    /// One of this many permits, unless the total is set already.
     Permit(u32),
 }
 
@@ -150,16 +149,16 @@ impl FromStr for Wanted {
     }
 }
 
-/// The same, checked.
+/// The checked arguments.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// As they were named, each once.
+    /// In the given order, each once.
     pub(super) keys: Vec<LockKey>,
     pub(super) kind: Wanted,
     pub(super) prefer_writers: bool,
-    /// Asks once, without waiting.
+    /// Whether to ask once, without waiting.
     pub(super) tries: bool,
-    /// What is run once, in place of under a lock.
+    /// The work to run once, instead of a lock.
     pub(super) once: Option<OncePlan>,
     pub(super) options: LockOptions,
     pub(super) grace: Option<Duration>,
@@ -173,7 +172,7 @@ impl RunArgs {
     pub(super) fn plan(self) -> Result<Plan, String> {
         let mut keys: Vec<LockKey> = Vec::new();
         for key in self.keys {
-            // A command line means what it says, braces included.
+            // A command line is taken literally, including braces.
             let key = LockKey::raw(key);
             if !keys.contains(&key) {
                 keys.push(key);
@@ -208,7 +207,7 @@ impl Plan {
     pub(super) fn only_key(&self) -> Result<&LockKey, String> {
         match &self.keys[..] {
             [only] => Ok(only),
-            _ => Err("a semaphore has one key: permits of several are not had at once".to_owned()),
+            _ => Err("cannot acquire permits of several semaphores atomically: name one key".to_owned()),
         }
     }
 
@@ -239,7 +238,7 @@ impl Plan {
         let Some(grace) = self.grace else {
             return Ok((lease / 6).min(Duration::from_secs(5)));
         };
-        // A renewed lease has two thirds left when its renewal is due; what is nearer to that is no sign of trouble.
+        // A renewed lease has two thirds left when its renewal is due; a later point does not indicate trouble.
         let (most, part) = match is_fixed {
             true => (lease, "less than the lease"),
             false => (lease / 2, "at most half of the lease"),

@@ -1,4 +1,4 @@
-//! The command while it runs: a process group, and what becomes of its first process.
+//! The running command: a process group, and the state of its first process.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use nix::unistd::Pid;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// How often it is looked whether anything of a group is left.
+/// How often to check whether a process of a group is left.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A command that was started.
+/// A started command.
 #[derive(Debug)]
 pub(super) struct Running {
     /// The group, which has the number of its first process.
@@ -21,21 +21,21 @@ pub(super) struct Running {
     changes: mpsc::UnboundedReceiver<Change>,
 }
 
-/// What has become of it.
+/// A change of its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Stopped by this signal; it can go on.
+    /// Stopped by this signal; it can be resumed.
     Stopped(Signal),
-    /// Ended by itself.
+    /// Exited with this status.
     Exited(i32),
     /// Ended by this signal.
     Killed(Signal),
 }
 
 impl Running {
-    /// Starts it. To be called from the main thread: the command ends when the thread does that started it.
+    /// Starts it. Call this from the main thread: the command ends with the thread that started it.
     pub(super) fn start(mut command: Command) -> std::io::Result<Running> {
-        // What loses its parent becomes our child, so that we can tell whether it has ended.
+        // Orphans become our children, so that we can tell whether they have ended.
         #[cfg(target_os = "linux")]
         let _ = nix::sys::prctl::set_child_subreaper(true);
         let child = command.spawn()?;
@@ -61,7 +61,7 @@ impl Running {
         Ok(Running { group, changes })
     }
 
-    /// The next that becomes of it. Cancel safe.
+    /// Waits for its next change of state. Cancel safe.
     pub(super) async fn change(&mut self) -> Change {
         match self.changes.recv().await {
             Some(change) => change,
@@ -69,8 +69,8 @@ impl Running {
         }
     }
 
-    /// Passes a signal on: to all of the group if it ends or stops processes that do not handle it, so that no part
-    /// goes on without the others and without the lock; else to the command alone, which knows what it means.
+    /// Passes a signal on: to the whole group if it ends or stops processes by default, so that no part continues
+    /// without the others and without the lock; otherwise to the command alone, which interprets it.
     pub(super) fn pass_on(&self, signal: Signal) {
         let _ = match signal {
             Signal::SIGUSR1 | Signal::SIGUSR2 => signal::kill(self.group, signal),
@@ -78,28 +78,28 @@ impl Running {
         };
     }
 
-    /// Has what was stopped go on.
+    /// Resumes the stopped processes.
     pub(super) fn resume(&self) {
         let _ = signal::killpg(self.group, Signal::SIGCONT);
     }
 
-    /// Asks all of it to end.
+    /// Asks the whole group to end.
     pub(super) fn terminate(&self) {
         let _ = signal::killpg(self.group, Signal::SIGTERM);
-        // What is stopped hears of it only when it goes on.
+        // A stopped process gets the signal only when it is resumed.
         self.resume();
     }
 
-    /// Ends all of it.
+    /// Kills the whole group.
     pub(super) fn kill(&self) {
         let _ = signal::killpg(self.group, Signal::SIGKILL);
     }
 
-    /// Waits until nothing of the group is left, after its first process has ended; `false` if something still is at
-    /// `until`.
+    /// Waits until nothing of the group is left, after its first process has ended; returns false if something still is
+    /// at `until`.
     pub(super) async fn rest(&self, until: Instant) -> bool {
         loop {
-            // Processes that have ended are there until their parent has waited for them.
+            // Processes that have ended exist until their parent has waited for them.
             let all = Pid::from_raw(-self.group.as_raw());
             while matches!(waitpid(all, Some(WaitPidFlag::WNOHANG)), Ok(status) if status.pid().is_some()) {}
             if signal::killpg(self.group, None) == Err(Errno::ESRCH) {

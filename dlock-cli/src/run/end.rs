@@ -4,13 +4,13 @@ use nix::sys::signal::Signal;
 
 use super::terminal::Terminal;
 
-/// The lock was not acquired: the same that sendmail and flock's users take for "try again later" (`EX_TEMPFAIL`).
+/// The lock was not acquired: the code that sendmail and users of flock take as "try again later" (`EX_TEMPFAIL`).
 pub(super) const NOT_HAD: u8 = 75;
 /// The lock was lost.
 pub(super) const LOST: u8 = 76;
 /// Work that is done once was given up: it failed or crashed, and is not tried again.
 pub(super) const GIVEN_UP: u8 = 77;
-/// As shells have it.
+/// The convention of shells.
 pub(super) const NOT_STARTED: u8 = 126;
 pub(super) const NOT_FOUND: u8 = 127;
 pub(super) const BY_SIGNAL: u8 = 128;
@@ -19,13 +19,13 @@ pub(super) const BY_SIGNAL: u8 = 128;
 #[derive(Debug)]
 pub(super) enum End {
     With(u8),
-    /// As the command did, so that the shell knows that Ctrl-C was pressed; the rest of the shell's job has been told or
-    /// not.
+    /// With the signal of the command, so that the shell knows that Ctrl-C was pressed; the rest of the shell's job has
+    /// been told or not.
     By {
         signal: Signal,
         told: bool,
     },
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Misused(String),
 }
 

@@ -16,7 +16,7 @@ pub(super) enum Hold {
     Permit(Permit),
 }
 
-/// Has what both offer, and takes it.
+/// Applies the options and acquires, for locks and permits alike.
 macro_rules! take {
     ($of:expr, $client:ident, $plan:ident, $say:ident) => {{
         let of = $of.options($plan.options.clone());
@@ -28,7 +28,7 @@ macro_rules! take {
 }
 
 impl Hold {
-    /// Takes it. The grace is known only with the lease.
+    /// Acquires it. The grace period is known only with the lease.
     pub(super) async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(Hold, Duration), End> {
         let grace = plan.grace(client.lease()).map_err(End::Misused)?;
         let taken = match plan.kind {
@@ -68,7 +68,7 @@ impl Hold {
         }
     }
 
-    /// The command has ended, and what becomes of the lock changes nothing about how.
+    /// Releases it after the command has ended; a failure does not change the exit status.
     pub(super) async fn give_back(self, say: Say) {
         let was_held = self.view().is_held();
         match self.release().await {
@@ -78,10 +78,10 @@ impl Hold {
     }
 }
 
-/// What the command needs, as it is seen while that runs.
+/// The hold as seen while the command runs.
 pub(super) enum View {
     Hold(Held),
-    /// Of work that is done once.
+    /// For work that is done once.
     Claim(OnceClaim),
 }
 
@@ -93,7 +93,7 @@ impl View {
         }
     }
 
-    /// How long it is held for sure.
+    /// How long it is certain to be held.
     pub(super) fn remaining(&self) -> Duration {
         match self {
             View::Hold(held) => held.remaining(),
@@ -108,7 +108,7 @@ impl View {
         }
     }
 
-    /// Tells the command what it runs under.
+    /// Tells the command about its hold.
     pub(super) fn tell(&self, command: &mut Command, plan: &Plan) {
         command.env("DLOCK_KEY", plan.lines(LockKey::to_string));
         match self {

@@ -1,7 +1,8 @@
 //! A process that ends the command if dlock cannot: because it was killed, or stopped for longer than the lease.
 //!
-//! It is told until when the lock is held for sure, again and again. When that has passed, or when dlock is gone, it kills
-//! the command's whole process group: the command itself goes with dlock at once (on Linux), its children would not.
+//! It is repeatedly told until when the lock is certain to be held. When that has passed, or when dlock is gone, it
+//! kills the command's whole process group: the command itself ends with dlock at once (on Linux), but its children
+//! would not.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -17,11 +18,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::start::this_program;
 
-/// A timer that was set before the machine slept rings late; so it is looked at the clock at least this often.
+/// A timer that was set before a suspend fires late, so the clock is checked at least this often.
 const EVERY: Duration = Duration::from_secs(1);
 const DONE: &str = "done";
 
-/// dlock's end of it.
+/// dlock's end of the connection.
 #[derive(Debug)]
 pub(super) struct Keeper(UnixStream);
 
@@ -29,10 +30,10 @@ impl Keeper {
     /// Starts it; it does nothing until it is told of a command.
     pub(super) fn start() -> std::io::Result<Keeper> {
         let (ours, theirs) = UnixStream::pair()?;
-        // One that does not read must not keep us from watching.
+        // A keeper that does not read must not block this process.
         ours.set_nonblocking(true)?;
         let mut command = this_program();
-        // Nothing that was opened for the command is kept open by it, and Ctrl-C is not for it.
+        // It keeps no file of the command open, and ignores Ctrl-C.
         command
             .arg("run-keeper")
             .stdin(OwnedFd::from(theirs))
@@ -45,25 +46,25 @@ impl Keeper {
         Ok(Keeper(ours))
     }
 
-    /// The command of this group may run for `remaining` from when this is called, or a little less.
+    /// Allows the command of this group to run for `remaining` from the time of this call, or a little less.
     pub(super) fn allow(&self, group: Pid, remaining: impl FnOnce() -> Duration) {
         let now = clock();
         let until = now + remaining();
         self.tell(&format!("{group} {}", until.as_nanos()));
     }
 
-    /// The command has ended.
+    /// Reports that the command has ended.
     pub(super) fn dismiss(self) {
         self.tell(DONE);
     }
 
     fn tell(&self, line: &str) {
-        // A keeper that is gone counts as a loss by itself, which cannot be mended here.
+        // A keeper that is gone counts as a loss by itself, which cannot be repaired here.
         let _ = (&self.0).write_all(format!("{line}\n").as_bytes());
     }
 }
 
-/// What it is told.
+/// A message to the keeper.
 enum Order {
     Allow { group: Pid, until: Duration },
     Done,
@@ -75,7 +76,7 @@ impl Order {
             return Some(Order::Done);
         }
         let (group, until) = line.split_once(' ')?;
-        // Group 1 and below is not one but many.
+        // Group 1 and below means several groups.
         let group = group.parse().ok().filter(|group| *group > 1)?;
         Some(Order::Allow {
             group: Pid::from_raw(group),
@@ -86,7 +87,7 @@ impl Order {
 
 /// `dlock run-keeper`.
 pub(crate) fn keep() -> ExitCode {
-    // Signals are blocked: a signal to all processes of dlock also asks the command to end, which may take its time.
+    // Signals are blocked: a signal to all processes of dlock also asks the command to end, which may take a while.
     let _ = SigSet::all().thread_block();
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_name(c"dlock-keeper");
@@ -114,7 +115,7 @@ pub(crate) fn keep() -> ExitCode {
     }
 }
 
-/// A clock that both processes share, and that goes on while the machine sleeps where there is one.
+/// A clock that both processes share, and that runs while the machine sleeps, if there is one.
 fn clock() -> Duration {
     #[cfg(target_os = "linux")]
     let id = ClockId::Boottime;

@@ -53,13 +53,13 @@ pub(crate) fn run(url: &str, args: RunArgs) -> Result<ExitCode, String> {
         .build()
         .map_err(|error| format!("the runtime does not start: {error}"))?;
     let end = runtime.block_on(carried_out(url, &plan, signals));
-    // A name that is still looked up is not waited for.
+    // A name that is still being resolved is not waited for.
     runtime.shutdown_background();
     match end {
         End::With(status) => Ok(ExitCode::from(status)),
         End::By { signal, told } => {
             if !told {
-                // What the terminal would have told all of them, had the command been one of them.
+                // What the terminal would have told all of them, had the command been in their group.
                 signals::tell_group(signal);
             }
             signals::take(signal);

@@ -19,13 +19,13 @@ use super::terminal::Terminal;
 use super::watch::{self, How};
 use crate::look::clean;
 
-/// The longest wait that the library takes.
+/// The longest wait that the library accepts.
 const AS_LONG_AS_IT_TAKES: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// For so long a settlement is waited for after a signal to end.
+/// How long to wait for a settlement after a signal to end.
 const A_MOMENT: Duration = Duration::from_secs(2);
 
-/// Runs the command, unless it was run before.
+/// Runs the command, unless it ran before.
 pub(super) async fn run(
     client: &LockClient,
     plan: &Plan,
@@ -58,7 +58,7 @@ pub(super) async fn run(
             claim.not_started();
             false
         }
-        // It ended in the middle: the claim is given up, as that of a process that crashed.
+        // It ended in the middle: the claim is given up, as after a crash.
         How::Lost | How::Interrupted | How::Ended(_) => return ended.end,
     };
     let host = client.active().host.clone();
@@ -67,7 +67,7 @@ pub(super) async fn run(
     let settled = tokio::select! {
         biased;
         settled = &mut settling => settled,
-        // What came of the command is sent all the same, and has a moment to arrive.
+        // The outcome of the command is sent all the same, and has a moment to arrive.
         _ = signals.end() => match tokio::time::timeout(A_MOMENT, settling).await {
             Ok(settled) => settled,
             Err(_) => {
@@ -92,7 +92,7 @@ pub(super) async fn run(
     }
 }
 
-/// What is kept of a success.
+/// The stored form of a success.
 fn result(host: &str) -> Value {
     let ended = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     json!({ "host": host, "ended": ended })
@@ -108,7 +108,7 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// What came of a call.
+/// The outcome of a call.
 enum Reply {
     Ran,
     Unrecorded(Error),
@@ -116,7 +116,7 @@ enum Reply {
     Elsewhere {
         attempt: u32,
         remaining: Duration,
-        /// The slot that was asked for, and the one whose command runs.
+        /// The requested slot, and the one whose command runs.
         slots: Option<[SystemTime; 2]>,
     },
     Missed {
@@ -126,7 +126,7 @@ enum Reply {
     Other,
 }
 
-/// What a call has answered.
+/// The answer to a call.
 type Answer = Result<Reply, OnceError<Failed>>;
 
 /// The call for this command.
@@ -142,14 +142,14 @@ enum Admitted {
     Answered(Answer),
 }
 
-/// A call whose work was claimed, and that waits for how the command ended. Dropped, the claim is given up.
+/// A call with a claim that waits for how the command ends. Dropped, the claim is given up.
 struct Settling {
     outcome: oneshot::Sender<Option<Value>>,
     call: LocalBoxFuture<'static, Answer>,
 }
 
 impl Settling {
-    /// With what is kept of a success, or without it.
+    /// With the stored form of a success, or without it.
     async fn settle(self, success: Option<Value>) -> Answer {
         let _ = self.outcome.send(success);
         self.call.await
@@ -179,7 +179,7 @@ impl Calls {
         })
     }
 
-    /// Asks until the command may run, or it is known that it does not.
+    /// Asks until the command may run, or certainly does not.
     async fn admitted(&self) -> Admitted {
         if self.every.is_none() && self.slot.is_none() {
             return self.call(self.wait, None).await;
@@ -313,7 +313,7 @@ fn not_run(answer: Answer, plan: &Plan, say: Say) -> End {
         Err(error @ OnceError::Lost { .. }) => (LOST, error.to_string()),
         Err(error) => (NOT_HAD, error.to_string()),
         Ok(Reply::Ran | Reply::Unrecorded(_) | Reply::Other) => {
-            (NOT_HAD, "the library gave a strange answer".to_owned())
+            (NOT_HAD, "the library returned an unexpected answer".to_owned())
         }
     };
     say.line(&format!("{work}: {why}"));
@@ -324,7 +324,7 @@ fn rfc3339(time: SystemTime) -> impl std::fmt::Display {
     humantime::format_rfc3339(time)
 }
 
-/// On which machine and when, if `dlock run` has kept that.
+/// On which machine and when, if `dlock run` stored that.
 fn by(result: &Value) -> String {
     match (result["host"].as_str(), result["ended"].as_str()) {
         (Some(host), Some(ended)) => format!(", on {} until {}", clean(host), clean(ended)),

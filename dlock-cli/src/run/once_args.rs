@@ -1,4 +1,4 @@
-//! What `dlock run --once` is asked for.
+//! The arguments of `dlock run --once`.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,27 +8,28 @@ use dlock::{LockKey, OnFailure};
 
 use super::when;
 
-/// Options of locks that mean nothing here.
+/// Options of locks that have no effect here.
 const OF_LOCKS: [&str; 4] = ["kind", "prefer_writers", "fixed_lease", "min_hold"];
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Once in a fleet", group = ArgGroup::new("asked_once").multiple(true))]
 pub(crate) struct OnceArgs {
-    /// Run the command once in the whole fleet, in place of under a lock: not again after it has ended with status 0. While
-    /// another machine runs it, this one waits (--wait, --try); where that fails or crashes, this one runs it.
+    /// Run the command once in the whole fleet, instead of under a lock: not again after it has ended with status 0.
+    /// While another machine runs it, this one waits (--wait, --try); if that run fails or crashes, this machine runs
+    /// it.
     #[arg(long, group = "asked_once", conflicts_with_all = OF_LOCKS, conflicts_with_all = ["every", "slot"])]
     once: bool,
-    /// The same, once in each slot of time, as in 5min, for cron on every machine. Slots begin at the multiples of the
-    /// period since 1970 by the clock of the store; a tick is for the nearest one. A slot that begins while the command of
-    /// an earlier one runs is skipped.
+    /// Run the command once in each slot of time, as in 5min, for cron on every machine. Slots begin at the multiples
+    /// of the period since 1970 by the clock of the store; a tick is for the nearest one. A slot that begins while the
+    /// command of an earlier one runs is skipped.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, group = "asked_once",
           conflicts_with_all = OF_LOCKS)]
     every: Option<Duration>,
-    /// The same, once in the slot that begins then: for which time the scheduler fires, the same on every machine, as in
-    /// 2026-11-22T03:00:00Z, with an offset (+01:00), or @1763780400. Not the present.
+    /// Run the command once in the slot that begins at this time: the time for which the scheduler fires, the same on
+    /// every machine, as in 2026-11-22T03:00:00Z, with an offset (+01:00), or @1763780400. Not the present.
     #[arg(long, value_name = "WHEN", value_parser = when::parse, group = "asked_once", conflicts_with_all = OF_LOCKS)]
     slot: Option<SystemTime>,
-    /// How long it is kept that the command was run; after that it runs again [default: 1day; with --every at least three
+    /// How long to remember that the command ran; after that it runs again [default: 1day; with --every at least three
     /// periods].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "asked_once")]
     keep: Option<Duration>,
@@ -41,7 +42,7 @@ pub(crate) struct OnceArgs {
         requires = "asked_once"
     )]
     on_failure: AfterFailure,
-    /// Give up after so many attempts in all, those that crashed included; with slots, in each slot.
+    /// Give up after this many attempts in all, including crashed ones; with slots, in each slot.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "asked_once",
           conflicts_with = "on_failure")]
     attempts: Option<u32>,
@@ -73,7 +74,7 @@ enum AfterCrash {
     Leave,
 }
 
-/// The same, checked.
+/// The checked arguments.
 #[derive(Debug, Clone)]
 pub(crate) struct OncePlan {
     pub(super) key: LockKey,

@@ -1,4 +1,4 @@
-//! What `dlock run` says itself: on standard error only, for its standard output is the command's.
+//! The output of `dlock run` itself: on standard error only, since its standard output is the command's.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use super::args::Plan;
 
 /// A shorter wait is not reported.
 const SOON: Duration = Duration::from_millis(500);
-/// How often the line is written anew.
+/// How often the line is rewritten.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Says it, or not.
+/// Prints messages, unless quiet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Say {
     quiet: bool,
@@ -23,14 +23,14 @@ impl Say {
         Say { quiet }
     }
 
-    /// One line.
+    /// Prints one line.
     pub(super) fn line(self, text: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr().lock(), "dlock: {text}");
         }
     }
 
-    /// Waits, and tells a user at a terminal which lock it waits for, and which holder has it.
+    /// Waits, and shows at a terminal the awaited lock and its holder.
     pub(super) async fn while_waiting<T>(
         self,
         client: &LockClient,
@@ -49,7 +49,7 @@ impl Say {
     }
 }
 
-/// Whether the line stands there. It goes when this does.
+/// Whether the line is shown. It is removed when this is dropped.
 struct Shown(bool);
 
 impl Shown {
@@ -85,7 +85,7 @@ impl Drop for Shown {
     }
 }
 
-/// Instead of what stood there.
+/// Replaces the current line.
 fn line(text: &str) {
     let mut err = std::io::stderr().lock();
     let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());

@@ -1,16 +1,16 @@
 //! The signals that `dlock run` passes on.
 //!
-//! They are blocked and waited for by a thread of their own, and no handler is ever set: so the command starts with the
-//! dispositions that dlock was started with (under nohup(1) it ignores SIGHUP too), and dlock can end by a signal itself.
-//! What was started has them blocked as well, until it [lets them through](let_through).
+//! They are blocked and a separate thread waits for them; no handler is ever set. So the command starts with the
+//! dispositions with which dlock was started (under nohup(1) it ignores SIGHUP too), and a signal can end dlock itself.
+//! Started processes have them blocked as well, until they [let them through](let_through).
 
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
-/// Those that end a command which does nothing about them.
+/// Signals that end a command by default.
 pub(super) const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
-/// Those that mean whatever the command makes of them.
+/// Signals whose meaning is up to the command.
 const OTHERS: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
 
 /// A process that blocks it may take the terminal from the background.
@@ -21,19 +21,19 @@ fn waited_for() -> impl Iterator<Item = Signal> {
     ENDING.into_iter().chain(OTHERS).chain(stops)
 }
 
-/// Unblocks them all, in a process that was started by one that has blocked them.
+/// Unblocks them all, in a process whose parent has blocked them.
 pub(super) fn let_through() {
     let blocked: SigSet = waited_for().chain([TERMINAL]).collect();
     let _ = blocked.thread_unblock();
 }
 
-/// The signals that this process is sent.
+/// The signals sent to this process.
 #[derive(Debug)]
 pub(super) struct Signals(mpsc::UnboundedReceiver<Signal>);
 
 impl Signals {
-    /// From now on they do nothing but come here. To be called before any other thread is started, for each has a mask
-    /// of its own, inherited from its parent.
+    /// From now on they only arrive here. Call this before any other thread is started, since each thread inherits its
+    /// mask from its parent.
     pub(super) fn catch() -> std::io::Result<Signals> {
         let wanted: SigSet = waited_for().filter(|signal| !is_ignored(*signal)).collect();
         let mut blocked = wanted;
@@ -53,7 +53,7 @@ impl Signals {
         Ok(Signals(receiver))
     }
 
-    /// The next one. Cancel safe.
+    /// Waits for the next one. Cancel safe.
     pub(super) async fn next(&mut self) -> Signal {
         match self.0.recv().await {
             Some(signal) => signal,
@@ -61,7 +61,7 @@ impl Signals {
         }
     }
 
-    /// The next one that asks for an end, while there is no command yet, or none any more. Cancel safe.
+    /// Waits for the next one that asks to end, before or after the command. Cancel safe.
     pub(super) async fn end(&mut self) -> Signal {
         loop {
             match self.next().await {
@@ -72,12 +72,12 @@ impl Signals {
         }
     }
 
-    /// Stops this process and the rest of its group, as Ctrl-Z would. Returns when they go on, or at once where no
-    /// process could have them go on. Returns the signals that came meanwhile.
+    /// Stops this process and the rest of its group, as Ctrl-Z would. Returns when they are resumed, or at once if no
+    /// process could resume them. Returns the signals that arrived in the meantime.
     pub(super) async fn stop_all(&mut self) -> Vec<Signal> {
         let mut others = Vec::new();
         if !is_ignored(Signal::SIGTSTP) && tell_group(Signal::SIGTSTP) {
-            // This process was told with the others, and must not hear of it when it goes on.
+            // This process got the signal with the others, and must not handle it again when it is resumed.
             loop {
                 match self.next().await {
                     Signal::SIGTSTP => break,
@@ -95,7 +95,7 @@ pub(super) fn tell_group(signal: Signal) -> bool {
     signal::kill(Pid::from_raw(0), signal).is_ok()
 }
 
-/// Has a signal do to this process what it does to one that has never caught it: comes back only if that is no end.
+/// Applies the default action of a signal to this process: returns only if that does not end it.
 pub(super) fn take(signal: Signal) {
     let one: SigSet = [signal].into_iter().collect();
     if signal::raise(signal).is_ok() {
@@ -104,7 +104,7 @@ pub(super) fn take(signal: Signal) {
     }
 }
 
-/// Whether the parent of this process has it ignore the signal. Blocked, it would not be ignored any more.
+/// Whether the parent made this process ignore the signal. Blocked, it would not be ignored any more.
 #[cfg(target_os = "linux")]
 fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What comes between dlock and the command: dlock itself, started once more, which sets up what only the new process
-//! can, waits until it is watched over, and then becomes the command.
+//! The step between dlock and the command: dlock itself, started again, sets up what only the new process can, waits
+//! until the keeper watches it, and then becomes the command.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -25,7 +25,7 @@ pub(crate) struct StartArgs {
     /// Take the terminal.
     #[arg(long)]
     foreground: bool,
-    /// The pipe that gets a byte where the command cannot be started.
+    /// The pipe that gets a byte if the command cannot be started.
     #[arg(long)]
     failure: Option<RawFd>,
     #[arg(required = true, last = true)]
@@ -33,7 +33,7 @@ pub(crate) struct StartArgs {
 }
 
 impl StartArgs {
-    /// A command that starts this program for that, in a process group of its own.
+    /// Builds a command that starts this program for that, in a separate process group.
     pub(super) fn command(command: &[OsString], tied: bool, foreground: bool, failure: RawFd) -> Command {
         let mut start = this_program();
         start.arg("run-start").process_group(0);
@@ -51,7 +51,7 @@ impl StartArgs {
 
 /// This program, to be started again.
 pub(super) fn this_program() -> Command {
-    // On Linux the running program, also if another one has its name by now.
+    // On Linux the running program, even if its file was replaced.
     let path = match cfg!(target_os = "linux") {
         true => Ok("/proc/self/exe".into()),
         false => std::env::current_exe(),
@@ -73,7 +73,7 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
         take_terminal();
     }
     if args.tied_to.is_some() {
-        // Goes on when the keeper knows of it.
+        // Continues when the keeper knows about it.
         let _ = signal::raise(Signal::SIGSTOP);
     }
     let [program, arguments @ ..] = &args.command[..] else {
@@ -81,7 +81,7 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
     };
     let failure = args.failure.and_then(kept_from_command);
     super::signals::let_through();
-    // Comes back only if it failed.
+    // Returns only on failure.
     let error = Command::new(program).args(arguments).exec();
     if let Some(mut failure) = failure {
         let _ = failure.write_all(b"x");
@@ -89,7 +89,7 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
     ExitCode::from(not_started(program, &error))
 }
 
-/// Tells why, and returns the exit status that says so.
+/// Reports the reason, and returns the exit status for it.
 pub(super) fn not_started(program: &OsStr, error: &io::Error) -> u8 {
     eprintln!("dlock: {}: {error}", program.to_string_lossy());
     match error.kind() {
@@ -98,7 +98,7 @@ pub(super) fn not_started(program: &OsStr, error: &io::Error) -> u8 {
     }
 }
 
-/// Looks for the program where it will be looked for when it is started.
+/// Looks for the program as the start will.
 pub(super) fn look_for(program: &OsStr) -> io::Result<()> {
     let paths = match std::env::var_os("PATH") {
         // An empty name is not looked for in the directories.
@@ -119,14 +119,14 @@ pub(super) fn look_for(program: &OsStr) -> io::Result<()> {
     Err(error.into())
 }
 
-/// The inherited pipe, opened once more so that the command does not inherit it.
+/// The inherited pipe, reopened so that the command does not inherit it.
 fn kept_from_command(pipe: RawFd) -> Option<File> {
     let file = File::options().write(true).open(format!("/dev/fd/{pipe}"));
     let _ = unistd::close(pipe);
     file.ok()
 }
 
-/// From now on this process is killed when its parent ends, however that happens; `false` when it has ended before.
+/// Makes the kernel kill this process when its parent ends in any way; returns false if it has already ended.
 fn tie(parent: i32) -> bool {
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
@@ -134,7 +134,7 @@ fn tie(parent: i32) -> bool {
 }
 
 fn take_terminal() {
-    // dlock has blocked SIGTTOU, so that this can be done from the background.
+    // dlock has blocked SIGTTOU, so this works from the background.
     if let Ok(tty) = File::open("/dev/tty") {
         let _ = unistd::tcsetpgrp(&tty, unistd::getpgrp());
     }

@@ -1,7 +1,7 @@
 //! The terminal, which is lent to the command.
 //!
-//! The command has a process group of its own, so that it can be ended with all that it has started and nothing else. To
-//! the terminal it has to be what dlock was: the foreground, which may read, and which Ctrl-C and Ctrl-Z go to.
+//! The command has a separate process group, so that it can be ended with everything that it has started and nothing
+//! else. To the terminal it must be what dlock was: the foreground, which may read, and which Ctrl-C and Ctrl-Z reach.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileTypeExt;
@@ -17,7 +17,7 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// `None` for a process that has none, such as one of cron or of a service manager.
+    /// `None` for a process without one, as under cron or a service manager.
     pub(super) fn controlling() -> Option<Terminal> {
         let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
         Some(Terminal {
@@ -35,8 +35,8 @@ impl Terminal {
         self.foreground() == Some(self.ours)
     }
 
-    /// Whether a command shall have it from the beginning. One of a pipeline is lent it when it asks for it: as likely
-    /// another one needs it, a pager at the end.
+    /// Whether a command gets the foreground from the beginning. A command of a pipeline gets it when it asks for it:
+    /// another process may need it just as well, such as a pager at the end.
     pub(super) fn is_for_the_command(&self) -> bool {
         let piped = |path| fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo());
         self.is_ours() && !piped("/dev/stdin") && !piped("/dev/stdout")
@@ -47,7 +47,7 @@ impl Terminal {
         self.is_ours() && unistd::tcsetpgrp(&self.tty, group).is_ok()
     }
 
-    /// Takes the foreground back from the group that it was lent to, or from a group that does not exist any more (the
+    /// Takes the foreground back from the group to which it was lent, or from a group that does not exist any more (the
     /// last job of an interactive shell that was killed). Any other group keeps it.
     pub(super) fn take_back(&self, group: Pid) {
         let gone = |of: Pid| signal::killpg(of, None) == Err(nix::errno::Errno::ESRCH);

@@ -1,4 +1,4 @@
-//! The command and its lock: which of them ends first, and what then.
+//! The command and its lock: which of them ends first, and what follows.
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::AsRawFd;
@@ -19,14 +19,14 @@ use super::signals::{ENDING, Signals};
 use super::start::{self, StartArgs};
 use super::terminal::Terminal;
 
-/// How often it is looked how long the lock is held for sure, at most and at least.
+/// How often to check how long the lock is certain to be held, at most and at least.
 const LOOKS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// How many times while a lease lasts.
+/// How many checks in the time of a lease.
 const LOOKS_A_LEASE: u32 = 10;
-/// No timer can be set for longer, nor has to be.
+/// The longest timer; longer ones are not needed.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// What became of a command, for what is settled after it.
+/// The outcome of a command, for the later settlement.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) end: End,
@@ -38,15 +38,15 @@ pub(super) struct Ended {
 pub(super) enum How {
     /// It could not be started.
     NotStarted,
-    /// It ran while what it needs was lost.
+    /// It ran while its lock or claim was lost.
     Lost,
-    /// It was told to end, and gave a status that is no success.
+    /// It was asked to end, and exited with a failure status.
     Interrupted,
     /// Otherwise.
     Ended(Change),
 }
 
-/// Runs the command until it has ended, or had to.
+/// Runs the command until it has ended by itself or was ended.
 pub(super) async fn run(
     plan: &Plan,
     held: View,
@@ -79,22 +79,22 @@ struct Watch {
     /// What is held, for messages.
     locks: String,
     running: Running,
-    /// Has a byte where the command could not be started.
+    /// Has a byte if the command could not be started.
     failure: PipeReader,
-    /// `None` where the command need not be ended.
+    /// `None` if the command need not be ended.
     keeper: Option<Keeper>,
-    /// The command does not run before the keeper knows of it.
+    /// Whether the command waits until the keeper knows about it.
     held_back: bool,
     terminal: Option<Terminal>,
-    /// The command had it, so that what was pressed went to that and not to us.
+    /// Whether the command had the terminal, so that keys reached it and not this process.
     lent: bool,
     grace: Duration,
     on_lost: OnLost,
-    /// The lock was lost, or its end has come near.
+    /// Whether the lock was lost, or its end is near.
     lost: bool,
-    /// When what does not end by itself is killed.
+    /// When to kill the processes that do not end by themselves.
     kill_at: Option<Instant>,
-    /// The last signal to end that was passed on.
+    /// The last ending signal that was passed on.
     passed_on: Option<Signal>,
     say: Say,
 }
@@ -124,7 +124,7 @@ impl Watch {
             held_back: ended,
             terminal,
             lent,
-            // If the command is not ended, the loss need not be seen early.
+            // If the command is not ended, the loss need not be detected early.
             grace: if ended { grace } else { Duration::ZERO },
             on_lost: plan.on_lost,
             lost: false,
@@ -174,7 +174,7 @@ impl Watch {
         left.saturating_sub(self.grace).min(often)
     }
 
-    /// How long is the lock held for sure? Time is over by which the command has to be asked, or to be gone.
+    /// Checks how long the lock is certain to be held: whether the command must be asked to end, or killed.
     fn look(&mut self) {
         if self.kill_at.take().is_some() {
             return self.running.kill();
@@ -189,7 +189,7 @@ impl Watch {
 
     fn lost(&mut self, loss: Loss) {
         self.lost = true;
-        // Of the lease nothing is left. After every other loss the command may take the time.
+        // Nothing is left of the lease. After every other loss the command may take the time.
         let grace = match loss {
             Loss::Expired => Duration::ZERO,
             _ => self.grace,
@@ -225,8 +225,8 @@ impl Watch {
         self.running.pass_on(signal);
     }
 
-    /// The command was stopped: by itself before it begins, or by others. When it wants the terminal it can have it. By
-    /// Ctrl-Z or the like, dlock follows, as the rest of the shell's job would.
+    /// Handles a stopped command: by itself before it begins, or by another process. If it wants the terminal it can
+    /// have it. On Ctrl-Z or the like, dlock follows, as the rest of the shell's job would.
     async fn stopped(&mut self, by: Signal, signals: &mut Signals) {
         if self.held_back && by == Signal::SIGSTOP {
             self.held_back = false;
@@ -249,13 +249,13 @@ impl Watch {
         self.go_on(by != Signal::SIGTSTP || self.lent);
     }
 
-    /// dlock goes on after it was stopped, or was brought to the foreground.
+    /// dlock was resumed, or brought to the foreground.
     fn go_on(&mut self, wants_terminal: bool) {
         if self.held_back {
             return;
         }
         if !self.held.is_held() && self.on_lost == OnLost::End {
-            // It must not do anything any more, be it to tidy up.
+            // It must not do anything any more, not even clean up.
             return self.running.kill();
         }
         if let Some(terminal) = &self.terminal
@@ -266,12 +266,12 @@ impl Watch {
         self.running.resume();
     }
 
-    /// What a command leaves behind that did not end by its own will is ended before the lock is released.
+    /// Ends the remaining processes of a command that did not end voluntarily, before the lock is released.
     async fn rest(&self, how: Change) {
         let soon = Instant::now() + self.grace.min(self.held.remaining());
         let until = match (self.lost, self.passed_on, how) {
             (true, ..) => self.kill_at.unwrap_or_else(Instant::now),
-            // All of the group were asked.
+            // The whole group was asked.
             (_, Some(_), _) => soon,
             (_, _, Change::Killed(_)) => {
                 self.running.terminate();
@@ -286,7 +286,7 @@ impl Watch {
         }
     }
 
-    /// The command has ended: what of the rest of its group, and what is to be said of it?
+    /// Handles the end of the command: the rest of its group, and the message.
     async fn end(mut self, how: Change) -> Ended {
         if self.on_lost == OnLost::End && !self.lost && !self.held.is_held() {
             self.lost = true;

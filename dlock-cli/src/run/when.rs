@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A moment: as in RFC 3339, in UTC or with an offset, or `@` and seconds since 1970.
+/// Parses a moment: RFC 3339, in UTC or with an offset, or `@` and seconds since 1970.
 pub(super) fn parse(text: &str) -> Result<SystemTime, String> {
     let moment = match text.strip_prefix('@') {
         Some(seconds) => seconds
@@ -11,9 +11,9 @@ pub(super) fn parse(text: &str) -> Result<SystemTime, String> {
             .and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds))),
         None => of_rfc3339(text),
     };
-    // What was before it cannot be a slot.
+    // An earlier moment cannot be a slot.
     moment.filter(|moment| *moment > UNIX_EPOCH).ok_or_else(|| {
-        "it is no moment, as 2026-11-22T03:00:00Z, 2026-11-22T04:00:00+01:00 or @1763780400".to_owned()
+        "it is not a moment, as 2026-11-22T03:00:00Z, 2026-11-22T04:00:00+01:00 or @1763780400".to_owned()
     })
 }
 

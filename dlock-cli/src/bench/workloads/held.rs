@@ -1,4 +1,4 @@
-//! `held`: take many locks, keep them for a while, release them.
+//! `held`: acquire many locks, keep them for a while, release them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,25 +12,25 @@ use tokio_util::sync::CancellationToken;
 use super::Job;
 use crate::bench::tally::{Series, kind_of};
 
-/// Of so many holds it is watched when they are renewed; all would cost what is to be measured.
+/// How many holds are watched for renewals; watching all would cost what is to be measured.
 const WATCHED: usize = 1000;
 
-/// What holding them was like, in one process.
+/// The results of holding the locks, in one process.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(in crate::bench) struct Holding {
     /// Locks held.
     pub(in crate::bench) held: u64,
     /// Of those, lost before they were released.
     pub(in crate::bench) lost: u64,
-    /// How long they were held when all were taken, in seconds.
+    /// How long they were held after all were acquired, in seconds.
     pub(in crate::bench) seconds: f64,
     /// The lease that is renewed, in seconds.
     pub(in crate::bench) lease: f64,
     /// Renewals of single locks, estimated from those that were watched.
     pub(in crate::bench) renewals: f64,
-    /// The least that was left of a lease, in seconds.
+    /// The shortest remaining lease, in seconds.
     pub(in crate::bench) least_left: f64,
-    /// Bytes that the holds take.
+    /// The memory of the holds, in bytes.
     pub(in crate::bench) memory: Option<i64>,
     /// Locks released.
     pub(in crate::bench) released: u64,
@@ -40,7 +40,7 @@ pub(in crate::bench) struct Holding {
 
 /// Takes all locks of this process.
 pub(in crate::bench) async fn take(job: &Arc<Job>, stop: &CancellationToken) -> Vec<LockGuard> {
-    // In one piece, and not made longer bit by bit: what the guards take is measured.
+    // Allocated at once, not grown: the memory of the guards is measured.
     let mine = job.plan.keys.div_ceil(job.plan.processes as u64);
     let guards = Vec::with_capacity(usize::try_from(mine).unwrap_or(0));
     let guards = Arc::new(Mutex::new(guards));
@@ -106,7 +106,7 @@ pub(in crate::bench) async fn keep(job: &Job, guards: &[LockGuard], stop: &Cance
     }
 }
 
-/// How many are not held any more.
+/// Returns how many are no longer held.
 pub(in crate::bench) fn lost(guards: &[LockGuard]) -> u64 {
     guards.iter().filter(|guard| !guard.is_held()).count() as u64
 }

@@ -1,4 +1,4 @@
-//! What is measured: each file is one thing that tasks do over and over.
+//! The workloads: each file is one operation that tasks repeat.
 
 pub(super) mod held;
 mod pairs;
@@ -18,7 +18,7 @@ use super::tally::{Series, Tally, kind_of};
 use crate::stores;
 pub(super) use wakeup::{Handoff, wakeups};
 
-/// What the tasks of one process work on.
+/// The input of the tasks of one process.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) plan: Plan,
@@ -30,7 +30,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Connects, and sees that the store can do what is to be measured.
+    /// Connects, and checks that the store supports the workload.
     pub(super) async fn prepare(plan: Plan) -> Result<Job, Error> {
         let mut clients = Vec::new();
         for _ in 0..clients_of(&plan) {
@@ -50,7 +50,7 @@ impl Job {
             pair: Duration::ZERO,
         };
         if job.plan.workload == Workload::Idempotency {
-            // Of a store that keeps none it is said now.
+            // A store without records is reported now.
             job.clients[0].records()?;
         } else {
             job.pair = job.try_out().await?;
@@ -77,7 +77,7 @@ impl Job {
         Ok(begin.elapsed() / PAIRS)
     }
 
-    /// Starts the tasks; `held` has a course of its own.
+    /// Starts the tasks; `held` runs differently.
     pub(super) fn start(self: &Arc<Self>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         for task in 0..self.plan.tasks {
@@ -99,7 +99,7 @@ impl Job {
         tasks
     }
 
-    /// The number of a task among those of all processes: its own key, or the first of those.
+    /// The number of a task among those of all processes: its key, or the first of its keys.
     fn first_key(&self, task: usize) -> u64 {
         (self.plan.process * self.plan.tasks + task) as u64
     }
@@ -110,7 +110,7 @@ impl Job {
     }
 
     fn lock_named(&self, client: &LockClient, name: String) -> Lock {
-        // What the user gave as prefix means what it says, braces included.
+        // The user's prefix is taken literally, including braces.
         let lock = client.lock(LockKey::raw(name)).kind(self.plan.kind.into());
         match self.plan.local_handoffs {
             Some(times) => lock.local_handoffs(times),
@@ -118,7 +118,7 @@ impl Job {
         }
     }
 
-    /// Acquires a lock and releases it; how long the acquire took, or the kind of the error.
+    /// Acquires a lock and releases it; returns how long the acquire took, or the kind of the error.
     async fn pair(&self, lock: &Lock) -> Result<Duration, &'static str> {
         let begin = Instant::now();
         let guard = lock.acquire().await.map_err(|error| kind_of(&error))?;
@@ -127,7 +127,7 @@ impl Job {
         Ok(took)
     }
 
-    /// Gives a lock back as the user has chosen.
+    /// Releases a lock as the user has chosen.
     async fn give_back(&self, guard: LockGuard) -> Result<(), &'static str> {
         if self.plan.await_release {
             return guard.release().await.map_err(|error| kind_of(&error));
@@ -137,7 +137,7 @@ impl Job {
     }
 }
 
-/// A wake-up must reach another client: inside of one, locks may be handed off.
+/// A wake-up must reach another client: inside one client, locks may be handed off.
 fn clients_of(plan: &Plan) -> usize {
     match plan.workload {
         Workload::Wakeup if plan.processes == 1 => 2,

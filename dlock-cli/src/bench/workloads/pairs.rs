@@ -21,11 +21,11 @@ pub(super) async fn work(job: Arc<Job>, task: usize) {
     }
 }
 
-/// Which lock comes next.
+/// Chooses the next lock.
 enum Keys {
     /// Always the same.
     One(Lock),
-    /// The task's own, in turn: every `step`th of `all`.
+    /// The task's own locks, in turn: every `step`th of `all`.
     Own {
         client: LockClient,
         next: u64,

@@ -1,4 +1,4 @@
-//! `reentrant`: take a lock again inside of the code that holds it, where the store need not be asked.
+//! `reentrant`: acquire a lock again inside the code that holds it, without a request to the store.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(super) async fn work(job: Arc<Job>, task: usize) {
         let recorder = job.tally.recorder(task, Series::Main);
         let (inner, shared) = (lock.clone(), job.clone());
         let held = lock.run(move |_| enter_again(shared, inner, recorder)).await;
-        // Not acquired, or lost on the way.
+        // Not acquired, or lost in between.
         if let Err(error) = held {
             let recorder = job.tally.recorder(task, Series::Main);
             recorder.failed(kind_of(&error)).await;

@@ -1,4 +1,4 @@
-//! `layer` and `idempotency`: what the layers of `dlock-tower` add to a service that does nothing.
+//! `layer` and `idempotency`: the overhead of the layers of `dlock-tower` around a service that does nothing.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::bench::tally::{Recorder, Series, Times};
 
 /// How long the bare service is called before it is measured, and measured.
 const BARE: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(200)];
-/// Records go by themselves this long after the run; no replay may come later.
+/// Records expire this long after the run; no replay may come later.
 const RETENTION: Duration = Duration::from_secs(5);
-/// The header by which a replay is told from a first run.
+/// The header that distinguishes a replay from a first run.
 const REPLAYED: &str = "idempotent-replayed";
 
 type Body = Full<Bytes>;
@@ -97,7 +97,7 @@ pub(super) async fn once(job: Arc<Job>, task: usize) {
         if job.tally.is_over() {
             break;
         }
-        // In memory nothing else here ever lets others run, the clock of the measurement neither.
+        // In memory nothing else here ever yields, which would starve the clock of the measurement.
         tokio::task::consume_budget().await;
         for (recorder, is_replay) in [(&mut first, false), (&mut replay, true)] {
             let request = request(Some(format!("\"{mine}-{number}\"")));

@@ -1,8 +1,8 @@
 //! `wakeup`: how soon a waiting client acquires the lock that another client releases.
 //!
-//! Two clients, in one process or in two, take turns on one key. The holder keeps it until the other client is sure to
-//! wait. Both only note when they asked, acquired it, and were about to release it, by a clock that all processes
-//! share; the times are made of these notes afterwards, so that the two need not talk to each other in between.
+//! Two clients, in one process or in two, take turns on one key. The holder keeps it until the other client certainly
+//! waits. Both only record when they asked, acquired it, and were about to release it, by a clock that all processes
+//! share; the times are computed afterwards, so that the two need not communicate in between.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,14 +21,14 @@ pub(in crate::bench) struct Handoff {
     acquired: u64,
     /// Just before the release was called.
     released: u64,
-    /// Whether it was acquired while it was measured.
+    /// Whether it was acquired during the measurement.
     counts: bool,
 }
 
 pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
     let lock = job.lock(&job.clients[side], task as u64);
     let mut recorder = job.tally.recorder(task * job.clients.len() + side, Series::Holds);
-    // In the pause after a release the other one gets the lock; and then has to see this one wait.
+    // In the pause after a release the other client gets the lock, and then must see this one wait.
     let pause = Duration::from_millis(2).max(job.pair * 4);
     let hold = pause * 2 + Duration::from_millis(2) + job.pair * 4;
     let mut handoffs = Vec::new();
@@ -39,7 +39,7 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
                 let acquired = now();
                 recorder.done(begin.elapsed());
                 let counts = job.tally.is_measuring();
-                // Never in step with any other timer.
+                // Never in step with another timer.
                 tokio::time::sleep(hold.mul_f64(1.0 + fastrand::f64() / 4.0)).await;
                 handoffs.push(Handoff {
                     key: task,
@@ -59,8 +59,8 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
     job.handoffs.lock().append(&mut handoffs);
 }
 
-/// From the release to the other one's acquisition. One that found the lock free when it asked has not waited; one
-/// that was overtaken after the release has waited since that release.
+/// From the release to the other client's acquisition. A client that found the lock available when it asked has not
+/// waited; one that was overtaken after the release has waited since that release.
 pub(in crate::bench) fn wakeups(mut holds: Vec<Handoff>) -> Times {
     holds.sort_by_key(|hold| (hold.key, hold.acquired));
     let mut times = Times::new();
