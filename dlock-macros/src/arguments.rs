@@ -1,9 +1,9 @@
-//! What becomes of the arguments.
+//! The handling of the arguments.
 //!
-//! Everything that the caller passed is dropped before the lock is released: an argument may be a permit or a
-//! transaction whose end must happen under the lock. The arguments of an async function belong to the function and
-//! outlive every statement of it, so they are moved into the future that runs inside the lock. An `async move` block
-//! takes only what it names, and of a struct only the fields that it names; so each argument is named there as a whole.
+//! All arguments are dropped before the lock is released: an argument may be a permit or a transaction whose end must
+//! happen under the lock. The arguments of an async function belong to the function and outlive every statement of it,
+//! so they are moved into the future that runs inside the lock. An `async move` block captures only what it names, and
+//! of a struct only the named fields; so each argument is named there as a whole.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
@@ -14,7 +14,7 @@ use crate::names::Names;
 /// Statements that move the arguments.
 #[derive(Default)]
 pub(crate) struct Arguments {
-    /// Before the key is computed: arguments whose patterns could not stay in the signature.
+    /// Before the key is computed: arguments whose patterns cannot stay in the signature.
     pub(crate) unpack: TokenStream,
     /// At the beginning of the body.
     take: Vec<TokenStream>,
@@ -23,9 +23,9 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Takes the arguments of `sig`.
     ///
-    /// A pattern that leaves a part of its argument unbound (`_`, `..`, `ref`) leaves that part with the
-    /// function. Such an argument gets a name in the signature and its pattern in a `let`, unless
-    /// `keep_patterns` says that another attribute will want to see the pattern.
+    /// A pattern that leaves a part of its argument unbound (`_`, `..`, `ref`) leaves that part with the function. Such
+    /// an argument gets a name in the signature and its pattern in a `let`, unless `keep_patterns` says that another
+    /// attribute needs the pattern.
     pub(crate) fn of(sig: &mut Signature, used: &Names, keep_patterns: bool) -> Arguments {
         let mut arguments = Arguments::default();
         for (index, input) in sig.inputs.iter_mut().enumerate() {
@@ -65,7 +65,7 @@ impl Arguments {
         arguments
     }
 
-    /// Arguments that these statements give their names.
+    /// Arguments that these statements name.
     pub(crate) fn unpacked_by(stmts: &[Stmt]) -> Arguments {
         let unpack = stmts.iter().map(ToTokens::to_token_stream).collect();
         Arguments {
@@ -79,7 +79,7 @@ impl Arguments {
         if used.contains(name) || name.to_string().starts_with('_') {
             self.take(attrs, name);
         } else {
-            // It is not used, and the compiler shall say so.
+            // It is unused, and the compiler must warn of that.
             self.take
                 .push(quote_spanned!(Span::mixed_site()=> #(#attrs)* let #name = #name;));
         }
@@ -93,14 +93,14 @@ impl Arguments {
         });
     }
 
-    /// The statements at the beginning of the body. The last argument comes first: what a block has taken
-    /// is dropped in the order of taking, and a function drops its last argument first.
+    /// The statements at the beginning of the body. The last argument comes first: a block drops its captures in the
+    /// order of capture, and a function drops its last argument first.
     pub(crate) fn take_all(&self) -> TokenStream {
         self.take.iter().rev().cloned().collect()
     }
 }
 
-/// `#[cfg]`s, under which an argument may not be there at all.
+/// `#[cfg]`s, under which an argument may be absent.
 fn conditions(attrs: &[Attribute]) -> Vec<&Attribute> {
     attrs.iter().filter(|attr| attr.path().is_ident("cfg")).collect()
 }
@@ -109,7 +109,7 @@ fn conditions(attrs: &[Attribute]) -> Vec<&Attribute> {
 #[derive(Default)]
 struct Bindings {
     names: Vec<Ident>,
-    /// Whether they do not take all of the argument.
+    /// Whether they do not capture all of the argument.
     leave_a_part: bool,
     /// Whether one of them is a `ref mut`.
     change_it: bool,
@@ -142,7 +142,7 @@ impl Bindings {
                 fields.fields.iter().for_each(|field| self.collect(&field.pat));
             }
             Pat::Reference(reference) => {
-                // What is behind a reference is copied.
+                // A value behind a reference is copied.
                 let mut copies = Bindings::default();
                 copies.collect(&reference.pat);
                 self.names.append(&mut copies.names);

@@ -1,9 +1,9 @@
-//! What `#[async_trait]` made of the function before this attribute saw it.
+//! The output of `#[async_trait]`, when that ran before this attribute.
 //!
-//! It is not async any more: it returns `Box::pin(async move { … })`, where the block renames the arguments (`let
-//! __self = self;`), and has the body in a `let __ret: T = { … };`. The lock goes around all of that, so that the
-//! renamed arguments are dropped before it is released; only the compiler's hint about the type, which comes first,
-//! stays outside.
+//! The function is no longer async: it returns `Box::pin(async move { … })`, where the block renames the arguments
+//! (`let __self = self;`), and has the body in a `let __ret: T = { … };`. The lock goes around all of that, so that the
+//! renamed arguments are dropped before it is released; only the type hint for the compiler, which comes first, stays
+//! outside.
 
 use proc_macro2::{Group, TokenStream};
 use quote::{ToTokens, quote};

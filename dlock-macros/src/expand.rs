@@ -11,7 +11,7 @@ use crate::names::Names;
 use crate::options::Options;
 use crate::{async_trait, function};
 
-/// The attribute: the function with its lock, or the errors and the function as it was.
+/// Expands the attribute: the function with its lock, or the errors and the unchanged function.
 pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream {
     let options = syn::parse2::<Options>(options);
     let function = syn::parse2::<Function>(item.clone());
@@ -31,10 +31,10 @@ pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream 
     })
 }
 
-/// What kind of function it is, if it is one that can wait for a lock.
+/// The kind of function, if it can wait for a lock.
 enum Shape {
     Async,
-    /// What `#[async_trait]` makes of one: `Box::pin(async move { … })`.
+    /// The output of `#[async_trait]`: `Box::pin(async move { … })`.
     Boxed(Box<syn::Expr>),
 }
 

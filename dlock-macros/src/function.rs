@@ -58,7 +58,7 @@ impl Parse for Function {
 }
 
 impl Function {
-    /// Whether one of the attributes that are still to expand has this name, be it inside a `cfg_attr`.
+    /// Whether one of the attributes that are still to be expanded has this name, also inside a `cfg_attr`.
     pub(crate) fn has_attribute(&self, name: &str) -> bool {
         self.attrs.iter().any(|attr| {
             let mut names = Names::default();
@@ -77,7 +77,7 @@ impl Function {
         }
     }
 
-    /// The function with another body.
+    /// Returns the function with another body.
     pub(crate) fn with_body(&self, body: TokenStream) -> TokenStream {
         let mut tokens = TokenStream::new();
         for attr in &self.attrs {
@@ -91,7 +91,7 @@ impl Function {
     }
 }
 
-/// The spans of the first and the last token: all that can be told of a longer piece.
+/// The spans of the first and the last token, which stand for a longer piece.
 pub(crate) fn ends(code: &impl ToTokens) -> (Span, Span) {
     let mut spans = code.to_token_stream().into_iter().map(|token| token.span());
     let first = spans.next().unwrap_or_else(Span::call_site);
@@ -105,7 +105,7 @@ pub(crate) fn braces(of: &Group, inside: TokenStream) -> Group {
     braces
 }
 
-/// What the function gives, as it may be named inside of it: `impl Trait` is left to inference.
+/// The return type, as it may be named inside the function: `impl Trait` is inferred.
 pub(crate) fn nameable(output: &ReturnType) -> Type {
     match output {
         ReturnType::Default => parse_quote!(()),
@@ -139,7 +139,7 @@ pub(crate) fn inner_attributes(body: &Group) -> Result<(Vec<Attribute>, TokenStr
     syn::parse::Parser::parse2(split, body.stream())
 }
 
-/// Whether a router may call the function: no extractor gives a reference, a number or a `self`.
+/// Whether a router may call the function: no extractor yields a reference, a number or a `self`.
 pub(crate) fn may_be_handler(sig: &Signature) -> bool {
     const NEVER_EXTRACTED: [&str; 16] = [
         "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64",

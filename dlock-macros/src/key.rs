@@ -1,4 +1,4 @@
-//! What `key` says: a format literal, a list of format arguments, or an expression.
+//! The value of `key`: a format literal, a list of format arguments, or an expression.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
@@ -8,22 +8,22 @@ use syn::{Error, Expr, Ident, Index, Lit, LitInt, LitStr, Member, Result, parent
 
 use crate::value::bare;
 
-/// As the library has it: longer names are refused by every call, so they are refused here at once.
+/// The library's limit: every call would refuse longer names, so they are refused at compile time.
 const MAX_KEY_BYTES: usize = 512;
 
-/// Where the name of the lock comes from.
+/// The source of the lock's name.
 pub(crate) enum Key {
     /// A literal without captures.
     Text(LitStr),
-    /// A literal with captures, and the field chains that were taken out of it.
+    /// A literal with captures, and the field chains extracted from it.
     Format(LitStr, Vec<Chain>),
-    /// `key("…", …)`: what `format!` takes.
+    /// `key("…", …)`: arguments as for `format!`.
     Arguments(TokenStream),
-    /// Anything that converts into a `LockKey`.
+    /// Any value that converts into a `LockKey`.
     Expression(Expr),
 }
 
-/// `{order.id}` in a literal: `format!` does not take it, so it becomes a named argument.
+/// `{order.id}` in a literal: `format!` does not accept it, so it becomes a named argument.
 pub(crate) struct Chain {
     name: Ident,
     root: Ident,
@@ -36,7 +36,7 @@ impl Key {
         Key::of(input.parse()?)
     }
 
-    /// What names one lock.
+    /// The name of one lock.
     pub(crate) fn of(value: Expr) -> Result<Key> {
         match bare(value) {
             Expr::Lit(literal) => match literal.lit {
@@ -68,7 +68,7 @@ impl Key {
     fn literal(text: LitStr) -> Result<Key> {
         let value = text.value();
         let Some(pieces) = pieces(&value) else {
-            // Not even the compiler can read it; it says so better.
+            // Not even the compiler can read it; its message is better.
             return Ok(Key::Format(text, Vec::new()));
         };
         let mut chains = Vec::new();
@@ -108,7 +108,7 @@ impl Key {
         Ok(Key::Format(LitStr::new(&rewritten, text.span()), chains))
     }
 
-    /// What the keys of the function have in common: its text, with the names of what goes into it.
+    /// The common text of the function's keys, with the names of the inserted values.
     pub(crate) fn template(&self) -> Option<String> {
         match self {
             Key::Text(text) => Some(text.value()),
@@ -127,7 +127,7 @@ impl Key {
         }
     }
 
-    /// An expression that makes the `LockKey`, once. `krate` is the path of the library.
+    /// An expression that creates the `LockKey`, once. `krate` is the path of the library.
     pub(crate) fn expression(&self, krate: &TokenStream) -> TokenStream {
         let site = Span::mixed_site();
         match self {
@@ -190,7 +190,7 @@ fn ident(text: &str, span: Span) -> Option<Ident> {
     Some(ident)
 }
 
-/// An expression to be moved from. A place is not: the body needs the argument as well.
+/// An expression to move from. A place is not: the body needs the argument as well.
 pub(crate) fn place(value: &Expr) -> TokenStream {
     if is_place(value) {
         let site = value.span().resolved_at(Span::mixed_site());
@@ -212,9 +212,9 @@ fn is_place(value: &Expr) -> bool {
 
 /// A format literal in its parts.
 enum Piece<'a> {
-    /// As it stands; `{{` and `}}` included.
+    /// As written, including `{{` and `}}`.
     Text(&'a str),
-    /// `{name:spec}`; the spec has its colon.
+    /// `{name:spec}`; the spec includes its colon.
     Capture { name: &'a str, spec: &'a str },
 }
 
@@ -247,7 +247,7 @@ fn pieces(value: &str) -> Option<Vec<Piece<'_>>> {
     Some(pieces)
 }
 
-/// What every call would refuse is refused at once.
+/// What every call would refuse is refused at compile time.
 fn check_text(text: &LitStr, part: &str) -> Result<()> {
     let wrong = if part.contains(['{', '}']) {
         "a key cannot contain braces; `LockKey::raw` makes a key with them, for `key = …`"

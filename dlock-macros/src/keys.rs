@@ -1,4 +1,4 @@
-//! What `keys` says: a list of keys, or one expression that has them all.
+//! The value of `keys`: a list of keys, or one expression for all of them.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::quote_spanned;
@@ -9,13 +9,13 @@ use syn::{Error, Expr, Result};
 use crate::key::{Key, place};
 use crate::value::bare;
 
-/// Which locks the function takes.
+/// The locks that the function takes.
 pub(crate) enum Keys {
     /// `key = …`
     One(Key),
     /// `keys = [a, b]`, each as for `key`.
     List(Vec<Key>),
-    /// `keys = expr`: what can be iterated over.
+    /// `keys = expr`: any iterable value.
     Expression(Expr),
 }
 
@@ -48,7 +48,7 @@ impl Keys {
         }
     }
 
-    /// What the keys have in common: the text of the first that has one.
+    /// The common text of the keys: that of the first one that has a text.
     pub(crate) fn template(&self) -> Option<String> {
         match self {
             Keys::One(key) => key.template(),
@@ -61,7 +61,7 @@ impl Keys {
         !matches!(self, Keys::One(_))
     }
 
-    /// An expression that makes the `LockKey`, or all of them, once. `krate` is the path of the library.
+    /// An expression that creates the `LockKey`, or all of them, once. `krate` is the path of the library.
     pub(crate) fn expression(&self, krate: &TokenStream) -> TokenStream {
         match self {
             Keys::One(key) => key.expression(krate),

@@ -1,11 +1,10 @@
-//! The attributes of the `dlock` crate: `#[distributed_lock]`, and `#[once]` (`once`, which has the same parts).
+//! The attributes of the `dlock` crate: `#[distributed_lock]`, and `#[once]` (in `once`, from the same parts).
 //!
-//! Use it from there, as `dlock::distributed_lock`: what it expands to calls that crate.
+//! Use it from there, as `dlock::distributed_lock`: its expansion calls that crate.
 //!
-//! The way of an attribute through the modules: `options` reads what stands in its brackets, with `value`
-//! `key` and `keys` for what stands behind the `=`; `function` reads what it stands on; `arguments` sees to it
-//! that nothing the caller passed outlives the lock; `expand` puts the pieces together, or `async_trait`
-//! where that attribute was first.
+//! The modules: `options` parses the brackets of the attribute, with `value`, `key` and `keys` for the right-hand
+//! sides; `function` parses the function; `arguments` ensures that no argument outlives the lock; `expand` puts the
+//! pieces together, or `async_trait` if that attribute ran first.
 
 mod arguments;
 mod async_trait;
@@ -41,37 +40,37 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// The lock is taken before the body and released after it: on return, `?`, panic, and when the future is dropped. It
-/// is renewed for as long as the body runs. All arguments are dropped before the lock is released. The function keeps
-/// its signature; its future is `Send` if it was.
+/// The lock is acquired before the body and released after it: on return, `?`, panic, and when the future is dropped.
+/// It is renewed for as long as the body runs. All arguments are dropped before the lock is released. The function
+/// keeps its signature; its future is `Send` if it was.
 ///
-/// Inside the body the lock is [re-entered](#re-entry) by whatever asks for the same key, and
-/// `dlock::current()` gives the hold, with its fencing token.
+/// Inside the body, code that asks for the same key [re-enters](#re-entry) the lock, and `dlock::current()` returns the
+/// hold, with its fencing token.
 ///
 /// # Options
 ///
-/// | option | default | says |
+/// | option | default | meaning |
 /// |---|---|---|
 /// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
 /// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
 /// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
-/// | `group = "orders"` | the text of the key | what metrics and traces call these locks: the same text for all calls |
-/// | `prefer_writers = true` | `false` | with `kind = write`: [readers stand back](#kinds) for calls that wait |
+/// | `group = "orders"` | the text of the key | the name of these locks in metrics and traces: the same text for all calls |
+/// | `prefer_writers = true` | `false` | with `kind = write`: [readers yield](#kinds) to waiting calls |
 /// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
-/// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
-/// | `lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock becomes available |
+/// | `wait = "3s"` | no limit | the longest wait for the lock; `wait = try` asks once |
+/// | `lease = "1m"` | the client's, 30 s | the lease, renewed while the body runs; after a crash the lock becomes available when it expires |
 /// | `fixed_lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
 /// | `max_hold = "5m"` | none | when to end the renewal of a body that is stuck |
-/// | `min_hold = "1m"` | none | how long the lock stays taken at least: for jobs on machines whose clocks differ |
-/// | `max_waiters = 16` | no bound | how many calls may wait for a key in this process; more are refused at once |
-/// | `on_lost = ignore` | `cancel` | what becomes of the body [when the lock is lost](#losing-the-lock) |
+/// | `min_hold = "1m"` | none | how long the lock stays held at least: for jobs on machines whose clocks differ |
+/// | `max_waiters = 16` | no limit | how many calls may wait for a key in this process; more are refused at once |
+/// | `on_lost = ignore` | `cancel` | what happens to the body [when the lock is lost](#losing-the-lock) |
 /// | `on_busy = path` | – | what to return when [another client holds the lock](#errors) |
 /// | `on_error = path` | `From<dlock::Error>` | what to return when [the lock fails](#errors) |
-/// | `crate = path` | `::dlock` | the `dlock` crate, where it goes by another name |
+/// | `crate = path` | `::dlock` | the `dlock` crate, if it has another name |
 ///
-/// Times are literals with a unit (`"30s"`, `"250ms"`, `"1m 30s"`), read when the function is compiled, or
-/// expressions that give a [`Duration`](std::time::Duration). `max_waiters` is a number or an expression
-/// that gives a `usize`. Expressions may use the arguments.
+/// Times are literals with a unit (`"30s"`, `"250ms"`, `"1m 30s"`), parsed at compile time, or expressions that return
+/// a [`Duration`](std::time::Duration). `max_waiters` is a number or an expression that returns a `usize`. Expressions
+/// may use the arguments.
 ///
 /// # The key
 ///
@@ -111,16 +110,17 @@ use proc_macro::TokenStream;
 /// # }
 /// ```
 ///
-/// The key is computed once, before everything else. A `?` in it returns from the function. A key is 1 to
-/// 512 bytes long and has no control characters and no braces; one made from arguments that breaks this is
-/// an `Error::InvalidKey` of that call, and the body does not run.
+/// The key is computed once, before everything else. A `?` in it returns from the function. A key is 1 to 512 bytes
+/// long and has no control characters and no braces; a computed key that violates this is an `Error::InvalidKey` of
+/// that call, and the body does not run.
 ///
 /// # Several keys
 ///
-/// `keys = [from, to]` takes several locks at once (`dlock::MultiLock`), all of them or none. Calls with keys in common
-/// cannot dead-lock, in whatever order they name them: a call asks for all keys in one step, and only where each of
-/// them stays busy does it take them one by one, in an order that is the same for all calls. Each element is what `key =` takes; any other expression is iterated over, and gives `LockKey`s or what
-/// converts into one. A key that is named twice counts once.
+/// `keys = [from, to]` takes several locks at once (`dlock::MultiLock`), all of them or none. Calls with common keys
+/// cannot deadlock, in whatever order they name them: a call asks for all keys in one operation, and only if some of
+/// them stay busy does it take them one by one, in an order that is the same for all calls. Each element is a value as
+/// for `key =`; any other expression is iterated over, and yields `LockKey`s or values that convert into one. A key
+/// that is named twice counts once.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -145,10 +145,10 @@ use proc_macro::TokenStream;
 ///
 /// # Kinds
 ///
-/// `kind = read` admits other readers and keeps writers out; `kind = write` keeps out all. They are two sides of one
-/// lock by that name, which is none that a plain `kind = lock` could take. With `prefer_writers = true` readers stand
-/// back while a call waits to write (`RwLock::prefer_writers` has the details). `kind = fair` serves in arrival order
-/// across processes, and `kind = fenced` shares its fencing tokens with Redisson's fenced lock.
+/// `kind = read` admits other readers and excludes writers; `kind = write` excludes all. They are two sides of one lock
+/// of that name, which does not exclude a plain `kind = lock`. With `prefer_writers = true` readers yield while a call
+/// waits to write (see `RwLock::prefer_writers`). `kind = fair` serves in order of arrival across processes, and `kind
+/// = fenced` shares its fencing tokens with Redisson's fenced lock.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -170,13 +170,13 @@ use proc_macro::TokenStream;
 ///
 /// # Errors
 ///
-/// **The body never runs without the lock.** When it is not available, the function returns an error of its own error
+/// **The body never runs without the lock.** If it is not available, the function returns an error of its own error
 /// type, which needs `From<dlock::Error>`: `dlock::Error` itself, `anyhow::Error`, `Box<dyn Error>`, an enum with such
 /// a variant. With the feature `axum`, `dlock::Error` is a response.
 ///
-/// `on_error` names a function that makes the return value of any failure, for functions that return no `Result` or a
-/// `Result` with another error. `on_busy` names one only for the case that another client holds the lock
-/// (`dlock::Error::is_busy`), and goes before `on_error`. Both take the `dlock::Error`.
+/// `on_error` names a function that creates the return value for any failure, for functions that return no `Result` or
+/// a `Result` with another error. `on_busy` names one only for the case that another client holds the lock
+/// (`dlock::Error::is_busy`), and takes precedence over `on_error`. Both receive the `dlock::Error`.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -210,21 +210,21 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// A release that fails after the body is done does not change what the function returns: it is logged,
-/// and the lock ends with its lease.
+/// If the release fails after the body is done, the return value does not change: the failure is logged, and the lock
+/// ends with its lease.
 ///
-/// Under an `IdempotencyLayer` of dlock-tower, a handler that answers with the error of a locked function whose body did
-/// not begin releases the request's idempotency key (feature `axum` of dlock). Functions with a reference, a number or
-/// `self` among their arguments cannot be handlers, and their errors release nothing. **Any other locked function that a
-/// handler calls after an effect passes for the handler**: its refusal releases the key, and a retry repeats the effect.
-/// Such a handler puts `dlock_tower::idempotency::Outcome::Final` beside the error.
+/// Under an `IdempotencyLayer` of dlock-tower, a handler that answers with the error of a locked function whose body
+/// did not begin releases the request's idempotency key (feature `axum` of dlock). Functions with a reference, a number
+/// or `self` among their arguments cannot be handlers, and their errors release nothing. **Any other locked function
+/// that a handler calls after an effect counts as the handler**: its refusal releases the key, and a retry repeats the
+/// effect. Such a handler must return `dlock_tower::idempotency::Outcome::Final` with the error.
 ///
 /// # Losing the lock
 ///
-/// When the lock is lost while the body runs (the store was out of reach for a whole lease, the lock was
-/// forced open, a fixed lease or `max_hold` is over), the body is dropped where it stands, as by a
-/// cancellation, and the function returns `Error::Lost`. With `on_lost = ignore` the body runs on, and asks
-/// by `dlock::current()` whether it still holds the lock:
+/// When the lock is lost while the body runs (the store was unreachable for a whole lease, the lock was forced open, a
+/// fixed lease or `max_hold` is over), the body is dropped where it stands, as on cancellation, and the function
+/// returns `Error::Lost`. With `on_lost = ignore` the body continues, and checks with `dlock::current()` whether it
+/// still holds the lock:
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -247,10 +247,10 @@ use proc_macro::TokenStream;
 ///
 /// # Re-entry
 ///
-/// A locked function that is called inside of one with the same key enters at once. Its options do not
-/// count then: those of the outermost do. Branches that run side by side inside (`join!`, `select!`)
-/// exclude each other. A spawned task does not inherit the lock: if the body awaits a task that takes the
-/// same key, it waits for itself, until `wait` ends it.
+/// A locked function that is called inside another one with the same key enters at once. Its options are ignored: those
+/// of the outermost one apply. Branches that run side by side inside (`join!`, `select!`) exclude each other. A spawned
+/// task does not inherit the lock: if the body awaits a task that takes the same key, it waits for itself, until `wait`
+/// ends it.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -282,13 +282,12 @@ use proc_macro::TokenStream;
 /// The future may be dropped at any point. While it waits, it leaves no trace on the store; while the body runs, the
 /// body is dropped and then the lock is released in the background.
 ///
-/// # Where it can stand
+/// # Where it can be used
 ///
-/// On every async function, with every receiver, in `impl`s and in `impl`s of traits; under
-/// `#[async_trait]`; together with `#[instrument]` and `#[debug_handler]` in either order. The span of an
-/// `#[instrument]` below this attribute covers the wait for the lock, that of one above it only the body
-/// (under `#[async_trait]` both cover it). Attributes that take the `async` away, such as `#[tokio::main]`,
-/// stand below this one.
+/// On every async function, with every receiver, in `impl`s and in `impl`s of traits; under `#[async_trait]`; together
+/// with `#[instrument]` and `#[debug_handler]` in either order. The span of an `#[instrument]` below this attribute
+/// covers the wait for the lock, that of one above it only the body (under `#[async_trait]` both cover it). Attributes
+/// that remove the `async`, such as `#[tokio::main]`, go below this one.
 ///
 /// The return value is kept while the lock is released, so a function that returns something that is not `Send` has a
 /// future that is not `Send`.
@@ -297,8 +296,8 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
     expand::attribute(options.into(), item.into()).into()
 }
 
-/// Runs an async function once for each key, in a whole fleet: the first call runs the body, and each later one gets the result
-/// that was kept. See [`Once`](struct.Once.html) for what is promised.
+/// Runs an async function once for each key, in a whole fleet: the first call runs the body, and each later call gets
+/// the kept result. See [`Once`](struct.Once.html) for what is promised.
 ///
 /// ```
 /// # use dlock::{LockClient, NotRun, once};
@@ -315,28 +314,29 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 /// ```
 ///
 /// The function returns a `Result` whose value is kept as JSON (so `Some(())` comes back as `None`, see
-/// [`Once::run`](struct.Once.html#method.run)), and whose error type has `From<dlock::NotRun>`: for the
-/// call that has no result, because another process is at it, or the store failed. The error of the body is returned as it is,
-/// and the next call runs it again.
+/// [`Once::run`](struct.Once.html#method.run)), and whose error type has `From<dlock::NotRun>`: for a call without a
+/// result, because another process does the work, or the store failed. The error of the body is returned unchanged, and
+/// the next call runs it again.
 ///
-/// | option | default | says |
+/// | option | default | meaning |
 /// |---|---|---|
 /// | `key = …`, `key(…)` | required | the name of the work, as in `#[distributed_lock]` |
 /// | `client = expr` | the client of `dlock::default_client` | which `LockClient` |
 /// | `keep = "30d"` | 1 day | how long the result is kept |
 /// | `lease = "1m"` | the client's, 30 s | how long a crashed attempt blocks the next one |
 /// | `wait = "3s"` | not at all | how long to wait for the result of another process |
-/// | `attempts = 3` | no bound | how many attempts may fail before the failure is kept |
-/// | `crate = path` | `::dlock` | the `dlock` crate, where it goes by another name |
+/// | `attempts = 3` | no limit | how many attempts may fail before the failure is kept |
+/// | `crate = path` | `::dlock` | the `dlock` crate, if it has another name |
 ///
 /// The arguments are moved into the body. The function keeps its signature.
 ///
-/// Under `#[async_trait]` it cannot stand: put it on an `async fn` of its own, and call that from the method. Attributes that
-/// take the `async` away stand below it.
+/// It cannot be used under `#[async_trait]`: put it on a separate `async fn`, and call that from the method. Attributes
+/// that remove the `async` go below it.
 ///
 /// # Cancel safety
 ///
-/// As `Once::run`: dropped in the middle of the body, the claim is given up at once, and the next call runs the body again.
+/// As `Once::run`: if it is dropped during the body, the claim is given up at once, and the next call runs the body
+/// again.
 #[proc_macro_attribute]
 pub fn once(options: TokenStream, item: TokenStream) -> TokenStream {
     once::attribute(options.into(), item.into()).into()

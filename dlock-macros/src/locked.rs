@@ -10,12 +10,12 @@ use crate::names::replace_self;
 use crate::options::Options;
 use crate::value::Wait;
 
-/// A body and what it takes to run it under the lock.
+/// A body and the data that it needs to run under the lock.
 pub(crate) struct Locked<'a> {
     pub(crate) options: &'a Options,
-    /// What `self` is called there.
+    /// The name of `self` there.
     pub(crate) self_is: Option<Ident>,
-    /// What the function gives.
+    /// The return type of the function.
     pub(crate) output: &'a Type,
     pub(crate) told_at: (Span, Span),
     pub(crate) arguments: &'a Arguments,
@@ -25,7 +25,7 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// The statements of the function.
+    /// Generates the statements of the function.
     ///
     /// One block owns the arguments, computes the key, acquires, enters the frame and runs the body, so that each
     /// argument is kept once. It runs inside a future that releases the lock when everything in the block is dropped;
@@ -75,7 +75,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Code of the user, for the place where it will stand.
+    /// The user's code, with spans of its new place.
     fn user(&self, code: impl ToTokens) -> TokenStream {
         let code = code.to_token_stream();
         match &self.self_is {
@@ -149,13 +149,13 @@ impl Locked<'_> {
         }
     }
 
-    /// What an error of the lock becomes: match arms that give what the function gives.
+    /// Handles an error of the lock: match arms that return the function's value.
     fn failed(&self) -> TokenStream {
         let site = Span::mixed_site();
         let output = self.output;
         let call = |path: &syn::ExprPath| {
             let at = path.span().resolved_at(site);
-            // With its type, so that a function that gives another one is told so itself.
+            // With its type, so that a function that returns another one gets the error itself.
             quote_spanned!(at=> { let __dlock_output: #output = #path(__dlock_error); __dlock_output })
         };
         let busy = self.options.on_busy.as_ref().map(|path| {
@@ -174,9 +174,9 @@ impl Locked<'_> {
         }
     }
 
-    /// The conversion, in the place of the return type: that is where it is missing, if it is.
+    /// The conversion, at the span of the return type: that is where it is missing.
     fn converted(&self) -> TokenStream {
-        // Every token has its place there: the compiler points from the first to the last of them.
+        // Every token has this span: the compiler points from the first to the last of them.
         let (first, last) = self.told_at;
         let (first, last) = (
             first.resolved_at(Span::mixed_site()),
@@ -192,8 +192,8 @@ impl Locked<'_> {
     }
 }
 
-/// The body, with braces that are not the user's any more where it is a single expression: behind the statements
-/// of this macro the compiler would call them unused.
+/// The body, with generated braces if it is a single expression: behind the statements of this macro the compiler would
+/// report the user's braces as unused.
 fn unlinted(body: &Group) -> Group {
     let mut body = body.clone();
     let mut tokens = body.stream().into_iter().peekable();
@@ -208,7 +208,7 @@ fn unlinted(body: &Group) -> Group {
 fn respan(code: TokenStream, at: Span) -> TokenStream {
     code.into_iter()
         .map(|mut token| {
-            // The hygiene is the user's; only the place changes.
+            // The hygiene is the user's; only the span changes.
             token.set_span(token.span().located_at(at));
             token
         })

@@ -1,4 +1,4 @@
-//! Which names some code uses, as far as its tokens tell.
+//! The names that some code uses, as far as its tokens tell.
 
 use std::collections::HashSet;
 

@@ -15,7 +15,7 @@ use crate::{async_trait, suggest};
 
 const NAMES: &[&str] = &["key", "client", "keep", "lease", "wait", "attempts", "crate"];
 
-/// The attribute: the function whose body runs once, or the errors and the function as it was.
+/// Expands the attribute: the function whose body runs once, or the errors and the unchanged function.
 pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream {
     let options = syn::parse2::<Options>(options);
     let function = syn::parse2::<Function>(item.clone());
@@ -107,10 +107,10 @@ fn expand(options: &Options, function: &Function) -> Result<TokenStream> {
     Ok(function.with_body(quote!(#(#inner)* #ran #told #call)))
 }
 
-/// What the attribute says.
+/// The options of the attribute.
 struct Options {
     key: Key,
-    /// Which client; the process-wide default without it.
+    /// The client; the process-wide default without it.
     client: Option<Expr>,
     keep: Option<Time>,
     lease: Option<Time>,

@@ -1,7 +1,7 @@
-//! The options of the attribute: which there are, and how they are read.
+//! The options of the attribute, and their parser.
 //!
-//! A mistake in one option does not hide a mistake in the next: what cannot be read is skipped up to the
-//! next option, and all errors are reported together, each on the token that caused it.
+//! A mistake in one option does not hide a mistake in the next: unreadable input is skipped up to the next option, and
+//! all errors are reported together, each on the token that caused it.
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::ext::IdentExt;
@@ -32,16 +32,16 @@ const NAMES: &[&str] = &[
     "crate",
 ];
 
-/// What the attribute says.
+/// The options of the attribute.
 pub(crate) struct Options {
     pub(crate) keys: Keys,
-    /// What to lock them as; the plain lock without it.
+    /// The kind of lock; the plain lock without it.
     pub(crate) kind: Option<Ident>,
-    /// What metrics call these locks; the text of the key without it.
+    /// The name of these locks in metrics; the text of the key without it.
     pub(crate) group: Option<String>,
-    /// Readers stand back for a waiting writer.
+    /// Whether readers yield to a waiting writer.
     pub(crate) prefer_writers: bool,
-    /// Which client; the process-wide default without it.
+    /// The client; the process-wide default without it.
     pub(crate) lock: Option<Expr>,
     pub(crate) lease: Option<Time>,
     pub(crate) fixed_lease: Option<Time>,
@@ -54,7 +54,7 @@ pub(crate) struct Options {
     pub(crate) dropped_on_loss: bool,
     /// The user's name for the `dlock` crate.
     pub(crate) krate: Option<Path>,
-    /// All of the above as it was written, to see which arguments it names.
+    /// All of the above as written, to see which arguments it names.
     pub(crate) written: TokenStream,
 }
 
@@ -78,7 +78,7 @@ struct Reader {
     on_lost: Option<bool>,
     krate: Option<Path>,
     error: Option<Error>,
-    /// Something was given that is no option; it may have been meant as the key.
+    /// Handles input that is not an option; it may have been meant as the key.
     unclear: bool,
 }
 
@@ -154,7 +154,7 @@ impl Reader {
         self.seen.iter().find(|seen| *seen == name)
     }
 
-    /// What only all options together can tell.
+    /// Checks that need all options together.
     fn finish(mut self, written: TokenStream) -> Result<Options> {
         let keys = match (self.seen("key"), self.seen("keys")) {
             (Some(_), None) | (None, Some(_)) => None,
@@ -217,7 +217,7 @@ impl Reader {
     }
 }
 
-/// The input behind the `=`.
+/// The input after the `=`.
 pub(crate) fn equals<'a, 'b>(name: &Ident, input: &'a syn::parse::ParseBuffer<'b>) -> Result<ParseStream<'a>>
 where
     'b: 'a,
@@ -252,7 +252,7 @@ fn unknown(name: &Ident) -> Error {
     Error::new(name.span(), message)
 }
 
-/// Moves on to where the next option begins.
+/// Skips to where the next option begins.
 pub(crate) fn skip(input: ParseStream<'_>) {
     while !input.is_empty() {
         let option_next = input.peek(Token![,])

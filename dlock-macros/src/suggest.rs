@@ -1,6 +1,6 @@
 //! The nearest known name to a mistyped one.
 
-/// Words that other lock libraries use for what an option here does.
+/// Words that other lock libraries use for an option here.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("name", "key"),
     ("client", "lock"),
@@ -14,7 +14,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("busy", "on_busy"),
 ];
 
-/// The same for the values of options.
+/// Words that they use for the values of options.
 const VALUES_ELSEWHERE: &[(&str, &str)] = &[
     ("plain", "lock"),
     ("mutex", "lock"),
@@ -29,7 +29,7 @@ const VALUES_ELSEWHERE: &[(&str, &str)] = &[
     ("drop", "cancel"),
 ];
 
-/// The option that was probably meant, if any comes close enough.
+/// The option that was probably meant, if one is similar enough.
 pub(crate) fn nearest_option<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
     nearest(wrong, known, ELSEWHERE)
 }
@@ -39,7 +39,7 @@ pub(crate) fn nearest_value<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a st
     nearest(wrong, known, VALUES_ELSEWHERE)
 }
 
-/// The name out of `known` that was probably meant, if any comes close enough.
+/// The name out of `known` that was probably meant, if one is similar enough.
 fn nearest<'a>(wrong: &str, known: &[&'a str], elsewhere: &[(&str, &str)]) -> Option<&'a str> {
     if let Some((_, here)) = elsewhere.iter().find(|(there, _)| *there == wrong) {
         return known.iter().copied().find(|name| name == here);
@@ -53,7 +53,7 @@ fn nearest<'a>(wrong: &str, known: &[&'a str], elsewhere: &[(&str, &str)]) -> Op
         .map(|(_, name)| name)
 }
 
-/// How many letters have to be put in, taken out, changed or swapped with their neighbour.
+/// How many letters must be inserted, deleted, changed or swapped with their neighbour.
 fn distance(from: &str, to: &str) -> usize {
     let from: Vec<char> = from.chars().collect();
     let to: Vec<char> = to.chars().collect();
@@ -100,7 +100,7 @@ mod tests {
         let kinds = ["lock", "fair", "read", "write", "fenced"];
         assert_eq!(nearest_value("shared", &kinds), Some("read"));
         assert_eq!(nearest_value("fiar", &kinds), Some("fair"));
-        // An option of that name is none of ours, and certainly not the client.
+        // There is no option of that name, and it certainly does not mean the client.
         assert_eq!(nearest_option("plain", KNOWN), None);
     }
 

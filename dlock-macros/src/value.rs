@@ -1,4 +1,4 @@
-//! What stands behind the `=` of an option.
+//! The values of options.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use syn::{Error, Expr, ExprLit, ExprPath, Ident, Lit, Result, Token, UnOp};
 
 use crate::suggest;
 
-/// A time: a literal with its unit, read now, or an expression that is a `Duration`.
+/// A time: a literal with its unit, parsed now, or an expression of type `Duration`.
 pub(crate) enum Time {
     Literal(Duration),
     Expression(Expr),
@@ -68,8 +68,8 @@ impl ToTokens for Time {
                 quote_spanned!(Span::mixed_site()=> ::core::time::Duration::new(#seconds, #nanos))
             }
             Time::Expression(value) => {
-                // A block of its own, so that a wrong type is reported on the expression and not as a
-                // wrong argument of a method that the user never wrote.
+                // A separate block, so that a wrong type is reported on the expression and not as a wrong argument of a
+                // method that the user never wrote.
                 let span = value.span().resolved_at(Span::mixed_site());
                 quote_spanned!(span=> { let __dlock_time: ::core::time::Duration = #value; __dlock_time })
             }
@@ -82,7 +82,7 @@ impl ToTokens for Time {
 pub(crate) enum Wait {
     /// `wait = try`: ask once.
     Try,
-    /// At most so long.
+    /// At most this long.
     AtMost(Time),
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn function(option: &Ident, input: ParseStream<'_>) -> Result<ExprPat
     }
 }
 
-/// The name of a group: a literal, since there is to be one for each kind of work and not for each call.
+/// The name of a group: a literal, since there must be one per kind of work and not one per call.
 pub(crate) fn group(input: ParseStream<'_>) -> Result<String> {
     let value = bare(input.parse()?);
     match &value {
@@ -155,7 +155,7 @@ pub(crate) fn flag(option: &Ident, input: ParseStream<'_>) -> Result<bool> {
     }
 }
 
-/// As they are written; `lock` is `dlock::LockKind::Mutex`, the others are the variants of their names.
+/// As written; `lock` is `dlock::LockKind::Mutex`, the others are the variants of their names.
 const KINDS: &[&str] = &["lock", "fair", "read", "write", "fenced"];
 
 /// The kind of lock, as the variant of `dlock::LockKind`.
@@ -172,7 +172,7 @@ pub(crate) fn kind(input: ParseStream<'_>) -> Result<Ident> {
     Ok(Ident::new(&variant, kind.span().resolved_at(Span::mixed_site())))
 }
 
-/// Whether the body is dropped when the lock is lost (`cancel`) or runs on (`ignore`).
+/// Whether the body is dropped when the lock is lost (`cancel`) or continues (`ignore`).
 pub(crate) fn dropped_on_loss(input: ParseStream<'_>) -> Result<bool> {
     Ok(word(input, "on_lost", &["cancel", "ignore"])? == "cancel")
 }
@@ -199,7 +199,7 @@ fn word(input: ParseStream<'_>, option: &str, known: &[&str]) -> Result<Ident> {
     Err(Error::new_spanned(value, message))
 }
 
-/// A word that is mistyped, or in quotes, or in the way of a path.
+/// A word that is mistyped, quoted, or written as a path.
 fn meant(value: &Expr) -> Option<String> {
     match value {
         Expr::Path(path) => Some(path.path.segments.last()?.ident.to_string().to_lowercase()),
@@ -211,7 +211,7 @@ fn meant(value: &Expr) -> Option<String> {
     }
 }
 
-/// An expression without the invisible brackets that a `macro_rules!` variable brings along.
+/// An expression without the invisible groups around a `macro_rules!` variable.
 pub(crate) fn bare(value: Expr) -> Expr {
     match value {
         Expr::Group(group) => bare(*group.expr),

@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use super::terminal::Terminal;
 
 /// The lock was not acquired: the code that sendmail and users of flock take as "try again later" (`EX_TEMPFAIL`).
-pub(super) const NOT_HAD: u8 = 75;
+pub(super) const NOT_ACQUIRED: u8 = 75;
 /// The lock was lost.
 pub(super) const LOST: u8 = 76;
 /// Work that is done once was given up: it failed or crashed, and is not tried again.

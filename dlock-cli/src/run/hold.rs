@@ -7,7 +7,7 @@ use dlock::{Error, Held, LockClient, LockKey, Loss, MultiGuard, OnceClaim, Permi
 use futures_util::future::BoxFuture;
 
 use super::args::{Plan, Wanted};
-use super::end::{End, NOT_HAD};
+use super::end::{End, NOT_ACQUIRED};
 use super::say::Say;
 
 /// Ends when it is released or dropped.
@@ -51,7 +51,7 @@ impl Hold {
         };
         taken
             .map(|hold| (hold, grace))
-            .map_err(|error| not_had(&error, plan, say))
+            .map_err(|error| not_acquired(&error, plan, say))
     }
 
     pub(super) fn view(&self) -> View {
@@ -137,10 +137,10 @@ impl View {
 }
 
 /// The end of a command whose lock was not acquired.
-pub(super) fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
+pub(super) fn not_acquired(error: &Error, plan: &Plan, say: Say) -> End {
     let status = match error {
-        Error::NotAcquired { .. } => plan.conflict.unwrap_or(NOT_HAD),
-        error if error.is_unavailable() => NOT_HAD,
+        Error::NotAcquired { .. } => plan.conflict.unwrap_or(NOT_ACQUIRED),
+        error if error.is_unavailable() => NOT_ACQUIRED,
         error => return End::Misused(error.to_string()),
     };
     say.line(&error.to_string());

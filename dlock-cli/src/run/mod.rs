@@ -37,7 +37,7 @@ use crate::stores;
 use args::Plan;
 pub(crate) use args::RunArgs;
 use end::{BY_SIGNAL, End};
-use hold::{Hold, not_had};
+use hold::{Hold, not_acquired};
 pub(crate) use keeper::keep;
 use say::Say;
 use signals::Signals;
@@ -84,7 +84,7 @@ async fn carried_out(url: &str, plan: &Plan, mut signals: Signals) -> End {
         signal = signals.end() => return given_up(signal),
         client = client.build() => match client {
             Ok(client) => client,
-            Err(error) => return not_had(&error, plan, say),
+            Err(error) => return not_acquired(&error, plan, say),
         },
     };
     let end = match &plan.once {

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use super::args::{OnLost, Plan};
 use super::command::Change;
-use super::end::{End, GIVEN_UP, LOST, NOT_HAD};
-use super::hold::{View, not_had};
+use super::end::{End, GIVEN_UP, LOST, NOT_ACQUIRED};
+use super::hold::{View, not_acquired};
 use super::once_args::OncePlan;
 use super::say::Say;
 use super::signals::Signals;
@@ -40,7 +40,7 @@ pub(super) async fn run(
     };
     let calls = match Calls::new(client, plan, asked) {
         Ok(calls) => calls,
-        Err(error) => return not_had(&error, plan, say),
+        Err(error) => return not_acquired(&error, plan, say),
     };
     let admitted = tokio::select! {
         biased;
@@ -301,20 +301,21 @@ fn not_run(answer: Answer, plan: &Plan, say: Say) -> End {
                 _ => "runs".to_owned(),
             };
             (
-                plan.conflict.unwrap_or(NOT_HAD),
+                plan.conflict.unwrap_or(NOT_ACQUIRED),
                 format!("{which} on another machine, in attempt {attempt}; its lease ends in {remaining}"),
             )
         }
-        Err(OnceError::Store(error)) => return not_had(&error, plan, say),
+        Err(OnceError::Store(error)) => return not_acquired(&error, plan, say),
         Err(error @ (OnceError::ResultUnavailable | OnceError::Unreadable { .. })) => {
             (plan.conflict.unwrap_or(0), format!("was run before: {error}"))
         }
         Err(error @ (OnceError::Failed { .. } | OnceError::Orphaned { .. })) => (GIVEN_UP, error.to_string()),
         Err(error @ OnceError::Lost { .. }) => (LOST, error.to_string()),
-        Err(error) => (NOT_HAD, error.to_string()),
-        Ok(Reply::Ran | Reply::Unrecorded(_) | Reply::Other) => {
-            (NOT_HAD, "the library returned an unexpected answer".to_owned())
-        }
+        Err(error) => (NOT_ACQUIRED, error.to_string()),
+        Ok(Reply::Ran | Reply::Unrecorded(_) | Reply::Other) => (
+            NOT_ACQUIRED,
+            "the library returned an unexpected answer".to_owned(),
+        ),
     };
     say.line(&format!("{work}: {why}"));
     End::With(status)

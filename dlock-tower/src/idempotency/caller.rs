@@ -35,7 +35,7 @@ impl Caller {
 
     /// Returns the caller that all requests share; see [`public`].
     #[must_use]
-    pub fn anybody() -> Caller {
+    pub fn any() -> Caller {
         Caller(None)
     }
 
@@ -51,7 +51,7 @@ impl fmt::Debug for Caller {
         f.write_str(if self.0.is_some() {
             "Caller(..)"
         } else {
-            "Caller(anybody)"
+            "Caller(any)"
         })
     }
 }
@@ -105,14 +105,14 @@ pub fn public() -> Public {
 /// use dlock_tower::idempotency::caller::{self, Caller, FindCaller};
 ///
 /// let (parts, ()) = http::Request::new(()).into_parts();
-/// assert_eq!(caller::public().find(&parts).unwrap(), Caller::anybody());
+/// assert_eq!(caller::public().find(&parts).unwrap(), Caller::any());
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Public;
 
 impl FindCaller for Public {
     fn find(&self, _: &Parts) -> Result<Caller, Rejection> {
-        Ok(Caller::anybody())
+        Ok(Caller::any())
     }
 }
 

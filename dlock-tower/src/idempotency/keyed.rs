@@ -48,7 +48,7 @@ impl KeyedRequest {
             place: Place::Path(path.into()),
             key: key.into(),
             namespace: String::new(),
-            caller: Caller::anybody(),
+            caller: Caller::any(),
             host: None,
         }
     }

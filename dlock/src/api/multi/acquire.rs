@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 
 use super::MultiGuard;
 use super::attempt::{At, Gone, Guards, Round, Step, acquire_groups, groups};
-use super::in_order::InVain;
+use super::in_order::FailedRounds;
 use crate::api::guard::LockGuard;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
@@ -75,7 +75,7 @@ impl MultiCall {
         let started = begun.started;
         let until = self.first.until(started);
         let mut at = 0;
-        let mut in_vain = InVain::new();
+        let mut failed_rounds = FailedRounds::new();
         let mut evidence = Evidence::default();
         loop {
             let (outer, rest) = self.by_frames(scope);
@@ -127,7 +127,9 @@ impl MultiCall {
                     Round::Busy((busy, remaining)) => {
                         at = busy;
                         wait.is_busy(remaining, &mut evidence);
-                        let Some(patience) = in_vain.again() else { continue };
+                        let Some(patience) = failed_rounds.again() else {
+                            continue;
+                        };
                         match self
                             .in_order(&rest, (begun, until), patience, &mut evidence)
                             .await?

@@ -30,14 +30,14 @@ const LOOKS: u32 = 8;
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Counts the failed rounds, and derives the time limit.
-pub(super) struct InVain {
+pub(super) struct FailedRounds {
     looks: u32,
     patience: Duration,
 }
 
-impl InVain {
-    pub(super) fn new() -> InVain {
-        InVain {
+impl FailedRounds {
+    pub(super) fn new() -> FailedRounds {
+        FailedRounds {
             looks: 0,
             patience: PATIENCE.0,
         }

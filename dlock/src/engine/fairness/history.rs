@@ -21,7 +21,7 @@ const LEAST_ROOM: usize = 64;
 #[derive(Debug, Default, Clone, Copy)]
 struct Tries {
     /// How many times in a row no process came.
-    in_vain: u32,
+    unanswered: u32,
     /// How many more yields are skipped.
     skip: u32,
 }
@@ -35,11 +35,11 @@ impl Tries {
     }
 
     fn enter(&mut self, came: bool) {
-        self.in_vain = match came {
+        self.unanswered = match came {
             true => 0,
-            false => self.in_vain.saturating_add(1),
+            false => self.unanswered.saturating_add(1),
         };
-        self.skip = (1 << self.in_vain.saturating_sub(TRIES).min(RAREST)) - 1;
+        self.skip = (1 << self.unanswered.saturating_sub(TRIES).min(RAREST)) - 1;
     }
 }
 

@@ -32,7 +32,7 @@ pub(in super::super) struct Aside {
 enum Expected {
     Call(u64),
     Aside(oneshot::Sender<Result<Value, RedisError>>),
-    Nobody,
+    Ignored,
 }
 
 /// The reply to a call.
@@ -92,7 +92,7 @@ impl Wire {
 
     /// Appends a call for a server to which its slot is moving.
     pub(super) fn send_asking(&mut self, command: &Packed, number: u64) {
-        self.put(&Packed::from(&redis::cmd("ASKING")), Expected::Nobody);
+        self.put(&Packed::from(&redis::cmd("ASKING")), Expected::Ignored);
         self.put(command, Expected::Call(number));
     }
 
@@ -201,7 +201,7 @@ impl Wire {
                 Some(Expected::Aside(reply)) => {
                     let _ = reply.send(value.extract_error());
                 }
-                Some(Expected::Nobody) => {}
+                Some(Expected::Ignored) => {}
                 // The next one would be taken for the reply to another call.
                 None => return Err(unasked(value)),
             }
