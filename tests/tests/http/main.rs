@@ -22,4 +22,5 @@ mod tower_http_layers;
 mod tower_keys;
 mod tower_kinds;
 mod tower_lock;
+mod tower_support;
 mod tower_task;

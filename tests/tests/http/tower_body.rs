@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::stores::memory::MemoryStore;
 use dlock::{LockClient, Loss};
 use dlock_tower::key::fixed;
 use dlock_tower::lock::LockLost;
@@ -21,21 +19,10 @@ use hyper::body::{Body, Frame};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 
+use crate::tower_support::{bounded, pair};
+
 const SECOND: Duration = Duration::from_secs(1);
 const MAX: Duration = Duration::from_secs(60);
-
-async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test)
-        .await
-        .expect("it never ended")
-}
-
-async fn pair() -> (LockClient, LockClient) {
-    let store = MemoryStore::new();
-    let a = LockClient::builder().store(store.clone()).build().await.unwrap();
-    let b = LockClient::builder().store(store).build().await.unwrap();
-    (a, b)
-}
 
 enum Step {
     Data(&'static str),

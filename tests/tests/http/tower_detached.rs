@@ -21,17 +21,12 @@ use hyper::body::{Body, Frame};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
+use crate::tower_support::bounded;
+
 type Req = Request<Full<Bytes>>;
 type Res = Response<Full<Bytes>>;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
-async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test)
-        .await
-        .expect("it never ended")
-}
 
 /// Two clients of one store, as two processes have them, and an idempotency layer.
 async fn setup() -> (LockClient, LockClient, IdempotencyLayer<Public>) {

@@ -2,7 +2,6 @@
 //! becomes of it when one of them is lost.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,20 +16,15 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tokio::sync::Barrier;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::tower_support::bounded;
 
 type Req = Request<Full<Bytes>>;
 type Res = Response<Full<Bytes>>;
 
 const MS: Duration = Duration::from_millis(1);
-
-/// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
-async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test)
-        .await
-        .expect("it never ended")
-}
 
 fn request(method: Method, uri: &str) -> Req {
     let request = Request::builder().method(method).uri(uri);

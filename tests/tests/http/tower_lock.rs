@@ -9,12 +9,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason as StoreReason, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
-};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Held, LockClient, LockKey, Loss};
+use dlock::{Held, LockClient, Loss};
+use dlock_tests::watched;
 use dlock_tower::key::{fixed, from_fn, header};
 use dlock_tower::{LockLayer, NotStarted, OnLost, Reason, Rejection};
 use http::{Method, Request, Response, StatusCode};
@@ -23,25 +20,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
+use crate::tower_support::{bounded, pair};
+
 type Req = Request<Full<Bytes>>;
 type Res = Response<Full<Bytes>>;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
-async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test)
-        .await
-        .expect("it never ended")
-}
-
-/// Two clients of one store, as two processes have them.
-async fn pair() -> (LockClient, LockClient) {
-    let store = MemoryStore::new();
-    let a = LockClient::builder().store(store.clone()).build().await.unwrap();
-    let b = LockClient::builder().store(store).build().await.unwrap();
-    (a, b)
-}
 
 fn request(key: &str) -> Req {
     Request::builder()
@@ -90,78 +74,6 @@ where
     B::Error: std::fmt::Debug,
 {
     serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
-}
-
-/// A store that does not answer an acquire while it is down.
-#[derive(Clone)]
-struct Flaky {
-    inner: MemoryStore,
-    down: Arc<AtomicBool>,
-    /// Releases are not answered either, not even by an error.
-    deaf: Arc<AtomicBool>,
-}
-
-impl Store for Flaky {
-    fn capabilities(&self) -> dlock::store::Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        let step = (!self.down.load(Ordering::Relaxed))
-            .then(|| Store::acquire(Arc::new(self.inner.clone()), request));
-        Box::pin(async move {
-            match step {
-                Some(step) => step.await,
-                None => Err(StoreError::not_done(
-                    StoreReason::Unreachable,
-                    "10.0.0.7 does not answer",
-                )),
-            }
-        })
-    }
-
-    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        let step = (!self.deaf.load(Ordering::Relaxed))
-            .then(|| Store::release(Arc::new(self.inner.clone()), request));
-        Box::pin(async move {
-            match step {
-                Some(step) => step.await,
-                None => pending().await,
-            }
-        })
-    }
-
-    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        Store::renew(Arc::new(self.inner.clone()), requests)
-    }
-
-    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
-        Store::inspect(Arc::new(self.inner.clone()), key)
-    }
-
-    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        Store::list(Arc::new(self.inner.clone()), prefix)
-    }
-
-    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
-        Store::force_release(Arc::new(self.inner.clone()), key)
-    }
-
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Store::watch(Arc::new(self.inner.clone()), kind, key, grant)
-    }
-}
-
-/// A client of such a store, with its switches: down, deaf.
-async fn flaky() -> (LockClient, Arc<AtomicBool>, Arc<AtomicBool>) {
-    let (inner, down, deaf) = (MemoryStore::new(), Arc::default(), Arc::default());
-    let store = Flaky { inner, down, deaf };
-    let (down, deaf) = (store.down.clone(), store.deaf.clone());
-    (
-        LockClient::builder().store(store).build().await.unwrap(),
-        down,
-        deaf,
-    )
 }
 
 mod who_gets_in {
@@ -457,8 +369,8 @@ mod what_the_others_are_told {
     #[tokio::test(start_paused = true)]
     async fn a_store_that_is_down_is_503_and_never_open_unless_asked() {
         bounded(async {
-            let (client, down, _) = flaky().await;
-            down.store(true, Ordering::Relaxed);
+            let (store, client) = watched().await;
+            store.seen().fail_acquires.store(true, Ordering::Relaxed);
             let seen = Arc::new(AtomicUsize::new(0));
             let counter = seen.clone();
             let handler = service_fn(move |request: Req| {
@@ -480,7 +392,7 @@ mod what_the_others_are_told {
                 let problem = json(response).await;
                 assert_eq!(problem["type"], "urn:dlock:problem:unavailable");
                 assert!(
-                    !problem["detail"].as_str().unwrap().contains("10.0.0.7"),
+                    !problem["detail"].as_str().unwrap().contains("it is not there"),
                     "insides shown to strangers"
                 );
             }
@@ -631,9 +543,12 @@ mod ends {
     #[tokio::test(start_paused = true)]
     async fn failed_release_leaves_the_response_whole() {
         bounded(async {
-            let (client, _, deaf) = flaky().await;
-            deaf.store(true, Ordering::Relaxed);
-            let service = LockLayer::new(client, header("k")).layer(service_fn(ok));
+            let (store, client) = watched().await;
+            let service = LockLayer::new(client, header("k")).layer(service_fn(move |request: Req| {
+                // The release is never answered.
+                store.seen().slow_answers.store(3_600_000, Ordering::Relaxed);
+                ok(request)
+            }));
             let started = Instant::now();
             let response = service.oneshot(request("7")).await.unwrap();
             assert_eq!(response.status(), 200);

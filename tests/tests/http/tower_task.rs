@@ -1,7 +1,7 @@
 //! The layers for services of any request: what a worker is told, what is under the lock, and the bound of one process.
 
 use std::convert::Infallible;
-use std::future::{Future, pending};
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,6 +16,8 @@ use futures_util::FutureExt;
 use futures_util::future::{join_all, poll_fn};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::tower_support::bounded;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -38,12 +40,6 @@ fn account(job: &Job) -> LockKey {
 async fn recording() -> LockClient {
     let built = LockClient::builder().store(MemoryStore::new()).build();
     built.await.unwrap()
-}
-
-async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test)
-        .await
-        .expect("it never ended")
 }
 
 /// Does a job and tells the fencing token under which.

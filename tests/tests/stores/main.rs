@@ -21,6 +21,7 @@ mod postgres_locks;
 mod postgres_once;
 mod postgres_read_write;
 mod postgres_records;
+mod postgres_support;
 mod postgres_transaction;
 mod scenes;
 mod zookeeper_conformance;

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 use dlock::store::Bind;
 use dlock::{HoldState, LockClient, LockGuard};
 use dlock_postgres::{HoldError, LockInError, PostgresLocks};
-use dlock_tests::faults::{PATIENCE, within};
-use dlock_tests::postgres::{Postgres, connect, fresh_table};
+use dlock_tests::faults::within;
+use dlock_tests::postgres::{Postgres, connect};
 use dlock_tests::{Clock, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tokio::time::sleep;
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, Config};
+
+use crate::postgres_support::{client, connected, setting_on};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -28,37 +30,20 @@ struct Bank {
     other: LockClient,
 }
 
-async fn locks(config: Config, table: &str) -> PostgresLocks {
-    let builder = PostgresLocks::builder(config, NoTls)
-        .table(table)
-        .timeout(PATIENCE);
-    builder.connect().await.expect("the server is there")
-}
-
-async fn client(locks: &PostgresLocks) -> LockClient {
-    let built = LockClient::builder().store(locks.clone()).build().await;
-    built.expect("the server is there")
-}
-
 async fn bank() -> Bank {
     bank_on(Postgres::shared().await).await
 }
 
 async fn bank_on(server: Arc<Postgres>) -> Bank {
-    let table = fresh_table();
-    let (here, there) = (
-        locks(server.config(), &table).await,
-        locks(server.config(), &table).await,
-    );
-    here.create_table().await.expect("the table can be made");
-    let sql = format!("CREATE TABLE {table}_payments (what text)");
-    server.client().await.batch_execute(&sql).await.unwrap();
+    let setting = setting_on(server).await;
+    let sql = format!("CREATE TABLE {}_payments (what text)", setting.table);
+    setting.server.client().await.batch_execute(&sql).await.unwrap();
     Bank {
-        one: client(&here).await,
-        other: client(&there).await,
-        locks: here,
-        server,
-        table,
+        server: setting.server,
+        table: setting.table,
+        locks: setting.here,
+        one: setting.one,
+        other: setting.other,
     }
 }
 
@@ -511,7 +496,7 @@ async fn as_another_process() {
     let var = |name: &str| std::env::var(name).unwrap();
     let (table, step, how) = (var("BANK_TABLE"), var("BANK_STEP"), var("BANK_HOW"));
     let config: Config = var("BANK_URL").parse().unwrap();
-    let locks = locks(config.clone(), &table).await;
+    let locks = connected(config.clone(), &table).await;
     let client = client(&locks).await;
     let mut db = connect(&config).await.unwrap();
     let at = |now: &str| match (now == step, &*how) {

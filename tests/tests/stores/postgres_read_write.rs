@@ -6,18 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use dlock::Error;
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
     Store,
 };
-use dlock::{Error, LockClient};
 use dlock_postgres::{HoldError, LockInError, PostgresLocks};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::postgres::{Pooler, Postgres, fresh_table};
 use dlock_tests::{Clock, child, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, Config};
+
+use crate::postgres_support::{Setting, client, connected, setting_on};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -25,42 +27,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// No test waits for its end.
 const LEASE: Duration = Duration::from_secs(300);
 
-/// A table, and what two processes have of it.
-struct Setting {
-    server: Arc<Postgres>,
-    table: String,
-    here: PostgresLocks,
-    one: LockClient,
-    other: LockClient,
-}
-
-async fn connected(config: Config, table: &str) -> PostgresLocks {
-    let builder = PostgresLocks::builder(config, NoTls)
-        .table(table)
-        .timeout(PATIENCE);
-    builder.connect().await.expect("the server is there")
-}
-
-async fn client(locks: &PostgresLocks) -> LockClient {
-    let built = LockClient::builder().store(locks.clone()).build().await;
-    built.expect("the server is there")
-}
-
 async fn setting() -> Setting {
     setting_on(Postgres::shared().await).await
-}
-
-async fn setting_on(server: Arc<Postgres>) -> Setting {
-    let table = fresh_table();
-    let here = connected(server.config(), &table).await;
-    here.create_table().await.expect("the table can be made");
-    Setting {
-        one: client(&here).await,
-        other: client(&connected(server.config(), &table).await).await,
-        here,
-        server,
-        table,
-    }
 }
 
 impl Setting {

@@ -22,20 +22,15 @@ use dlock_tower::idempotency::{IdempotencyLayer, ResponseBody};
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt};
+
+pub(crate) use crate::tower_support::bounded;
 
 pub(crate) type Req = Request<Full<Bytes>>;
 pub(crate) type Res = Response<Full<Bytes>>;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-
-/// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
-pub(crate) async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test)
-        .await
-        .expect("it never ended")
-}
 
 /// Records in memory.
 pub(crate) fn records() -> Records {
