@@ -107,12 +107,12 @@ impl Diagnosis {
         if let Some(report) = &written {
             match report.process_state() {
                 ProcessState::Gone => {
-                    let because = format!("process {} is not there any more on this machine", report.process);
+                    let because = format!("process {} no longer exists on this machine", report.process);
                     return Ok(Diagnosis::new(State::Killed, because, written));
                 }
                 ProcessState::Stopped => {
                     let because = format!(
-                        "process {} is stopped on this machine (SIGCONT lets it go on)",
+                        "process {} is stopped on this machine (SIGCONT resumes it)",
                         report.process
                     );
                     return Ok(Diagnosis::new(State::Stopped, because, written));
@@ -128,12 +128,12 @@ impl Diagnosis {
             && !report.is_overdue()
             && !answers
         {
-            let because = format!("it wrote down what it does {} ago", time(report.age));
+            let because = format!("it published a report {} ago", time(report.age));
             return Ok(Diagnosis::new(State::Alive, because, written));
         }
         // Only now: each server lists all of its clients for this.
         let (connections, hidden) = match client.connections(id).await {
-            Err(Error::Unsupported { .. }) => (None, "this store keeps nothing of its clients".to_owned()),
+            Err(Error::Unsupported { .. }) => (None, "this store keeps no entries of clients".to_owned()),
             Err(Error::Refused { message, .. }) => {
                 (None, format!("connections are not visible: {}", clean(&message)))
             }
@@ -158,11 +158,11 @@ async fn silent(
 ) -> Diagnosis {
     let heard = match &report {
         Some(report) if report.answers => format!(
-            "it does not answer, and was last heard of {} ago",
+            "it does not answer; its last report came {} ago",
             time(report.age)
         ),
-        Some(report) => format!("it was last heard of {} ago", time(report.age)),
-        None => "it wrote nothing down".to_owned(),
+        Some(report) => format!("its last report came {} ago", time(report.age)),
+        None => "it published nothing".to_owned(),
     };
     let here = report
         .as_ref()

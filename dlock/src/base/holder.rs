@@ -116,13 +116,13 @@ impl Holder {
         match (&self.client, &self.hold) {
             (Some(_), Some(_)) => None,
             (Some(client), None) if client.held > client.holds.len() => {
-                Some("its client holds more than it writes down, or holds this for less than a second or two")
+                Some("its client holds more than it publishes, or holds this for less than a second or two")
             }
             (Some(_), None) => Some("it is held for less than a second or two"),
             (None, _) if !self.names_client() => Some("a permit, whose id does not name its client"),
             (None, _) => Some(
-                "its client wrote nothing down: presence is off there, or it has gone, is cut off, began a moment ago, \
-                 may not write, is of an older version, or is Redisson",
+                "its client published nothing: presence is off there, or it has gone, is cut off, began a moment ago, \
+                 may not publish, is of an older version, or is Redisson",
             ),
         }
     }

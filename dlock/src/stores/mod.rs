@@ -1,4 +1,4 @@
-//! The stores that dlock brings along.
+//! The built-in stores.
 
 pub mod memory;
 pub mod quorum;

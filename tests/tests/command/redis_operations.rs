@@ -133,7 +133,7 @@ async fn list_has_one_object_for_each_holder_and_says_why_something_is_unknown()
             unknown["holder"]["unknown"][name]
                 .as_str()
                 .unwrap()
-                .contains("wrote nothing down")
+                .contains("published nothing")
         );
     }
     assert!(unknown["held_ms"].is_null() && unknown["holder"]["unknown"]["held_ms"].is_string());

@@ -1,4 +1,4 @@
-//! The semaphores and latches of a store in memory.
+//! The semaphores and latches of the memory store.
 
 use tokio::time::Instant;
 
@@ -10,21 +10,21 @@ use crate::base::chance::HashMap;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
 
-/// All counters of a store, and the answers to steps that may come again.
+/// All counters of a store, and the replies to operations that may arrive again.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CounterTable {
     kept: HashMap<LockKey, Counter>,
     answers: HashMap<GrantId, (CounterReply, Instant)>,
-    /// How many answers there may be before it is looked which of them can be forgotten.
+    /// The number of replies at which old ones are removed.
     room: usize,
-    /// Names whose waiters shall look.
+    /// Names whose waiters must check again.
     notifications: Vec<LockKey>,
 }
 
 #[derive(Debug, Clone)]
 enum Counter {
     Semaphore(Box<Semaphore>),
-    /// A semaphore without holders and waiters: how many permits are free. That many names may stay.
+    /// A semaphore without holders and waiters: the number of available permits. Many such names may stay.
     Idle(i64),
     Latch(u64),
 }
@@ -34,12 +34,12 @@ impl CounterTable {
         *self = CounterTable::default();
     }
 
-    /// Names whose waiters shall look.
+    /// Names whose waiters must check again.
     pub(super) fn notifications(&mut self) -> Vec<LockKey> {
         std::mem::take(&mut self.notifications)
     }
 
-    /// What there is by this name: permits or a latch.
+    /// The counter of this name: permits or a latch.
     pub(super) fn kind_at(&self, key: &LockKey) -> Option<Kind> {
         if self.kept.is_empty() {
             return None;
@@ -54,13 +54,13 @@ impl CounterTable {
         self.kept.get(key).and_then(Counter::as_semaphore)
     }
 
-    /// How many grants hold permits.
+    /// Returns how many grants hold permits.
     pub(super) fn len(&self, now: Instant) -> usize {
         let semaphores = self.kept.values().filter_map(Counter::as_semaphore);
         semaphores.map(|semaphore| semaphore.len(now)).sum()
     }
 
-    /// The names of all semaphores.
+    /// Returns the names of all semaphores.
     pub(super) fn keys(&self) -> impl Iterator<Item = &LockKey> {
         let semaphores = self
             .kept
@@ -69,13 +69,13 @@ impl CounterTable {
         semaphores.map(|(key, _)| key)
     }
 
-    /// Who holds permits of a semaphore.
+    /// Returns the holders of permits of a semaphore.
     pub(super) fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
         self.semaphore(key)
             .map_or_else(Vec::new, |semaphore| semaphore.holders(now))
     }
 
-    /// Every grant of permits of a semaphore.
+    /// Returns every grant of permits of a semaphore.
     #[cfg(dlock_sim)]
     pub(super) fn held(&self, key: &LockKey, now: Instant) -> Vec<(Kind, GrantId, Instant, bool, u32)> {
         self.semaphore(key)
@@ -92,14 +92,14 @@ impl CounterTable {
         let Some(Counter::Semaphore(semaphore)) = self.kept.get_mut(key) else {
             return false;
         };
-        // Those whose leases have ended hold nothing.
+        // Holders whose leases have ended hold nothing.
         if semaphore.expire(now) {
             self.notifications.push(key.clone());
         }
         semaphore.take_all()
     }
 
-    /// Applies a step to a semaphore, as it is now; a semaphore with nothing to remember is removed.
+    /// Applies an operation to a semaphore, as it is now; a semaphore without state is removed.
     fn on<T>(
         &mut self,
         key: &LockKey,
@@ -114,7 +114,7 @@ impl CounterTable {
         let mut nothing = Semaphore::default();
         let semaphore = match counter {
             Counter::Semaphore(semaphore) => semaphore.as_mut(),
-            // When a counter became something else, all its holders have lost what they had.
+            // When a counter became another kind, all its holders have lost what they had.
             Counter::Latch(_) | Counter::Idle(_) => &mut nothing,
         };
         let came_back = semaphore.expire(now);
@@ -131,7 +131,7 @@ impl CounterTable {
         step
     }
 
-    /// The same, and the waiters are notified.
+    /// Applies an operation, and notifies the waiters.
     fn told<T>(&mut self, key: &LockKey, now: Instant, step: impl FnOnce(&mut Semaphore) -> Step<T>) -> T {
         let Step { brought, tell } = self.on(key, now, step);
         if tell {
@@ -160,7 +160,7 @@ impl CounterTable {
         self.told(&request.key, now, |semaphore| semaphore.renew(now, request))
     }
 
-    /// Takes a step of a counter of this kind.
+    /// Runs an operation on a counter of this kind.
     pub(super) fn count(&mut self, now: Instant, request: &CounterRequest) -> CounterReply {
         if let Some((reply, until)) = self.answers.get(&request.id)
             && *until > now
@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// A name that was used once takes no more than its number, which is the data of its users.
+    /// A used name keeps only its number, which is the data of its users.
     #[test]
     fn only_the_number_stays_of_an_unused_semaphore() {
         let (mut counters, now) = (CounterTable::default(), crate::base::clock::now());

@@ -1,4 +1,4 @@
-//! Grants and when each of them ends: the first and the last end are known without a look at all.
+//! Grants and their ends: the first and the last end are known without a search.
 
 use std::collections::BTreeSet;
 
@@ -22,13 +22,13 @@ impl Deadlines {
         self.in_order.insert((end, grant));
     }
 
-    /// Removes a grant; whether it was there.
+    /// Removes a grant; returns whether it existed.
     pub(super) fn remove(&mut self, grant: GrantId) -> bool {
         let end = self.ends.remove(&grant);
         end.is_some_and(|end| self.in_order.remove(&(end, grant)))
     }
 
-    /// Removes a grant that has ended by now, until there is none.
+    /// Removes one grant that has ended by now; `None` if there is none.
     pub(super) fn pop_ended(&mut self, now: Instant) -> Option<GrantId> {
         let (end, grant) = *self.in_order.first()?;
         (end <= now && self.remove(grant)).then_some(grant)
@@ -46,7 +46,7 @@ impl Deadlines {
         self.in_order.last().map(|(end, _)| *end)
     }
 
-    /// In the order of their ends.
+    /// Returns them in the order of their ends.
     pub(super) fn iter(&self) -> impl Iterator<Item = (GrantId, Instant)> {
         self.in_order.iter().map(|(end, grant)| (*grant, *end))
     }

@@ -11,17 +11,17 @@ use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::store::{AcquireRequest, GrantId};
 
-/// For how long a position is kept for a waiter that does not ask again.
+/// How long a position is kept for a waiter that does not ask again.
 const KEPT_FOR: Duration = Duration::from_secs(5);
 
-/// How far the positions of two newcomers are apart, and those of waiters that come back behind each other.
+/// The distance between the positions of two newcomers, and of returning waiters.
 const GAP: i128 = 1 << 40;
 const STEP: i128 = 1 << 20;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Queues(HashMap<LockKey, Queue>);
 
-/// The waiters of a lock in their order. None is looked for along the queue.
+/// The waiters of a lock in order. Lookups never scan the queue.
 #[derive(Debug, Clone, Default)]
 struct Queue {
     entries: BTreeMap<i128, Entry>,
@@ -31,7 +31,7 @@ struct Queue {
 #[derive(Debug, Clone)]
 struct Entry {
     grant: GrantId,
-    /// From then on, once it is in front, it counts as gone.
+    /// From this time on, once it is in front, it counts as gone.
     until: Instant,
 }
 
@@ -48,7 +48,7 @@ impl Queue {
         self.entries.insert(position, entry);
     }
 
-    /// Removes a waiter; whether it was in front.
+    /// Removes a waiter; returns whether it was in front.
     fn remove(&mut self, grant: GrantId) -> bool {
         let Some(position) = self.positions.remove(&grant) else {
             return false;
@@ -62,8 +62,8 @@ impl Queue {
         self.entries.keys().next_back().map_or(0, |last| last + GAP)
     }
 
-    /// The position of a waiter that was silent for too long: before all that came after it. Earlier waiters have left
-    /// as it has, unless they are back: of its own client, the earlier ones are known.
+    /// The position of a waiter that was silent for too long: before all later ones. Earlier waiters have left too,
+    /// unless they are back: those of its own client are known.
     fn taken_back(&mut self, grant: GrantId) -> i128 {
         let earlier = self.positions.range(..grant).next_back();
         let earlier = earlier.filter(|(earlier, _)| grant.came_after(**earlier));
@@ -80,7 +80,7 @@ impl Queue {
         }
     }
 
-    /// Makes room between all.
+    /// Spreads the positions again.
     fn space_out(&mut self) {
         let entries = std::mem::take(&mut self.entries);
         for (position, entry) in (0..).step_by(GAP as usize).zip(entries.into_values()) {
@@ -90,8 +90,8 @@ impl Queue {
 }
 
 impl Queues {
-    /// The waiter in front, after the waiters that count as gone have left, and until when it keeps its position. The
-    /// asking waiter is not gone.
+    /// Returns the waiter in front, after the waiters that count as gone have been removed, and until when it keeps its
+    /// position. The asking waiter is not gone.
     pub(super) fn front(
         &mut self,
         key: &LockKey,
@@ -111,7 +111,7 @@ impl Queues {
     }
 
     /// Takes a position at the end, or keeps the present one. A waiter that was silent for too long gets its position
-    /// back, before all that came after it.
+    /// back, before all later ones.
     pub(super) fn wait(&mut self, request: &AcquireRequest, now: Instant) {
         let AcquireRequest { key, grant, .. } = request;
         let queue = self.0.entry(key.clone()).or_default();
@@ -127,7 +127,7 @@ impl Queues {
         queue.put(position, entry);
     }
 
-    /// The waiters of the same client in front, up to the first of another client, and no more than so many.
+    /// Returns the waiters of the same client in front, up to the first of another client, and at most this many.
     pub(super) fn own_front(&self, key: &LockKey, of: GrantId, most: usize) -> Vec<GrantId> {
         let queue = self.0.get(key).into_iter();
         let grants = queue.flat_map(|queue| queue.entries.values().map(|entry| entry.grant));
@@ -153,7 +153,7 @@ impl Queues {
         self.0.values().map(|queue| queue.entries.len()).sum()
     }
 
-    /// How many keep their positions yet.
+    /// Returns how many still keep their positions.
     #[cfg(dlock_sim)]
     pub(super) fn kept(&self, now: Instant) -> usize {
         let entries = self.0.values().flat_map(|queue| queue.entries.values());

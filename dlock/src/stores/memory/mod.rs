@@ -1,7 +1,7 @@
-//! Locks in this process, for one process or for tests: everything a server does, without one.
+//! Locks in this process, for one process or for tests: everything that a server does, without a server.
 //!
-//! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so
-//! that a paused clock makes every timing rule a fast and exact test.
+//! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so that a paused
+//! clock makes every timing rule a fast and exact test.
 
 mod counters;
 mod deadlines;
@@ -45,8 +45,8 @@ use crate::store::{
 
 /// A store of locks, and of [records](crate::record), in this process's memory.
 ///
-/// Clients that are built on clones of one `MemoryStore` exclude each other, as processes on one server
-/// do; so do clients of `memory://NAME` with the same name. `memory://` is a store of its own each time.
+/// Clients that are built on clones of one `MemoryStore` exclude each other, like processes on one server; so do
+/// clients of `memory://NAME` with the same name. `memory://` is a separate store each time.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -79,14 +79,14 @@ struct Shared {
 #[derive(Debug, Clone, Default)]
 struct Held {
     entries: HashMap<LockKey, Entry>,
-    /// The entries by their end, so that expired ones go without a search.
+    /// The entries by their end, so that expired ones are removed without a search.
     ends: BTreeSet<(Instant, LockKey)>,
     queues: Queues,
     read_write: ReadWriteLocks,
     /// The semaphores and latches.
     counters: CounterTable,
     last_token: u64,
-    /// Since when these data are here, once a vote has asked.
+    /// The time since which this data exists, once a vote has asked.
     since: Option<Instant>,
 }
 
@@ -95,9 +95,9 @@ struct Held {
 struct Busy {
     /// The remaining lease of the holder.
     remaining: Option<Duration>,
-    /// Within which time a waiter asks again.
+    /// The time within which a waiter asks again.
     again: Option<Duration>,
-    /// There are fewer permits in all than are wanted.
+    /// The total is smaller than the requested permits.
     too_few: bool,
 }
 
@@ -116,12 +116,12 @@ impl Busy {
 struct Entry {
     grant: GrantId,
     until: Instant,
-    /// It was released, and its `min_hold` keeps the key for a while yet.
+    /// It was released, but its `min_hold` still keeps the key.
     kept: bool,
 }
 
 impl Held {
-    /// Drops what has expired. No waiter is notified: like on a server, waiters know the end of the lease.
+    /// Removes expired entries. No waiter is notified: as on a server, waiters know the end of the lease.
     fn purge(&mut self, now: Instant) {
         while self.ends.first().is_some_and(|(until, _)| *until <= now) {
             if let Some((_, key)) = self.ends.pop_first() {
@@ -169,7 +169,7 @@ impl Held {
         })
     }
 
-    /// Whether nothing of another kind stands in the way.
+    /// Whether no other kind uses the name.
     fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), StoreError> {
         if kind.family() != Family::Plain && self.entries.contains_key(key) {
             return Err(taken("a plain lock"));
@@ -184,8 +184,8 @@ impl Held {
         }
     }
 
-    /// All of these or none. No client sees what is taken before one is found busy; only the position of a writer in
-    /// front of the readers is given up by that, of which the caller tells them.
+    /// Grants all of these or none. No client sees the grants before a busy one is found; only the position of a writer
+    /// ahead of the readers is given up by that, and the caller notifies them.
     fn acquire_all(&mut self, requests: &[AcquireRequest], now: Instant) -> AcquireAllReply {
         let mut grants = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {
@@ -208,8 +208,8 @@ impl Held {
         AcquireAllReply::Acquired { grants }
     }
 
-    /// Until when the key is held, or another waiter is in front of the caller; a caller that may have it leaves the
-    /// queue.
+    /// Returns until when the key is held, or another waiter is ahead of the caller; a caller that may have it leaves
+    /// the queue.
     fn taken_until(&mut self, request: &AcquireRequest, now: Instant) -> Option<Instant> {
         let AcquireRequest { key, grant, .. } = request;
         let held_until = self.entries.get(key).map(|entry| entry.until);
@@ -225,13 +225,13 @@ impl Held {
         taken_until
     }
 
-    /// Takes a waiter out of the queue. Whether it was in front of a lock that was released, and is free or kept by its
-    /// `min_hold`: it was told so, and now the next has to hear of it.
+    /// Removes a waiter from the queue. Returns whether it was in front of a released lock that is available or kept by
+    /// its `min_hold`: it was notified, and now the next waiter must be.
     fn give_up(&mut self, key: &LockKey, grant: GrantId) -> bool {
         self.queues.leave(key, grant) && self.entries.get(key).is_none_or(|entry| entry.kept)
     }
 
-    /// Where the one in front of the queue hears of a release.
+    /// The topic on which the front of the queue is notified of a release.
     fn front_topic(&mut self, key: &LockKey, now: Instant) -> Option<Arc<str>> {
         let (front, _) = self.queues.front(key, now, None)?;
         Some(topic(Kind::Fair, key, front))
@@ -278,7 +278,7 @@ impl Held {
         is_held
     }
 
-    /// All holders of the key.
+    /// Returns all holders of the key.
     fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
         match self.entries.get(key) {
             Some(entry) => vec![entry.holder(now)],
@@ -299,12 +299,12 @@ impl Held {
         Some(entry)
     }
 
-    /// The entry of a grant, also of one that was released and keeps its key.
+    /// Returns the entry of a grant, also of a released one that keeps its key.
     fn entry(&self, key: &LockKey, grant: GrantId) -> Option<&Entry> {
         self.entries.get(key).filter(|entry| entry.grant == grant)
     }
 
-    /// How long a member of a quorum abstains yet, which it does for `after` from when it was first asked.
+    /// How long a member of a quorum still abstains, for `after` from when it was first asked.
     fn abstains(&mut self, now: Instant, after: Duration) -> Option<Duration> {
         let votes_at = *self.since.get_or_insert(now) + after;
         (votes_at > now).then(|| votes_at - now)
@@ -326,13 +326,13 @@ impl Held {
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<Shared>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> MemoryStore {
         MemoryStore::default()
     }
 
-    /// The store that all callers in this process get by this name.
+    /// Returns the store of this name, which all callers in this process share.
     #[must_use]
     pub fn named(name: &str) -> MemoryStore {
         let mut named = NAMED.lock();
@@ -345,38 +345,38 @@ impl MemoryStore {
         store
     }
 
-    /// How many locks are held, by all clients, and how many grants of permits.
+    /// Returns how many locks are held, by all clients, and how many grants of permits.
     #[must_use]
     pub fn len(&self) -> usize {
         self.with(|held, now| held.entries.len() + held.read_write.len() + held.counters.len(now))
     }
 
-    /// Whether neither a lock nor a permit is held.
+    /// Returns whether neither a lock nor a permit is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many waiters are in the queues of fair locks, and how many waiting writers readers stand back for, including
-    /// those that are gone and were not missed yet.
+    /// Returns how many waiters are in the queues of fair locks, plus how many waiting writers readers yield to,
+    /// including those that are gone but not detected yet.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.with(|held, _| held.queues.len() + held.read_write.waiting())
     }
 
-    /// How many records are kept.
+    /// Returns how many records are kept.
     #[must_use]
     pub fn kept_records(&self) -> usize {
         self.store.shelf.len()
     }
 
-    /// How many keys of locks and records have listeners.
+    /// Returns how many keys of locks and records have listeners.
     #[must_use]
     pub fn watched(&self) -> usize {
         self.store.hub.len() + self.store.shelf.watched()
     }
 
-    /// Forgets every lock, counter and record and notifies no waiter, as a server does that lost its data.
+    /// Forgets every lock, counter and record and notifies no waiter, like a server that lost its data.
     pub fn clear(&self) {
         self.store.shelf.clear();
         self.with(|held, _| {
@@ -389,7 +389,7 @@ impl MemoryStore {
         });
     }
 
-    /// Ends whatever grants the key has and notifies the waiters.
+    /// Ends all grants of the key and notifies the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
         let (taken, front) = self.with(|held, now| {
             let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now);
@@ -404,7 +404,7 @@ impl MemoryStore {
         taken
     }
 
-    /// The records of this store.
+    /// Returns the records of this store.
     pub(crate) fn shelf(&self) -> &Shelf {
         &self.store.shelf
     }
@@ -427,7 +427,7 @@ impl MemoryStore {
         brought
     }
 
-    /// How many listeners were notified.
+    /// Returns how many listeners were notified.
     fn tell(&self, topic: &str) -> u64 {
         #[cfg(dlock_sim)]
         self.store.said.told.lock().push(topic.into());
@@ -472,14 +472,14 @@ impl Store for MemoryStore {
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        // Its waiters have positions, which one step for several locks would have to take all at once.
+        // Its waiters have positions, which a request for several locks would have to take all at once.
         (!kind.waits_in_store()).then_some(0)
     }
 
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         let reply = self.with(|held, now| held.acquire_all(&requests, now));
         if let AcquireAllReply::Busy { at, .. } | AcquireAllReply::Failed { at, .. } = &reply {
-            // A writer that had the lock for this moment has given up its position in front of the readers.
+            // A writer that had the lock for this moment has given up its position ahead of the readers.
             let placed = |request: &&AcquireRequest| request.kind == Kind::Write && request.waiter.is_some();
             for request in requests[..*at].iter().filter(placed) {
                 self.tell(request.key.as_str());
@@ -607,7 +607,7 @@ impl QuorumMember for MemoryStore {
     }
 }
 
-/// Where notifications of a key come: for all of its waiters, or for one.
+/// The topic of a key's notifications: for all of its waiters, or for one.
 pub(crate) fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
     match kind.waits_in_store() {
         // No key has a line break.

@@ -1,4 +1,4 @@
-//! The entries by which clients say who they are, in memory.
+//! The presence entries of clients, in memory.
 
 use std::collections::VecDeque;
 use std::future::ready;

@@ -11,10 +11,10 @@ use crate::base::chance::HashMap;
 use crate::store::counter::{CounterReply, CounterStep};
 use crate::store::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
 
-/// For how long a silent waiter is kept in the queue, and within which time a waiter asks again.
+/// How long a silent waiter is kept in the queue, and within which time a waiter asks again.
 const KEPT: Duration = Duration::from_secs(5);
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
-/// The most permits that there may be, and the fewest that may be free.
+/// The maximum total, and the minimum of available permits.
 const MOST: i64 = i32::MAX as i64;
 
 #[derive(Debug, Clone, Default)]
@@ -32,7 +32,7 @@ pub(super) struct Semaphore {
 #[derive(Debug, Clone, Default)]
 struct Holds {
     grants: HashMap<GrantId, Hold>,
-    /// By their end, so that expired ones go without a search.
+    /// By their end, so that expired ones are removed without a search.
     ends: BTreeSet<(Instant, GrantId)>,
     /// Of all grants.
     permits: u64,
@@ -42,7 +42,7 @@ struct Holds {
 struct Hold {
     amount: u32,
     until: Instant,
-    /// They were released, and their `min_hold` keeps them taken for a while yet.
+    /// They were released, but their `min_hold` still keeps them.
     kept: bool,
 }
 
@@ -64,7 +64,7 @@ impl Holds {
         self.grants.insert(grant, hold);
     }
 
-    /// Takes permits that a holder has out, not those that were released and stay taken.
+    /// Takes permits that are held, not those that were released but kept.
     fn take_held(&mut self, grant: GrantId) -> Option<Hold> {
         self.grants.get(&grant).filter(|hold| !hold.kept)?;
         self.take(grant)
@@ -77,7 +77,7 @@ impl Holds {
         Some(hold)
     }
 
-    /// Drops what has expired; how many permits that were.
+    /// Removes expired grants; returns how many permits that were.
     fn expire(&mut self, now: Instant) -> u64 {
         let before = self.permits;
         while let Some((until, grant)) = self.ends.first().copied()
@@ -88,7 +88,7 @@ impl Holds {
         before - self.permits
     }
 
-    /// How long it is until the first of them ends.
+    /// Time until the first of them ends.
     fn first_end(&self, now: Instant) -> Option<Duration> {
         let (first, _) = self.ends.first()?;
         Some(first.saturating_duration_since(now))
@@ -107,10 +107,10 @@ struct Waiting {
     alive_until: Instant,
 }
 
-/// What a step brought.
+/// The outcome of an operation.
 pub(super) struct Step<T> {
     pub(super) brought: T,
-    /// The waiters shall look.
+    /// Whether the waiters must check again.
     pub(super) tell: bool,
 }
 
@@ -121,7 +121,7 @@ impl<T> Step<T> {
 }
 
 impl Semaphore {
-    /// A semaphore with so many free permits, and without holders and waiters.
+    /// Creates a semaphore with this many available permits, and without holders and waiters.
     pub(super) fn idle(free: i64) -> Semaphore {
         Semaphore {
             free: Some(free),
@@ -129,13 +129,13 @@ impl Semaphore {
         }
     }
 
-    /// How many permits are free, where that is all there is to know of it.
+    /// Returns the number of available permits, if that is its whole state.
     pub(super) fn idle_with(&self) -> Option<i64> {
         let is_idle = self.held.grants.is_empty() && self.taken.grants.is_empty() && self.queue.is_empty();
         self.free.filter(|_| is_idle)
     }
 
-    /// How many grants hold permits.
+    /// Returns how many grants hold permits.
     pub(super) fn len(&self, now: Instant) -> usize {
         self.held.alive(now).count()
     }
@@ -148,7 +148,7 @@ impl Semaphore {
         holds.grants.contains_key(&grant)
     }
 
-    /// Whether there is nothing to remember of it.
+    /// Whether it has no state.
     pub(super) fn is_unknown(&self) -> bool {
         self.free.is_none() && self.held.permits == 0
     }
@@ -160,7 +160,7 @@ impl Semaphore {
         held > 0
     }
 
-    /// Permits whose lease has expired come back; returns whether there were any.
+    /// Reclaims permits whose lease has expired; returns whether there were any.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         self.taken.expire(now);
         let came_back = self.held.expire(now);
@@ -175,7 +175,7 @@ impl Semaphore {
         }
     }
 
-    /// Every grant: until when, whether it was released and keeps its permits yet, and how many these are.
+    /// Returns every grant: its end, whether it was released but keeps its permits, and how many these are.
     #[cfg(dlock_sim)]
     pub(super) fn held(&self, now: Instant) -> Vec<(Kind, GrantId, Instant, bool, u32)> {
         let all = self.held.alive(now);
@@ -195,7 +195,7 @@ impl Semaphore {
         holders.collect()
     }
 
-    /// More permits are free, or fewer.
+    /// Changes the number of available permits.
     fn change(&mut self, by: i64) {
         if let Some(free) = &mut self.free {
             *free += by;
@@ -231,7 +231,7 @@ impl Semaphore {
                 .queue
                 .iter()
                 .position(|other| Some(other.waiter) == request.waiter);
-            // A waiter for more permits than there are keeps no other one waiting.
+            // A waiter for more permits than the total blocks no other one.
             let before = self.queue[..mine.unwrap_or(self.queue.len())]
                 .iter()
                 .filter(|other| i64::from(other.amount) <= total);
@@ -248,7 +248,7 @@ impl Semaphore {
                         too_few,
                     }));
                 }
-                // A limit may be one that admits nothing: there is no total that could be raised.
+                // A limit may admit nothing: there is no total that could be raised.
                 let ends = self.held.first_end(now);
                 let again = again.or(request.limit.filter(|_| ends.is_none()).map(|_| HEARD_WITHIN));
                 return busy(ends, again);
@@ -268,12 +268,12 @@ impl Semaphore {
         self.change(-i64::from(amount));
         Step {
             brought: Ok(()),
-            // Those behind it may go on, too.
+            // Waiters behind it may continue, too.
             tell: !self.queue.is_empty(),
         }
     }
 
-    /// Without waiters that were silent for too long; and where all wait for one permit there is no order.
+    /// Removes waiters that were silent for too long; if all wait for one permit there is no order.
     fn prune_queue(&mut self, now: Instant) {
         self.queue.retain(|other| other.alive_until > now);
         if self.queue.iter().all(|other| other.amount == 1) {
@@ -281,7 +281,7 @@ impl Semaphore {
         }
     }
 
-    /// Takes a position, or keeps it, where one of the waiters asks for several permits; returns when to ask again. In
+    /// Takes or keeps a position, if one of the waiters asks for several permits; returns when to ask again. After
     /// `look_in` an earlier waiter may have lost its position.
     fn stand_in_line(
         &mut self,
@@ -312,7 +312,7 @@ impl Semaphore {
         Some(look_in.map_or(HEARD_WITHIN, |look_in| look_in.min(HEARD_WITHIN)))
     }
 
-    /// Whether the grant was there, and is extended.
+    /// Returns whether the grant existed; extends it.
     pub(super) fn renew(&mut self, now: Instant, request: &RenewRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
         let hold = if broken!(RenewalStretchesMinHold) {
@@ -326,7 +326,7 @@ impl Semaphore {
         Step::quiet(hold.is_some())
     }
 
-    /// Whether the grant was there.
+    /// Returns whether the grant existed.
     pub(super) fn release(&mut self, now: Instant, request: &ReleaseRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
         let Some(Hold { amount, until, .. }) = holds.take_held(request.grant) else {

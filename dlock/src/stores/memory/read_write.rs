@@ -17,9 +17,9 @@ use crate::store::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewR
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReadWriteLocks {
     locks: HashMap<LockKey, Inside>,
-    /// When the next holder of each lock is over its time.
+    /// When the next holder of each lock expires.
     ends: BTreeSet<(Instant, LockKey)>,
-    /// The writers that readers stand back for.
+    /// The writers to which readers yield.
     writers: Writers,
 }
 
@@ -29,16 +29,16 @@ struct Inside {
     writer: Option<GrantId>,
     /// The leases of the writer and of all readers.
     leases: Deadlines,
-    /// Those that were released, and whose `min_hold` keeps the lock for a while yet.
+    /// Released holders whose `min_hold` still keeps the lock.
     kept: HashSet<GrantId>,
 }
 
-/// Which waiters are notified when a holder has left.
+/// The waiters to notify when a holder has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     /// There was no such holder.
     NotHeld,
-    /// None: other holders are inside still.
+    /// None: other holders are still inside.
     Quietly,
     /// The waiters.
     Loudly,
@@ -56,7 +56,7 @@ impl Inside {
         self.forget(grant);
     }
 
-    /// Its lease is over.
+    /// Whether its lease is over.
     fn forget(&mut self, grant: GrantId) {
         self.kept.remove(&grant);
         self.writer.take_if(|writer| *writer == grant);
@@ -95,7 +95,7 @@ impl ReadWriteLocks {
         self.writers.clear();
     }
 
-    /// Drops what has expired, and notifies no waiter.
+    /// Removes expired holders, and notifies no waiter.
     pub(super) fn purge(&mut self, now: Instant) {
         while self.ends.first().is_some_and(|(until, _)| *until <= now) {
             let Some((_, key)) = self.ends.pop_first() else {
@@ -105,7 +105,7 @@ impl ReadWriteLocks {
         }
     }
 
-    /// Changes the holders inside, and keeps the books.
+    /// Changes the holders inside, and updates the deadlines.
     fn change<T>(&mut self, key: &LockKey, change: impl FnOnce(&mut Inside) -> T) -> T {
         let inside = self.locks.entry(key.clone()).or_default();
         let before = inside.leases.first();
@@ -125,12 +125,12 @@ impl ReadWriteLocks {
         done
     }
 
-    /// Lets the holder in, or reports the holder in the way.
+    /// Lets the holder in, or reports the holder that blocks it.
     pub(super) fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<(), Busy> {
         let AcquireRequest {
             kind, key, waiter, ..
         } = request;
-        // A read under its own write lock is not kept out by the waiters of that lock.
+        // A read under its own write lock does not yield to the waiters of that lock.
         let is_newcomer =
             *kind == Kind::Read && request.nested_in.is_none() && !broken!(ReaderOvertakesPreferredWriter);
         let kept_out = is_newcomer.then(|| self.writers.until(key, now)).flatten();
@@ -151,7 +151,7 @@ impl ReadWriteLocks {
         })
     }
 
-    /// Lets the holder in, or tells until when others stand in the way.
+    /// Lets the holder in, or returns until when other holders block it.
     fn enter(
         &mut self,
         request: &AcquireRequest,
@@ -167,7 +167,7 @@ impl ReadWriteLocks {
                 }
                 (Kind::Write, _) => last_end,
                 (_, Some(under)) if writer == Some(under) && !inside.kept.contains(&under) => None,
-                // The writer that is said to ask is not there.
+                // The named writer is not a holder.
                 (_, Some(_)) => last_end.or(Some(now)),
                 (_, None) => match writer {
                     Some(_) if broken!(ReaderEntersBesideWriter) => None,
@@ -203,7 +203,7 @@ impl ReadWriteLocks {
                 return Left::Loudly;
             }
             match (before, inside.leases.last()) {
-                // The waiters believe that it takes much longer than it does, and a lease that ends notifies no waiter.
+                // The waiters expect a longer lease than that, and an expiring lease notifies no waiter.
                 (Some(before), Some(left)) if (left - now) < (before - now) / 2 => Left::Loudly,
                 (_, Some(_)) => Left::Quietly,
                 (_, None) => Left::Loudly,
@@ -211,23 +211,23 @@ impl ReadWriteLocks {
         })
     }
 
-    /// A writer waits no more; returns whether readers go on.
+    /// Removes a waiting writer; returns whether readers may continue.
     pub(super) fn give_way(&mut self, request: &ReleaseRequest, now: Instant) -> bool {
         request.kind == Kind::Write && self.writers.leave(&request.key, request.grant, now)
     }
 
-    /// How many waiting writers readers stand back for, including those that were not missed yet.
+    /// Returns how many waiting writers readers yield to, including those not yet detected as gone.
     pub(super) fn waiting(&self) -> usize {
         self.writers.len()
     }
 
-    /// How many waiting writers readers stand back for, without those that are missed.
+    /// Returns how many waiting writers readers yield to, without those detected as gone.
     #[cfg(dlock_sim)]
     pub(super) fn writers_kept(&self, now: Instant) -> usize {
         self.writers.kept(now)
     }
 
-    /// Whether the holder is there.
+    /// Whether the holder exists.
     pub(super) fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
         self.change(&request.key, |inside| {
             let kept = inside.kept.contains(&request.grant) && !broken!(RenewalStretchesMinHold);
@@ -263,7 +263,7 @@ impl ReadWriteLocks {
         holders
     }
 
-    /// Every holder of a lock: what it holds it as, until when, and whether it was released and keeps the lock yet.
+    /// Returns every holder of a lock: its kind, its end, and whether it was released but still keeps the lock.
     #[cfg(dlock_sim)]
     pub(super) fn inside(&self, key: &LockKey) -> Vec<(Kind, GrantId, Instant, bool, u32)> {
         let Some(inside) = self.locks.get(key) else {

@@ -19,8 +19,7 @@ use crate::store::slots::{micros_of_print, slot_print, time_of};
 use crate::store::{StoreError, Watch};
 use crate::stores::memory::MemoryStore;
 
-/// How many records past their retention a step removes: more than it can make, and so few that it stays
-/// short.
+/// How many records past their retention an operation removes: more than it can create, and few enough to stay short.
 const REMOVED: usize = 256;
 
 /// The records of one store, and their waiters.
@@ -42,7 +41,7 @@ impl Shelf {
         table.records.len()
     }
 
-    /// How many keys are listened for.
+    /// Returns how many keys have listeners.
     pub(crate) fn watched(&self) -> usize {
         self.hub.len()
     }
@@ -84,7 +83,7 @@ impl Shelf {
         self.hub.tell(key.as_str());
     }
 
-    /// A step after which the waiters look again, if it changed the record.
+    /// Runs an operation after which the waiters check again, if it changed the record.
     fn end(&self, key: &RecordKey, step: impl FnOnce(&mut Table, Instant) -> Change) -> OwnerReply {
         match self.with(step) {
             Change::Made => {
@@ -99,10 +98,9 @@ impl Shelf {
 
 #[derive(Debug, Clone, Default)]
 struct Table {
-    /// A tree: a million records are added and removed without a pause for all of them, as a table that
-    /// grows has.
+    /// A tree: a million records are added and removed without a long pause, unlike in a hash table that grows.
     records: BTreeMap<RecordKey, Box<Record>>,
-    /// The records by the end of their retention, so that they go without a search.
+    /// The records by the end of their retention, so that they are removed without a search.
     ends: BTreeSet<(Instant, RecordKey)>,
 }
 
@@ -122,9 +120,9 @@ enum State {
     Claimed {
         lease_until: Instant,
     },
-    /// A claim was given up, or one that was taken over was released: what was done is unknown.
+    /// A claim was given up, or one that was taken over was released: its effects are unknown.
     Orphaned,
-    /// Nothing was done in the slot: the record stays, so that no earlier one is done again.
+    /// Nothing was done in the slot: the record stays, so that no earlier slot is done again.
     Released,
     Completed {
         response: Box<[u8]>,
@@ -140,7 +138,7 @@ impl Record {
     }
 }
 
-/// What came of a step that only the owner may take.
+/// The outcome of an operation that only the owner may run.
 enum Change {
     Made,
     /// By the same token.
@@ -168,7 +166,7 @@ impl Table {
             .filter(|record| record.until > now)
     }
 
-    /// The record, if it stands under this token.
+    /// Returns the record, if this token owns it.
     fn own(&mut self, key: &RecordKey, token: &ClaimToken, now: Instant) -> Option<&mut Record> {
         self.records
             .get_mut(key)
@@ -184,7 +182,7 @@ impl Table {
     }
 
     fn forget_end(&mut self, key: RecordKey, until: Instant) {
-        // Where the end is the same one, it belongs to the new record now.
+        // If the end is the same, it now belongs to the new record.
         if self.records.get(&key).is_none_or(|record| record.until != until) {
             self.ends.remove(&(until, key));
         }
@@ -280,7 +278,7 @@ impl Table {
                 return reply(slot, SlotOutcome::Claim(ClaimReply::Mismatch));
             };
             if record.token == request.token {
-                // As for any claim that is made again; its slot is the one that it has.
+                // As for any repeated claim; its slot is the one that it has.
                 if !matches!(record.state, State::Claimed { .. }) {
                     return reply(last, SlotOutcome::Missed);
                 }
@@ -308,7 +306,7 @@ impl Table {
                     let running = ClaimReply::InProgress { remaining, attempt };
                     return reply(slot, SlotOutcome::Claim(running));
                 }
-                // What the earlier slot has left is of no account any more.
+                // What the earlier slot has left does not matter any more.
                 state => *state = State::Released,
             }
             record.fingerprint = slot_print(slot);
@@ -414,7 +412,7 @@ impl Table {
         Change::Made
     }
 
-    /// `forget`: nothing was done under this claim, so that a first one leaves no record.
+    /// `forget`: nothing was done under this claim, so a first one leaves no record.
     fn give_back(&mut self, key: &RecordKey, token: &ClaimToken, forget: bool, now: Instant) -> Change {
         if self.get(key, now).is_none() {
             return Change::MadeBefore;
@@ -563,7 +561,7 @@ impl RecordStore for MemoryRecords {
 }
 
 #[cfg(dlock_sim)]
-/// Where the store tells of a record; no topic of a lock is the same.
+/// The topic of a record's notifications; it differs from those of locks.
 #[must_use]
 pub fn record_topic(key: &RecordKey) -> Arc<str> {
     // No lock begins with a line break.

@@ -1,4 +1,4 @@
-//! What a simulation does with a store in memory.
+//! Access of a simulation to the memory store.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use super::{Held, MemoryStore, Shared};
 use crate::LockKey;
 use crate::store::{GrantId, Kind, Watch};
 
-/// What the store knows of one grant.
+/// The store's data about one grant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
     /// The name.
     pub key: LockKey,
-    /// What it is held as; a fair or a fenced lock is a plain one to the store.
+    /// The kind as which it is held; to the store a fair or a fenced lock is a plain one.
     pub kind: Kind,
     /// The grant.
     pub grant: GrantId,
     /// When it ends unless it is renewed.
     pub until: Instant,
-    /// It was released, and its `min_hold` keeps it for a while yet.
+    /// Whether it was released, but its `min_hold` still keeps it.
     pub kept: bool,
     /// How many permits it is; 1 for all other kinds.
     pub amount: u32,
 }
 
-/// What the store told since it was asked last.
+/// The store's notifications since the last call.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) told: Mutex<Vec<Arc<str>>>,

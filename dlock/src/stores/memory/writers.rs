@@ -1,4 +1,4 @@
-//! The writers of read-write locks in memory that readers stand back for: each keeps its position as long as it asks.
+//! The writers of read-write locks in memory to which readers yield: each keeps its position as long as it asks.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::LockKey;
 use crate::base::chance::HashMap;
 use crate::store::GrantId;
 
-/// For how long a writer counts that does not ask again.
+/// How long a writer counts that does not ask again.
 const KEPT: Duration = Duration::from_secs(5);
-/// Within which time a waiter asks again.
+/// The time within which a waiter asks again.
 pub(super) const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Writers {
     /// Until when each of them counts.
     waiting: HashMap<LockKey, Deadlines>,
-    /// When writers that are gone and were never missed are swept out next.
+    /// When undetected writers that are gone are next removed.
     sweep_at: Option<Instant>,
 }
 
 impl Writers {
-    /// One waits, and is in front of the readers from now on.
+    /// Adds a waiting writer, which is ahead of the readers from now on.
     pub(super) fn wait(&mut self, key: &LockKey, waiter: GrantId, now: Instant) {
         if self.sweep_at.is_none_or(|at| at <= now) {
             self.sweep_at = Some(now + KEPT);
@@ -36,13 +36,13 @@ impl Writers {
         of_key.set(waiter, now + KEPT);
     }
 
-    /// Until when the last of the waiting writers counts; `None` where there is none.
+    /// Returns until when the last of the waiting writers counts; `None` if there is none.
     pub(super) fn until(&self, key: &LockKey, now: Instant) -> Option<Instant> {
         let last = self.waiting.get(key)?.last();
         last.filter(|until| *until > now)
     }
 
-    /// A writer waits no more. Returns whether it waited and was the last, so that readers go on.
+    /// Removes a waiting writer. Returns whether it waited and was the last, so that readers continue.
     pub(super) fn leave(&mut self, key: &LockKey, waiter: GrantId, now: Instant) -> bool {
         let Some(of_key) = self.waiting.get_mut(key) else {
             return false;
@@ -58,7 +58,7 @@ impl Writers {
         self.waiting.values().map(Deadlines::len).sum()
     }
 
-    /// How many count yet.
+    /// Returns how many still count.
     #[cfg(dlock_sim)]
     pub(super) fn kept(&self, now: Instant) -> usize {
         let positions = self.waiting.values().flat_map(Deadlines::iter);

@@ -65,7 +65,7 @@ impl Diagnose for Quorum {
 }
 
 impl Quorum {
-    /// What is bad on a server of its own and not on a member.
+    /// Checks that are bad on a single server but not on a member.
     fn suits(&self, finding: &mut Finding) {
         if finding.check == "persistence" && finding.verdict == Verdict::Bad && !self.trust_fresh {
             *finding = Finding::good(
@@ -124,7 +124,7 @@ impl Quorum {
         )
     }
 
-    /// Members that lost their data count tokens by their clocks.
+    /// Members that lost their data derive tokens from their clocks.
     fn clocks(&self, servers: &[ServerFacts]) -> Finding {
         const CHECK: &str = "quorum-clocks";
         let ahead: Vec<i64> = servers

@@ -1,21 +1,20 @@
-//! A majority of independent stores, itself a store: what is known as Redlock, with the rules that its critics
-//! missed.
+//! A majority of independent stores, itself a store: known as Redlock, with the rules that its critics missed.
 //!
-//! A lock is held when more than half of the members granted it, and its lease counts from before the first of
-//! them was asked. So it outlives the loss of a minority, whatever was on it: no fail-over is needed, and none
-//! can lose a lock. Two things are needed for that to be true:
+//! A lock is held when more than half of the members granted it, and its lease counts from before the first of them was
+//! asked. So it survives the loss of a minority, with all its data: no fail-over is needed, and none can lose a lock.
+//! That requires two rules:
 //!
-//! - **A member that lost its data does not vote** until every lease that it may have forgotten is over: the
-//!   longest lease of all is [`max_lease`](Quorum::max_lease), and a mark beside the data says since when they
-//!   are there. So a cold start waits that long, once.
-//! - **The fencing token takes a second round.** Members count for themselves; the highest of the tokens of a
-//!   majority is written to a majority, where it is seen at the same time that the grant is still there.
+//! - **A member that lost its data does not vote** until every lease that it may have forgotten is over: the longest
+//!   lease is [`max_lease`](Quorum::max_lease), and a mark stored with the data tells their age. So a cold start waits
+//!   that long, once.
+//! - **The fencing token takes a second round.** Members count separately; the highest token of a majority is written
+//!   to a majority, which confirms at the same time that the grant still exists.
 //!
-//! What it does not give: a member that lost its data counts its tokens by its clock alone, so that they may go back
-//! where the clocks of the members are further apart than `max_lease`, or where its clock went back; and one
-//! whose clock jumps forward by more than the margin ends leases early, as on a single server; a majority of such
-//! members at a time would do harm. Locks are not handed off inside the process, tokens are not reserved, and
-//! there are no fair locks, no permits, and no records.
+//! Limits: a member that lost its data derives its tokens from its clock alone, so that they may go back if the clocks
+//! of the members differ by more than `max_lease`, or if its clock went back. A member whose clock jumps forward by
+//! more than the margin ends leases early, as on a single server; a majority of such members at the same time would do
+//! harm. Locks are not handed off inside the process, tokens are not reserved, and there are no fair locks, no permits,
+//! and no records.
 
 mod doctor;
 mod notifications;
@@ -52,22 +51,23 @@ use crate::store::{Capabilities, DoubtSender, Doubts, Notifications};
 
 pub use crate::store::url::DEFAULT_MAX_LEASE;
 
-/// What a majority can grant.
+/// The kinds that a majority can grant.
 const KINDS: [Kind; 3] = [Kind::Mutex, Kind::Read, Kind::Write];
 
-/// Extra time for the slower members, where the lock is not available anyway.
+/// Extra time for the slower members, when the lock is not available anyway.
 const SHORT: Duration = Duration::from_millis(5);
 
-/// Clients that have split the votes ask again at moments that are two round trips apart at most, of this length at most.
+/// Clients that have split the votes ask again at different moments, at most two round trips apart, of at most this
+/// length.
 const LONGEST_SPREAD: Duration = Duration::from_millis(250);
 
-/// When the members that had another holder are asked again after an acquire: by then a client with only a minority has
-/// released it.
+/// The pause before the members with another holder are asked again after an acquire: by then a client with only a
+/// minority has released it.
 const SPLIT: Duration = Duration::from_millis(50);
 
-/// Over how long the clients spread that have split the votes so many times in a row. It doubles from the second time on:
-/// where one member abstains and another one has a holder of its own, no client gets a majority for a while, and each that
-/// gives back its vote wakes the others.
+/// The time over which the clients spread that have repeatedly split the votes. It doubles from the second time on: if
+/// one member abstains and another one has a different holder, no client gets a majority for a while, and each released
+/// vote wakes the other clients.
 fn spread(round_trip: Duration, splits: u32) -> Duration {
     let times = 1 << splits.saturating_sub(1).min(6);
     (2 * round_trip.min(LONGEST_SPREAD) * times).min(2 * LONGEST_SPREAD)
@@ -80,7 +80,7 @@ pub(crate) struct Member {
     pub(crate) store: Arc<dyn QuorumMember>,
 }
 
-/// A store that is made of several.
+/// A store that consists of several.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -103,11 +103,11 @@ pub struct Quorum {
     members: Vec<Member>,
     max_lease: Duration,
     trust_fresh: bool,
-    /// What is held: members that lost it, or could not be asked, are asked again.
+    /// The holds: members that lost one, or could not be asked, are asked again.
     held: Mutex<HashSet<GrantId>>,
-    /// What the members said where a lock was not available.
+    /// The members' replies when a lock was not available.
     said: Mutex<Sayings>,
-    /// Until then these members abstain, which are too many for a majority.
+    /// Until when these members abstain, if they are too many for a majority.
     abstention: Mutex<Option<(Instant, Arc<[usize]>)>>,
     notifications: MemberNotifications,
     doubts: DoubtSender,
@@ -115,7 +115,7 @@ pub struct Quorum {
 }
 
 impl Quorum {
-    /// A quorum of these stores, each with a name for messages. At least three, and an odd number: one more
+    /// Creates a quorum of these stores, each with a name for messages. At least three, and an odd number: one more
     /// would not survive more failures.
     ///
     /// # Panics
@@ -154,15 +154,15 @@ impl Quorum {
         }
     }
 
-    /// The longest lease that a client may ask for, which is also how long a member that may have lost its data does
-    /// not vote; 60 s by default. The same for all clients of the quorum.
+    /// Sets the longest lease that a client may ask for, which is also how long a member that may have lost its data
+    /// does not vote; 60 s by default. Use the same value for all clients of the quorum.
     #[must_use]
     pub fn max_lease(mut self, max_lease: Duration) -> Quorum {
         self.max_lease = max_lease;
         self
     }
 
-    /// Has members vote at once, without proof that they kept their data: for a first installation, and for tests. Not
+    /// Lets members vote at once, without proof that they kept their data: for a first installation, and for tests. Not
     /// while anything may be held.
     #[must_use]
     pub fn trust_fresh_servers(mut self, trust: bool) -> Quorum {
@@ -174,7 +174,7 @@ impl Quorum {
         votes::majority(self.members.len())
     }
 
-    /// The same step on all members, queued now, and the answers with the index of the member.
+    /// Runs the same operation on all members, queued now; the replies have the index of the member.
     fn ask<T, F>(&self, step: impl Fn(Arc<dyn QuorumMember>) -> F) -> Answers<T>
     where
         T: Send + 'static,
@@ -183,7 +183,7 @@ impl Quorum {
         self.ask_those(|_| true, step)
     }
 
-    /// The same on some of the members.
+    /// Runs the same operation on some of the members.
     fn ask_those<T, F>(
         &self,
         is_asked: impl Fn(usize) -> bool,
@@ -211,7 +211,7 @@ impl Quorum {
             ));
         }
         if request.kind == Kind::Write && request.waiter.is_some() {
-            // Each member would keep readers out for itself, and votes would be split by waiter.
+            // Each member would make readers yield separately, and votes would be split by waiter.
             return refused(
                 "a quorum of servers has no readers that stand back: leave prefer_writers out".to_owned(),
             );
@@ -241,7 +241,7 @@ impl Quorum {
             votes.put(at, Vote::of(answer));
         }
         if !votes.are_for_it() {
-            // Replies are awaited from members that are no slower than the others, so that all can be told.
+            // Waits for replies of members that are no slower than the others, so that all can be notified.
             let took = clock::now().saturating_duration_since(begun);
             let rest = async {
                 while let Some((at, answer)) = asked.next().await {
@@ -250,8 +250,7 @@ impl Quorum {
             };
             let _ = tokio::time::timeout(took + SHORT, rest).await;
         }
-        // What is still under way arrives in any case: whatever it brings counts too, and is released with the
-        // rest.
+        // Replies that are still in flight arrive in any case: they count too, and are released with the rest.
         let token = match votes.verdict() {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
@@ -262,7 +261,7 @@ impl Quorum {
                 let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
                 if is_split {
-                    // The votes are split among several clients, which all ask anew when these are released: at
+                    // The votes are split among several clients, which all ask again when these are released: at
                     // different moments, or they are split again and again.
                     tokio::time::sleep(spread(round_trip, splits).mul_f64(chance::fraction())).await;
                 }
@@ -271,7 +270,7 @@ impl Quorum {
             Verdict::Failed(error) => return Err(error),
         };
         if !self.raise(&request, token, &votes).await {
-            // The caller releases what there is.
+            // The caller releases the grants.
             return Err(StoreError::unknown(
                 "a majority had granted the lock and did not confirm its fencing token",
             ));
@@ -345,7 +344,7 @@ impl Quorum {
         false
     }
 
-    /// Remembers what was said of a key, for the error. Returns how many times in a row its votes were split.
+    /// Stores the replies about a key, for the error. Returns how many times in a row its votes were split.
     fn say(&self, request: &AcquireRequest, said: String, is_split: bool) -> u32 {
         let of = (request.kind, &request.key);
         let (splits, forgotten) = self.said.lock().put(of, said, is_split, clock::now());
@@ -371,12 +370,11 @@ impl Quorum {
         }
     }
 
-    /// A member that could not be asked does not keep the others waiting: it is asked again until the lease is
-    /// over.
+    /// A member that could not be asked does not delay the others: it is asked again until the lease is over.
     fn release_later(&self, at: usize, request: ReleaseRequest, lease: Duration) {
         let store = self.members[at].store.clone();
         let until = clock::now() + lease;
-        // Its position in the order of steps is now.
+        // It takes its position in the order of operations now.
         let mut step = store.clone().release(request.clone());
         self.runtime.spawn(async move {
             let mut pause = Duration::from_millis(50);
@@ -408,7 +406,7 @@ impl Quorum {
             }
         }
         if released >= self.majority() {
-            // It is free. The others are told as soon as they can be.
+            // It is available. The others are notified as soon as they can be.
             let this = self.clone();
             self.runtime.spawn(async move {
                 while let Some((at, answer)) = asked.next().await {
@@ -425,9 +423,9 @@ impl Quorum {
                 .iter()
                 .map(|(at, error)| format!("{}: {error}", self.members[*at].name));
             let said: Vec<_> = said.collect();
-            // It is repeated as long as one of them may pass.
+            // Repeated as long as one of the failures may be transient.
             let first = failed.iter().position(|(_, error)| error.is_outlasted());
-            // What one member released, or may have, is part of the step.
+            // A release by one member, certain or possible, is part of the outcome.
             let may_be_done = |(_, error): &(usize, StoreError)| error.outcome == Outcome::Unknown;
             let outcome = match released > 0 || failed.iter().any(may_be_done) {
                 true => Outcome::Unknown,
@@ -440,14 +438,14 @@ impl Quorum {
                 ..first
             });
         }
-        // What a majority does not have, one of these may have alone: of an acquire whose replies were lost.
+        // One of these may have alone what a majority does not: from an acquire whose replies were lost.
         self.release_at(failed, &request);
         Ok(ReleaseReply::NotHeld {
             repeated: repeats || released > 0,
         })
     }
 
-    /// Has those members release it later that failed to.
+    /// Releases later on the members on which the release failed.
     fn release_at(&self, failed: Vec<(usize, StoreError)>, request: &ReleaseRequest) {
         for (at, error) in failed {
             if error.is_outlasted() {
@@ -463,7 +461,7 @@ impl Quorum {
     ) -> Result<Vec<Result<Renewal, StoreError>>, StoreError> {
         let majority = self.majority();
         let mut counts = vec![(0, 0); requests.len()];
-        // Which grants are missing on which member.
+        // The grants that are missing, by member.
         let mut missing = Vec::new();
         let mut trouble = StoreError::unknown("too few members of the quorum answered");
         let decided =
@@ -534,9 +532,9 @@ impl Quorum {
         }
     }
 
-    /// A member does not have a grant that is held: it was not there when the lock was acquired, or has lost its data.
-    /// It is asked for it again, so that members can be replaced one after the other under a lock that is held for
-    /// long. Queued before the release, since nothing that is not held is asked for.
+    /// A member does not have a held grant: it was not there when the lock was acquired, or has lost its data. It is
+    /// asked for it again, so that members can be replaced one after the other under a long hold. Queued before the
+    /// release, since nothing is requested that is not held.
     fn ask_again(&self, at: usize, kind: Kind, key: &LockKey, grant: GrantId, lease: Duration) {
         let held = self.held.lock();
         if !held.contains(&grant) {
@@ -548,8 +546,8 @@ impl Quorum {
         self.runtime.spawn(step);
     }
 
-    /// The members that abstain or fail for a while yet, if these are too many for a majority. They alone are asked
-    /// meanwhile: a minority that granted the lock and had it released would wake all waiters, to ask again at once.
+    /// Returns the members that still abstain or fail, if these are too many for a majority. Only they are asked in
+    /// that time: a minority that granted and released the lock would wake all waiters, which would ask again at once.
     fn abstaining(&self) -> Option<Arc<[usize]>> {
         let abstention = self.abstention.lock();
         let (until, members) = abstention.as_ref()?;
@@ -561,8 +559,8 @@ impl Quorum {
         (!votes_at_once).then_some(self.max_lease)
     }
 
-    /// What a majority of the members answers in the same words: the answers with the same `same`, and how many members
-    /// gave it.
+    /// Returns the equal replies of a majority of the members: those with the same `same`, and how many members gave
+    /// them.
     async fn looks<T: Send + 'static>(&self, mut asked: Answers<T>) -> Result<Vec<T>, StoreError> {
         let (mut seen, mut trouble) = (Vec::new(), None);
         while let Some((at, answer)) = asked.next().await {
@@ -577,7 +575,7 @@ impl Quorum {
         }
     }
 
-    /// The holders that a majority knows, each with the lease that a majority gives it at least.
+    /// Returns the holders that a majority knows, each with the lease that a majority gives it at least.
     fn agreed(&self, seen: impl IntoIterator<Item = Holder>) -> Vec<Holder> {
         let mut known: HashMap<(Kind, String), Vec<Holder>> = HashMap::default();
         for holder in seen {
@@ -589,7 +587,7 @@ impl Quorum {
         let mut agreed = Vec::new();
         for mut holders in known.into_values() {
             if holders.len() >= self.majority() {
-                // No end is the longest.
+                // A lease without end is the longest.
                 holders.sort_by_key(|holder| std::cmp::Reverse(holder.remaining.unwrap_or(Duration::MAX)));
                 agreed.push(holders.swap_remove(self.majority() - 1));
             }
@@ -715,7 +713,7 @@ mod tests {
     use crate::base::sim::Process;
     use crate::stores::memory::MemoryStore;
 
-    /// After a suspend the clock of leases is ahead of the one by which tokio's timers run.
+    /// After a suspend the clock of leases is ahead of that of tokio's timers.
     #[tokio::test(start_paused = true)]
     async fn members_are_asked_again_soon_on_a_machine_that_was_suspended() {
         let process = Process::new(1, Instant::now().into_std());

@@ -16,16 +16,16 @@ use crate::store::Hub;
 use crate::store::operations::EntryName;
 use crate::store::{GrantId, Kind, Watch};
 
-/// A release is told by every member, and the lock is free when a majority has carried it out. So after the first
-/// notification a waiter waits for the others, each waiter for a different time, so that not all ask at once and none
-/// gets a majority.
+/// Every member notifies of a release, and the lock is available when a majority has carried it out. So after the first
+/// notification a waiter waits for the others, each waiter for a different time, so that not all ask at once without a
+/// majority.
 const GATHERED: Duration = Duration::from_millis(1);
 const AT_MOST: Duration = Duration::from_millis(6);
 
 pub(super) struct MemberNotifications {
     hub: Arc<Hub>,
     members: Vec<Member>,
-    /// By name, what ends the forwarding when it is dropped.
+    /// By name; dropping it ends the forwarding.
     forwarded: Arc<Mutex<HashMap<Arc<str>, DropGuard>>>,
     runtime: Handle,
 }
@@ -50,7 +50,7 @@ impl MemberNotifications {
         self.gathered(format!("{kind}:{key}").into(), watches)
     }
 
-    /// Of an entry, which some of the members may not keep.
+    /// Notifications of an entry, which some of the members may not keep.
     pub(super) fn watch_entry(&self, entry: &EntryName) -> Watch {
         let watches = || {
             let boards = self.members.iter();
@@ -58,7 +58,7 @@ impl MemberNotifications {
                 .filter_map(|member| Some(member.store.clone().operations()?.watch(entry)))
                 .collect()
         };
-        // No kind is called so.
+        // No kind has this name.
         self.gathered(format!("entry:{}", entry.with_prefix("")).into(), watches)
     }
 

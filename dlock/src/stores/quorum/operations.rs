@@ -1,4 +1,4 @@
-//! The entries by which clients say who they are, on all members: one that is there has them.
+//! The presence entries of clients, on all members: one reachable member suffices.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ impl Quorum {
             .collect()
     }
 
-    /// The same step on all members: what those answered that could be asked, at least one.
+    /// Runs the same operation on all members; returns the replies of those that could be asked, at least one.
     fn on_boards<T: Send + 'static>(
         &self,
         step: impl Fn(Arc<dyn Operations>) -> StoreFuture<T>,
@@ -61,7 +61,7 @@ impl Operations for Quorum {
 
     fn get(self: Arc<Self>, name: EntryName) -> StoreFuture<Option<Entry>> {
         let answers = self.on_boards(|board| board.get(name.clone()));
-        // The one that was written last.
+        // The entry that was written last.
         each(answers, |entries| {
             let entries = entries.into_iter().flatten();
             entries.max_by_key(|entry| entry.remaining)

@@ -1,5 +1,5 @@
-//! What the members said of keys that were not had, for the error of a caller that gives up, and how often in a row they
-//! were split.
+//! The members' replies about keys that were not acquired, for the error of a caller that gives up, and how often in a
+//! row they were split.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use crate::LockKey;
 use crate::base::chance::HashMap;
 use crate::store::Kind;
 
-/// How long what was said of a key is remembered at least; twice as long at most, while more is said.
+/// How long replies about a key are kept at least; at most twice as long, while more arrive.
 const SAID_FOR: Duration = Duration::from_secs(60);
 
-/// What was said of a key.
+/// The replies about a key.
 #[derive(Debug)]
 struct Saying {
     text: Arc<str>,
-    /// How many times in a row some members granted it, and too few.
+    /// How many times in a row some members granted it, but too few.
     splits: u32,
 }
 
 type Said = HashMap<(Kind, LockKey), Saying>;
 
-/// In two halves, of which the older one goes as a whole: no caller looks through all of them while others wait.
+/// In two halves, of which the older one is dropped as a whole: no caller scans all of them while others wait.
 #[derive(Debug, Default)]
 pub(super) struct Sayings {
     young: Said,
@@ -31,12 +31,12 @@ pub(super) struct Sayings {
     since: Option<Instant>,
 }
 
-/// What was forgotten, to be dropped without the lock.
+/// Forgotten replies, to be dropped without the mutex.
 #[must_use]
 pub(super) struct Forgotten(#[allow(dead_code, reason = "only dropped")] Said);
 
 impl Sayings {
-    /// Returns how many times in a row the members were split, too.
+    /// Also returns how many times in a row the members were split.
     pub(super) fn put(
         &mut self,
         (kind, key): (Kind, &LockKey),
@@ -66,7 +66,7 @@ impl Sayings {
         saying.map(|saying| saying.text.clone())
     }
 
-    /// The key was acquired.
+    /// Records that the key was acquired.
     pub(super) fn forget(&mut self, kind: Kind, key: &LockKey) {
         let of = (kind, key.clone());
         self.young.remove(&of);

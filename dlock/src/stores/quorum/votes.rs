@@ -1,4 +1,4 @@
-//! What the members of a quorum say to an acquire, and what follows from it.
+//! The replies of a quorum's members to an acquire, and what follows from them.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::base::broken;
 use crate::store::member;
 use crate::store::{AcquireReply, Granted, Outcome, Reason, StoreError};
 
-/// A member that failed is expected back after this time.
+/// The time after which a failed member is expected back.
 const FAILS_FOR: Duration = Duration::from_millis(50);
 
-/// How many members decide.
+/// How many members are a majority.
 pub(super) fn majority(members: usize) -> usize {
     if broken!(QuorumOfAMinority) {
         return members / 2;
@@ -20,7 +20,7 @@ pub(super) fn majority(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// What one member says.
+/// The reply of one member.
 #[derive(Debug)]
 pub(super) enum Vote {
     Granted {
@@ -55,7 +55,7 @@ impl Vote {
     }
 }
 
-/// What follows.
+/// The decision.
 pub(super) enum Verdict {
     Granted {
         token: u64,
@@ -67,7 +67,7 @@ pub(super) enum Verdict {
     Failed(StoreError),
 }
 
-/// What all of them say.
+/// The replies of all of them.
 pub(super) struct Votes<'a> {
     members: &'a [Member],
     votes: Vec<Option<Vote>>,
@@ -89,19 +89,19 @@ impl<'a> Votes<'a> {
         majority(self.members.len())
     }
 
-    /// The members that granted it.
+    /// Returns the members that granted it.
     pub(super) fn granted(&self) -> impl Iterator<Item = usize> {
         let granted = |vote: &Option<Vote>| matches!(vote, Some(Vote::Granted { .. }));
         (0..self.votes.len()).filter(move |at| granted(&self.votes[*at]))
     }
 
-    /// The members that have another holder.
+    /// Returns the members that have another holder.
     pub(super) fn busy(&self) -> impl Iterator<Item = usize> {
         let busy = |vote: &Option<Vote>| matches!(vote, Some(Vote::Busy { .. }));
         (0..self.votes.len()).filter(move |at| busy(&self.votes[*at]))
     }
 
-    /// The members that may have granted it, or may yet.
+    /// Returns the members that may have granted it, or may still do so.
     pub(super) fn in_doubt(&self) -> impl Iterator<Item = usize> {
         let in_doubt = |vote: &Option<Vote>| match vote {
             Some(Vote::Failed(error)) => error.outcome == Outcome::Unknown,
@@ -139,13 +139,13 @@ impl<'a> Votes<'a> {
             .filter_map(|vote| match vote {
                 Some(Vote::Busy { remaining }) => Some(*remaining),
                 Some(Vote::Abstains { votes_in }) => Some(Some(*votes_in)),
-                // It may be as the best of them.
+                // It may be as good as the best of them.
                 None | Some(Vote::NotAsked) => Some(Some(Duration::ZERO)),
                 _ => None,
             })
             .map(|time| time.unwrap_or(Duration::MAX))
             .collect();
-        // It is "busy" because of what a member said, and not because of those that were not asked.
+        // It is "busy" because a member said so, not because some were not asked.
         let is_said = |vote: &Vote| matches!(vote, Vote::Busy { .. } | Vote::Abstains { .. });
         let is_said = self.votes.iter().flatten().any(is_said);
         let last = majority - granted - 1;
@@ -161,7 +161,7 @@ impl<'a> Votes<'a> {
         }
     }
 
-    /// The members that abstain or fail, and for how long they are too many for a majority, if they are.
+    /// Returns the members that abstain or fail, and for how long they are too many for a majority, if they are.
     pub(super) fn abstention(&self) -> Option<(Duration, Arc<[usize]>)> {
         let abstains = |(at, vote): (usize, &Option<Vote>)| match vote {
             Some(Vote::Abstains { votes_in }) => Some((*votes_in, at)),
@@ -181,7 +181,7 @@ impl<'a> Votes<'a> {
             Vote::Failed(error) => Some(error),
             _ => None,
         });
-        // Whatever was granted, or may have been, must be released.
+        // Every grant, certain or possible, must be released.
         let unknown = self.granted().chain(self.in_doubt()).next().is_some();
         let lasting = errors.clone().find(|error| !error.is_passing());
         let first = errors.clone().next();

@@ -451,7 +451,7 @@ fn versions(info: &Info) -> Finding {
             Finding::bad(
                 CHECK,
                 format!(
-                    "{name} {version} lacks the fix of CVE-2025-49844: whoever may run scripts, as each user of locks may, \
+                    "{name} {version} lacks the fix of CVE-2025-49844: any user that may run scripts, as each user of locks may, \
                      can take the server over"
                 ),
                 remedy,
