@@ -337,7 +337,7 @@ impl LockClientBuilder {
         let answers = self.control.or(in_url.control).unwrap_or(false);
         let presence = self.presence.or(in_url.presence);
         if answers && presence == Some(false) {
-            let reason = "control needs presence, and presence is off";
+            let reason = "it needs presence, which is off";
             return Err(Error::invalid_option("control", reason));
         }
         let mut settings = Settings {

@@ -323,7 +323,7 @@ fn senseless_options_are_refused_before_the_store_is_asked() {
             ),
             (
                 with("memory://").presence(false).control(true),
-                "control: a client that answers also",
+                "control: it needs presence, which is off",
             ),
             (LockClient::builder(), "neither"),
         ] {
