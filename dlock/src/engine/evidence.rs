@@ -159,7 +159,12 @@ impl Evidence {
             }
             _ => {
                 let waited = now.since(started);
-                let message = format!("the store did not answer within the {waited:.1?} of waiting");
+                let what = match self.asked {
+                    Some(_) => "did not answer",
+                    // Other callers or processes went first.
+                    None => "was not asked",
+                };
+                let message = format!("the store {what} within the {waited:.1?} of waiting");
                 Verdict::Failed(match sent {
                     true => StoreError::unknown(message),
                     false => StoreError::not_done(Reason::Unreachable, message),
@@ -298,6 +303,22 @@ mod tests {
         .enumerate()
         {
             assert_eq!(said(&after(events), now, sent), report, "row {row}");
+        }
+    }
+
+    #[test]
+    fn failure_says_whether_the_store_was_asked() {
+        for (events, says) in [
+            (
+                vec![(0, Asks)],
+                "the store did not answer within the 4.0ms of waiting",
+            ),
+            (vec![], "the store was not asked within the 4.0ms of waiting"),
+        ] {
+            match after(events).verdict(START, at(4), false) {
+                Verdict::Failed(error) => assert_eq!(error.message, says),
+                Verdict::NotAcquired { .. } => panic!("nothing said that it is held"),
+            }
         }
     }
 
