@@ -21,7 +21,7 @@ async fn command_runs_lists_and_measures() {
     let guard = client.lock("a job").acquire().await.unwrap();
     let (code, said) = look(&url, &["show", "a job"]);
     assert!(
-        code == Some(0) && said.contains("this store keeps nothing of its clients"),
+        code == Some(0) && said.contains("this store keeps no entries of clients"),
         "{said}"
     );
     guard.release().await.unwrap();

@@ -20,7 +20,7 @@ async fn self_deadlock_is_warned_of_once_with_both_locations() {
         let waits = line!() - 1;
         assert!(waiting.unwrap_err().is_busy());
         drop(bare);
-        assert_eq!(log.count("from inside its own frame"), 1);
+        assert_eq!(log.count("inside the lock's own frame"), 1);
         assert_eq!(log.count(&format!("memory_warnings.rs:{inside}:")), 1);
         assert_eq!(log.count(&format!("memory_warnings.rs:{waits}:")), 1);
     })
