@@ -1,9 +1,9 @@
-//! The clock by which leases are counted: it goes on while the machine is suspended, as the server's does.
+//! The clock that measures leases. Like the server's, it continues while the machine is suspended.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A moment of this process's clock.
+/// A moment on this process's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(Duration);
 
@@ -12,7 +12,7 @@ impl Moment {
     pub(crate) fn now() -> Moment {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
-        // The nanoseconds are shorter on some machines.
+        // The field has fewer bits on some platforms.
         #[allow(clippy::useless_conversion)]
         Moment(Duration::from_secs(seconds.into()) + Duration::from_nanos(nanos.into()))
     }
@@ -26,7 +26,7 @@ impl Moment {
         Moment(ORIGIN.get_or_init(Instant::now).elapsed())
     }
 
-    /// How long before `later` this was; zero if it was not.
+    /// The time from this moment to `later`; zero if `later` is earlier.
     pub(crate) fn until(self, later: Moment) -> Duration {
         later.0.saturating_sub(self.0)
     }

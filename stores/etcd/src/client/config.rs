@@ -1,4 +1,4 @@
-//! The servers, and how to talk to them.
+//! The servers, and how the client talks to them.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use dlock::store::{Reason, StoreError};
 use tonic::transport::Endpoint;
 
-/// A ping on a connection with a watch that is silent. Servers end connections with more than one in 5 s.
+/// How often an idle connection with a watch is pinged. Servers end a connection that sends more than one ping in 5 s.
 const PING: Duration = Duration::from_secs(10);
 
-/// Where the servers are, and how to talk to them.
+/// Configures the servers and how the client talks to them.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// `host:port` of each.
+    /// The `host:port` of each server.
     pub(crate) servers: Vec<String>,
     pub(crate) login: Option<Login>,
     pub(crate) tls: Option<Tls>,
-    /// How long one step may take.
+    /// How long one operation may take.
     pub(crate) timeout: Duration,
-    /// Whether servers are accepted that can end leases which were renewed.
+    /// Whether to accept servers that can end a renewed lease.
     pub(crate) allow_old_server: bool,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Login {
 pub(crate) struct Tls {
     /// The authority to trust, instead of the system's.
     pub(crate) authority: Option<Vec<u8>>,
-    /// Our own certificate and its key.
+    /// The client's certificate and its private key.
     pub(crate) own: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -48,25 +48,25 @@ impl fmt::Debug for Login {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A key is in it.
+        // Contains a private key.
         f.debug_struct("Tls").finish_non_exhaustive()
     }
 }
 
 impl Config {
-    /// The servers as one text, for messages.
+    /// Returns the servers as one text, for messages.
     pub(crate) fn address(&self) -> String {
         self.servers.join(", ")
     }
 
-    /// How long an attempt to connect to one of the servers may take: with several, a server that hangs must leave
-    /// time for the others.
+    /// How long an attempt to connect to one server may take: with several servers, one that hangs must leave time for the
+    /// others.
     pub(crate) fn connect_timeout(&self) -> Duration {
         let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX).max(1);
         (self.timeout / servers).max(self.timeout / 4)
     }
 
-    /// The connection to be made to one of them.
+    /// Returns the endpoint of one server.
     pub(crate) fn endpoint(&self, server: &str) -> Result<Endpoint, StoreError> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let wrong = |error: &dyn fmt::Display| {

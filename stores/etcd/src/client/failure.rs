@@ -1,4 +1,4 @@
-//! What a failure of the network or of the server means for a request.
+//! Classifies failures of the network and of the server by what they mean for a request.
 
 use std::error::Error;
 
@@ -8,22 +8,22 @@ use tonic::{Code, Status};
 /// A request that failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
-    /// Another server may do it: it was certainly not done, and this connection is of no use.
+    /// The request was certainly not carried out and this connection is unusable; another server may carry it out.
     Elsewhere(StoreError),
-    /// The server has answered.
+    /// The server replied with a refusal.
     Answered(Refusal, StoreError),
-    /// The connection is of no use any more, and nobody knows whether it was done.
+    /// The connection is unusable, and it is unknown whether the request was carried out.
     Broken(StoreError),
 }
 
-/// Why a server refused.
+/// Why a server refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is no such lease, and so nothing was done.
+    /// The lease does not exist, so nothing was done.
     NoLease,
-    /// Its space is used up. What was asked for may have been done: it is the request that crosses the limit.
+    /// The server's space is used up. The request may have been carried out: it is the one that exceeds the quota.
     Full,
-    /// It has more operations than the server takes at once.
+    /// The request has more operations than the server accepts.
     TooLarge,
     Other,
 }
@@ -35,18 +35,18 @@ impl Failure {
         }
     }
 
-    /// Whether the server answered for this reason.
+    /// Whether the server refused for this reason.
     pub(crate) fn is(&self, refusal: Refusal) -> bool {
         matches!(self, Failure::Answered(why, _) if *why == refusal)
     }
 
-    /// Whether a late copy of the request may be carried out yet: it was sent, and has no answer.
+    /// Whether a late copy of the request may still be carried out: it was sent, and has no reply.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Failure::Broken(error) if error.outcome == Outcome::Unknown)
     }
 }
 
-/// What became of a request that was sent to `address`.
+/// Classifies the failure of a request that was sent to `address`.
 pub(crate) fn of(status: Status, address: &str) -> Failure {
     let text = status.message().to_owned();
     let said = |advice: &str| format!("etcd at {address} said: {text}{advice}");
@@ -55,7 +55,7 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
     let other = |error| Failure::Answered(Refusal::Other, error);
     let has = |part: &str| text.contains(part);
     if status.source().is_some() {
-        // The network, or the library below.
+        // The network or the gRPC library failed.
         let message = format!("{address}: {}", describe(&status));
         return Failure::Broken(StoreError::unknown(message).caused_by(status));
     }
@@ -71,14 +71,14 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
     if has("too many operations") || has("request is too large") {
         return Failure::Answered(Refusal::TooLarge, not_done(Reason::Refused, ""));
     }
-    // The login has run out, or rights were changed since: a new login helps.
+    // The token expired, or rights were changed: a new login helps.
     if has("invalid auth token")
         || has("revision of auth store is old")
         || has("auth: revision in header is old")
     {
         return Failure::Elsewhere(not_done(Reason::Unreachable, ""));
     }
-    // Said before the request is proposed to the others.
+    // Reported before the request is proposed to the other members.
     if has("no leader") || has("not capable") || has("too many requests") {
         return Failure::Elsewhere(not_done(Reason::Unreachable, ""));
     }
@@ -95,12 +95,12 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
             other(not_done(Reason::Refused, ""))
         }
         Code::Unimplemented => other(not_done(Reason::Refused, ": is that an etcd 3.4 or newer?")),
-        // It timed out on its way to the others, or the server was stopping: a copy may be among them.
+        // The proposal timed out, or the server was stopping: the other members may have a copy.
         _ => Failure::Broken(StoreError::unknown(said("")).caused_by(status)),
     }
 }
 
-/// An error with its causes, in one line.
+/// Describes an error and its causes in one line.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

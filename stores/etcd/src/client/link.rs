@@ -1,4 +1,4 @@
-//! The connection in use, to whichever server answers.
+//! The connection in use, to one of the servers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::proto::{AuthenticateRequest, LeaseKeepAliveResponse, StatusRequest};
 use super::rpc::{Call, Rpc, Trouble};
 use super::version;
 
-/// Between two rounds of attempts to connect, at first and at most.
+/// The shortest and the longest pause between two rounds of connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 /// One connection.
@@ -23,13 +23,13 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 pub(crate) struct Link {
     pub(crate) rpc: Rpc,
     pub(crate) address: Arc<str>,
-    /// Tells connections apart.
+    /// Distinguishes connections.
     number: u64,
-    /// How many replies have come.
+    /// How many replies have arrived.
     replies: Arc<AtomicU64>,
 }
 
-/// The connection in use, and what makes the next one.
+/// Holds the connection in use, and replaces it when it breaks.
 #[derive(Debug)]
 pub(crate) struct Links {
     pub(crate) config: Config,
@@ -47,13 +47,13 @@ struct State {
     made: u64,
     /// Why there is no connection, for messages.
     trouble: Option<String>,
-    /// The trouble was logged; it is not logged again until it is over.
+    /// Whether the trouble was logged; it is logged once until a connection succeeds.
     told: bool,
 }
 
 impl Links {
     pub(crate) fn new(config: Config) -> Links {
-        // Processes spread over the servers.
+        // Spreads processes over the servers.
         let next = fastrand::usize(..config.servers.len().max(1));
         let state = State {
             link: None,
@@ -70,7 +70,7 @@ impl Links {
         }
     }
 
-    /// Why no reply came in time.
+    /// Describes why no reply arrived in time.
     pub(crate) fn silence(&self) -> String {
         let trouble = self.state.lock().trouble.clone();
         trouble.unwrap_or_else(|| {
@@ -82,7 +82,7 @@ impl Links {
         })
     }
 
-    /// A connection, made if there is none. What fails was not done.
+    /// Returns the connection in use, or connects. After an error nothing was done.
     pub(crate) async fn get(&self, deadline: Instant) -> Result<Link, StoreError> {
         if let Some(link) = self.current() {
             return Ok(link);
@@ -114,7 +114,7 @@ impl Links {
         self.state.lock().link.clone()
     }
 
-    /// Tries each server once. It is an error only if one of them refuses for good and none serves.
+    /// Tries each server once. Fails only if no server can be used and one of them refuses permanently.
     async fn connect(&self) -> Result<(), StoreError> {
         let mut refused = None;
         for _ in 0..self.config.servers.len() {
@@ -149,7 +149,7 @@ impl Links {
         refused.map_or(Ok(()), Err)
     }
 
-    /// A connection to this server, which serves locks.
+    /// Connects to this server and checks that it can serve locks.
     pub(crate) async fn connect_to(&self, server: &str) -> Result<Rpc, StoreError> {
         let Config {
             login,
@@ -161,7 +161,7 @@ impl Links {
                 Trouble::NotSent(message) => StoreError::unknown(format!("{server}: {message}")),
                 Trouble::Status(status) => failure::of(status, server).error(),
             };
-            // Nothing of ours was done.
+            // No operation on a lock was sent.
             error.outcome = dlock::store::Outcome::NotDone;
             error
         };
@@ -177,7 +177,7 @@ impl Links {
             };
             let token = match rpc.call(message).await {
                 Ok(reply) => reply.token,
-                // Asked for a login that it does not want.
+                // The server has no authentication: no token is needed.
                 Err(Trouble::Status(status))
                     if status.message().contains("authentication is not enabled") =>
                 {
@@ -217,7 +217,7 @@ impl Links {
         self.in_use.send_replace(state.made);
     }
 
-    /// The connection is of no use: the next request makes another one, to the next server.
+    /// Marks the connection as unusable: the next request connects to the next server.
     pub(crate) fn is_broken(&self, link: &Link, why: &str) {
         let mut state = self.state.lock();
         if state
@@ -231,18 +231,18 @@ impl Links {
         }
     }
 
-    /// Returns when this connection is not in use any more.
+    /// Waits until this connection is no longer in use.
     pub(crate) async fn is_left(&self, link: &Link) {
         let mut in_use = self.in_use.subscribe();
         let _ = in_use.wait_for(|number| *number != link.number).await;
     }
 
-    /// The numbers of the connections in use.
+    /// Reports the number of the connection in use whenever it changes.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.in_use.subscribe()
     }
 
-    /// Sends a request once; again only if it was certainly not carried out.
+    /// Sends a request once, and again only if it was certainly not carried out.
     pub(crate) async fn call<C: Call>(&self, message: C, deadline: Instant) -> Result<C::Reply, Failure> {
         let send = |rpc: Rpc| {
             let message = message.clone();
@@ -251,7 +251,7 @@ impl Links {
         self.send(send, deadline).await
     }
 
-    /// Keeps a lease alive once.
+    /// Renews a lease once.
     pub(crate) async fn keep_alive(
         &self,
         id: i64,
@@ -284,7 +284,7 @@ impl Links {
                 Ok(Err(Trouble::Status(status))) => failure::of(status, &link.address),
                 Err(_) => {
                     let error = StoreError::unknown(self.silence());
-                    // Slow for this request alone, where others have their replies.
+                    // If other requests got replies meanwhile, only this request is slow.
                     if link.replies.load(Ordering::Relaxed) == before {
                         self.is_broken(&link, &error.message);
                     }

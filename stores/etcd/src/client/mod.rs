@@ -1,4 +1,4 @@
-//! etcd's API: messages, calls, and a connection that moves from one server to the next.
+//! etcd's API: messages, calls, and a connection that moves to another server when one fails.
 
 mod config;
 mod failure;

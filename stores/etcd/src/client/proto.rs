@@ -1,6 +1,6 @@
-//! The messages of etcd's API that the store needs, by their numbers in `rpc.proto` and `kv.proto` of etcd 3.4 to 3.6.
+//! The messages of etcd's API that the store uses, numbered as in `rpc.proto` and `kv.proto` of etcd 3.4 to 3.6.
 //!
-//! Written by hand, so that neither users nor we need the compiler `protoc`.
+//! Written by hand, so that no build needs the compiler `protoc`.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -74,7 +74,7 @@ pub(crate) struct DeleteRangeResponse {
     pub(crate) deleted: i64,
 }
 
-/// A step of a transaction.
+/// An operation of a transaction.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RequestOp {
     #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
@@ -128,7 +128,7 @@ pub(crate) enum Is {
     Less = 2,
 }
 
-/// A condition of a transaction. Over a range without keys it holds.
+/// A condition of a transaction. It holds for a range without keys.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Compare {
     #[prost(enumeration = "Is", tag = "1")]
@@ -221,7 +221,7 @@ pub(crate) struct WatchResponse {
     pub(crate) canceled: bool,
     #[prost(string, tag = "6")]
     pub(crate) cancel_reason: String,
-    /// Only whether there are any counts.
+    /// Only whether there are any is used.
     #[prost(message, repeated, tag = "11")]
     pub(crate) events: Vec<Event>,
 }
@@ -264,7 +264,7 @@ pub(crate) struct LeaseKeepAliveRequest {
 pub(crate) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
-    /// Not positive where there is no such lease.
+    /// Zero or negative if the lease does not exist.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
 }
@@ -279,7 +279,7 @@ pub(crate) struct LeaseTimeToLiveRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LeaseTimeToLiveResponse {
-    /// Negative where there is no such lease.
+    /// Negative if the lease does not exist.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
     #[prost(bytes = "vec", repeated, tag = "5")]
@@ -295,19 +295,19 @@ pub(crate) struct StatusResponse {
     pub(crate) version: String,
     #[prost(int64, tag = "3")]
     pub(crate) db_size: i64,
-    /// 0 while there is none.
+    /// 0 while there is no leader.
     #[prost(uint64, tag = "4")]
     pub(crate) leader: u64,
     #[prost(uint64, tag = "5")]
     pub(crate) raft_index: u64,
     #[prost(uint64, tag = "7")]
     pub(crate) raft_applied: u64,
-    /// 0 from servers before 3.6.
+    /// 0 from servers older than 3.6.
     #[prost(int64, tag = "12")]
     pub(crate) db_size_quota: i64,
 }
 
-/// Asks for the alarms of all members.
+/// Requests the alarms of all members.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AlarmRequest {}
 
@@ -321,7 +321,7 @@ pub(crate) struct AlarmResponse {
 pub(crate) struct Alarm {
     #[prost(uint64, tag = "1")]
     pub(crate) member: u64,
-    /// 1: no space is left; 2: data are corrupt.
+    /// 1: no space is left; 2: the data are corrupt.
     #[prost(int32, tag = "2")]
     pub(crate) kind: i32,
 }
@@ -359,7 +359,7 @@ pub(crate) struct AuthenticateResponse {
     pub(crate) token: String,
 }
 
-/// The end of the range of all keys that begin with `prefix`.
+/// Returns the end of the range of all keys that begin with `prefix`.
 pub(crate) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -368,12 +368,12 @@ pub(crate) fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // All keys.
+    // The end of the range of all keys.
     vec![0]
 }
 
 impl Compare {
-    /// The key was created by this revision; with 0: it does not exist.
+    /// Requires that this revision created the key; 0 means that the key does not exist.
     pub(crate) fn created(key: &[u8], revision: i64) -> Compare {
         Compare {
             result: Is::Equal.into(),
@@ -384,7 +384,7 @@ impl Compare {
         }
     }
 
-    /// There is no key from `key` to `end`.
+    /// Requires that there is no key from `key` to `end`.
     pub(crate) fn none(key: Vec<u8>, end: Vec<u8>) -> Compare {
         Compare {
             range_end: end,
@@ -392,9 +392,9 @@ impl Compare {
         }
     }
 
-    /// The key exists, and its value begins with this word and a space.
+    /// Requires that the key exists and that its value begins with this word and a space.
     pub(crate) fn begins(key: &[u8], word: &str) -> [Compare; 2] {
-        // "!" comes right after the space.
+        // "!" is the character after the space.
         [(Is::Greater, ' '), (Is::Less, '!')].map(|(result, end)| Compare {
             result: result.into(),
             target: Target::Value.into(),
@@ -403,7 +403,7 @@ impl Compare {
         })
     }
 
-    /// The key was changed last by this revision.
+    /// Requires that this revision changed the key last.
     pub(crate) fn changed(key: &[u8], revision: i64) -> Compare {
         Compare {
             target: Target::Mod.into(),
@@ -450,12 +450,12 @@ impl RequestOp {
 }
 
 impl TxnResponse {
-    /// The revision of the store after it.
+    /// The revision of the store after the transaction.
     pub(crate) fn revision(&self) -> i64 {
         self.header.as_ref().map_or(0, |header| header.revision)
     }
 
-    /// What the range at this place found.
+    /// Returns the keys that the range request at this index found.
     pub(crate) fn found(&self, at: usize) -> &[KeyValue] {
         match self.responses.get(at).and_then(|one| one.response.as_ref()) {
             Some(Response::Range(range)) => &range.kvs,
@@ -463,7 +463,7 @@ impl TxnResponse {
         }
     }
 
-    /// Takes out the reply of the inner transaction at this place, whose revision is that of the whole.
+    /// Takes the reply of the inner transaction at this index, with the revision of the whole transaction.
     pub(crate) fn take_inner(&mut self, at: usize) -> Option<TxnResponse> {
         let header = self.header.clone();
         match self.responses.get_mut(at)?.response.take()? {
@@ -472,7 +472,7 @@ impl TxnResponse {
         }
     }
 
-    /// How many keys the deletion at this place deleted.
+    /// Returns how many keys the deletion at this index deleted.
     pub(crate) fn deleted(&self, at: usize) -> i64 {
         match self.responses.get(at).and_then(|one| one.response.as_ref()) {
             Some(Response::Delete(delete)) => delete.deleted,
@@ -493,7 +493,7 @@ mod tests {
         assert_eq!(end_of(b""), [0]);
     }
 
-    /// The bytes of a message as etcd's own tools write them.
+    /// The expected bytes are those that etcd's own tools write.
     #[test]
     fn condition_has_the_bytes_of_the_protocol() {
         let bytes = Compare::changed(b"k", 7).encode_to_vec();

@@ -1,4 +1,4 @@
-//! The calls of etcd's API on one connection.
+//! Calls etcd's API on one connection.
 
 use futures_util::{Stream, stream};
 use http::uri::PathAndQuery;
@@ -19,7 +19,7 @@ use super::proto::{
 
 /// A request with one reply.
 pub(crate) trait Call: Message + Clone + Default + 'static {
-    /// What the server replies.
+    /// The server's reply.
     type Reply: Message + Default + 'static;
     /// The name of the method.
     const PATH: &'static str;
@@ -61,9 +61,9 @@ pub(crate) struct Rpc {
 /// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// It was not sent.
+    /// The request was not sent.
     NotSent(String),
-    /// It was sent, or may have been.
+    /// The request was sent, or may have been.
     Status(Status),
 }
 
@@ -75,7 +75,7 @@ impl Rpc {
         }
     }
 
-    /// With the token of a login.
+    /// Adds the token of a login to all requests.
     pub(crate) fn logged_in(mut self, token: &str) -> Result<Rpc, Status> {
         let token = token
             .parse()
@@ -89,13 +89,13 @@ impl Rpc {
         if let Some(token) = &self.token {
             request.metadata_mut().insert("token", token.clone());
         }
-        // A server without a leader says so, and does not wait for one.
+        // Makes a server without a leader fail at once instead of waiting for a leader.
         let yes = MetadataValue::from_static("true");
         request.metadata_mut().insert("hasleader", yes);
         request
     }
 
-    /// A client whose connection can take a request.
+    /// Returns a client whose connection accepts a request.
     async fn ready(&self) -> Result<Grpc<Channel>, Trouble> {
         let mut grpc = self.grpc.clone();
         match grpc.ready().await {
@@ -113,7 +113,7 @@ impl Rpc {
         reply.map(tonic::Response::into_inner).map_err(Trouble::Status)
     }
 
-    /// Keeps a lease alive once.
+    /// Renews a lease once.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
         let once = stream::iter([LeaseKeepAliveRequest { id }]);
         let codec = ProstCodec::<LeaseKeepAliveRequest, LeaseKeepAliveResponse>::default();
@@ -130,7 +130,7 @@ impl Rpc {
         }
     }
 
-    /// Watches as `orders` say. The server replies for the first time when it has the first of them.
+    /// Opens a stream of watches. The server's first reply follows the first of the `orders`.
     pub(crate) async fn watch(
         &self,
         orders: impl Stream<Item = WatchRequest> + Send + 'static,

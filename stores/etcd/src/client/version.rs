@@ -1,6 +1,6 @@
-//! Which servers keep the promises.
+//! The server versions that keep the guarantees.
 
-/// Whether a server of this version ends no lease that was renewed; if not, why.
+/// Checks that a server of this version never ends a renewed lease; if it may, returns the reason.
 pub(crate) fn check(version: &str) -> Result<(), String> {
     let mut numbers = version
         .split(['.', '-', '+'])

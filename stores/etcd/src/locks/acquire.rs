@@ -1,4 +1,4 @@
-//! Acquiring one lock, or several in one transaction.
+//! Acquires one lock, or several in one transaction.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::client::Refusal;
 use crate::client::proto::{Compare, RequestOp, TxnRequest, TxnResponse};
 use crate::clock::Moment;
 
-/// The tokens of a grant are the revision that created it, and this many bits that count them.
+/// A fencing token is the revision that created the grant, followed by a counter of this many bits.
 pub(crate) const TOKEN_BITS: u32 = 16;
 
 /// A request for a lock.
@@ -27,20 +27,21 @@ pub(crate) struct Ask {
     grant: GrantId,
     lease: Duration,
     tokens: u32,
-    /// A read: the write grant that it is nested in.
+    /// For a nested read, the write grant that contains it.
     nested_in: Option<GrantId>,
-    /// The key to create.
+    /// The key that the transaction creates.
     grant_key: Vec<u8>,
 }
 
-/// What came of it.
+/// The result of one transaction.
 #[derive(Debug)]
 enum Attempt {
     Granted(Vec<Granted>),
-    /// The request at this place.
+    /// The lock at this index is held; its remaining lease, if known.
     Busy(usize, Option<Duration>),
     Taken(usize, &'static str),
-    /// The epoch is another one, or the session is over, or what a read was nested in is gone: it was not carried out.
+    /// Nothing was done, and the request must be repeated: the epoch changed, the session ended, or the write grant of a
+    /// nested read is gone.
     Again,
 }
 
@@ -83,7 +84,7 @@ pub(crate) async fn one(
     }
 }
 
-/// Acquires all of these locks or none.
+/// Acquires all of these locks, or none.
 pub(crate) async fn all(
     inner: Arc<Inner>,
     mut asks: Vec<Ask>,
@@ -106,7 +107,7 @@ fn taken(name: &str, what: &str) -> StoreError {
     StoreError::not_done(Reason::KeyTaken(what.to_owned()), message)
 }
 
-/// Asks until the server has judged the locks themselves.
+/// Repeats the transaction until the server has decided about the locks themselves.
 async fn acquire(
     inner: &Inner,
     asks: &mut [Ask],
@@ -119,7 +120,7 @@ async fn acquire(
         let attempt = attempt(inner, &session, asks, called, deadline).await;
         match attempt {
             Ok(Attempt::Again) if Instant::now() < deadline => {}
-            // The session was over before anything was asked.
+            // The session ended before the transaction was sent.
             Err(error)
                 if session.ended() && error.outcome == Outcome::NotDone && Instant::now() < deadline => {}
             ended => return ended,
@@ -141,7 +142,7 @@ async fn attempt(
             return Err(error);
         }
     };
-    // From before it is sent: the release of an acquire without a reply has to know it.
+    // Recorded before the request is sent: the release of an acquire without a reply needs the key.
     for ask in &mut *asks {
         ask.grant_key = key(inner, session, ask);
         let grant = Grant {
@@ -164,7 +165,7 @@ async fn attempt(
         Ok(reply) if reply.succeeded => {
             let revision = reply.revision();
             let granted = asks.iter().map(|ask| {
-                // No sooner than the client was told: its lease counts from the call at the latest.
+                // Must not end before the client's lease, which counts from the call at the latest.
                 inner.grants.is(ask.grant, Fate::Held, Moment::now() + ask.lease);
                 let first = revision.unsigned_abs() << TOKEN_BITS;
                 Granted::with_tokens(first, first + u64::from(ask.tokens - 1)).lease(session.lease(called))
@@ -198,7 +199,7 @@ async fn attempt(
     }
 }
 
-/// The key that is to be created.
+/// Chooses the key that the grant creates.
 fn key(inner: &Inner, session: &Session, ask: &Ask) -> Vec<u8> {
     let reader = |number| inner.names.reader(&ask.name, session.id, number);
     match ask.kind {
@@ -230,7 +231,7 @@ fn transaction(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask]) -> Tx
     txn
 }
 
-/// Why the transaction did nothing.
+/// Determines why the transaction did nothing.
 fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: &TxnResponse) -> Attempt {
     let is_epoch = |found: &[crate::client::proto::KeyValue]| {
         found.first().is_some_and(|found| found.mod_revision == epoch)
@@ -241,7 +242,7 @@ fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: 
     }
     for (at, ask) in asks.iter_mut().enumerate() {
         let Some(found) = reply.found(at).first() else {
-            // Nothing is in the way but that what it was nested in is gone.
+            // No grant conflicts; only the write grant of a nested read is gone.
             ask.nested_in = None;
             continue;
         };

@@ -1,4 +1,4 @@
-//! Transactions of different locks that travel as one: to the server, a request is more work than what a lock does in it.
+//! Transactions of different locks, combined into one request: a request costs the server more than the transaction in it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +13,10 @@ use super::names::Name;
 use crate::client::proto::{RequestOp, TxnRequest, TxnResponse};
 use crate::client::{Failure, Links, Refusal};
 
-/// The most transactions in one request. A server takes 128 operations by default, those of an inner transaction included.
+/// The most transactions in one request. By default a server accepts 128 operations, including those of inner transactions.
 const MOST: usize = 64;
 
-/// Has transactions travel together.
+/// Combines transactions into requests.
 #[derive(Debug)]
 pub(crate) struct Batches {
     links: Arc<Links>,
@@ -33,7 +33,7 @@ impl Batches {
         Batches { links, gather }
     }
 
-    /// Carries out a transaction of one lock.
+    /// Executes a transaction of one lock.
     pub(crate) async fn call(
         &self,
         lock: &Name,
@@ -66,11 +66,11 @@ struct One {
     deadline: Instant,
 }
 
-/// Sends transactions in a transaction.
+/// Sends transactions inside one transaction.
 #[derive(Debug)]
 struct Nested {
     links: Arc<Links>,
-    /// The most that this server takes.
+    /// The most transactions that this server accepts in one request.
     most: AtomicUsize,
 }
 
@@ -78,7 +78,7 @@ impl Carrier for Nested {
     type Request = One;
     type Answer = Result<TxnResponse, Failure>;
 
-    /// All conditions are judged before the first operation.
+    /// The server evaluates all conditions before the first operation, so a batch has one transaction per lock.
     fn key(one: &One) -> &Name {
         &one.lock
     }
@@ -101,7 +101,7 @@ impl Carrier for Nested {
             Ok(mut reply) => (0..all.len())
                 .map(|at| reply.take_inner(at).ok_or_else(no_reply))
                 .collect(),
-            // None was carried out, and it may be for one of them alone.
+            // None was carried out, and a single transaction may be the cause.
             Err(Failure::Answered(refusal, _)) if refusal != Refusal::Full => {
                 if refusal == Refusal::TooLarge {
                     self.most.fetch_min((all.len() / 2).max(1), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Options of the store, and what starts with it.
+//! Options of the store, and its background tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::pool::Pool;
 use super::waiters::Waiters;
 use crate::client::{Config, Links, Login};
 
-/// Where the keys are, unless another namespace is named.
+/// The default namespace.
 const NAMESPACE: &str = "dlock/";
 
 /// Options of [`EtcdLocks`].
@@ -63,7 +63,7 @@ impl EtcdLocksBuilder {
         }
     }
 
-    /// The user and its password, where the servers ask for them; none by default.
+    /// Sets the user and password of the login; none by default.
     pub fn user(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.config.login = Some(Login {
             user: user.into(),
@@ -72,7 +72,7 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Encrypts connections and trusts the system's certificate authorities; `false` by default. It needs the feature `tls`.
+    /// Encrypts connections and trusts the system's certificate authorities; `false` by default. Needs the feature `tls`.
     pub fn tls(mut self, encrypt: bool) -> Self {
         self.config.tls = encrypt.then(|| self.config.tls.unwrap_or_default());
         self
@@ -86,7 +86,7 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Encrypts connections and shows the servers this certificate, in PEM, with its private key.
+    /// Encrypts connections and presents this certificate, in PEM, with its private key, to the servers.
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         let mut tls = self.config.tls.unwrap_or_default();
         tls.own = Some((pem.into(), key.into()));
@@ -94,32 +94,32 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// What all keys begin with, `dlock/` by default: the user needs to read and to write it, and nothing else.
+    /// Sets the prefix of all keys, `dlock/` by default. The user needs the right to read and write this prefix, and no other.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.names.namespace = namespace.into();
         self
     }
 
-    /// A prefix of the names of locks, for services that share a namespace; none by default.
+    /// Sets a prefix of the names of locks, for services that share a namespace; none by default.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.names.prefix = prefix.into();
         self
     }
 
-    /// The name of the service, which its sessions have as their value; none by default.
+    /// Sets the name of the service, which is the value of the key of each of its sessions; none by default.
     pub fn service_name(mut self, name: impl Into<String>) -> Self {
         self.service = name.into();
         self
     }
 
-    /// How long one step may take, connecting included; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.config.timeout = timeout;
         self
     }
 
-    /// Accepts servers before 3.4.31 and 3.5.13; `false` by default. A leader of these that was stuck can end leases that its
-    /// successor has renewed, and then two clients hold one lock.
+    /// Accepts servers older than 3.4.31 and 3.5.13; `false` by default. A leader of these versions that was stuck can end
+    /// leases that its successor has renewed, and then two clients hold one lock.
     pub fn allow_old_server(mut self, allow: bool) -> Self {
         self.config.allow_old_server = allow;
         self
@@ -129,7 +129,7 @@ impl EtcdLocksBuilder {
     ///
     /// # Errors
     ///
-    /// When no server can be reached, or one refuses, or an option is invalid.
+    /// When no server can be reached, a server refuses, or an option is invalid.
     pub async fn connect(self) -> Result<EtcdLocks, Error> {
         if let Err((option, reason)) = self.check() {
             return Err(Error::invalid_option(option, reason));
@@ -137,7 +137,7 @@ impl EtcdLocksBuilder {
         self.open().await.map_err(StoreError::into_connect_error)
     }
 
-    /// The same where the options come from a URL.
+    /// Connects with options from a URL.
     pub(super) async fn open_by_url(self) -> Result<EtcdLocks, StoreError> {
         if let Err((option, reason)) = self.check() {
             let message = format!("its option {option} is invalid: {reason}");
@@ -207,7 +207,7 @@ impl EtcdLocksBuilder {
     }
 }
 
-/// Has holders ask anew after each new connection.
+/// Makes holders confirm their locks after each new connection.
 async fn doubt(links: Arc<Links>, doubts: DoubtSender) {
     let mut changes = links.changes();
     changes.mark_unchanged();

@@ -1,4 +1,4 @@
-//! What endangers locks on these servers: each is asked for its state, and steps are tried on a scratch key.
+//! Diagnoses the servers: reads the state of each one, and tries operations on a scratch key.
 
 mod checks;
 
@@ -54,7 +54,7 @@ impl EtcdLocks {
         };
         let mut report = StoreReport::new();
         (report.findings, report.failover) = checks::all(&facts);
-        // Each member writes what it answers to its disk first, unless it was told to lose data.
+        // Each member writes an entry to its disk before it replies, unless configured otherwise.
         report.durability = dlock::store::doctor::Durability::All;
         report.by_majority = facts.voters() > 1;
         report.servers = servers.iter().map(ServerFacts::new).collect();
@@ -67,7 +67,7 @@ impl EtcdLocks {
         Ok(report)
     }
 
-    /// A connection of its own to one server, and its state.
+    /// Connects to one server and reads its state.
     async fn look(&self, server: &String) -> Seen<(Rpc, StatusResponse)> {
         let limit = self.0.links.config.timeout;
         let looking = async {

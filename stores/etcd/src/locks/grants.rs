@@ -1,4 +1,4 @@
-//! What this process was granted, or may have been.
+//! The grants of this process, including those whose request has no reply.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use super::names::Name;
 use super::session::Session;
 use crate::clock::Moment;
 
-/// What is known of a grant.
+/// What is known about a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// The request for it was sent, and has no answer: a copy of it may be carried out yet.
+    /// The request was sent and has no reply: a late copy may still be carried out.
     Open,
-    /// The server answered, and its answer left open whether it was carried out.
+    /// The server replied, but the reply leaves open whether the request was carried out.
     Answered,
     Held,
-    /// It was released, and keeps the lock for a while.
+    /// The grant was released, but keeps the lock for its minimum hold time.
     Kept,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Grant {
     pub(crate) key: Vec<u8>,
     pub(crate) fate: Fate,
     pub(crate) session: Arc<Session>,
-    /// When this process ends it, unless it is renewed. Its session lives on for other locks.
+    /// When this process ends the grant unless it is renewed. The session continues for other locks.
     pub(crate) ends: Moment,
 }
 
@@ -46,9 +46,9 @@ pub(crate) struct Grants {
 #[derive(Debug, Default)]
 struct State {
     grants: HashMap<GrantId, Grant>,
-    /// How many grants may have each key: those that are there no more are told by and by.
+    /// How many grants may have each key. A grant that is gone counts until this process learns of it.
     keys: HashMap<Vec<u8>, usize>,
-    /// When to look at each of them: no later than it ends.
+    /// When to check each grant: no later than its end.
     looks: BTreeSet<(Moment, GrantId)>,
 }
 
@@ -70,7 +70,7 @@ impl Grants {
         !self.state.lock().keys.contains_key(key)
     }
 
-    /// Whether no other grant may have the key of one.
+    /// Whether at most one grant may have this key.
     pub(crate) fn is_alone(&self, key: &[u8]) -> bool {
         self.state.lock().keys.get(key) == Some(&1)
     }
@@ -79,7 +79,7 @@ impl Grants {
         self.state.lock().grants.get(&id).cloned()
     }
 
-    /// It is gone.
+    /// Removes a grant that is gone.
     pub(crate) fn remove(&self, id: GrantId) {
         let mut state = self.state.lock();
         let Some(grant) = state.grants.remove(&id) else {
@@ -95,7 +95,7 @@ impl Grants {
         }
     }
 
-    /// Something is known of it.
+    /// Records the fate of a grant.
     pub(crate) fn is(&self, id: GrantId, fate: Fate, ends: Moment) {
         self.change(id, ends, |grant| {
             if fate == Fate::Kept && grant.fate != Fate::Kept {
@@ -105,12 +105,12 @@ impl Grants {
         });
     }
 
-    /// It was renewed.
+    /// Records a renewal.
     pub(crate) fn is_renewed(&self, id: GrantId, ends: Moment) {
         self.change(id, ends, |_| {});
     }
 
-    /// It was renewed, and is on another session now, where it has room.
+    /// Records a renewal that moved the grant to another session, which has reserved room for it.
     pub(crate) fn is_moved(&self, id: GrantId, session: Arc<Session>, ends: Moment) {
         self.change(id, ends, |grant| {
             grant.session.leave(1);
@@ -125,14 +125,14 @@ impl Grants {
         };
         change(grant);
         let before = std::mem::replace(&mut grant.ends, ends);
-        // A later end is found at the look that there is.
+        // A later end is found at the check that is already scheduled.
         if ends < before {
             state.looks.insert((ends, id));
             self.wake.notify_one();
         }
     }
 
-    /// Looks at it again after a while: it could not be ended.
+    /// Schedules another check of a grant that could not be ended.
     pub(crate) fn look_again(&self, id: GrantId, after: Duration) {
         let mut state = self.state.lock();
         if state.grants.contains_key(&id) {
@@ -141,7 +141,7 @@ impl Grants {
         }
     }
 
-    /// The grants whose time is over, each once, and the time until the next look.
+    /// Takes the grants whose time is over, each once; also returns the time until the next check.
     pub(crate) fn take_ended(&self) -> (Vec<(GrantId, Name)>, Option<Duration>) {
         let now = Moment::now();
         let mut state = self.state.lock();
@@ -160,7 +160,7 @@ impl Grants {
         (ended, looks.first().map(|(at, _)| now.until(*at)))
     }
 
-    /// Returns when the time of the next look may be another one.
+    /// Waits until the next check may have to be earlier.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
     }

@@ -1,4 +1,4 @@
-//! What all steps of a store have in common, and how a step is carried out.
+//! The shared state of a store, and how its operations run.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use super::release;
 use super::waiters::Waiters;
 use crate::client::Links;
 
-/// A store.
+/// The shared state of a store.
 pub(crate) struct Inner {
     pub(crate) links: Arc<Links>,
     pub(crate) names: Names,
@@ -26,26 +26,26 @@ pub(crate) struct Inner {
     pub(crate) grants: Arc<Grants>,
     pub(crate) lines: Lines,
     pub(crate) acquires: Batches,
-    /// Apart from acquires: a server whose space is used up refuses these.
+    /// Separate from acquires, which a server refuses when its space is used up.
     pub(crate) releases: Batches,
     pub(crate) waiters: Waiters,
     pub(crate) doubts: DoubtSender,
     pub(crate) runtime: runtime::Handle,
-    /// Ends what runs in the background.
+    /// Stops the background tasks.
     pub(crate) _ended: DropGuard,
 }
 
-/// Whether a step is carried out although its caller is gone.
+/// Whether an operation runs after its caller is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Abandoned {
-    /// It is: a release, say.
+    /// The operation runs: a release, for example.
     Goes,
-    /// It is not sent: its caller releases what it may have been granted, and that finds nothing.
+    /// The operation is not sent: its caller releases the grant that it may have, and that release finds nothing.
     Ends,
 }
 
 impl Inner {
-    /// Queues a step on these locks, now. The future only brings the answer.
+    /// Queues an operation on these locks at once. The future only returns the reply.
     pub(crate) fn step<T, F>(
         self: &Arc<Self>,
         names: impl IntoIterator<Item = Name>,
@@ -64,7 +64,7 @@ impl Inner {
             if timeout_at(deadline, turn.comes()).await.is_err() {
                 let error = StoreError::not_done(Reason::Unreachable, inner.links.silence());
                 let _ = reply.send(Err(error));
-                // The next ones wait for those before.
+                // Later operations must still wait for the earlier ones.
                 return turn.comes().await;
             }
             if abandoned == Abandoned::Goes || !reply.is_closed() {
@@ -81,7 +81,7 @@ impl Inner {
     }
 }
 
-/// Ends grants when their time is over, for as long as the store is there: their sessions live on for other locks.
+/// Ends grants when their time is over, as long as the store exists: their sessions continue for other locks.
 pub(crate) async fn sweep(store: Weak<Inner>, grants: Arc<Grants>) {
     loop {
         let (ended, next) = grants.take_ended();

@@ -1,4 +1,4 @@
-//! The order of steps: those of one lock are carried out one after the other, as they were called.
+//! The order of operations: those on one lock run one after another, in call order.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::names::Name;
 
-/// The last step of each lock that has one.
+/// The last operation of each lock that has one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lines(Arc<Mutex<Waiting>>);
 
@@ -21,11 +21,11 @@ struct Waiting {
 #[derive(Debug)]
 struct Last {
     number: u64,
-    /// Closed when it is done.
+    /// Closed when the operation is done.
     done: oneshot::Receiver<()>,
 }
 
-/// A step in the lines of its locks. The next ones follow when it is dropped.
+/// The position of an operation in the queues of its locks. Dropping it lets the next operations run.
 #[derive(Debug)]
 pub(crate) struct Turn {
     lines: Lines,
@@ -35,7 +35,7 @@ pub(crate) struct Turn {
 }
 
 impl Lines {
-    /// Joins the lines of these locks, all at once.
+    /// Joins the queues of these locks atomically.
     pub(crate) fn join(&self, names: impl IntoIterator<Item = Name>) -> Turn {
         let mut waiting = self.0.lock();
         waiting.count += 1;
@@ -49,7 +49,7 @@ impl Lines {
         for name in names {
             let (sender, done) = oneshot::channel();
             if let Some(last) = waiting.last.insert(name.clone(), Last { number, done }) {
-                // A step that names a lock twice does not wait for itself.
+                // An operation that names a lock twice does not wait for itself.
                 if last.number != number {
                     turn.before.push(last.done);
                 }
@@ -61,13 +61,13 @@ impl Lines {
 }
 
 impl Turn {
-    /// Waits until the steps before are done. A turn that is dropped before lets the next ones pass: the step that gives up
-    /// goes on waiting.
+    /// Waits until the earlier operations are done. If the turn is dropped earlier, later operations pass: an operation that
+    /// gives up must continue to wait.
     ///
     /// Cancel safe.
     pub(crate) async fn comes(&mut self) {
         while let Some(before) = self.before.last_mut() {
-            // Nothing is ever sent.
+            // Nothing is sent on the channel; it only closes.
             let _ = before.await;
             self.before.pop();
         }

@@ -1,4 +1,4 @@
-//! Holders as people and tools see them.
+//! Inspection: the holders of locks, for people and tools.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::names::{Name, State};
 use crate::client::Failure;
 use crate::client::proto::{DeleteRangeRequest, KeyValue, LeaseTimeToLiveRequest, RangeRequest};
 
-/// How many grants are read at a time.
+/// How many grants one request reads.
 const PAGE: i64 = 500;
 
-/// The holders of a lock.
+/// Returns the holders of a lock.
 pub(crate) async fn inspect(
     inner: Arc<Inner>,
     name: Name,
@@ -27,7 +27,7 @@ pub(crate) async fn inspect(
     Ok(found?.into_iter().map(|(_, holder)| holder).collect())
 }
 
-/// The locks whose names begin with `prefix`.
+/// Returns the holders of all locks whose names begin with `prefix`.
 pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockKey, Holder)>, StoreError> {
     let (mut start, end) = inner.names.with_prefix(&prefix);
     let mut all = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockK
     }
 }
 
-/// Ends whatever grants a lock has; whether there were any.
+/// Ends all grants of a lock. Returns whether there were any.
 pub(crate) async fn force(inner: Arc<Inner>, name: Name, deadline: Instant) -> Result<bool, StoreError> {
     let (key, range_end) = inner.names.all(&name);
     let reply = inner
@@ -83,7 +83,7 @@ async fn range(
     holders(inner, &found.kvs, deadline).await
 }
 
-/// The grants of these keys, with what is left of their leases.
+/// Returns the holders for these keys, with their remaining leases.
 async fn holders(
     inner: &Inner,
     found: &[KeyValue],

@@ -1,4 +1,4 @@
-//! Locks as keys on leases.
+//! Locks as keys that are attached to leases.
 
 mod acquire;
 mod batches;
@@ -38,9 +38,9 @@ use self::session::{MANY, SHORTEST};
 pub use self::transaction::{Committed, FencedTransaction, Proof, TransactionError};
 use crate::clock::Moment;
 
-/// The kinds that this version has.
+/// The supported kinds.
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
-/// The most locks of one step: a transaction has up to 128 conditions and operations.
+/// The most locks in one acquire: a transaction has up to 128 conditions and operations.
 const LARGEST_SET: usize = 100;
 
 /// Locks in etcd. Cheap to clone; the connection closes when the last clone, and every
@@ -67,12 +67,12 @@ impl EtcdLocks {
     ///
     /// # Errors
     ///
-    /// When no server can be reached, or one refuses: it is older than 3.4.31 or 3.5.13, say.
+    /// When no server can be reached, or a server refuses, for example because it is older than 3.4.31 or 3.5.13.
     pub async fn connect(servers: impl IntoIterator<Item = impl Into<String>>) -> Result<EtcdLocks, Error> {
         EtcdLocks::builder(servers).connect().await
     }
 
-    /// Options for these servers, each `host:port`: members of one cluster.
+    /// Returns options for these servers, each `host:port`; all are members of one cluster.
     pub fn builder(servers: impl IntoIterator<Item = impl Into<String>>) -> EtcdLocksBuilder {
         EtcdLocksBuilder::new(servers.into_iter().map(Into::into).collect())
     }
@@ -95,7 +95,7 @@ impl EtcdLocks {
         })
     }
 
-    /// A step on one lock that is carried out without its caller, too.
+    /// Queues an operation on one lock that runs even if its caller is dropped.
     fn goes<T: Send + 'static, F>(
         &self,
         key: &LockKey,
@@ -171,7 +171,7 @@ impl Store for EtcdLocks {
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
         match self.0.names.lock(key) {
             Ok(name) => self.0.waiters.watch(name),
-            // Its acquire says what is wrong.
+            // The acquire reports the error.
             Err(_) => Watch::polling(std::time::Duration::from_secs(1)),
         }
     }

@@ -1,17 +1,17 @@
 //! The names of keys in etcd.
 //!
-//! | key | what |
+//! | key | meaning |
 //! |---|---|
 //! | `<namespace>q/<lock>\0L`, `…W` | the grant of a plain lock, of a writer |
 //! | `<namespace>q/<lock>\0r<session>.<number>` | the grant of a reader |
 //! | `<namespace>c/<lease>` | the epoch of a session; its value is the name of the service |
 //!
-//! The value of a grant is its id, `held` or `kept` (released, and in the way for a while), and milliseconds.
+//! The value of a grant is its id, `held` or `kept` (released, but keeping the lock for a while), and milliseconds.
 //!
-//! Kinds that exclude others are capitals, which come before the small letter of readers: so one condition covers them.
+//! Exclusive kinds are capital letters, which sort before the small letter of readers, so one condition covers them.
 //!
-//! Grants have no keys of their own, but take the same ones again: until its next compaction, the server goes over all keys
-//! that were ever there to find that there is none.
+//! Grants reuse the same keys: until its next compaction, the server scans all keys that ever existed in a range to find
+//! that it is empty.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use dlock::store::{GrantId, Kind, Reason, StoreError};
 
 use crate::client::proto::end_of;
 
-/// The longest name, with its prefix.
+/// The most bytes of a name, including its prefix.
 const LONGEST: usize = 2048;
 const PLAIN: u8 = b'L';
 const WRITE: u8 = b'W';
 const READ: u8 = b'r';
 
-/// How the store names its keys.
+/// Names the keys of the store.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
     pub(crate) namespace: String,
@@ -38,7 +38,7 @@ pub(crate) struct Names {
 pub(crate) type Name = Arc<str>;
 
 impl Names {
-    /// The name of a lock.
+    /// Returns the name of a lock.
     pub(crate) fn lock(&self, key: &LockKey) -> Result<Name, StoreError> {
         let name = [&*self.prefix, key.as_str()].concat();
         if name.len() > LONGEST || name.contains('\0') {
@@ -48,28 +48,28 @@ impl Names {
         Ok(name.into())
     }
 
-    /// The key of a grant that excludes all others.
+    /// Returns the key of a grant that excludes all others.
     pub(crate) fn exclusive(&self, name: &str, kind: Kind) -> Vec<u8> {
         let mut key = self.all(name).0;
         key.push(letter(kind));
         key
     }
 
-    /// The key of a reader, one of those that this session has.
+    /// Returns the key of a reader of this session.
     pub(crate) fn reader(&self, name: &str, session: i64, number: usize) -> Vec<u8> {
         let mut key = self.exclusive(name, Kind::Read);
         key.extend_from_slice(format!("{session:016x}.{number}").as_bytes());
         key
     }
 
-    /// The range of all grants of a lock.
+    /// Returns the range of all grants of a lock.
     pub(crate) fn all(&self, name: &str) -> (Vec<u8>, Vec<u8>) {
         let start = format!("{}q/{name}\0", self.namespace).into_bytes();
         let end = end_of(&start);
         (start, end)
     }
 
-    /// The range of the grants that keep a lock of this kind out.
+    /// Returns the range of the grants that conflict with a lock of this kind.
     pub(crate) fn in_the_way(&self, name: &str, kind: Kind) -> (Vec<u8>, Vec<u8>) {
         let (start, mut end) = self.all(name);
         if kind == Kind::Read {
@@ -79,19 +79,19 @@ impl Names {
         (start, end)
     }
 
-    /// The range of the grants of all locks whose names begin with `prefix`, which is the client's prefix and more.
+    /// Returns the range of the grants of all locks whose names begin with the client's prefix and `prefix`.
     pub(crate) fn with_prefix(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
         let start = format!("{}q/{}{prefix}", self.namespace, self.prefix).into_bytes();
         let end = end_of(&start);
         (start, end)
     }
 
-    /// The epoch of a session.
+    /// Returns the key of the epoch of a session.
     pub(crate) fn epoch(&self, lease: i64) -> Vec<u8> {
         format!("{}c/{lease:016x}", self.namespace).into_bytes()
     }
 
-    /// What the key of a grant says: the lock without the client's prefix, and its kind.
+    /// Returns the lock, without the client's prefix, and the kind that the key of a grant names.
     pub(crate) fn read<'a>(&self, key: &'a [u8]) -> Option<(&'a str, Kind)> {
         let key = std::str::from_utf8(key).ok()?;
         let key = key.strip_prefix(&self.namespace)?.strip_prefix("q/")?;
@@ -106,7 +106,7 @@ impl Names {
     }
 }
 
-/// Whether grants of these kinds have the same key.
+/// Whether grants of these kinds share a key.
 pub(crate) fn is_same(one: Kind, other: Kind) -> bool {
     letter(one) == letter(other)
 }
@@ -119,7 +119,7 @@ fn letter(kind: Kind) -> u8 {
     }
 }
 
-/// What the key holds where a lock of the kind that is asked for cannot be beside it; `None` where both are one lock.
+/// Describes what the key holds if the requested kind is a different lock; `None` if both kinds are one lock.
 pub(crate) fn other_lock(asked: Kind, held: Kind) -> Option<&'static str> {
     let is_read_write = |kind: Kind| matches!(kind, Kind::Read | Kind::Write);
     match (is_read_write(held), is_read_write(asked)) {
@@ -129,27 +129,27 @@ pub(crate) fn other_lock(asked: Kind, held: Kind) -> Option<&'static str> {
     }
 }
 
-/// What the value of a grant says.
+/// The state in the value of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It is held, with this lease.
+    /// The grant is held, with this lease.
     Held(Duration),
-    /// It was released, and keeps the lock for so long.
+    /// The grant was released, but keeps the lock for this long.
     Kept(Duration),
 }
 
 impl State {
-    /// The value of this grant.
+    /// Returns the value for this grant.
     pub(crate) fn write(self, grant: GrantId) -> Vec<u8> {
         let (word, time) = match self {
             State::Held(lease) => ("held", lease),
             State::Kept(rest) => ("kept", rest),
         };
-        // Never less than it is.
+        // Rounded up: never less than the exact time.
         format!("{grant} {word} {}", time.as_micros().div_ceil(1000)).into_bytes()
     }
 
-    /// The grant that has a value, and its state.
+    /// Returns the id of the grant and its state.
     pub(crate) fn read(value: &[u8]) -> (&str, State) {
         let text = std::str::from_utf8(value).unwrap_or_default();
         let (grant, state) = text.split_once(' ').unwrap_or((text, ""));
@@ -162,7 +162,7 @@ impl State {
         (grant, state)
     }
 
-    /// The longest time for which it may last yet.
+    /// The longest time that the grant may still last.
     pub(crate) fn lasts(self) -> Duration {
         match self {
             State::Held(time) | State::Kept(time) => time,

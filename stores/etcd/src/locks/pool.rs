@@ -1,4 +1,4 @@
-//! The sessions of a store: some for each length of leases, with up to a thousand locks each.
+//! The sessions of a store: for each lease length as many as needed, with up to a thousand locks each.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use super::names::Names;
 use super::session::{SHORTEST, Session};
 use crate::client::Links;
 
-/// The most keys on one lease: the server takes them away one by one when it ends, and does nothing else meanwhile.
+/// The most keys on one lease: when it ends, the server deletes them one by one and does nothing else meanwhile.
 const MOST: usize = 1000;
 
 /// The sessions of a store.
@@ -22,7 +22,7 @@ pub(crate) struct Pool {
     links: Arc<Links>,
     names: Names,
     service: String,
-    /// By the seconds of their leases.
+    /// Sessions by lease length in seconds.
     sessions: Mutex<HashMap<u64, Vec<Arc<Session>>>>,
     opening: tokio::sync::Mutex<()>,
     doubts: DoubtSender,
@@ -48,7 +48,7 @@ impl Pool {
         }
     }
 
-    /// A session for so many keys with this lease, which are reserved. What fails was not done.
+    /// Returns a session with this lease, and reserves room for `keys` keys. After an error nothing was done.
     pub(crate) async fn get(
         self: &Arc<Self>,
         lease: Duration,
@@ -76,7 +76,7 @@ impl Pool {
         Ok(session)
     }
 
-    /// The fullest with room, so that others become idle.
+    /// Picks the fullest session with room, so that others become idle.
     fn pick(&self, seconds: u64, keys: usize) -> Option<Arc<Session>> {
         let mut sessions = self.sessions.lock();
         let all = sessions.get_mut(&seconds)?;
@@ -94,7 +94,7 @@ impl Pool {
             None => true,
         };
         let doubts = self.doubts.clone();
-        // Holders learn at once that their locks are gone.
+        // Holders learn at once that their locks are lost.
         let over = move || doubts.tell(Lane::default());
         let serving = session.serve(self.links.clone(), leave_idle, over);
         let ended = self.ended.clone();
@@ -106,7 +106,7 @@ impl Pool {
         });
     }
 
-    /// Takes the session out if it is idle.
+    /// Removes the session if it is idle. Returns whether it did.
     fn leave_idle(&self, session: &Arc<Session>) -> bool {
         let mut sessions = self.sessions.lock();
         if !session.is_idle() {
@@ -120,7 +120,7 @@ impl Pool {
     }
 }
 
-/// A lease in whole seconds, as the server has them: no shorter than it was asked for.
+/// Converts a lease to the server's whole seconds, rounded up.
 pub(crate) fn seconds(lease: Duration) -> u64 {
     lease
         .max(SHORTEST)

@@ -1,4 +1,4 @@
-//! Ending grants: by their holders, by their time, and those that may never have been.
+//! Ends grants: released ones, expired ones, and those that may never have existed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::client::Failure;
 use crate::client::proto::{Compare, LeaseGrantRequest, RangeRequest, RequestOp, TxnRequest};
 use crate::clock::Moment;
 
-/// The pause after which it is tried again to end a grant whose time is over.
+/// The pause between attempts to end an expired grant.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Releases a grant, or keeps its lock taken for a while.
+/// Releases a grant, or keeps its lock unavailable for a while.
 pub(crate) async fn release(
     inner: Arc<Inner>,
     name: Name,
@@ -26,7 +26,7 @@ pub(crate) async fn release(
     deadline: Instant,
 ) -> Result<ReleaseReply, StoreError> {
     let existed = match inner.grants.get(request.grant) {
-        // Released before, or another lock.
+        // Already released, or a different lock.
         Some(grant) if grant.fate == Fate::Kept || grant.name != name => false,
         Some(grant) if !is_same(grant.kind, request.kind) => false,
         Some(grant) if !request.keep_for.is_zero() && matches!(grant.fate, Fate::Held) => {
@@ -50,7 +50,7 @@ pub(crate) async fn release(
     })
 }
 
-/// Ends a grant whose time is over, unless it was renewed meanwhile.
+/// Ends an expired grant, unless it was renewed meanwhile.
 pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) -> Result<(), StoreError> {
     let Some(grant) = inner.grants.get(id) else {
         return Ok(());
@@ -69,7 +69,7 @@ pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) ->
     }
 }
 
-/// Ends a grant of another process. Whether it existed.
+/// Ends a grant of another process. Returns whether it existed.
 async fn end_of_another(
     inner: &Inner,
     name: &Name,
@@ -97,7 +97,7 @@ async fn end_of_another(
     }
 }
 
-/// Whether it existed.
+/// Ends a grant of this process. Returns whether it existed.
 async fn end(inner: &Inner, id: GrantId, grant: &Grant, deadline: Instant) -> Result<bool, Failure> {
     let existed = match grant.fate {
         Fate::Open => {
@@ -124,7 +124,7 @@ async fn delete(
     Ok(reply.deleted(0) > 0)
 }
 
-/// Deletes the key if the grant has it.
+/// Returns a transaction that deletes the key if it belongs to the grant.
 fn deletion(key: &[u8], grant: GrantId) -> TxnRequest {
     TxnRequest {
         compare: Compare::begins(key, &grant.to_string()).into(),
@@ -133,7 +133,7 @@ fn deletion(key: &[u8], grant: GrantId) -> TxnRequest {
     }
 }
 
-/// Puts the key on a lease of its own, which ends if this process does not live to end it.
+/// Moves the key to its own lease, which expires if this process dies before it ends the grant.
 async fn keep(
     inner: &Inner,
     id: GrantId,

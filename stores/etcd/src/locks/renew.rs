@@ -1,4 +1,4 @@
-//! Renewing grants.
+//! Renews grants.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::client::Failure;
 use crate::client::proto::{Compare, RangeRequest, RequestOp, TxnRequest};
 use crate::clock::Moment;
 
-/// Renews a grant by a round of its session, or by moving it to one with a longer lease.
+/// Renews a grant by a round of its session, or moves it to a session with a longer lease.
 pub(crate) async fn renew(
     inner: Arc<Inner>,
     request: RenewRequest,
@@ -46,7 +46,7 @@ pub(crate) async fn renew(
     let is_there = match &round.found {
         Ok(Found::Over) => false,
         Ok(Found::Keys(keys)) if keys.contains(&grant.key) && inner.grants.is_alone(&grant.key) => true,
-        // The key may be another grant's, and the leader that answers may not have seen yet what another server has done.
+        // The key may belong to another grant, and the leader that replies may not have applied what another server has done.
         Ok(Found::Keys(_)) => look(&inner, &grant, &request, deadline)
             .await
             .map_err(Failure::error)?,
@@ -61,7 +61,7 @@ pub(crate) async fn renew(
     }
 }
 
-/// Whether the grant has its key; on its session in the end.
+/// Whether the grant still has its key. Moves the key back to the grant's session if necessary.
 async fn look(
     inner: &Inner,
     grant: &Grant,
@@ -77,12 +77,12 @@ async fn look(
         Some(found) if State::read(&found.value).0 != request.grant.to_string() => Ok(false),
         None => Ok(false),
         Some(found) if found.lease == grant.session.id => Ok(true),
-        // Moved by a request whose reply was lost.
+        // A request whose reply was lost has moved it.
         Some(_) => place(inner, grant, &grant.session, request, deadline).await,
     }
 }
 
-/// Puts the key of the grant on this session, if the grant has it.
+/// Attaches the key to this session if it belongs to the grant.
 async fn place(
     inner: &Inner,
     grant: &Grant,

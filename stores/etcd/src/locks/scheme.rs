@@ -1,4 +1,4 @@
-//! URLs of locks.
+//! URLs of the store.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use percent_encoding::percent_decode_str;
 
 use super::{EtcdLocks, EtcdLocksBuilder};
 
-/// The port of servers that name none.
+/// The default port.
 const PORT: &str = "2379";
 
-/// `etcd://` and `etcds://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme); the latter are
-/// encrypted, which needs the feature `tls`.
+/// Returns the scheme of `etcd://` and `etcds://` URLs, for
+/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). `etcds://` is encrypted and needs the feature `tls`.
 ///
-/// `etcd://user:password@a:2379,b:2379,c:2379/` names the members of one cluster, of which the client uses one that answers.
-/// Beside the parameters of every store they have:
+/// `etcd://user:password@a:2379,b:2379,c:2379/` names the members of one cluster; the client uses one that answers.
+/// Parameters in addition to those of every store:
 ///
 /// | parameter | default | |
 /// |---|---|---|
 /// | `namespace` | `dlock/` | see [`EtcdLocksBuilder::namespace`] |
 /// | `allow_old_server` | `false` | see [`EtcdLocksBuilder::allow_old_server`] |
-/// | `ca` | the system's | a file with the certificate authority to trust, in PEM |
-/// | `cert`, `key` | | files with a certificate for the client and its key, in PEM |
+/// | `ca` | the system's | file with the certificate authority to trust, in PEM |
+/// | `cert`, `key` | | files with the client's certificate and its private key, in PEM |
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock::Error> {
@@ -70,7 +70,7 @@ async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
     Ok(Arc::new(builder.open_by_url().await?))
 }
 
-/// The servers and the login of an address.
+/// Parses the servers and the login of an address.
 fn servers(address: &str) -> Result<EtcdLocksBuilder, StoreError> {
     let (login, hosts) = match address.rsplit_once('@') {
         Some((login, hosts)) => (Some(login), hosts),
@@ -86,7 +86,7 @@ fn servers(address: &str) -> Result<EtcdLocksBuilder, StoreError> {
     };
     let mut servers = Vec::new();
     for host in hosts.split(',') {
-        // A colon in brackets is part of an address of IPv6.
+        // A colon in brackets is part of an IPv6 address.
         let (name, port) = match host.rsplit_once(':') {
             Some((name, port)) if !port.contains(']') => (name, port),
             _ => (host, PORT),

@@ -1,10 +1,10 @@
 //! A lease that many locks share, and its epoch.
 //!
-//! The lease is kept alive every third of its time while a lock is on it. A renewal of locks asks for a round: the lease is
-//! kept alive, and the keys that are on it are read, for everybody who asked before it was sent.
+//! While a lock is on the lease, it is renewed every third of its time. A renewal of locks requests a round: the session
+//! renews the lease and reads its keys, on behalf of all callers that asked before the request was sent.
 //!
-//! The epoch is a key on the lease. An acquire compares the revision at which it was written: deleted, it makes every
-//! late copy of an acquire harmless, without any clock.
+//! The epoch is a key on the lease. Each acquire compares the revision at which it was written; deleting the key makes
+//! every late copy of an acquire harmless, without any clock.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::client::proto::{
 use crate::client::{Failure, Links, Refusal};
 use crate::clock::Moment;
 
-/// How long a round waits for others where many renewals come at once.
+/// How long a round waits for further requests when many locks are renewed at once.
 const GATHER: Duration = Duration::from_millis(30);
-/// From so many renewals on it waits.
+/// The number of renewals at which a round waits.
 pub(crate) const MANY: usize = 50;
-/// The shortest lease of a server with its usual election timeout.
+/// The shortest lease that a server with the default election timeout grants.
 pub(crate) const SHORTEST: Duration = Duration::from_secs(2);
 
 /// A lease with its epoch.
@@ -37,9 +37,9 @@ pub(crate) struct Session {
     epoch_key: Vec<u8>,
     service: String,
     state: Mutex<State>,
-    /// One writes the epoch at a time.
+    /// Serializes writes of the epoch.
     writing: tokio::sync::Mutex<()>,
-    /// How many keys are on it.
+    /// How many keys are on the lease.
     members: AtomicUsize,
     is_over: AtomicBool,
     asked: watch::Sender<Asked>,
@@ -48,11 +48,11 @@ pub(crate) struct Session {
 
 #[derive(Debug)]
 struct State {
-    /// The revision at which the epoch was written; `None` while it has to be written.
+    /// The revision at which the epoch was written; `None` if it must be written first.
     epoch: Option<i64>,
-    /// Before the last successful request to keep it alive was sent.
+    /// When the last successful renewal was sent.
     kept: Moment,
-    /// When a lock was put on it or taken from it last.
+    /// When a lock was last put on the lease or removed from it.
     used: Moment,
 }
 
@@ -62,25 +62,25 @@ struct Asked {
     many: bool,
 }
 
-/// What a round found.
+/// The result of a round.
 #[derive(Debug)]
 pub(crate) struct Round {
-    /// It answers those that asked before this.
+    /// The number of the last request that this round answers.
     upto: u64,
     pub(crate) found: Result<Found, StoreError>,
 }
 
-/// What became of the lease.
+/// The state of the lease.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// It is over, and all of its keys are gone.
+    /// The lease ended, and all of its keys are gone.
     Over,
-    /// It was kept alive, and these keys are on it.
+    /// The lease was renewed, and has these keys.
     Keys(HashSet<Vec<u8>>),
 }
 
 impl Session {
-    /// Makes a lease and its epoch. What fails was not done: an unused lease ends by itself.
+    /// Creates a lease and its epoch. After an error nothing was done: an unused lease expires.
     pub(crate) async fn open(
         links: &Links,
         epoch_key: impl FnOnce(i64) -> Vec<u8>,
@@ -118,7 +118,7 @@ impl Session {
         Ok(session)
     }
 
-    /// The revision of the epoch, written if it is not there. What fails was not done.
+    /// Returns the revision of the epoch; writes the epoch first if necessary. After an error nothing was done.
     pub(crate) async fn epoch(&self, links: &Links, deadline: Instant) -> Result<i64, StoreError> {
         if let Some(epoch) = self.state.lock().epoch {
             return Ok(epoch);
@@ -148,12 +148,11 @@ impl Session {
         }
     }
 
-    /// The key of the epoch.
     pub(crate) fn epoch_key(&self) -> &[u8] {
         &self.epoch_key
     }
 
-    /// The epoch is not this one any more: the next acquire writes it anew.
+    /// Records that the epoch was deleted or rewritten: the next acquire writes it.
     pub(crate) fn epoch_is_not(&self, epoch: i64) {
         let mut state = self.state.lock();
         if state.epoch == Some(epoch) {
@@ -161,17 +160,17 @@ impl Session {
         }
     }
 
-    /// Deletes the key of a grant and makes every copy of the request harmless that may still create it. Returns whether it
-    /// existed.
+    /// Deletes the key of a grant, and makes every copy of the request that may still create it harmless. Returns whether the
+    /// key existed.
     ///
-    /// Only deletions: they pass where the server's space is used up, too.
+    /// Only deletes: a server whose space is used up accepts that too.
     pub(crate) async fn undo(
         &self,
         links: &Links,
         delete: TxnRequest,
         deadline: Instant,
     ) -> Result<bool, Failure> {
-        // Taken before: an acquire that reads the epoch now would fail for nothing, and ask again.
+        // Locked first: an acquire that reads the epoch now would fail, and ask again.
         let _one = timeout_at(deadline, self.writing.lock())
             .await
             .map_err(|_| Failure::Elsewhere(StoreError::not_done(Reason::Unreachable, links.silence())))?;
@@ -184,7 +183,7 @@ impl Session {
         Ok(reply.take_inner(0).is_some_and(|reply| reply.deleted(0) > 0))
     }
 
-    /// The lease as the store gave it to a step that was called then.
+    /// The lease of an operation that was called at this moment.
     pub(crate) fn lease(&self, called: Moment) -> GivenLease {
         let kept = self.state.lock().kept;
         GivenLease::new(self.ttl).elapsed(kept.until(called))
@@ -195,13 +194,13 @@ impl Session {
         state.kept = state.kept.max(sent);
     }
 
-    /// Takes room for so many keys.
+    /// Reserves room for keys.
     pub(crate) fn reserve(&self, keys: usize) {
         self.members.fetch_add(keys, Ordering::Relaxed);
         self.state.lock().used = Moment::now();
     }
 
-    /// Gives back what was reserved, or removed.
+    /// Releases room for keys.
     pub(crate) fn leave(&self, keys: usize) {
         self.members.fetch_sub(keys, Ordering::Relaxed);
         self.state.lock().used = Moment::now();
@@ -211,17 +210,17 @@ impl Session {
         self.members.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing is on it, and nothing was for the time of a lease.
+    /// Whether the session has had no locks for longer than its lease.
     pub(crate) fn is_idle(&self) -> bool {
         self.members() == 0 && self.state.lock().used.elapsed() > self.ttl
     }
 
-    /// Whether the server has ended it.
+    /// Whether the server has ended the lease.
     pub(crate) fn ended(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// The server has no such lease. Returns whether that is new.
+    /// Records that the server has no such lease. Returns whether that is new.
     pub(crate) fn end(&self) -> bool {
         let is_new = !self.is_over.swap(true, Ordering::Relaxed);
         if is_new {
@@ -248,7 +247,7 @@ impl Session {
         }
     }
 
-    /// Keeps it alive until it is over or idle. `ended` runs when the server has ended it.
+    /// Renews the lease until it ends or is idle. Calls `ended` when the server has ended it.
     pub(crate) async fn serve(
         self: Arc<Session>,
         links: Arc<Links>,
@@ -269,7 +268,7 @@ impl Session {
             }
             if !is_round && leave_idle(&self) {
                 let deadline = Instant::now() + links.config.timeout;
-                // It ends by itself otherwise.
+                // If this fails, the lease expires.
                 let _ = links.call(LeaseRevokeRequest { id: self.id }, deadline).await;
                 return;
             }
@@ -288,7 +287,7 @@ impl Session {
             let kept = self.keep_alive(&links).await;
             pause = match &kept {
                 Ok(_) => self.ttl / 3,
-                // From the last success on: at once, but not without a pause.
+                // Due a twelfth of the lease from now, not a third after the last success.
                 Err(_) => {
                     sleep(Duration::from_millis(20)).await;
                     self.state.lock().kept.elapsed() + self.ttl / 12
@@ -352,7 +351,7 @@ impl Session {
     }
 }
 
-/// The failure of a request on which the step itself does not depend.
+/// Marks the failure of a preparatory request as not done: the operation itself was not sent.
 pub(crate) fn not_done(mut error: StoreError) -> StoreError {
     error.outcome = dlock::store::Outcome::NotDone;
     error

@@ -1,4 +1,4 @@
-//! The fencing token in the user's own transactions: the server compares it.
+//! Fencing tokens in the user's own transactions: the server compares them.
 
 use dlock::store::{Bind, BoundGrant, Outcome, StoreError};
 use dlock::{Error, LockKey};
@@ -9,10 +9,9 @@ use super::acquire::TOKEN_BITS;
 use crate::client::Failure;
 use crate::client::proto::{Compare, RequestOp, TxnRequest};
 
-/// The condition that a lock is held: the key of the grant was created by this revision.
+/// The condition that a lock is held: this revision created the key of the grant.
 ///
-/// For a transaction of any etcd client, in any language; it is also what
-/// [`FencedTransaction`] sends.
+/// It can be used in a transaction of any etcd client, in any language. [`FencedTransaction`] sends the same condition.
 ///
 /// ```no_run
 /// # async fn example(locks: dlock_etcd::EtcdLocks, guard: dlock::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +30,7 @@ pub struct Proof {
     pub create_revision: i64,
 }
 
-/// A transaction on etcd that does nothing unless its locks are held, see [`EtcdLocks::transaction`].
+/// A transaction on etcd that does nothing unless its locks are held; see [`EtcdLocks::transaction`].
 ///
 /// ```no_run
 /// use dlock::LockGuard;
@@ -55,7 +54,7 @@ pub struct FencedTransaction {
     steps: Vec<RequestOp>,
 }
 
-/// What a [`FencedTransaction`] did.
+/// The result of a committed [`FencedTransaction`].
 ///
 /// ```no_run
 /// # async fn example(locks: dlock_etcd::EtcdLocks, guard: dlock::LockGuard) -> Result<(), dlock_etcd::TransactionError> {
@@ -66,7 +65,7 @@ pub struct FencedTransaction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Committed {
-    /// The revision at which it took effect.
+    /// The revision at which the transaction took effect.
     pub revision: i64,
 }
 
@@ -83,7 +82,7 @@ pub struct Committed {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    /// A lock is not the caller's any more: nothing was done.
+    /// The caller no longer holds a lock: nothing was done.
     #[error("lock \"{key}\" was lost, and the transaction did nothing")]
     #[non_exhaustive]
     Lost {
@@ -93,21 +92,21 @@ pub enum TransactionError {
     /// A [condition](FencedTransaction::when_unchanged) of the caller does not hold: nothing was done.
     #[error("a condition of the transaction does not hold, and it did nothing")]
     Condition,
-    /// The server refused it, or could not be asked: nothing was done.
+    /// The server refused the transaction, or could not be reached: nothing was done.
     #[error("the transaction was not carried out")]
     Failed(#[source] StoreError),
-    /// The reply was lost: it was done completely, or not at all, or may be done yet.
+    /// The reply was lost: the transaction was carried out completely, not at all, or may still be carried out.
     #[error("the outcome of the transaction is unknown")]
     Unknown(#[source] StoreError),
 }
 
 impl EtcdLocks {
-    /// The conditions that the locks of this guard are held, for a transaction of any etcd client. The guard is of a client of
-    /// this store. From this call on these locks are not handed off inside the process.
+    /// Returns the conditions that the locks of this guard are held, for a transaction of any etcd client. The guard must
+    /// belong to a client of this store. After this call these locks are not handed off inside the process.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when one of them is lost or released.
+    /// [`Error::Lost`] when one of the locks is lost or released.
     pub fn proofs(&self, guard: &impl Bind) -> Result<Vec<Proof>, Error> {
         guard.bind()?.iter().map(|bound| self.proof(bound)).collect()
     }
@@ -118,7 +117,7 @@ impl EtcdLocks {
             .names
             .lock(&bound.key)
             .map_err(StoreError::into_connect_error)?;
-        // A reader that is gone has none.
+        // The key of a removed reader is unknown; the key without its session never exists.
         let key = match self.0.grants.get(bound.grant) {
             Some(grant) => grant.key,
             None => self.0.names.exclusive(&name, bound.kind),
@@ -129,13 +128,13 @@ impl EtcdLocks {
         })
     }
 
-    /// A transaction that the server carries out only if the locks of this guard are held at that moment, whatever clocks and
-    /// stopped processes did before: it compares their tokens. From this call on these locks are not handed off inside the
+    /// Starts a transaction that the server carries out only if the locks of this guard are held at that moment, independent
+    /// of clocks and paused processes: it compares their tokens. After this call these locks are not handed off inside the
     /// process.
     ///
     /// # Errors
     ///
-    /// [`TransactionError::Lost`] when one of them is lost or released.
+    /// [`TransactionError::Lost`] when one of the locks is lost or released.
     ///
     /// # Examples
     ///
@@ -181,21 +180,21 @@ impl FencedTransaction {
         self
     }
 
-    /// A further condition: the key was changed last by this revision; 0 means that it does not exist.
+    /// Adds a condition: this revision changed the key last; 0 means that the key does not exist.
     pub fn when_unchanged(mut self, key: impl AsRef<[u8]>, mod_revision: i64) -> Self {
         self.conditions.push(Compare::changed(key.as_ref(), mod_revision));
         self
     }
 
-    /// Carries it out, in one step. Up to 128 conditions and operations.
+    /// Commits the transaction atomically. It may have up to 128 conditions and operations.
     ///
     /// # Errors
     ///
-    /// [`TransactionError::Lost`] and [`TransactionError::Condition`] when nothing was done, and a failure of the store.
+    /// [`TransactionError::Lost`] and [`TransactionError::Condition`] when nothing was done; otherwise a failure of the store.
     ///
     /// # Cancel safety
     ///
-    /// Not cancel safe: dropped, it may be carried out or not, unless the locks are lost.
+    /// Not cancel safe: if the future is dropped, the transaction may or may not be carried out, unless the locks are lost.
     pub async fn commit(self) -> Result<Committed, TransactionError> {
         let links = &self.locks.0.links;
         let range = |compare: &Compare| RequestOp::range(compare.key.clone(), Vec::new(), 1);

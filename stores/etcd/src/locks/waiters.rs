@@ -1,7 +1,7 @@
-//! How the waiters of this process hear of releases: by one stream of watches, one for each lock that is waited for.
+//! Notifies the waiters of this process of releases: one stream with one watch for each awaited lock.
 //!
-//! A watch begins with the present. When the server says that it stands, its waiters look once: so nothing is missed, and
-//! no watch is served from the past, which a server does only ten times a second. The ends of leases are told as well.
+//! A watch starts at the present. When the server confirms it, its waiters ask once, so that no release is missed, and no
+//! watch has to catch up on the past, which a server does only ten times a second. Watches report expired leases as well.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::client::proto::{
 };
 use crate::client::{Link, Links};
 
-/// The pause before it is tried again to watch, while waiters ask now and then.
+/// The pause before the next attempt to watch; meanwhile waiters poll.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// The waiters of this process.
@@ -30,7 +30,7 @@ pub(crate) struct Waiters {
     orders: mpsc::UnboundedSender<Order>,
 }
 
-/// What the stream is to watch.
+/// A change of the watches.
 #[derive(Debug)]
 enum Order {
     Watch(Name),
@@ -38,7 +38,7 @@ enum Order {
 }
 
 impl Waiters {
-    /// Watches from the first waiter on, until `ended`.
+    /// Starts the watching task, which runs until `ended`.
     pub(crate) fn start(
         links: Arc<Links>,
         names: Names,
@@ -68,7 +68,7 @@ impl Waiters {
 
     pub(crate) fn watch(&self, name: Name) -> Watch {
         let (first, last) = (self.orders.clone(), self.orders.clone());
-        // Without a receiver the store has ended, and nobody listens.
+        // Without a receiver the store has ended.
         let first = move |name: &Name| {
             let _ = first.send(Order::Watch(name.clone()));
             false
@@ -80,18 +80,18 @@ impl Waiters {
     }
 }
 
-/// The task that has the stream.
+/// The task that owns the stream.
 struct Watcher {
     hub: Arc<Hub>,
     links: Arc<Links>,
     names: Names,
     orders: mpsc::UnboundedReceiver<Order>,
-    /// The numbers of the watches on the stream.
+    /// The locks by the ids of their watches on the stream.
     ids: HashMap<i64, Name>,
-    /// What is to be watched, and the number of its watch.
+    /// The locks to watch, and the ids of their watches.
     watched: HashMap<Name, i64>,
     next: i64,
-    /// The trouble was logged.
+    /// Whether the trouble was logged.
     told: bool,
 }
 
@@ -126,7 +126,7 @@ impl Watcher {
         }
     }
 
-    /// Notes an order, and says what the server is to do.
+    /// Records an order, and returns the request for the server.
     fn take(&mut self, order: Order) -> WatchRequest {
         let order = match order {
             Order::Watch(name) => self.create(name),
@@ -155,7 +155,7 @@ impl Watcher {
         })
     }
 
-    /// Watches until the stream is of no use any more, and tells why; `None` where another one will do at once.
+    /// Watches until the stream is unusable, and returns the reason; `None` if another stream can be opened at once.
     async fn serve(&mut self) -> Option<String> {
         let limit = self.links.config.timeout;
         let link = match self.links.get(Instant::now() + limit).await {
@@ -192,7 +192,7 @@ impl Watcher {
                     Some(order) => drop(send.send(self.take(order))),
                     None => return None,
                 },
-                // Requests go to another server by now.
+                // Requests use another connection now.
                 () = &mut left => return None,
             }
         }
@@ -203,11 +203,11 @@ impl Watcher {
         format!("etcd at {}: {why}", link.address)
     }
 
-    /// Passes on what the server says. What is to be asked of it for that.
+    /// Notifies the waiters of a reply. Returns the request that the reply requires, if any.
     fn hear(&mut self, reply: &WatchResponse) -> Option<WatchRequest> {
         let name = self.ids.get(&reply.watch_id)?.clone();
         if reply.canceled {
-            // Too far behind, say: it begins anew, and its waiters look then.
+            // Too far behind, for example. A new watch starts, and its waiters ask when it is confirmed.
             tracing::debug!(%name, why = %reply.cancel_reason, "a watch was cancelled");
             let order = Some(self.create(name));
             return Some(WatchRequest { order });

@@ -1,35 +1,35 @@
-//! The checks of what the servers told: decisions only.
+//! Evaluates the facts that the doctor collected, without I/O.
 
 use dlock::store::doctor::{Failover, Finding};
 
 use crate::client::proto::{Alarm, Member, StatusResponse};
 use crate::client::version;
 
-/// What was read, or why it is not visible.
+/// A fact, or why it is not visible.
 pub(super) type Seen<T> = Result<T, String>;
 
-/// What the servers told.
+/// The facts that the doctor collected.
 pub(super) struct Facts {
-    /// The state of each server of the URL.
+    /// The state of each server in the URL.
     pub(super) statuses: Vec<(String, Seen<StatusResponse>)>,
     pub(super) members: Seen<Vec<Member>>,
     pub(super) alarms: Seen<Vec<Alarm>>,
 }
 
-/// Beyond so many entries a member is behind; at 5,000 etcd refuses requests.
+/// The number of entries from which a member counts as behind; at 5,000 etcd refuses requests.
 const BEHIND: u64 = 1000;
-/// What etcd 3.6 and older have where no quota is set.
+/// The default quota of etcd 3.6 and older.
 const DEFAULT_QUOTA: i64 = 2 << 30;
 
 impl Facts {
-    /// The servers that answered.
+    /// The servers that replied, with their states.
     fn states(&self) -> impl Iterator<Item = (&str, &StatusResponse)> {
         self.statuses
             .iter()
             .filter_map(|(server, status)| Some((server.as_str(), status.as_ref().ok()?)))
     }
 
-    /// How many members vote.
+    /// The number of voting members.
     pub(super) fn voters(&self) -> usize {
         match &self.members {
             Ok(members) => members.iter().filter(|member| !member.is_learner).count(),
@@ -43,7 +43,7 @@ fn hidden(check: &'static str, why: &str) -> Finding {
     Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
 }
 
-/// All checks, and how long a fail-over takes.
+/// Runs all checks; also estimates the time of a failover.
 pub(super) fn all(facts: &Facts) -> (Vec<Finding>, Failover) {
     let failover = match facts.voters() {
         1 => Failover::None,
