@@ -1,4 +1,4 @@
-//! Acquires: a node that has the next number, and the list of those before it, in one round trip.
+//! Acquires locks: one round trip creates a sequential node and lists the nodes before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +15,19 @@ use crate::seen::Seen;
 use crate::session::{Answer, Coming, Epoch, Silence, refused};
 use crate::wire::{Code, Mode, Reply, Request};
 
-/// How often an acquire is begun anew because the node of its lock was just removed.
+/// How often an acquire starts again because the node of its lock was just removed.
 const ATTEMPTS: u32 = 4;
 
-/// A node that was made for an acquire.
+/// The node that an acquire created.
 struct Made {
     node: Node,
     czxid: u64,
     epoch: Epoch,
-    /// All nodes of the lock, the first in front.
+    /// All nodes of the lock, in queue order.
     nodes: Vec<Node>,
 }
 
-/// One acquire on its way.
+/// An acquire in flight.
 struct Attempt<'a> {
     core: &'a Core,
     lock: &'a Arc<str>,
@@ -35,20 +35,20 @@ struct Attempt<'a> {
     role: Role,
     mark: Mark,
     deadline: Instant,
-    /// The write grant that a read lock is taken under.
+    /// The write grant that contains a nested read lock.
     writer: Option<Node>,
 }
 
-/// What became of the node of a lock.
+/// The state of the node of a lock.
 enum Container {
     There,
-    /// The node above it is missing.
+    /// The parent node is missing.
     Rootless,
-    /// It may be there; this client may not create it.
+    /// This client has no right to create the node; it may exist.
     Forbidden,
 }
 
-/// What a node finds before it.
+/// What precedes a node in the queue.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -97,7 +97,7 @@ impl Core {
 }
 
 impl Attempt<'_> {
-    /// Creates the node, and lists those of the lock.
+    /// Creates the node, and lists the nodes of the lock.
     async fn make(&self) -> Result<Made, StoreError> {
         let session = &self.core.session;
         for attempt in 0..ATTEMPTS {
@@ -150,7 +150,7 @@ impl Attempt<'_> {
     async fn contained(&self, container: Coming) -> Result<Container, StoreError> {
         let answer = match container.answer().await {
             Ok(answer) => answer,
-            // The acquire was sent right after it.
+            // The acquire was sent right after this request, and may have been carried out.
             Err(Silence::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
             Err(Silence::NotSent(error)) => return Err(error),
         };
@@ -160,7 +160,7 @@ impl Attempt<'_> {
                 Ok(Container::There)
             }
             Err(Code::NO_NODE) => Ok(Container::Rootless),
-            // Where the node is there, a client need not have the right to create it.
+            // A client does not need the right to create a node that exists.
             Err(Code::NO_AUTH) => Ok(Container::Forbidden),
             Err(code) => {
                 let error = refused(code, "to create the node of the lock");
@@ -169,7 +169,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// The node that was created; none where the lock has no node to create it in.
+    /// Returns the node that was created; `None` if the node of the lock does not exist.
     async fn created(&self, create: Coming) -> Result<Option<(Node, u64, Epoch)>, StoreError> {
         let Answer { reply, epoch } = match create.answer().await {
             Ok(answer) => answer,
@@ -212,7 +212,7 @@ impl Attempt<'_> {
         Err(self.unknown(State::Leaves(node.clone()), epoch, error))
     }
 
-    /// Keeps in mind what may be there, and says so.
+    /// Records the node that may exist, and returns the error with an unknown outcome.
     fn unknown(&self, state: State, epoch: Epoch, mut error: StoreError) -> StoreError {
         self.keep(state, epoch);
         error.outcome = Outcome::Unknown;
@@ -232,7 +232,7 @@ impl Attempt<'_> {
 
     fn granted(&self, made: Made, called: Instant, asked: Duration) -> Result<AcquireReply, StoreError> {
         let Some(kept_until) = self.core.session.kept_until(made.epoch) else {
-            // It went with its session.
+            // The session ended, and the node with it.
             return Err(StoreError::not_done(
                 Reason::Unreachable,
                 "the session with ZooKeeper expired",
@@ -246,7 +246,7 @@ impl Attempt<'_> {
         }))
     }
 
-    /// Deletes the node of an acquire that does not get the lock.
+    /// Deletes the node of an acquire that did not get the lock.
     async fn undo(&self, node: &Node, epoch: Epoch) -> Result<(), StoreError> {
         let error = match self.core.delete(self.lock, node).await {
             Ok(Answer {
@@ -260,16 +260,16 @@ impl Attempt<'_> {
     }
 }
 
-/// The lease that the session gives, where it is shorter than the one that was asked for.
+/// Returns the lease that the session provides if it is shorter than the requested one.
 pub(crate) fn given(kept_until: Instant, called: Instant, asked: Duration) -> Option<GivenLease> {
     let left = kept_until.saturating_duration_since(called);
     (left < asked).then(|| GivenLease::new(left))
 }
 
-/// What is before a node in the queue, and in its way.
+/// Determines whether an earlier node conflicts with this one.
 fn found(nodes: &[Node], own: &Node, writer: Option<&Node>) -> Found {
     if let Some(writer) = writer {
-        // Beside its writer it is before all others.
+        // A nested reader precedes all nodes behind its writer.
         return match nodes.contains(writer) {
             true => Found::Nothing,
             false => Found::Holder,
@@ -279,7 +279,7 @@ fn found(nodes: &[Node], own: &Node, writer: Option<&Node>) -> Found {
     if let Some(other) = before().find(|node| !node.role.is_of_family(own.role)) {
         return Found::Other(other.role);
     }
-    // A reader that was taken under a writer has its number.
+    // A nested reader has the number of its writer.
     let in_the_way = |node: &Node| own.role != Role::Read || node.role == Role::Write;
     match before().any(in_the_way) {
         true => Found::Holder,

@@ -9,11 +9,11 @@ use crate::session::Config;
 use crate::store::ZookeeperLocks;
 use crate::wire::Acl;
 
-/// The port of a server where none is named.
+/// The default port of a server.
 const PORT: u16 = 2181;
-/// Where the locks are by default.
+/// The default root.
 const ROOT: &str = "/dlock";
-/// For how long the servers keep what belongs to a client that is silent.
+/// The default session timeout.
 const SESSION: Duration = Duration::from_secs(30);
 
 /// Options of [`ZookeeperLocks`].
@@ -43,23 +43,23 @@ pub struct ZookeeperLocksBuilder {
     acl: Option<Acl>,
 }
 
-/// An option, and why it is invalid.
+/// An invalid option and the reason.
 type Invalid = (&'static str, String);
 
 impl ZookeeperLocks {
-    /// Connects to one of these servers (`host:port`, with commas in between), with all options at their defaults. The
-    /// locks are under the node `root`, which is created if it is missing.
+    /// Connects to one of these servers (`host:port`, separated by commas), with all options at their defaults. The locks
+    /// are under the node `root`, which is created if it is missing.
     ///
     /// The runtime in which this is called serves the connection from then on.
     ///
     /// # Errors
     ///
-    /// When no server can be reached, or refuses.
+    /// When no server can be reached, or a server refuses.
     pub async fn connect(servers: &str, root: &str) -> Result<ZookeeperLocks, Error> {
         ZookeeperLocks::builder(servers).root(root).connect().await
     }
 
-    /// Options for these servers: `host:port`, with commas in between.
+    /// Returns options for these servers: `host:port`, separated by commas.
     pub fn builder(servers: &str) -> ZookeeperLocksBuilder {
         ZookeeperLocksBuilder::new(servers)
     }
@@ -79,49 +79,49 @@ impl ZookeeperLocksBuilder {
         }
     }
 
-    /// The node under which the locks are: `"/shop/locks"`. It is created if it is missing, with those above it. `/dlock`
-    /// by default.
+    /// Sets the node under which the locks are: `"/shop/locks"`; `/dlock` by default. If it is missing, it is created, with
+    /// its parents.
     pub fn root(mut self, path: impl Into<String>) -> Self {
         self.root = path.into();
         self
     }
 
-    /// A prefix of all keys, for services that share a root; none by default.
+    /// Sets a prefix of all keys, for services that share a root; none by default.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// For how long the servers keep the locks of a client that they do not hear of; 30 s by default. The servers have
-    /// limits of their own, from 2 to 20 of their ticks: 4 s to 40 s by default.
+    /// Sets how long the servers keep the locks of a silent client; 30 s by default. The servers limit this to between 2 and
+    /// 20 of their ticks: 4 s to 40 s by default.
     pub fn session(mut self, session: Duration) -> Self {
         self.session = session;
         self
     }
 
-    /// The `tickTime` of the servers, or more: after this time a server has told its leader that it heard of a client.
-    /// Half of the session by default, which is always enough, and at most three quarters of the session that the servers
-    /// give. The time that a holder has between two renewals is the session less this.
+    /// Sets an upper bound for the `tickTime` of the servers: within this time a server reports to its leader that a client
+    /// is alive. By default half of the session, which is always enough; at most three quarters of the session that the
+    /// servers grant. A holder must renew within the session less this time.
     pub fn tick(mut self, tick: Duration) -> Self {
         self.tick = Some(tick);
         self
     }
 
-    /// How long one step may take, connecting included; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// A user and a password, of the scheme `digest`. Only clients with the same have access to the nodes that are created;
-    /// [`open`](Self::open) says otherwise.
+    /// Sets a user and a password, for the scheme `digest`. Only clients with the same credentials have access to the nodes
+    /// that are created, unless [`open`](Self::open) is set.
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some((user.into(), password.into()));
         self
     }
 
-    /// All clients have access to the nodes that are created, also to those of a client with
-    /// [`credentials`](Self::credentials). Without these it is the default.
+    /// Gives all clients access to the nodes that are created, even if the client has [`credentials`](Self::credentials).
+    /// The default without credentials.
     pub fn open(mut self) -> Self {
         self.acl = Some(Acl::Open);
         self
@@ -131,7 +131,7 @@ impl ZookeeperLocksBuilder {
     ///
     /// # Errors
     ///
-    /// When no server can be reached, or refuses, or an option is invalid.
+    /// When no server can be reached, a server refuses, or an option is invalid.
     pub async fn connect(self) -> Result<ZookeeperLocks, Error> {
         let (config, root, prefix) = self
             .check()
@@ -140,7 +140,7 @@ impl ZookeeperLocksBuilder {
         opened.map_err(StoreError::into_connect_error)
     }
 
-    /// The same where the options come from a URL.
+    /// Connects with options from a URL.
     pub(crate) async fn open_by_url(self) -> Result<ZookeeperLocks, StoreError> {
         let (config, root, prefix) = self.check().map_err(|(option, reason)| {
             StoreError::not_done(
@@ -185,7 +185,7 @@ impl ZookeeperLocksBuilder {
 
 impl std::fmt::Debug for ZookeeperLocksBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the password.
+        // The password is left out.
         f.debug_struct("ZookeeperLocksBuilder")
             .field("servers", &self.servers)
             .field("root", &self.root)
@@ -195,17 +195,17 @@ impl std::fmt::Debug for ZookeeperLocksBuilder {
     }
 }
 
-/// The servers of a list, each with its port.
+/// Parses a list of servers, each with its port.
 fn servers(list: &str) -> Result<Vec<String>, Invalid> {
     let named = list.split(',').map(str::trim);
     named
         .map(|server| {
             let (host, port) = match server.rsplit_once(':') {
-                // Colons of an address in brackets are its own.
+                // Colons inside brackets belong to the address.
                 Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
                 _ => (server, None),
             };
-            // Not what it says: a login whose server was forgotten looks like a host and its port.
+            // The message does not quote the text: a login without a host looks like a host and a port.
             let invalid = |why: &str| ("servers", format!("one of them {why}, as in zk1:2181,zk2:2181"));
             if host.is_empty() || host.contains('/') {
                 return Err(invalid("names no host"));
@@ -217,7 +217,7 @@ fn servers(list: &str) -> Result<Vec<String>, Invalid> {
         .collect()
 }
 
-/// The path of the root, without a slash at its end.
+/// Returns the path of the root, without a trailing slash.
 fn root(path: &str) -> Result<String, Invalid> {
     let invalid = |why: &str| Err(("root", format!("{why}, as in /shop/locks")));
     let path = path.strip_suffix('/').unwrap_or(path);

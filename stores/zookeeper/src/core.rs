@@ -1,4 +1,4 @@
-//! What the steps share: the session, the paths, and the grants of this client.
+//! State shared by all operations: the session, the paths, and the grants of this client.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use crate::seen::Watches;
 use crate::session::{Answer, Coming, Session, Silence, refused};
 use crate::wire::{Code, Mode, Reply, Request};
 
-/// How many locks are remembered to have a node.
+/// For how many locks the client remembers that their node exists.
 const REMEMBERED: usize = 65_536;
 
 pub(crate) struct Core {
     pub(crate) session: Arc<Session>,
     deletes: Deletes,
-    /// The node under which those of the locks are.
+    /// The node that contains the nodes of the locks.
     pub(crate) root: String,
     pub(crate) grants: Grants,
     pub(crate) hub: Arc<Hub>,
     pub(crate) watches: Watches,
-    /// Locks whose node was there a while ago: it is not asked for with each acquire.
+    /// Locks whose node existed recently, so that an acquire does not create it again.
     made: Mutex<HashSet<Arc<str>>>,
 }
 
 impl Core {
-    /// Its runtime is the one in which this is called.
+    /// Must be called in the runtime that serves the store.
     pub(crate) fn new(session: Arc<Session>, root: String) -> Core {
         Core {
             deletes: Deletes::new(session.clone(), runtime::Handle::current()),
@@ -43,12 +43,12 @@ impl Core {
         }
     }
 
-    /// The path of a lock.
+    /// The path of the node of a lock.
     pub(crate) fn path(&self, lock: &str) -> String {
         format!("{}/{lock}", self.root)
     }
 
-    /// The path of a node of a lock.
+    /// The path of a node inside the node of a lock.
     pub(crate) fn path_of(&self, lock: &str, name: &str) -> String {
         format!("{}/{lock}/{name}", self.root)
     }
@@ -69,7 +69,7 @@ impl Core {
         self.made.lock().remove(lock);
     }
 
-    /// The node of a lock: the server removes it some time after the last node in it is gone.
+    /// Creates the node of a lock. The server removes it some time after its last child is gone.
     pub(crate) fn container(&self, lock: &str) -> Request {
         Request::Create {
             path: self.path(lock),
@@ -89,12 +89,12 @@ impl Core {
         self.deletes.delete(self.path_of(lock, &node.name)).await
     }
 
-    /// Creates the node under which the locks are, and those above it.
+    /// Creates the root and its parents.
     pub(crate) async fn make_root(&self) -> Result<(), StoreError> {
         let ends = self.root.match_indices('/').map(|(at, _)| at).skip(1);
         for end in ends.chain([self.root.len()]) {
             let path = self.root[..end].to_owned();
-            // Not created where it is: that needs a right of its own.
+            // A node that exists is not created: that would need an additional right.
             let there = self.session.ask(Request::Exists {
                 path: path.clone(),
                 watch: false,
@@ -117,7 +117,7 @@ impl Core {
         Ok(())
     }
 
-    /// The nodes of a lock, as they are by now at the server.
+    /// Lists the nodes of a lock after the server has caught up with the leader.
     pub(crate) async fn nodes(&self, lock: &str) -> Result<Vec<Node>, StoreError> {
         let sync = Request::Sync {
             path: self.path(lock),
@@ -130,7 +130,7 @@ impl Core {
     }
 }
 
-/// The nodes of a list; none where the lock has no node.
+/// Returns the nodes of a list; empty if the node of the lock does not exist.
 pub(crate) async fn listed(children: Coming) -> Result<Vec<Node>, StoreError> {
     match children.answer().await?.reply {
         Ok(Reply::Children(names)) => Ok(Node::sorted(&names)),
@@ -140,7 +140,7 @@ pub(crate) async fn listed(children: Coming) -> Result<Vec<Node>, StoreError> {
     }
 }
 
-/// The role of a kind; none for those that this store does not have.
+/// The role of a kind; an error for kinds that this store does not support.
 pub(crate) fn role(kind: Kind) -> Result<Role, StoreError> {
     match kind {
         Kind::Mutex | Kind::Fenced => Ok(Role::Mutex),
@@ -153,7 +153,7 @@ pub(crate) fn role(kind: Kind) -> Result<Role, StoreError> {
     }
 }
 
-/// Those of a lock that hold it.
+/// The nodes that hold the lock.
 pub(crate) fn holders(nodes: &[Node]) -> &[Node] {
     match nodes.first() {
         None => &[],

@@ -1,4 +1,4 @@
-//! Nodes that are deleted together: to the servers, a request is more work than what it does.
+//! Combines deletions into one request, because a request costs the servers more than the deletion in it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::wire::{Change, Code, Reply, Request};
 /// The most nodes that one request deletes.
 const MOST: usize = 64;
 
-/// Deletes nodes, several by one request where they come together.
+/// Deletes nodes; concurrent deletions share one request.
 pub(crate) struct Deletes {
     session: Arc<Session>,
     gather: Gather<Multi>,
@@ -37,7 +37,7 @@ impl Deletes {
     }
 }
 
-/// Sends deletions as a `multi`, of which all or none take place.
+/// Sends deletions as one `multi`, which is atomic.
 struct Multi(Arc<Session>);
 
 impl Carrier for Multi {
@@ -75,7 +75,7 @@ impl Carrier for Multi {
                 reply: Err(code),
                 epoch,
             }) if code.is_unknown() || code == Code::SESSION_EXPIRED => each(&|| answer(Err(code), epoch)),
-            // None was deleted, since one of them is gone, say.
+            // None was deleted, for example because one node is gone.
             Ok(_) => join_all(paths.into_iter().map(|path| self.one(path))).await,
             Err(silence) => each(&|| Err(silence.clone())),
         }

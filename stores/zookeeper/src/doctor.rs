@@ -1,4 +1,4 @@
-//! What endangers locks on these servers: each is asked by its four-letter words, and steps are tried on a scratch key.
+//! Diagnoses the servers: sends each one four-letter words, and tries operations on a scratch key.
 
 mod checks;
 
@@ -21,7 +21,7 @@ use crate::session::refused;
 use crate::store::ZookeeperLocks;
 use crate::wire::{Code, Request};
 
-/// The longest answer that is read: of tens of thousands of connections.
+/// The longest reply that is read: enough for tens of thousands of connections.
 const LONGEST: u64 = 8 << 20;
 
 impl Diagnose for ZookeeperLocks {
@@ -44,7 +44,7 @@ impl ZookeeperLocks {
         let servers: Vec<_> = config.hosts.iter().cloned().zip(told).collect();
         let mut report = StoreReport::new();
         (report.findings, report.failover) = checks::all(&servers, &context);
-        // Each server writes a change to its disk before it says so, unless forceSync is off.
+        // Each server writes a change to its disk before it replies, unless forceSync is off.
         report.durability = Durability::All;
         report.by_majority = checks::members(&servers) > 1;
         report.servers = config.hosts.iter().map(ServerFacts::new).collect();
@@ -64,7 +64,7 @@ impl ZookeeperLocks {
         Ok(report)
     }
 
-    /// Removes the node of the scratch key, which the servers would remove some time later.
+    /// Removes the node of the scratch key at once; the servers would do so later.
     async fn forgets(&self, lock: Arc<str>) -> Result<(), StoreError> {
         let core = &self.0.core;
         let path = core.path(&lock);
@@ -77,7 +77,7 @@ impl ZookeeperLocks {
     }
 }
 
-/// What a server tells of itself.
+/// Reads what a server reports about itself.
 async fn told(host: &str, limit: Duration) -> Seen<Told> {
     let answer = word(host, "srvr", limit).await?;
     let srvr = allowed(Ok(answer.clone()));
@@ -85,7 +85,7 @@ async fn told(host: &str, limit: Duration) -> Seen<Told> {
         return Err(format!("{host} does not serve: {}", answer.trim()));
     }
     Ok(Told {
-        // One that may not say it serves all the same.
+        // A server with a whitelist still serves.
         srvr: pairs(&srvr.unwrap_or_default(), ": "),
         conf: allowed(word(host, "conf", limit).await).map(|text| pairs(&text, "=")),
         mntr: allowed(word(host, "mntr", limit).await).map(|text| pairs(&text, "\t")),
@@ -93,7 +93,7 @@ async fn told(host: &str, limit: Duration) -> Seen<Told> {
     })
 }
 
-/// Asks for one word; each has a connection of its own.
+/// Sends one four-letter word on its own connection.
 async fn word(host: &str, word: &str, limit: Duration) -> Seen<String> {
     let asking = async {
         let mut stream = TcpStream::connect(host).await?;
@@ -112,7 +112,7 @@ async fn word(host: &str, word: &str, limit: Duration) -> Seen<String> {
     }
 }
 
-/// An answer, unless the server does not answer this word.
+/// Turns the reply to a word that is not in the whitelist into an error.
 fn allowed(answer: Seen<String>) -> Seen<String> {
     match answer {
         Ok(text) if text.contains("not in the whitelist") => Err(text.trim().to_owned()),
@@ -127,7 +127,7 @@ fn pairs(text: &str, between: &str) -> HashMap<String, String> {
         .collect()
 }
 
-/// The address of each connection, as in ` /10.0.0.7:41234[1](queued=0,…)`, without its port.
+/// The address of each connection without its port, as in ` /10.0.0.7:41234[1](queued=0,…)`.
 fn addresses(cons: &str) -> Vec<String> {
     let of = |line: &str| {
         Some(

@@ -1,4 +1,4 @@
-//! The task that carries steps out.
+//! The task that runs operations.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::line::{Inbox, Lines, Step, Work};
 use crate::renew::Batch;
 use crate::session::Event;
 
-/// The locks whose step has its end.
+/// The locks whose operation is done.
 type Done = Vec<Arc<str>>;
 
 pub(crate) struct Driver {
@@ -45,7 +45,7 @@ impl Driver {
         }
     }
 
-    /// Runs until the store is gone and everything has its answer; then the session ends.
+    /// Runs until the store is dropped and every operation has its reply; then closes the session.
     pub(crate) async fn run(mut self) {
         loop {
             let (steps, closed) = self.inbox.take();
@@ -110,7 +110,7 @@ impl Driver {
         }
     }
 
-    /// Begins to end the leases that are over; when the next one is.
+    /// Starts to end expired leases, and returns when the next one expires.
     fn expire(&mut self) -> Option<Instant> {
         let (over, next) = self.core.grants.over(Instant::now());
         for (grant, lock) in over {
@@ -119,7 +119,7 @@ impl Driver {
         next
     }
 
-    /// Something of its own that is done for a lock when it is its turn.
+    /// Queues an internal operation on a lock.
     fn work<F>(&mut self, lock: Arc<str>, work: impl FnOnce(Arc<Core>) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -133,7 +133,7 @@ impl Driver {
         match event {
             Event::Expired => {
                 self.core.grants.forget_before(self.core.session.epoch());
-                // The next renewal of each, which is asked for at once, says that it is gone.
+                // The next renewal of each hold, which this triggers, finds it gone.
                 self.doubts.tell(Lane::default());
             }
             Event::Connected => {

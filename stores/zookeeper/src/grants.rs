@@ -1,7 +1,7 @@
 //! The grants of this client, and when their leases end.
 //!
-//! To the servers a lock lasts as long as the session. A lease that is shorter, or is not renewed while the session goes on,
-//! is ended by the client itself, which deletes the node; where the process is gone, the session ends it.
+//! To the servers, a lock lasts as long as the session. If a lease is shorter or is not renewed while the session
+//! continues, the client itself ends it by deleting the node; if the process dies, the session ends it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -15,45 +15,45 @@ use tokio::time::Instant;
 use crate::names::{Mark, Node};
 use crate::session::Epoch;
 
-/// A node that this client made, or may have made.
+/// A node that this client created or may have created.
 #[derive(Debug, Clone)]
 pub(crate) struct Own {
     /// The node of the lock.
     pub(crate) lock: Arc<str>,
-    /// By which the node is found.
+    /// Identifies the node.
     pub(crate) mark: Mark,
-    /// The session that it belongs to.
+    /// The session of the node.
     pub(crate) epoch: Epoch,
     pub(crate) state: State,
-    /// When its lease ends.
+    /// When the lease ends.
     pub(crate) deadline: Instant,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum State {
-    /// It is there and has the lock.
+    /// The node exists and holds the lock.
     Held(Node),
-    /// It may be there.
+    /// The node may exist.
     Unknown,
-    /// It was not there, and may come until then.
+    /// The node did not exist, but may still be created until this moment.
     Absent(Instant),
-    /// It is to be deleted, which was not answered.
+    /// The node is being deleted, and the deletion has no reply.
     Leaves(Node),
 }
 
-/// All of them.
+/// All grants of this client.
 #[derive(Debug, Default)]
 pub(crate) struct Grants(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     own: HashMap<GrantId, Own>,
-    /// For each grant a moment that is not after its deadline.
+    /// For each grant, a moment that is no later than its deadline.
     ends: BinaryHeap<Reverse<(Instant, GrantId)>>,
 }
 
 impl Inner {
-    /// Has the grant looked at then.
+    /// Schedules a check of the grant.
     fn look_at(&mut self, at: Instant, grant: GrantId) {
         self.ends.push(Reverse((at, grant)));
     }
@@ -73,14 +73,14 @@ impl Grants {
     pub(crate) fn remove(&self, grant: GrantId) {
         let mut inner = self.0.lock();
         inner.own.remove(&grant);
-        // Entries whose grants are gone are left in the heap until their time: most of them, at some point.
+        // Heap entries of removed grants stay until they are due, unless they are the majority.
         if inner.ends.len() > 64 && inner.ends.len() > 4 * inner.own.len() {
             let Inner { own, ends } = &mut *inner;
             ends.retain(|Reverse((_, grant))| own.contains_key(grant));
         }
     }
 
-    /// The node of a grant that is held in this session.
+    /// Returns the lock and node of a grant that is held in this session.
     pub(crate) fn held(&self, grant: GrantId, epoch: Epoch) -> Option<(Arc<str>, Node)> {
         let inner = self.0.lock();
         let own = inner.own.get(&grant).filter(|own| own.epoch == epoch)?;
@@ -90,7 +90,7 @@ impl Grants {
         }
     }
 
-    /// The lease of a grant ends then.
+    /// Sets the end of a grant's lease.
     pub(crate) fn extend(&self, grant: GrantId, deadline: Instant) {
         let mut inner = self.0.lock();
         let Some(own) = inner.own.get_mut(&grant) else {
@@ -109,7 +109,7 @@ impl Grants {
         }
     }
 
-    /// The node was not there, and may come until then.
+    /// Records that the node did not exist, but may still be created until this moment.
     pub(crate) fn is_absent(&self, grant: GrantId, until: Instant) {
         let mut inner = self.0.lock();
         if let Some(own) = inner.own.get_mut(&grant) {
@@ -119,7 +119,7 @@ impl Grants {
         }
     }
 
-    /// Those whose nodes were not there and may come, with their locks.
+    /// The grants whose nodes did not exist but may still be created, with their locks.
     pub(crate) fn absent(&self) -> Vec<(GrantId, Arc<str>)> {
         let inner = self.0.lock();
         let absent = inner
@@ -129,7 +129,7 @@ impl Grants {
         absent.map(|(grant, own)| (*grant, own.lock.clone())).collect()
     }
 
-    /// Looks at the grant again at its deadline, if it was renewed since its lease was over; whether it was.
+    /// Returns whether the grant was renewed after its lease had expired; if so, schedules a check at its new deadline.
     pub(crate) fn was_renewed(&self, grant: GrantId, now: Instant) -> bool {
         let mut inner = self.0.lock();
         let Some(deadline) = inner.own.get(&grant).map(|own| own.deadline) else {
@@ -142,7 +142,7 @@ impl Grants {
         renewed
     }
 
-    /// Tries to end the grant again after a while.
+    /// Schedules another attempt to end the grant.
     pub(crate) fn again(&self, grant: GrantId, after: Duration) {
         let at = Instant::now() + after;
         let mut inner = self.0.lock();
@@ -152,8 +152,8 @@ impl Grants {
         }
     }
 
-    /// Those whose leases are over, with their locks; and when to look again. Each is looked at no more until it is ended,
-    /// or tried again.
+    /// Takes the grants whose leases have expired, with their locks, and returns when to check again. Each is returned once,
+    /// until another check is scheduled.
     pub(crate) fn over(&self, now: Instant) -> (Vec<(GrantId, Arc<str>)>, Option<Instant>) {
         let mut inner = self.0.lock();
         let mut over = Vec::new();
@@ -171,7 +171,7 @@ impl Grants {
         (over, None)
     }
 
-    /// A session is over, and all of it is gone.
+    /// Removes the grants of sessions before this one, which have ended.
     pub(crate) fn forget_before(&self, epoch: Epoch) {
         self.0.lock().own.retain(|_, own| own.epoch >= epoch);
     }

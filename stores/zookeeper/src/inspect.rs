@@ -1,4 +1,4 @@
-//! Holders, for people and tools.
+//! Inspection: the holders of locks, for people and tools.
 
 use dlock::LockKey;
 use dlock::store::{Holder, Kind, StoreError};
@@ -29,7 +29,7 @@ impl Core {
         Ok(found)
     }
 
-    /// The locks whose names, prefix of the store included, begin like this.
+    /// Lists the locks whose names, including the prefix of the store, begin with `prefix`.
     pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<(String, Holder)>, StoreError> {
         let path = self.root.clone();
         let sync = Request::Sync { path: path.clone() };
@@ -53,7 +53,7 @@ impl Core {
         Ok(found)
     }
 
-    /// Deletes the nodes of the holders, whoever made them; whether there was one.
+    /// Deletes the nodes of all holders, of any client. Returns whether there was one.
     pub(crate) async fn force(&self, lock: &str) -> Result<bool, StoreError> {
         let nodes = self.nodes(lock).await?;
         let deletes = holders(&nodes).iter().map(|node| self.delete(lock, node));
@@ -69,7 +69,7 @@ impl Core {
     }
 }
 
-/// A holder by its node: dlock writes the id of the grant into it, Curator the address of its machine.
+/// Describes a holder by its node: dlock writes the id of the grant into it, Curator the address of its machine.
 fn holder(node: &Node, data: &[u8]) -> Holder {
     let kind = match node.role {
         Role::Mutex => Kind::Mutex,
@@ -81,14 +81,14 @@ fn holder(node: &Node, data: &[u8]) -> Holder {
     Holder::new(kind, id.to_owned(), 1, None).ending_with("its session with ZooKeeper")
 }
 
-/// Whether it is the id of a grant: a UUID, a colon and a number.
+/// Whether the text is the id of a grant: a UUID, a colon and a number.
 fn is_grant(text: &str) -> bool {
     text.split_once(':').is_some_and(|(client, number)| {
         client.len() == 36 && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     })
 }
 
-/// A key, also one with braces.
+/// Creates a key, which may contain braces.
 pub(crate) fn lock_key(name: &str) -> LockKey {
     LockKey::raw(name)
 }

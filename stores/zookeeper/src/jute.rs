@@ -1,10 +1,10 @@
-//! The encoding of ZooKeeper's messages: big-endian numbers, and strings and buffers behind their length.
+//! The encoding of ZooKeeper's messages: big-endian numbers, and length-prefixed strings and buffers.
 
-/// A message that cannot be understood.
+/// The message is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Garbled;
 
-/// A message that is written, behind its length.
+/// Writes a message with its length prefix.
 pub(crate) struct Out(Vec<u8>);
 
 impl Out {
@@ -37,9 +37,9 @@ impl Out {
         self.buffer(value.as_bytes())
     }
 
-    /// The length of a list, whose elements follow.
+    /// Writes the length of a list; its elements follow.
     pub(crate) fn length(&mut self, length: usize) -> &mut Out {
-        // Names and data are far shorter, and what is not would be refused by the server.
+        // Names and data are far shorter, and the server would refuse longer ones.
         self.int(i32::try_from(length).unwrap_or(i32::MAX))
     }
 
@@ -50,7 +50,7 @@ impl Out {
     }
 }
 
-/// A message that is read, without its length.
+/// Reads a message without its length prefix.
 pub(crate) struct In<'a>(&'a [u8]);
 
 impl<'a> In<'a> {
@@ -78,7 +78,7 @@ impl<'a> In<'a> {
         Ok(self.take(1)?[0] != 0)
     }
 
-    /// A length; a buffer that is null, which has the length -1, is an empty one.
+    /// Reads a length. A null buffer has the length -1 and is read as empty.
     fn length(&mut self) -> Result<usize, Garbled> {
         match self.int()? {
             -1 => Ok(0),

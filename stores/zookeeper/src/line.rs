@@ -1,4 +1,4 @@
-//! Steps of one key are carried out one after the other, in the order in which they were called.
+//! The queues of operations: those on one lock run one after another, in call order.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -9,30 +9,30 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// A step that is carried out; it answers its caller itself.
+/// A running operation, which sends the reply to its caller itself.
 pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A step that waits for its turn.
+/// A queued operation.
 pub(crate) enum Step {
-    /// Anything else.
+    /// Any other operation.
     Work(Box<dyn FnOnce() -> Work + Send>),
-    /// A renewal, which goes together with others.
+    /// A renewal, which is combined with others.
     Renew(Renew),
 }
 
 /// The renewal of one grant.
 pub(crate) struct Renew {
     pub(crate) grant: GrantId,
-    /// When it was called.
+    /// When the caller requested it.
     pub(crate) called: Instant,
     pub(crate) lease: std::time::Duration,
     pub(crate) reply: oneshot::Sender<Result<Renewal, StoreError>>,
 }
 
-/// A step, with the node of the lock that it is about, if it is one.
+/// An operation, with the node of its lock, if any.
 pub(crate) type Arrival = (Option<Arc<str>>, Step);
 
-/// Steps that were called, and are not begun.
+/// Operations that the driver has not taken yet.
 #[derive(Default)]
 pub(crate) struct Inbox {
     state: Mutex<Arrived>,
@@ -46,7 +46,7 @@ struct Arrived {
 }
 
 impl Inbox {
-    /// Adds a step; callable from anywhere.
+    /// Adds an operation. Can be called from any thread.
     pub(crate) fn push(&self, lock: Option<Arc<str>>, step: Step) {
         self.state.lock().steps.push((lock, step));
         self.wake.notify_one();
@@ -57,30 +57,30 @@ impl Inbox {
         self.wake.notify_one();
     }
 
-    /// No step comes any more.
+    /// Declares that no more operations follow.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.wake.notify_one();
     }
 
-    /// Returns when there may be something new.
+    /// Waits until there may be something new.
     pub(crate) async fn woken(&self) {
         self.wake.notified().await;
     }
 
-    /// What is new; and whether nothing comes any more.
+    /// Takes the new operations; also returns whether the inbox is closed.
     pub(crate) fn take(&self) -> (Vec<Arrival>, bool) {
         let mut state = self.state.lock();
         (std::mem::take(&mut state.steps), state.closed)
     }
 }
 
-/// The keys that a step is being carried out for, and what waits for them.
+/// The locks with a running operation, and the operations that wait for it.
 #[derive(Default)]
 pub(crate) struct Lines(HashMap<Arc<str>, VecDeque<Step>>);
 
 impl Lines {
-    /// The step, if it is its turn; otherwise it waits.
+    /// Returns the operation if it can run now; otherwise queues it.
     pub(crate) fn enter(&mut self, lock: &Arc<str>, step: Step) -> Option<Step> {
         match self.0.get_mut(lock) {
             Some(line) => {
@@ -94,7 +94,7 @@ impl Lines {
         }
     }
 
-    /// A step has its end: the next one of the key, whose turn it is.
+    /// Ends the running operation of a lock, and returns the next one, which can run now.
     pub(crate) fn leave(&mut self, lock: &Arc<str>) -> Option<Step> {
         let next = self.0.get_mut(lock)?.pop_front();
         if next.is_none() {

@@ -1,10 +1,10 @@
-//! The names of nodes: of locks, and, in Curator's form, of those who hold them or wait.
+//! The names of nodes: of locks, and, in Curator's format, of their holders and waiters.
 
 use std::cmp::Ordering;
 use std::fmt::Write;
 
-/// The name of the node of a lock: the key, with `%XX` for each byte of `%`, of `/` and of what ZooKeeper does not allow in a
-/// name.
+/// Returns the name of the node of a lock: the key, with `%XX` for each byte of `%`, `/` and characters that ZooKeeper
+/// does not allow in a name.
 pub(crate) fn node_of_key(key: &str) -> String {
     if key == "." || key == ".." {
         return key.replace('.', "%2E");
@@ -23,19 +23,19 @@ pub(crate) fn node_of_key(key: &str) -> String {
     name
 }
 
-/// What ZooKeeper allows in a name, but `%`. It sees characters beyond the first 65,536 as two of its own, which it does
-/// not allow.
+/// Whether a character stays as it is: one that ZooKeeper allows in a name, except `%`. ZooKeeper sees a character
+/// beyond the first 65,536 as two characters that it does not allow.
 fn is_allowed(c: char) -> bool {
     !matches!(c, '%' | '/' | '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
 }
 
-/// The key of the lock that has this node; none if no key has it.
+/// Returns the key of the lock with this node; `None` if the name does not encode a key.
 pub(crate) fn key_of_node(name: &str) -> Option<String> {
     let key = percent_encoding::percent_decode_str(name).decode_utf8().ok()?;
     (node_of_key(&key) == name).then(|| key.into_owned())
 }
 
-/// What a node under that of a lock is there for.
+/// The purpose of a node inside the node of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Mutex,
@@ -44,7 +44,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// The part of the name before its number.
+    /// The part of the name before the number.
     fn name(self) -> &'static str {
         match self {
             Role::Mutex => "lock-",
@@ -53,7 +53,7 @@ impl Role {
         }
     }
 
-    /// Whether both are of the lock that one name is.
+    /// Whether both roles can belong to the same lock.
     pub(crate) fn is_of_family(self, other: Role) -> bool {
         (self == Role::Mutex) == (other == Role::Mutex)
     }
@@ -66,7 +66,7 @@ impl Role {
     }
 }
 
-/// A number of a queue, which the server counts up; it goes on after 2³¹ - 1 with the most negative one.
+/// The sequence number of a node; after 2³¹ - 1 the server continues with the most negative number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Position(i32);
 
@@ -77,13 +77,13 @@ impl PartialOrd for Position {
 }
 
 impl Ord for Position {
-    /// Of those that are there at one time none is 2³¹ behind another.
+    /// Numbers that exist at the same time are less than 2³¹ apart.
     fn cmp(&self, other: &Position) -> Ordering {
         self.0.wrapping_sub(other.0).cmp(&0)
     }
 }
 
-/// A node under that of a lock.
+/// A node inside the node of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) name: String,
@@ -92,7 +92,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// None for what is no part of a lock.
+    /// Returns `None` for a name that does not belong to a lock.
     pub(crate) fn parse(name: &str) -> Option<Node> {
         [Role::Mutex, Role::Read, Role::Write]
             .into_iter()
@@ -104,14 +104,14 @@ impl Node {
             })
     }
 
-    /// Those of a list, the first in front.
+    /// Returns the nodes in a list, in queue order.
     pub(crate) fn sorted(names: &[String]) -> Vec<Node> {
         let mut nodes: Vec<Node> = names.iter().filter_map(|name| Node::parse(name)).collect();
         nodes.sort_by_key(|node| node.position);
         nodes
     }
 
-    /// The name of a node of the same position: that of a reader under its own writer.
+    /// Returns the name of a node with the same number, for a reader that is nested in this writer.
     pub(crate) fn beside(&self, mark: &Mark, role: Role) -> String {
         let number = self
             .name
@@ -121,21 +121,21 @@ impl Node {
     }
 }
 
-/// The part of a name by which its maker finds it again: Curator's "protection".
+/// The part of a name by which the client that created the node identifies it: Curator's "protection".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mark(String);
 
 impl Mark {
-    /// One that no node had before.
+    /// Creates a random mark.
     pub(crate) fn draw() -> Mark {
-        // A UUID of version 4, in Curator's form.
+        // A UUID of version 4, in Curator's format.
         let bits = fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
         let hex = format!("{bits:032x}");
         let groups = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
         Mark(format!("_c_{}-", groups.join("-")))
     }
 
-    /// The name of a node before the server adds its number.
+    /// The name of a node before the server appends its number.
     pub(crate) fn prefix(&self, role: Role) -> String {
         format!("{}{}", self.0, role.name())
     }
@@ -145,7 +145,7 @@ impl Mark {
     }
 }
 
-/// The id that a name has of its maker, where Curator or dlock made it.
+/// Returns the id in a name that Curator or dlock created.
 pub(crate) fn marked(name: &str) -> Option<&str> {
     name.strip_prefix("_c_")?.get(..36)
 }
@@ -177,7 +177,7 @@ mod tests {
             assert_eq!(node_of_key(key), node);
             assert_eq!(key_of_node(node).as_deref(), Some(key));
         }
-        // Not the node of a key, though it would be decoded.
+        // Not the node of a key, although it can be decoded.
         for node in ["%41", "%2f", "%", "%FF", "."] {
             assert_eq!(key_of_node(node), None, "{node}");
         }
@@ -203,7 +203,7 @@ mod tests {
         );
     }
 
-    /// At a peer the second holder came before the first one, after so many.
+    /// Another client library let the second holder precede the first one after this many nodes.
     #[test]
     fn numbers_go_on_after_the_greatest() {
         let names = [

@@ -7,7 +7,7 @@ use crate::session::refused;
 use crate::store::ZookeeperLocks;
 use crate::wire::{Change, Code, Reply, Request};
 
-/// The node of a holder. A `multi` that checks it, of whatever client, fails once the lock is lost.
+/// The node of a holder. A `multi` of any client that checks this node fails once the lock is lost.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,13 +26,13 @@ use crate::wire::{Change, Code, Reply, Request};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderNode {
-    /// Its path, which no other node ever has.
+    /// The path of the node, which no other node ever has.
     pub path: String,
-    /// Its version: nobody writes to it.
+    /// The version of the node, which never changes.
     pub version: i32,
 }
 
-/// Writes that ZooKeeper makes all together while a lock is held, or none of them: see [`ZookeeperLocks::write_as`].
+/// Writes that ZooKeeper makes atomically while a lock is held; see [`ZookeeperLocks::write_as`].
 ///
 /// ```
 /// use dlock_zookeeper::Writes;
@@ -47,13 +47,13 @@ pub struct HolderNode {
 pub struct Writes(Vec<Change>);
 
 impl Writes {
-    /// None yet.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Writes {
         Writes::default()
     }
 
-    /// Sets the data of a node that is there; with a version, only if it has that.
+    /// Sets the data of an existing node; with a version, only if the node has that version.
     #[must_use]
     pub fn set(mut self, path: impl Into<String>, data: impl Into<Vec<u8>>, version: Option<i32>) -> Writes {
         self.0.push(Change::Set {
@@ -64,7 +64,7 @@ impl Writes {
         self
     }
 
-    /// Creates a node that stays, which must not be there.
+    /// Creates a persistent node, which must not exist.
     #[must_use]
     pub fn create(mut self, path: impl Into<String>, data: impl Into<Vec<u8>>) -> Writes {
         self.0.push(Change::Create {
@@ -74,7 +74,7 @@ impl Writes {
         self
     }
 
-    /// Deletes a node without children; with a version, only if it has that.
+    /// Deletes a node without children; with a version, only if the node has that version.
     #[must_use]
     pub fn delete(mut self, path: impl Into<String>, version: Option<i32>) -> Writes {
         self.0.push(Change::Delete {
@@ -84,7 +84,7 @@ impl Writes {
         self
     }
 
-    /// Checks that a node is there; with a version, that it has that.
+    /// Checks that a node exists; with a version, that the node has that version.
     #[must_use]
     pub fn check(mut self, path: impl Into<String>, version: Option<i32>) -> Writes {
         self.0.push(Change::Check {
@@ -94,20 +94,20 @@ impl Writes {
         self
     }
 
-    /// How many there are.
+    /// Returns the number of writes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no writes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Why writes were not made as a holder.
+/// Why a holder's writes were not made.
 ///
 /// ```no_run
 /// use dlock::LockGuard;
@@ -125,37 +125,37 @@ impl Writes {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The lock is not the caller's any more; nothing was written.
+    /// The caller no longer holds the lock; nothing was written.
     #[error("lock \"{key}\" was lost: nothing was written")]
     #[non_exhaustive]
     Lost {
         /// The lock.
         key: LockKey,
     },
-    /// ZooKeeper refused one of the writes, such as a version that is another one by now; nothing was written.
+    /// ZooKeeper refused one of the writes, for example because a version has changed; nothing was written.
     #[error("write {at} was refused ({reason}): nothing was written")]
     #[non_exhaustive]
     Refused {
-        /// Which one, counted from 0.
+        /// The index of the write, from 0.
         at: usize,
         /// The name of ZooKeeper's error: `BadVersion`, `NodeExists`, `NoNode`.
         reason: String,
     },
-    /// The request failed; its `outcome` tells whether the writes may have been made.
+    /// The request failed; its `outcome` says whether the writes may have been made.
     #[error("the writes failed")]
     #[non_exhaustive]
     Failed {
-        /// What failed.
+        /// The cause.
         source: StoreError,
     },
 }
 
 impl ZookeeperLocks {
-    /// The nodes of a holder, for the `multi` of another client: one for each lock of a
-    /// [`MultiGuard`](dlock::MultiGuard). From now on the lock is not handed off inside the process.
+    /// Returns the nodes of a holder, for the `multi` of another client: one for each lock of a
+    /// [`MultiGuard`](dlock::MultiGuard). After this call the lock is not handed off inside the process.
     ///
-    /// A `multi` that has a `check` of each of them is carried out only while the lock is held: not after its session
-    /// expired, after it was released, or forced open.
+    /// A `multi` with a `check` of each node succeeds only while the lock is held: not after its session has expired, or
+    /// after it was released or force-released.
     ///
     /// # Errors
     ///
@@ -165,18 +165,18 @@ impl ZookeeperLocks {
         bound.iter().map(|grant| self.node(grant)).collect()
     }
 
-    /// Makes these writes as the holder of a lock: the lock is held while ZooKeeper makes them, or none is made. No clock is
-    /// assumed; a process that was stopped for an hour writes nothing. From now on the lock is not handed off inside the
-    /// process.
+    /// Makes these writes as the holder of a lock: the lock is held while ZooKeeper makes them, or none is made. This does
+    /// not depend on clocks: a process that was paused for an hour writes nothing. After this call the lock is not handed
+    /// off inside the process.
     ///
     /// # Errors
     ///
     /// [`WriteError::Lost`] when the lock is lost, [`WriteError::Refused`] when one of the writes cannot be made, and
-    /// [`WriteError::Failed`] otherwise: after a lost reply the writes may have been made or not.
+    /// [`WriteError::Failed`] otherwise: after a lost reply it is unknown whether the writes were made.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does not take the writes back.
+    /// Dropping the future does not undo the writes.
     ///
     /// # Examples
     ///

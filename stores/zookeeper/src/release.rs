@@ -1,4 +1,4 @@
-//! Releases, and the end of leases that were not renewed.
+//! Releases grants, and ends expired leases.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::names::Node;
 use crate::session::refused;
 use crate::wire::Code;
 
-/// How soon the end of a lease is tried again that did not succeed.
+/// The pause between attempts to end an expired lease.
 const AGAIN: Duration = Duration::from_millis(200);
 
 const NOT_HELD: ReleaseReply = ReleaseReply::NotHeld { repeated: false };
 const RELEASED: ReleaseReply = ReleaseReply::Released { receivers: None };
 
 impl Core {
-    /// Ends a grant of this client; of others it knows nothing.
+    /// Releases a grant of this client; grants of other clients are unknown to it.
     pub(crate) async fn release(
         &self,
         grant: GrantId,
@@ -28,7 +28,7 @@ impl Core {
             return Ok(NOT_HELD);
         };
         if self.session.epoch() > own.epoch {
-            // The servers removed it with its session, in which nothing can be created any more.
+            // The servers removed the node with its session, and nothing more can be created in that session.
             self.grants.remove(grant);
             return Ok(NOT_HELD);
         }
@@ -55,7 +55,7 @@ impl Core {
         node: &Node,
         repeated: bool,
     ) -> Result<ReleaseReply, StoreError> {
-        // Until the reply it may be there or not, and is renewed no more.
+        // Until the reply it is unknown whether the node exists, so the grant is no longer renewed.
         self.grants.set(grant, State::Leaves(node.clone()));
         let deleted = self.delete(&own.lock, node).await?;
         let reply = match deleted.reply {
@@ -67,12 +67,12 @@ impl Core {
         Ok(reply)
     }
 
-    /// Deletes what an acquire without a reply may have created. The session goes on over another connection, and what the
-    /// servers took before is seen after they have caught up.
+    /// Deletes the node that an acquire without a reply may have created. The session continues on another connection;
+    /// after the server has caught up, it shows everything that the servers accepted before.
     ///
-    /// They take nothing more from the connection before, as long as the session is at another server. When it comes back
-    /// to the first one, a request that has just arrived there is taken. So it is looked for after each connect, until the
-    /// first one has closed a connection that was silent for as long as the session.
+    /// The servers accept nothing more from the old connection while the session is at another server. When the session
+    /// returns to the first server, a request that has just arrived there is accepted. So the client looks for the node
+    /// after each connect, until the first server must have closed a connection that was silent for the session timeout.
     async fn undo(&self, grant: GrantId, own: &Own, until: Instant) -> Result<ReleaseReply, StoreError> {
         let nodes = self.nodes(&own.lock).await?;
         match nodes.into_iter().find(|node| own.mark.is_of(&node.name)) {
@@ -83,16 +83,16 @@ impl Core {
         Ok(NOT_HELD)
     }
 
-    /// Looks for a node that was not there, over a new connection; after an error there is another one.
+    /// Looks again, on a new connection, for a node that did not exist. After an error there is another new connection.
     pub(crate) async fn look_again(&self, grant: GrantId) {
         if let Err(error) = self.release(grant, None).await {
             tracing::debug!(%grant, %error, "a node that may have come late could not be looked for");
         }
     }
 
-    /// Ends a grant whose lease is over, and tries until it succeeds.
+    /// Ends an expired grant; repeats this until it succeeds.
     pub(crate) async fn expire(&self, grant: GrantId) {
-        // By a renewal that was on its way.
+        // A renewal was in flight.
         if self.grants.was_renewed(grant, Instant::now()) {
             return;
         }

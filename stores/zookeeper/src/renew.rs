@@ -1,7 +1,7 @@
-//! Renewals: many grants in one write.
+//! Renews many grants in one write.
 //!
-//! A `multi` that only checks that the nodes are there is agreed on by the servers like any write. So its reply shows that
-//! the leader has a quorum, by which the session is known to be kept, and that nobody has removed one of the nodes.
+//! The servers agree on a `multi` that only checks that nodes exist as on any write. So its reply shows that the leader
+//! has a quorum, which proves that the session is kept, and that none of the nodes was removed.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::names::Node;
 use crate::session::{Epoch, refused};
 use crate::wire::{Change, Code, Reply, Request};
 
-/// The most grants and the most bytes of paths in one write: servers take a million bytes by default, and each change has
-/// some of its own.
+/// The most grants and the most bytes of paths in one write: servers accept a million bytes by default, and each change
+/// has some overhead.
 const MOST: (usize, usize) = (1000, 400_000);
 
-/// The renewals of one write, each with its lock.
+/// The renewals in one write, each with its lock.
 pub(crate) type Batch = Vec<(Arc<str>, Renew)>;
 
 /// A renewal whose grant was held when it was sent.
@@ -28,7 +28,7 @@ struct Sent {
 }
 
 impl Core {
-    /// Takes as many renewals out of a list as go into one write.
+    /// Removes as many renewals from the list as fit into one write.
     pub(crate) fn batch(&self, waiting: &mut Batch) -> Batch {
         let mut bytes = 0;
         let fits = waiting.iter().take(MOST.0).take_while(|(lock, _)| {
@@ -39,7 +39,7 @@ impl Core {
         waiting.drain(..count).collect()
     }
 
-    /// Renews them; returns the locks.
+    /// Renews the grants, and returns their locks.
     pub(crate) async fn renew(&self, batch: Batch) -> Vec<Arc<str>> {
         let epoch = self.session.epoch();
         let (mut locks, mut sent) = (Vec::new(), Vec::new());
@@ -83,7 +83,7 @@ impl Core {
             if let Some(code) = codes.iter().find(|code| !usual.contains(code)) {
                 return fail(sent, &refused(*code, "to look for the nodes of locks"));
             }
-            // It names the first that is gone. The others are looked for all at once.
+            // The reply names only the first node that is gone, so all others are looked up at once.
             sent = match self.existing(sent).await {
                 Ok(sent) => sent,
                 Err((sent, error)) => return fail(sent, &error),
@@ -91,13 +91,13 @@ impl Core {
         }
     }
 
-    /// Those whose nodes are there; the others are told.
+    /// Keeps the grants whose nodes exist; the callers of the others get their reply.
     async fn existing(&self, sent: Vec<Sent>) -> Result<Vec<Sent>, (Vec<Sent>, StoreError)> {
         let looks = sent.iter().map(|sent| Request::Exists {
             path: sent.path.clone(),
             watch: false,
         });
-        // After a write of the same session, which the server has seen.
+        // Follows a write of the same session, which the server has applied.
         let mut looks = self.session.ask_all(looks).into_iter();
         let (mut there, mut left) = (Vec::new(), sent.into_iter());
         for coming in looks.by_ref() {
@@ -143,7 +143,7 @@ impl Core {
 }
 
 fn answer(renew: Renew, reply: Result<Renewal, StoreError>) {
-    // Its caller may be gone.
+    // The caller may have been dropped.
     let _ = renew.reply.send(reply);
 }
 

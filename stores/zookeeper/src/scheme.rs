@@ -1,4 +1,4 @@
-//! URLs of locks.
+//! URLs of the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use percent_encoding::percent_decode_str;
 
 use crate::store::ZookeeperLocks;
 
-/// `zookeeper://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme):
+/// Returns the scheme of `zookeeper://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme):
 /// `zookeeper://[user:password@]host[:port][,host2[:port]…][/root]`. The port is 2181 by default, the root `/dlock`.
 ///
-/// Beside the parameters of every store, they have:
+/// Parameters in addition to those of every store:
 ///
 /// | parameter | default | |
 /// |---|---|---|
 /// | `session` | `30s` | see [`ZookeeperLocksBuilder::session`](crate::ZookeeperLocksBuilder::session) |
 /// | `tick` | half of the session | see [`ZookeeperLocksBuilder::tick`](crate::ZookeeperLocksBuilder::tick) |
-/// | `acl` | `creator` with a user, else `open` | who has access to the nodes that are created |
+/// | `acl` | `creator` with a user, else `open` | the clients that have access to the nodes that are created |
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock::Error> {

@@ -1,4 +1,4 @@
-//! What was last seen of the locks that are watched.
+//! The last known state of the watched locks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::names::{Node, Role};
 
-/// What the waiters of a lock wait for.
+/// The nodes whose removal the waiters of a lock wait for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     first: Option<String>,
@@ -29,7 +29,7 @@ impl Seen {
 #[derive(Debug, Default)]
 pub(crate) struct Watches(Mutex<HashMap<Arc<str>, Seen>>);
 
-/// What is gone since the look before.
+/// What was removed since the last state.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) first: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Gone {
 }
 
 impl Watches {
-    /// Enters what is seen now.
+    /// Records the current state.
     pub(crate) fn see(&self, lock: &Arc<str>, seen: Seen) -> Gone {
         let mut watched = self.0.lock();
         let Some(before) = watched.get(lock) else {
@@ -52,8 +52,8 @@ impl Watches {
         gone
     }
 
-    /// The same of a lock that an attempt has met, if it is watched: what was in its way may have come and gone between two
-    /// looks of the watch, and its end is to be told all the same.
+    /// Records the state that an acquire saw, if the lock is watched: a conflicting node may be created and removed between
+    /// two lists of the watch, and its removal must be reported nevertheless.
     pub(crate) fn meet(&self, lock: &Arc<str>, seen: Seen) -> Gone {
         let is_watched = self.0.lock().contains_key(lock);
         if is_watched {
@@ -93,13 +93,13 @@ mod tests {
         assert_eq!(meet(&["lock-0000000000"]), (false, false));
         for (names, wanted) in [
             (&["lock-0000000001"][..], (false, false)),
-            // an attempt, and its end
+            // an acquire, and its end
             (&["lock-0000000001", "lock-0000000002"], (false, false)),
             (&["lock-0000000001"], (false, false)),
             (&[], (true, false)),
             (&["__READ__0000000003"], (false, false)),
             (&["__READ__0000000003", "__WRIT__0000000004"], (false, false)),
-            // a writer that gave up was in the way of readers, and of nobody else
+            // a writer that gave up blocked only readers
             (&["__READ__0000000003"], (false, true)),
             (&["__WRIT__0000000005"], (true, false)),
             (
@@ -110,11 +110,11 @@ mod tests {
         ] {
             assert_eq!(see(names), wanted, "{names:?}");
         }
-        // What came and went between two looks was in the way of an attempt.
+        // A node that existed only between two lists of the watch blocked an acquire.
         assert_eq!(see(&[]), (true, true));
         assert_eq!(meet(&["lock-0000000008"]), (false, false));
         assert_eq!(see(&[]), (true, false));
-        // An attempt that meets a reader is told first that the writer is gone.
+        // An acquire that meets a reader first reports that the writer is gone.
         assert_eq!(see(&["__WRIT__0000000009"]), (false, false));
         assert_eq!(meet(&["__READ__0000000010"]), (true, true));
         assert_eq!(see(&["__READ__0000000010"]), (false, false));

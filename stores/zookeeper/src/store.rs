@@ -1,4 +1,4 @@
-//! The store: each verb becomes a step of the driver.
+//! The store: queues each call as an operation of the driver.
 
 use std::fmt;
 use std::future::ready;
@@ -22,7 +22,7 @@ use crate::names::node_of_key;
 use crate::session::{self, Config};
 use crate::watches::topic;
 
-/// The kinds that this version has.
+/// The supported kinds.
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
 
 /// Locks in ZooKeeper, in the layout of Apache Curator. Cheap to clone; the session ends when the last clone, and every
@@ -56,10 +56,10 @@ impl Drop for Inner {
 }
 
 impl ZookeeperLocks {
-    /// The path of a lock: what Curator's `InterProcessMutex` and `InterProcessReadWriteLock` take.
+    /// Returns the path of a lock, as Curator's `InterProcessMutex` and `InterProcessReadWriteLock` expect it.
     ///
-    /// It is the root, a slash, and the key; `%`, `/` and what ZooKeeper does not allow in a name stand in it as `%XX`, byte
-    /// by byte.
+    /// It is the root, a slash, and the key. `%`, `/` and characters that ZooKeeper does not allow in a name are encoded as
+    /// `%XX`, byte by byte.
     #[must_use]
     pub fn path(&self, key: &LockKey) -> String {
         self.0.core.path(&self.name(key))
@@ -91,7 +91,7 @@ impl ZookeeperLocks {
         node_of_key(&[self.0.prefix.as_str(), key.as_str()].concat()).into()
     }
 
-    /// Queues a step, now. The future only brings the answer.
+    /// Queues an operation at once. The future only returns the reply.
     fn step<T, F>(
         &self,
         lock: Option<Arc<str>>,
@@ -105,7 +105,7 @@ impl ZookeeperLocks {
         let core = self.0.core.clone();
         let work = move || -> Work {
             Box::pin(async move {
-                // Its caller may be gone.
+                // The caller may have been dropped.
                 let _ = reply.send(work(core).await);
             })
         };

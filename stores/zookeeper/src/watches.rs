@@ -1,8 +1,8 @@
-//! Waiters are told when a lock may be free for them.
+//! Notifies waiters when a lock may be available to them.
 //!
-//! One watch for each lock with waiters, on the list of its nodes. What is told is not that the list changed: each attempt on
-//! a busy lock changes it twice, and waiters that told each other of their attempts would never rest. Writers and plain
-//! locks are told that the first node is gone, readers that the first writer is.
+//! Each lock with waiters has one watch, on the list of its nodes. A change of the list alone is not reported: each
+//! acquire of a busy lock changes it twice, and waiters that notified each other of their attempts would never stop.
+//! Waiters for write locks and plain locks are notified when the first node is gone, readers when the first writer is gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::session::Silence;
 use crate::wire::{Code, Reply, Request};
 use dlock::store::Kind;
 
-/// How soon a watch is asked for again that was refused.
+/// The pause before a refused watch is requested again.
 const REFUSED: Duration = Duration::from_secs(1);
 
-/// Those who wait for the same.
+/// Waiters that wait for the same event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     All,
@@ -40,7 +40,7 @@ impl Class {
     }
 }
 
-/// The name by which the waiters for a lock are told.
+/// The topic on which the waiters for a lock are notified.
 pub(crate) fn topic(kind: Kind, lock: &str) -> String {
     Class::of(kind).topic(lock)
 }
@@ -50,8 +50,8 @@ fn lock_of(topic: &str) -> &str {
 }
 
 impl Core {
-    /// Sets the watch of a lock, and tells those who wait for a node that is gone; and `topic`, if any, that it is certain to
-    /// be told from now on.
+    /// Watches a lock, and notifies its waiters of nodes that are gone. Also confirms `topic`, if any: from now on its
+    /// notifications are certain.
     pub(crate) async fn watch(&self, lock: Arc<str>, topic: Option<&str>) {
         let nodes = loop {
             if !self.is_waited_for(&lock) {
@@ -61,7 +61,7 @@ impl Core {
             match self.watch_once(&lock).await {
                 Ok(Some(nodes)) => break nodes,
                 Ok(None) => {}
-                // All watches are set again when there is a connection.
+                // All watches are set again after the next connect.
                 Err(_) => return,
             }
         };
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Tells those who wait for what is gone.
+    /// Notifies the waiters of what is gone.
     pub(crate) fn tell(&self, lock: &str, gone: &Gone) {
         if gone.first {
             self.hub.tell(&Class::All.topic(lock));
@@ -81,12 +81,12 @@ impl Core {
         }
     }
 
-    /// Lists the nodes of a lock with a watch; `None` where that did not succeed yet.
+    /// Lists the nodes of a lock and watches the list; `None` if this must be repeated.
     async fn watch_once(&self, lock: &str) -> Result<Option<Vec<Node>>, Silence> {
         let path = self.path(lock);
         let code = match self.session.ask(self.children(lock, true)).answer().await?.reply {
             Ok(Reply::Children(names)) => return Ok(Some(Node::sorted(&names))),
-            // There is nothing to list: its creation is told.
+            // The node of the lock does not exist: its creation is watched.
             Err(Code::NO_NODE) => match self
                 .session
                 .ask(Request::Exists { path, watch: true })
@@ -112,14 +112,14 @@ impl Core {
             .any(|class| self.hub.listeners(&class.topic(lock)) > 0)
     }
 
-    /// The topics with waiters, with their locks, all of which have to be watched again.
+    /// Returns the topics with waiters and their locks, all of which must be watched again.
     pub(crate) fn waited_for(&self) -> Vec<(Arc<str>, Arc<str>)> {
         self.watches.forget_all();
         let topics = self.hub.names().into_iter();
         topics.map(|topic| (Arc::from(lock_of(&topic)), topic)).collect()
     }
 
-    /// The lock that is watched at this path, if it is one.
+    /// The lock whose node has this path, if any.
     pub(crate) fn watched(&self, path: &str) -> Option<Arc<str>> {
         let lock = path.strip_prefix(&self.root)?.strip_prefix('/')?;
         (!lock.contains('/')).then(|| lock.into())

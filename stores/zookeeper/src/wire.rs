@@ -1,10 +1,10 @@
-//! The requests and replies of ZooKeeper that locks need.
+//! The requests and replies of ZooKeeper's protocol that the store uses.
 
 use std::fmt;
 
 use crate::jute::{Garbled, In, Out};
 
-/// The id of replies that answer no request: notifications of watches.
+/// The id of notifications, which answer no request.
 pub(crate) const NOTIFICATION: i32 = -1;
 /// The id of pings and their replies.
 pub(crate) const PING: i32 = -2;
@@ -29,13 +29,13 @@ mod code {
     pub(super) const ERROR: i32 = -1;
 }
 
-/// What a server answers instead of a result.
+/// The error code in a server's reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) i32);
 
 impl Code {
     pub(crate) const OK: Code = Code(0);
-    /// An operation of a failed `multi` that comes after the one that failed.
+    /// An operation of a failed `multi` that follows the failed operation.
     pub(crate) const ROLLED_BACK: Code = Code(-2);
     pub(crate) const NO_NODE: Code = Code(-101);
     pub(crate) const NO_AUTH: Code = Code(-102);
@@ -43,7 +43,7 @@ impl Code {
     pub(crate) const SESSION_EXPIRED: Code = Code(-112);
     pub(crate) const THROTTLED: Code = Code(-127);
 
-    /// Whether the server may have carried the request out all the same.
+    /// Whether the server may have carried out the request nevertheless.
     pub(crate) fn is_unknown(self) -> bool {
         // system error, runtime inconsistency, connection loss, marshalling, operation timeout, session moved
         matches!(self.0, -1 | -2 | -4 | -5 | -7 | -118)
@@ -89,22 +89,22 @@ pub(crate) enum Mode {
     Persistent,
     /// As long as the session.
     Ephemeral,
-    /// The same, with a number behind its name.
+    /// As long as the session, with a sequence number appended to the name.
     Sequential,
-    /// Until it has no children any more.
+    /// Until it no longer has children.
     Container,
 }
 
-/// Which clients may do something with the nodes that are created.
+/// The clients that have access to the nodes that are created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acl {
-    /// All.
+    /// All clients.
     Open,
-    /// Those with the same user and password.
+    /// Clients with the same user and password.
     Creator,
 }
 
-/// A part of a `multi`.
+/// An operation of a `multi`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     Check {
@@ -147,7 +147,7 @@ pub(crate) enum Request {
         path: String,
         watch: bool,
     },
-    /// Makes the server that is asked catch up with the leader.
+    /// Makes the connected server catch up with the leader.
     Sync {
         path: String,
     },
@@ -163,12 +163,12 @@ pub(crate) enum Reply {
     Done,
     Data(Vec<u8>),
     Children(Vec<String>),
-    /// What became of each change: all of them `Ok`, or none was made.
+    /// The result of each change: all are `Ok`, or none was made.
     Multi(Vec<Code>),
 }
 
 impl Request {
-    /// Whether the servers agree on it, so that a reply shows that the leader has a quorum.
+    /// Whether the servers agree on the request, so that a reply shows that the leader has a quorum.
     pub(crate) fn is_write(&self) -> bool {
         matches!(
             self,
@@ -215,7 +215,7 @@ impl Request {
         out.finish()
     }
 
-    /// What the body of a successful reply says.
+    /// Decodes the body of a successful reply.
     pub(crate) fn reply(&self, body: &mut In<'_>) -> Result<Reply, Garbled> {
         match self {
             Request::Create { .. } => {
@@ -262,7 +262,7 @@ fn create(out: &mut Out, path: &str, data: &[u8], acl: Acl, flags: i32) {
     out.length(1).int(ALL).string(scheme).string(id).int(flags);
 }
 
-/// What became of each part of a `multi`.
+/// Decodes the result of each operation of a `multi`.
 fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
     let mut results = Vec::new();
     loop {
@@ -281,7 +281,7 @@ fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
     }
 }
 
-/// Skips what a server says of a node.
+/// Skips the metadata of a node.
 fn stat(body: &mut In<'_>) -> Result<(), Garbled> {
     for _ in 0..4 {
         body.long()?;
@@ -296,10 +296,10 @@ fn stat(body: &mut In<'_>) -> Result<(), Garbled> {
     Ok(())
 }
 
-/// The request for a session, a new one or one that goes on.
+/// Encodes the request for a session, new or resumed.
 pub(crate) fn hello(timeout_ms: i32, id: i64, password: &[u8]) -> Vec<u8> {
     let mut out = Out::new();
-    // The last change that this client has seen is left out: after a loss of data every server would refuse it for ever.
+    // The last change that this client has seen is left out: after a loss of data every server would refuse it forever.
     out.int(0)
         .long(0)
         .int(timeout_ms)
@@ -309,10 +309,10 @@ pub(crate) fn hello(timeout_ms: i32, id: i64, password: &[u8]) -> Vec<u8> {
     out.finish()
 }
 
-/// The session that a server gives.
+/// The session that a server grants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Welcome {
-    /// Not above zero where the session is over.
+    /// Zero or negative if the session has expired.
     pub(crate) timeout_ms: i32,
     pub(crate) id: i64,
     pub(crate) password: Vec<u8>,
@@ -349,7 +349,7 @@ pub(crate) fn close(xid: i32) -> Vec<u8> {
     out.finish()
 }
 
-/// The head of a reply.
+/// The header of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) xid: i32,
@@ -366,7 +366,7 @@ impl Head {
     }
 }
 
-/// The path of the node that a watch tells of; none where it tells of the session.
+/// Returns the path of the node in a notification; `None` if it is about the session.
 pub(crate) fn notified(body: &mut In<'_>) -> Result<Option<String>, Garbled> {
     let (event, _state, path) = (body.int()?, body.int()?, body.string()?);
     Ok((event > 0).then_some(path))

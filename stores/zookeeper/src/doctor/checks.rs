@@ -1,14 +1,14 @@
-//! The checks of what the servers told: decisions only.
+//! Evaluates the facts that the doctor collected, without I/O.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock::store::doctor::{Failover, Finding};
 
-/// What was read, or why it is not visible.
+/// A fact, or why it is not visible.
 pub(super) type Seen<T> = Result<T, String>;
 
-/// What a server told, by its words.
+/// The replies of a server, by four-letter word.
 pub(super) struct Told {
     pub(super) srvr: HashMap<String, String>,
     pub(super) conf: Seen<HashMap<String, String>>,
@@ -17,17 +17,17 @@ pub(super) struct Told {
     pub(super) cons: Seen<Vec<String>>,
 }
 
-/// What is known of the client.
+/// What is known about the client.
 pub(super) struct Context {
-    /// The session that it asks for.
+    /// The session timeout that the client requests.
     pub(super) session: Duration,
     pub(super) timeout: Duration,
 }
 
-/// Each server of the URL, and what it told.
+/// Each server in the URL, with its replies.
 type Servers = [(String, Seen<Told>)];
 
-/// More requests than this wait at a server that is overloaded.
+/// The number of waiting requests above which a server is overloaded.
 const OUTSTANDING: u64 = 100;
 
 fn hidden(check: &'static str, why: &str) -> Finding {
@@ -35,7 +35,7 @@ fn hidden(check: &'static str, why: &str) -> Finding {
     Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
 }
 
-/// How many servers of the ensemble vote, as far as it is visible.
+/// The number of voting servers in the ensemble, as far as it is visible.
 pub(super) fn members(servers: &Servers) -> usize {
     let votes = |(name, at): (&String, &String)| name.starts_with("server.") && !at.contains(":observer");
     let named = |conf: &HashMap<String, String>| conf.iter().filter(|server| votes(*server)).count();
@@ -46,7 +46,7 @@ pub(super) fn members(servers: &Servers) -> usize {
     named.unwrap_or(servers.len())
 }
 
-/// All checks, and how long a fail-over takes.
+/// Runs all checks; also estimates the time of a failover.
 pub(super) fn all(servers: &Servers, context: &Context) -> (Vec<Finding>, Failover) {
     let failover = match members(servers) {
         1 => Failover::None,
@@ -63,7 +63,7 @@ pub(super) fn all(servers: &Servers, context: &Context) -> (Vec<Finding>, Failov
     (findings, failover)
 }
 
-/// The checks of one server.
+/// Runs the checks of one server.
 fn each(told: &Told, context: &Context) -> Vec<Finding> {
     vec![
         of("session", &told.conf, |conf| session(conf, context)),
@@ -130,7 +130,7 @@ fn ensemble(servers: &Servers) -> Finding {
     }
 }
 
-/// Whether the leader has all followers with it.
+/// Checks that the leader has all followers in sync.
 fn followers(servers: &Servers) -> Finding {
     const CHECK: &str = "replicas";
     let count = members(servers) as u64;
@@ -210,7 +210,7 @@ fn session(conf: &HashMap<String, String>, context: &Context) -> Finding {
     }
 }
 
-/// The first versions of each line without CVE-2023-44981 and CVE-2024-23944.
+/// For each release line, the first version without CVE-2023-44981 and CVE-2024-23944.
 const FIXED: [(u32, u32, u32); 2] = [(3, 8, 4), (3, 9, 2)];
 
 fn versions(srvr: &HashMap<String, String>) -> Finding {
@@ -270,7 +270,7 @@ fn stalls(told: &Told, context: &Context) -> Finding {
     }
 }
 
-/// The server limits the connections of each address, and not all of them together.
+/// Checks the limit of connections, which the server applies to each address.
 fn connections(told: &Told) -> Finding {
     const CHECK: &str = "connections";
     of(CHECK, &told.conf, |conf| {
@@ -304,7 +304,7 @@ fn connections(told: &Told) -> Finding {
     })
 }
 
-/// The address with most connections, and how many.
+/// The address with the most connections, and their number.
 fn busiest(cons: &[String]) -> Option<(&str, u64)> {
     let mut counts = HashMap::new();
     for address in cons {

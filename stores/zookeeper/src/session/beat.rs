@@ -1,21 +1,21 @@
-//! For how long the servers keep a session, by what they answered.
+//! Computes, from the server's replies, how long a session is kept.
 //!
-//! A server answers pings by itself, and tells the leader of the sessions that it heard of only now and then: a server that
-//! is cut off from the leader answers for seconds while the leader ends the session. What shows that the leader was there is
-//! the reply to a write. By then it knows of the messages that its server had a tick before. So the session is kept, from
-//! the sending of the last message that was *answered* a tick before the write was sent.
+//! A server answers pings by itself, and reports the sessions of its clients to the leader only now and then: a server
+//! that is cut off from the leader answers for seconds while the leader ends the session. Only the reply to a write shows
+//! that the leader was reachable. By then the leader knows of the messages that its server had received a tick before. So
+//! the session timeout counts from the sending of the last message that was *answered* a tick before the write was sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Messages of one connection that were answered.
+/// The messages of one connection that were answered.
 #[derive(Debug)]
 pub(super) struct Beats {
-    /// After how long at most a server has told the leader.
+    /// The longest time until a server has reported a message to the leader.
     tick: Duration,
-    /// No two messages are closer to each other than this.
+    /// The least distance between two recorded messages.
     grain: Duration,
     answered: VecDeque<Beat>,
 }
@@ -35,7 +35,7 @@ impl Beats {
         }
     }
 
-    /// A message was answered.
+    /// Records the reply to a message.
     pub(super) fn answered(&mut self, sent: Instant, now: Instant) {
         if self
             .answered
@@ -44,7 +44,7 @@ impl Beats {
         {
             return;
         }
-        // All but the newest of those that are a tick old are of no use any more.
+        // Of the messages that are at least a tick old, only the newest is needed.
         let old = |beat: &Beat| beat.answered + self.tick <= sent;
         while self.answered.get(1).is_some_and(old) {
             self.answered.pop_front();
@@ -52,7 +52,7 @@ impl Beats {
         self.answered.push_back(Beat { sent, answered: now });
     }
 
-    /// From when the session counts, after a write that was sent then had its reply.
+    /// Returns the start of the session timeout, given the reply to a write that was sent at this moment.
     pub(super) fn counts_from(&self, write_sent: Instant) -> Option<Instant> {
         let known = |beat: &&Beat| beat.answered + self.tick <= write_sent;
         self.answered.iter().rev().find(known).map(|beat| beat.sent)
@@ -83,7 +83,7 @@ mod tests {
             (9.5, Some(7.0)),
         ] {
             let counts = beats.counts_from(start + s(write));
-            // Those that were dropped are older than any write to come.
+            // Dropped messages are older than any later write needs.
             let wanted = from.map(|from| start + s(from));
             assert!(
                 counts == wanted || write < 7.0 && counts.is_none(),

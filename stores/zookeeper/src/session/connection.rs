@@ -1,4 +1,4 @@
-//! One connection to a server: frames in and out.
+//! One connection to a server: incoming and outgoing frames.
 
 use std::io;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::time::timeout;
 
 use crate::wire::{self, Welcome};
 
-/// The longest message that is read: more than a server sends by default.
+/// The longest message that is read: longer than a server sends by default.
 const LONGEST: usize = 64 << 20;
 
-/// The id and the password of a session, by which it goes on over another connection.
+/// The id and the password of a session, with which another connection resumes it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ticket {
     pub(super) id: i64,
@@ -23,7 +23,7 @@ pub(super) struct Connection {
     stream: TcpStream,
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
-    /// How much of `outgoing` was written.
+    /// How many bytes of `outgoing` were written.
     written: usize,
 }
 
@@ -32,7 +32,7 @@ fn broken(why: &str) -> io::Error {
 }
 
 impl Connection {
-    /// Connects, and asks for a session.
+    /// Connects, and requests a session.
     pub(super) async fn dial(
         host: &str,
         within: Duration,
@@ -74,7 +74,7 @@ impl Connection {
         self.written < self.outgoing.len()
     }
 
-    /// Writes some of what is queued, or reads something: whichever can be done first. Cancel safe.
+    /// Writes queued bytes or reads, whichever is possible first. Cancel safe.
     pub(super) async fn turn(&mut self) -> io::Result<()> {
         let has_outgoing = self.has_outgoing();
         let (mut reading, mut writing) = self.stream.split();
@@ -114,7 +114,7 @@ impl Connection {
         }
     }
 
-    /// The next message that has come whole.
+    /// Returns the next complete message.
     pub(super) fn frame(&mut self) -> io::Result<Option<Vec<u8>>> {
         let Some((length, rest)) = self.incoming.split_first_chunk::<4>() else {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! A session with the servers: what is sent keeps its order, has an answer in bounded time, and goes on over connections
-//! that break.
+//! A session with the servers. Requests keep their order, get a reply or an error in bounded time, and survive broken
+//! connections.
 //!
-//! One task owns the connection ([`run`]). Requests are queued from anywhere, and are sent as soon as there is a connection.
+//! One task owns the connection ([`run`]). Requests can be queued from any thread, and are sent once there is a connection.
 
 mod beat;
 mod connection;
@@ -19,50 +19,50 @@ use crate::wire::{Acl, Code, Reply, Request};
 
 pub(crate) use self::run::open;
 
-/// How to reach the servers, and as whom.
+/// The servers, and the options of the session.
 #[derive(Clone)]
 pub(crate) struct Config {
-    /// `host:port` of each.
+    /// The `host:port` of each server.
     pub(crate) hosts: Vec<String>,
-    /// For how long the servers keep what belongs to a client that is silent.
+    /// How long the servers keep the session of a silent client.
     pub(crate) session: Duration,
-    /// How long one step may take.
+    /// How long one operation may take.
     pub(crate) timeout: Duration,
-    /// After how long at most a server has told the leader of a message; `None` for half of the session.
+    /// The longest time until a server has reported a message to the leader; `None` for half of the session.
     pub(crate) tick: Option<Duration>,
     /// `user:password`.
     pub(crate) credentials: Option<String>,
     pub(crate) acl: Acl,
 }
 
-/// What happens to a session without a request.
+/// An event of a session that no request caused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// There is a connection; watches of the one before are gone.
+    /// A connection was made; watches of the previous connection are gone.
     Connected,
-    /// The session before this one is over, and with it all that belonged to it.
+    /// The previous session expired, and everything that belonged to it is gone.
     Expired,
     /// A node with a watch has changed.
     Changed(String),
 }
 
-/// Which session it was: they are numbered.
+/// The number of a session.
 pub(crate) type Epoch = u64;
 
-/// The answer to a request that was sent.
+/// The reply to a request.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) reply: Result<Reply, Code>,
-    /// The session in which it was carried out.
+    /// The session in which the request was carried out.
     pub(crate) epoch: Epoch,
 }
 
-/// A request without an answer.
+/// A request without a reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Silence {
-    /// It was never sent.
+    /// The request was never sent.
     NotSent(StoreError),
-    /// It may have been carried out, in this session.
+    /// The request may have been carried out, in this session.
     Lost(Epoch, StoreError),
 }
 
@@ -74,7 +74,7 @@ impl From<Silence> for StoreError {
     }
 }
 
-/// The answer that comes.
+/// A pending reply.
 pub(crate) struct Coming(oneshot::Receiver<Result<Answer, Silence>>);
 
 impl Coming {
@@ -86,14 +86,14 @@ impl Coming {
     }
 }
 
-/// A request that waits to be sent, or for its answer.
+/// A request that waits to be sent or for its reply.
 struct Op {
     request: Request,
     deadline: Instant,
     reply: oneshot::Sender<Result<Answer, Silence>>,
 }
 
-/// A session, for those who send.
+/// The session, as its users see it.
 pub(crate) struct Session {
     state: Mutex<State>,
     wake: Notify,
@@ -105,9 +105,9 @@ struct State {
     waiting: VecDeque<Op>,
     closed: bool,
     epoch: Epoch,
-    /// For how long the servers keep the session of a client that is silent.
+    /// How long the servers keep the session of a silent client.
     lasts: Duration,
-    /// Until when the servers keep the session at least.
+    /// The servers keep the session at least until this moment.
     kept_until: Option<Instant>,
     /// Why there is no connection.
     trouble: Option<String>,
@@ -122,7 +122,7 @@ impl Session {
         }
     }
 
-    /// Queues requests that are sent one right after the other. Callable from anywhere.
+    /// Queues requests that are sent together. Can be called from any thread.
     pub(crate) fn send<const N: usize>(&self, requests: [Request; N]) -> [Coming; N] {
         let deadline = Instant::now() + self.config.timeout;
         let mut state = self.state.lock();
@@ -146,12 +146,11 @@ impl Session {
         coming
     }
 
-    /// Queues the requests of a list.
+    /// Queues a list of requests.
     pub(crate) fn ask_all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Coming> {
         requests.into_iter().map(|request| self.ask(request)).collect()
     }
 
-    /// How it reaches the servers.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
@@ -160,31 +159,30 @@ impl Session {
         self.state.lock().epoch
     }
 
-    /// Until when the servers keep what belongs to this session at least, whatever happens to this process; `None` if the
-    /// session is over.
+    /// Until when the servers keep this session at least, whatever happens to this process; `None` if the session has ended.
     pub(crate) fn kept_until(&self, epoch: Epoch) -> Option<Instant> {
         let state = self.state.lock();
         state.kept_until.filter(|_| state.epoch == epoch)
     }
 
-    /// Ends the session once all that waits is sent.
+    /// Ends the session once all queued requests are sent.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.wake.notify_one();
     }
 
-    /// The session is kept until then, if not longer.
+    /// Records that the servers keep the session at least until this moment.
     fn is_kept(&self, until: Instant) {
         let mut state = self.state.lock();
         state.kept_until = state.kept_until.max(Some(until));
     }
 
-    /// For how long the servers keep the session of a client that is silent.
+    /// How long the servers keep the session of a silent client.
     pub(crate) fn lasts(&self) -> Duration {
         self.state.lock().lasts
     }
 
-    /// To a server that keeps the session for so long.
+    /// Records a connection to a server that keeps the session for `lasts`.
     fn connected(&self, lasts: Duration) {
         let mut state = self.state.lock();
         state.trouble = None;
@@ -195,7 +193,7 @@ impl Session {
         self.state.lock().trouble = Some(trouble);
     }
 
-    /// A new session begins.
+    /// Starts a new session.
     fn begins(&self) -> Epoch {
         let mut state = self.state.lock();
         state.epoch += 1;
@@ -203,7 +201,7 @@ impl Session {
         state.epoch
     }
 
-    /// Answers what waited for too long, and says when the next one has.
+    /// Fails the requests whose deadline is over, and returns the next deadline.
     fn fail_late(&self, now: Instant) -> Option<Instant> {
         let mut state = self.state.lock();
         while state.waiting.front().is_some_and(|op| op.deadline <= now) {
@@ -212,14 +210,14 @@ impl Session {
             };
             let why = state.trouble.as_deref().unwrap_or("no server answered in time");
             let error = StoreError::not_done(Reason::Unreachable, why);
-            // Its caller may be gone.
+            // The caller may have been dropped.
             let _ = op.reply.send(Err(Silence::NotSent(error)));
         }
         state.waiting.front().map(|op| op.deadline)
     }
 }
 
-/// What the servers said no to.
+/// Describes a refusal by the servers.
 pub(crate) fn refused(code: Code, what: &str) -> StoreError {
     let message = format!("ZooKeeper refused {what}: {code}");
     if code.is_unknown() {

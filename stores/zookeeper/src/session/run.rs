@@ -15,15 +15,15 @@ use super::{Answer, Config, Epoch, Event, Op, Session, Silence};
 use crate::jute::{Garbled, In};
 use crate::wire::{self, Code, Head, Welcome};
 
-/// The pauses between attempts to connect, once each server was tried.
+/// The shortest and the longest pause between rounds of connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Opens a session, and leaves it to a task of this runtime.
+/// Opens a session, and starts the task that serves it.
 pub(crate) async fn open(
     mut config: Config,
     events: UnboundedSender<Event>,
 ) -> Result<Arc<Session>, StoreError> {
-    // Not all clients at the first one.
+    // Spreads clients over the servers.
     fastrand::shuffle(&mut config.hosts);
     let session = Arc::new(Session::new(config));
     let mut owner = Owner::new(session.clone(), events);
@@ -45,13 +45,13 @@ pub(crate) async fn open(
     Err(StoreError::not_done(reason, why))
 }
 
-/// The owner of the connection.
+/// Owns the connection.
 struct Owner {
     session: Arc<Session>,
     events: UnboundedSender<Event>,
     ticket: Ticket,
     epoch: Epoch,
-    /// The server that is tried next.
+    /// The server to try next.
     host: usize,
 }
 
@@ -61,14 +61,14 @@ struct Link {
     in_flight: VecDeque<(Op, i32, Instant)>,
     next_xid: i32,
     beats: Beats,
-    /// The time that the server gives the session.
+    /// The session timeout that the server granted.
     lasts: Duration,
     last_sent: Instant,
     ping_sent: Option<Instant>,
     host: String,
 }
 
-/// Why a connection came to its end.
+/// Why a connection ended.
 enum End {
     Closed,
     Broken(io::Error),
@@ -92,7 +92,7 @@ impl Owner {
                 None => self.reconnect().await,
             };
             let Some(mut link) = link else { return };
-            // Without a store there is nobody to be told.
+            // Without a receiver the store was dropped.
             let _ = self.events.send(Event::Connected);
             match self.serve(&mut link).await {
                 End::Closed => return,
@@ -109,7 +109,7 @@ impl Owner {
         }
     }
 
-    /// Tries the servers one after the other; `None` when the store is gone.
+    /// Tries the servers one after another; `None` if the store was dropped.
     async fn reconnect(&mut self) -> Option<Link> {
         let session = self.session.clone();
         let mut pause = PAUSE.0;
@@ -135,7 +135,7 @@ impl Owner {
         }
     }
 
-    /// One attempt at the next server.
+    /// Tries to connect to the next server.
     async fn connect(&mut self) -> io::Result<Link> {
         let config = self.session.config.clone();
         let host = config.hosts[self.host % config.hosts.len()].clone();
@@ -154,7 +154,7 @@ impl Owner {
             if self.ticket.id == 0 {
                 return Err(named(io::Error::other("it gives no session")));
             }
-            // The session is over, and another one begins.
+            // The session has expired; a new one begins.
             tracing::warn!("the session with ZooKeeper expired, and with it all locks of this client");
             self.ticket = Ticket::default();
             self.epoch = self.session.begins();
@@ -172,7 +172,7 @@ impl Owner {
         let config = &self.session.config;
         let lasts = Duration::from_millis(u64::from(welcome.timeout_ms.unsigned_abs()));
         let tick = config.tick.unwrap_or(lasts / 2);
-        // No renewal would give a lease that is worth the name.
+        // No renewal would give a useful lease.
         if tick > lasts / 4 * 3 {
             let why = format!(
                 "the servers keep this session for {lasts:?}, of which a tick of {tick:?} leaves too little for a lease"
@@ -187,7 +187,7 @@ impl Owner {
             id: welcome.id,
             password: welcome.password,
         };
-        // To begin a session or to go on with it, the leader was asked.
+        // The server asked the leader before it began or resumed the session.
         self.session.is_kept(sent + lasts);
         self.session.connected(lasts);
         Ok(Link {
@@ -202,7 +202,7 @@ impl Owner {
         })
     }
 
-    /// Sends and receives until the connection breaks, or the store is gone and everything is answered.
+    /// Sends and receives until the connection breaks, or the store is dropped and every request has its reply.
     async fn serve(&self, link: &mut Link) -> End {
         loop {
             let now = Instant::now();
@@ -224,12 +224,12 @@ impl Owner {
         }
     }
 
-    /// Takes what waits; whether the store is gone.
+    /// Sends the queued requests. Returns whether the store was dropped.
     fn send(&self, link: &mut Link, now: Instant) -> bool {
         let mut state = self.session.state.lock();
         for op in state.waiting.drain(..) {
             let xid = link.next_xid;
-            // Numbers below zero are not those of requests.
+            // Requests have no negative ids.
             link.next_xid = xid.checked_add(1).unwrap_or(1);
             link.connection
                 .queue(op.request.encode(xid, self.session.config.acl));
@@ -294,12 +294,12 @@ impl Owner {
 }
 
 impl Link {
-    /// How often the server hears of this client.
+    /// The interval between messages to the server.
     fn beat(&self) -> Duration {
         self.lasts / 20
     }
 
-    /// When something is to be done though nothing comes.
+    /// When to act if nothing arrives.
     fn due(&self) -> Instant {
         let ping = match self.ping_sent {
             None => self.last_sent + self.beat(),
@@ -309,7 +309,7 @@ impl Link {
         answer.map_or(ping, |answer| answer.min(ping))
     }
 
-    /// Sends a ping, or gives the connection up: an answer that did not come in time could be taken for another one's.
+    /// Sends a ping, or gives up the connection: a reply that is late could be matched to another request.
     fn overdue(&mut self, now: Instant) -> io::Result<()> {
         let late = self.in_flight.front().is_some_and(|(op, ..)| op.deadline <= now);
         let deaf = self.ping_sent.is_some_and(|sent| sent + self.lasts / 3 <= now);
@@ -327,12 +327,12 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the session: what belongs to it is removed at once.
+    /// Ends the session; the servers remove its nodes at once.
     async fn close(&mut self, within: Duration) -> End {
         let until = Instant::now() + within;
         self.connection.queue(wire::close(self.next_xid));
         let closing = async {
-            // The server closes the connection when it has done so.
+            // The server closes the connection after it has ended the session.
             while self.connection.turn().await.is_ok() {
                 if self.connection.frame().is_ok_and(|frame| frame.is_some())
                     && !self.connection.has_outgoing()
@@ -368,7 +368,7 @@ async fn authorize(connection: &mut Connection, until: Instant) -> io::Result<()
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Answers what waits for too long; returns when the store is gone and nothing waits.
+/// Fails the requests whose deadline is over; returns when the store was dropped and no request waits.
 async fn fail_late(session: &Session) {
     loop {
         let next = session.fail_late(Instant::now());
