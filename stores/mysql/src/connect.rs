@@ -1,4 +1,4 @@
-//! How a connection to the server is made, and what is set on it.
+//! Opens and configures connections to the server.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,44 +12,44 @@ use tokio::time::{Instant, timeout};
 
 use crate::{failure, table};
 
-/// How long a statement waits for a row that another transaction has locked; the least that MySQL has.
+/// How long a statement waits for a row that another transaction has locked; the shortest time that MySQL supports.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
-/// Makes connections to the server.
+/// Opens connections to the server.
 pub(crate) struct Connector {
     opts: Opts,
-    /// Where, for messages; without credentials.
+    /// The server's address, for messages, without credentials.
     pub(crate) address: String,
-    /// For one step, and for connecting.
+    /// The time limit of an operation, and of connecting.
     pub(crate) timeout: Duration,
 }
 
-/// A connection on which steps can be sent. Dropping it closes it.
+/// A connection on which operations can be sent. Dropping it closes it.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) conn: Conn,
     pub(crate) clock: ServerClock,
-    /// When that was read last.
+    /// When the server's clock was last read.
     pub(crate) read: Instant,
-    /// When the last reply came.
+    /// When the last reply arrived.
     pub(crate) used: Instant,
 }
 
-/// What the session is to be like, whatever the server has by default.
+/// Sets session variables, independent of the server's defaults:
 ///
-/// - Each statement is a transaction, and locks nothing but the row that it changes.
-/// - What does not fit fails, and is not cut off; nor are the rows that are read.
-/// - The server does not end a connection without work.
+/// - Each statement is a transaction, and locks only the row that it changes.
+/// - A value that does not fit is an error and not truncated, and results are not limited.
+/// - The server does not close an idle connection.
 const SET_UP: &str = "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
                       innodb_lock_wait_timeout = 1, wait_timeout = 2147483, time_zone = '+00:00', \
                       sql_select_limit = 18446744073709551615";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
-/// Whether `SYSDATE` is the time at which it is evaluated: with `--sysdate-is-now` it is the statement's start.
+/// Checks that `SYSDATE` is the time of its evaluation: with `--sysdate-is-now` it is the start of the statement.
 const SYSDATE: &str = "SELECT SLEEP(0.002) + (SYSDATE(6) > NOW(6))";
 
 impl Connector {
     pub(crate) fn new(opts: OptsBuilder, timeout: Duration) -> Connector {
-        // Another server might listen at the socket that the first one names.
+        // A socket that the server names may belong to another server.
         let opts = opts.prefer_socket(false).client_found_rows(true);
         let opts = Opts::from(opts.stmt_cache_size(0).setup::<String>(Vec::new()));
         let address = match opts.socket() {
@@ -63,7 +63,7 @@ impl Connector {
         }
     }
 
-    /// A connection that is set up.
+    /// Opens and configures a connection.
     pub(crate) async fn connect(&self) -> Result<Session, StoreError> {
         let limit = self.timeout;
         timeout(limit, self.open()).await.unwrap_or_else(|_| {
@@ -99,10 +99,10 @@ impl Connector {
         })
     }
 
-    /// Carries out a script such as the schema.
+    /// Executes a script such as the schema.
     pub(crate) async fn execute(&self, sql: &str) -> Result<(), StoreError> {
         let mut session = self.connect().await?;
-        // Tables take longer than a step.
+        // Creating tables takes longer than an operation.
         let made = timeout(30 * self.timeout, session.conn.query_drop(sql)).await;
         match made {
             Ok(Ok(())) => Ok(()),
@@ -116,7 +116,7 @@ impl Connector {
 }
 
 impl Session {
-    /// Whether the server still answers on this connection, or why not.
+    /// Checks that the server still replies on this connection; if not, returns the reason.
     pub(crate) async fn check(&mut self, limit: Duration) -> Result<(), String> {
         match timeout(limit, self.conn.ping()).await {
             Ok(Ok(())) => {
@@ -129,7 +129,7 @@ impl Session {
     }
 }
 
-/// Closes a connection at once, whatever is under way on it; the driver would wait for the answer first.
+/// Closes a connection at once; the driver would wait for outstanding replies first.
 pub(crate) fn close(conn: Conn) {
     let _ = conn.disconnect().now_or_never();
 }

@@ -1,19 +1,19 @@
-//! What a failure of the driver or of the server means for a step.
+//! Classifies failures of the driver and of the server by what they mean for an operation.
 
 use dlock::store::{Outcome, Reason, StoreError};
 use mysql_async::{DriverError, Error, ServerError, UrlError};
 
-/// A step that failed.
+/// The failure of an operation.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: StoreError,
-    /// The connection is of no use any more.
+    /// The connection is unusable.
     pub(crate) broken: bool,
-    /// What other transactions did at the same time is why it was rolled back.
+    /// The statement was rolled back because of a concurrent transaction.
     pub(crate) conflict: bool,
 }
 
-/// What became of a statement that was sent.
+/// Classifies the failure of a statement that was sent.
 pub(crate) fn of_step(error: Error) -> Failure {
     let Error::Server(told) = &error else {
         return Failure {
@@ -36,7 +36,7 @@ pub(crate) fn of_step(error: Error) -> Failure {
     }
 }
 
-/// Why there is no connection: nothing of ours was sent on it.
+/// Classifies the failure of a connection attempt: no operation was sent.
 pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
     let (reason, message) = match &error {
         Error::Server(told) => (reason(told.code), text(told)),
@@ -48,7 +48,7 @@ pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
     StoreError::not_done(reason, format!("{address}: {message}")).caused_by(error)
 }
 
-/// What is wrong with a URL, without repeating it.
+/// Describes what is wrong with a URL, without repeating it.
 pub(crate) fn of_url(error: &UrlError) -> String {
     match error {
         UrlError::FeatureRequired { feature, param } => {
@@ -60,7 +60,7 @@ pub(crate) fn of_url(error: &UrlError) -> String {
     }
 }
 
-/// Whether the table was not created yet.
+/// Whether the error says that the table does not exist.
 pub(crate) fn is_missing_table(error: &StoreError) -> bool {
     matches!(code(error), Some(NO_TABLE))
 }
@@ -76,17 +76,17 @@ fn code(error: &StoreError) -> Option<u16> {
 const NO_TABLE: u16 = 1146;
 /// `ER_CHECKREAD`, `ER_LOCK_WAIT_TIMEOUT`, `ER_LOCK_DEADLOCK`, `ER_LOCK_NOWAIT`: rolled back.
 const CONFLICTS: [u16; 4] = [1020, 1205, 1213, 3572];
-/// The statement may have been committed before: the server shuts down, the connection or the statement was killed, the
-/// commit failed, or the proxy in between lost the server.
+/// The statement may have been committed: the server is shutting down, the connection or the statement was killed, the
+/// commit failed, or the proxy lost its connection to the server.
 const UNKNOWN: [u16; 9] = [1053, 1180, 1317, 1927, 1026, 1105, 2006, 2013, 4031];
-/// `--read-only`, `--super-read-only`, `innodb_read_only`, a transaction that only reads: another server is the primary.
+/// `--read-only`, `--super-read-only`, `innodb_read_only`, or a read-only transaction: another server is the primary.
 const READS_ONLY: [u16; 4] = [1290, 1792, 1836, 3906];
-/// Too many connections, of the server or of the user.
+/// The server or the user has too many connections.
 const CROWDED: [u16; 4] = [1040, 1129, 1203, 1226];
-/// The disk or the tablespace is full, memory or locks are used up.
+/// The disk or the tablespace is full, or memory or locks are exhausted.
 const FULL: [u16; 7] = [1021, 1037, 1041, 1114, 1206, 3019, 1135];
 
-/// What passes by itself, and what needs an operator.
+/// Distinguishes failures that end by themselves from those that need an operator.
 fn reason(code: u16) -> Reason {
     let passing = [&CONFLICTS[..], &UNKNOWN, &READS_ONLY, &CROWDED, &[1969, 3024]];
     if passing.iter().any(|codes| codes.contains(&code)) {
@@ -98,7 +98,7 @@ fn reason(code: u16) -> Reason {
     }
 }
 
-/// In one line.
+/// Describes the server's error in one line.
 fn text(told: &ServerError) -> String {
     let advice = match told.code {
         NO_TABLE => ": create the table first, by create_table() or a migration with schema()",
@@ -109,7 +109,7 @@ fn text(told: &ServerError) -> String {
     format!("the server said {}, {}{advice}", told.code, told.message)
 }
 
-/// The error with its causes.
+/// Describes an error and its causes.
 pub(crate) fn describe(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);

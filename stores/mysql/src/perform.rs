@@ -1,4 +1,4 @@
-//! Steps as the statements of one round trip, and what their replies mean.
+//! Executes operations: builds the statements of one round trip, and interprets the replies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::script::{self, Reply};
 use crate::step::{Answer, Job, Queue, Step, duration};
 use crate::table::{self, Table};
 
-/// The most locks that one round trip acquires, and releases.
+/// The most acquires, and the most releases, in one round trip.
 const MOST: usize = 64;
-/// The most grants that one renews: other steps are not to wait for thousands of them.
+/// The most renewals in one round trip, so that other operations do not wait for thousands of them.
 const MOST_RENEWALS: usize = 200;
-/// How often a step that others came in the way of is sent again.
+/// How often an operation that conflicts with other transactions is repeated.
 const LOOKS: u32 = 8;
-/// The pause before that, at first and at most.
+/// The shortest and the longest pause before a repetition.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
-/// A reading of the server's clock is taken along when the one before is older.
+/// The server's clock is read with other statements if the last reading is older than this.
 const READING: Duration = Duration::from_secs(1);
 
-/// What is left of the room in a round trip.
+/// Counts the operations that a round trip already contains.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     acquires: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Whether this step goes along, which is counted then.
+    /// Whether the operation fits into the round trip; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
         let (taken, most) = match &job.step {
             Step::Acquire(_) => (&mut self.acquires, MOST),
@@ -52,45 +52,45 @@ impl Room {
     }
 }
 
-/// One statement, and the steps that it is for.
+/// One statement, and the operations that it executes.
 #[derive(Debug)]
 enum Part {
     Release(Job),
-    /// Of one lease.
+    /// Renewals with the same lease, in µs.
     Renew(Vec<Job>, i64),
     Force(Job),
-    /// With the server's time after which it takes no effect.
+    /// An acquire, and the server time after which it has no effect.
     Acquire(Job, i64),
-    /// Makes the row for an acquire that follows.
+    /// Creates the row for an acquire that follows.
     Insert(Arc<str>),
-    /// Holders to show.
+    /// Reads holders.
     Show(Job),
     Clock,
 }
 
-/// Steps on one connection.
+/// Executes operations on one connection.
 pub(crate) struct Performing<'a> {
     pub(crate) session: &'a mut Session,
     pub(crate) queue: &'a Queue,
     pub(crate) table: &'a Table,
-    /// When the connection is given up unless everything is answered.
+    /// When to give up the connection if replies are missing.
     pub(crate) deadline: Instant,
 }
 
-/// What a round trip left over.
+/// The operations that a round trip did not complete.
 #[derive(Debug, Default)]
 struct Left {
-    /// Acquires that were not granted, with their times.
+    /// Acquires that were not granted, with the server time after which they have no effect.
     refused: Vec<(Job, i64)>,
-    /// Renewals of which some grants were not found, and when they were sent.
+    /// Renewals that did not find all of their grants, with the time when they were sent.
     renewals: Vec<(Job, Instant)>,
 }
 
-/// Why a connection is of no use any more.
+/// Fails if the connection is unusable.
 type Broken = Result<(), StoreError>;
 
 impl Performing<'_> {
-    /// Sends the steps, and answers each of them.
+    /// Sends the operations, and replies to each of them.
     pub(crate) async fn perform(mut self, jobs: Vec<Job>) -> Broken {
         let before = match self.time_before(&jobs).await {
             Ok(before) => before,
@@ -116,13 +116,13 @@ impl Performing<'_> {
         parts.extend(acquires.map(|(refuse_after, job)| Part::Acquire(job, refuse_after)));
         let left = self.round(parts, None).await?;
         for (job, _) in left.refused {
-            // Another process had it first, or has just removed the row again.
+            // Another process was first, or has just removed the row again.
             self.look_again(job);
         }
         Ok(())
     }
 
-    /// The server's time before the steps, where one of them releases an acquire that may still take effect.
+    /// Reads the server's time before the operations, if one of them releases an acquire that may still take effect.
     async fn time_before(&mut self, jobs: &[Job]) -> Result<Option<i64>, StoreError> {
         let is_unknown = |job: &Job| match &job.step {
             Step::Release(_, grant, _) => self.queue.unknown_until(*grant).is_some(),
@@ -143,7 +143,7 @@ impl Performing<'_> {
         now.map(Some).ok_or_else(unreadable)
     }
 
-    /// Those with rows come last.
+    /// Orders the statements; those that return rows are last.
     fn parts(&self, jobs: Vec<Job>) -> Vec<Part> {
         let (mut releases, mut renewals, mut forced, mut acquires, mut shown) =
             (vec![], vec![], vec![], vec![], vec![]);
@@ -217,7 +217,8 @@ impl Performing<'_> {
         (done, failure)
     }
 
-    /// One round trip. What it brings is answered; acquires and renewals that need a look come back.
+    /// Executes one round trip and replies to the completed operations. Returns acquires and renewals that need a look at
+    /// their rows.
     async fn round(&mut self, parts: Vec<Part>, before: Option<i64>) -> Result<Left, StoreError> {
         let statements: Vec<String> = parts.iter().map(|part| self.statement(part)).collect();
         let sent = Instant::now();
@@ -229,7 +230,7 @@ impl Performing<'_> {
         }
         let Some(failure) = failure else { return Ok(left) };
         if !failure.broken {
-            // The server executes nothing behind the one that failed.
+            // The server executes no statement after a failed one.
             match rest.next() {
                 Some(Part::Insert(key)) => return self.not_inserted(&key, rest, &failure).map(|()| left),
                 Some(part) => self.failed(part, &failure),
@@ -241,7 +242,7 @@ impl Performing<'_> {
             return Ok(left);
         }
         rest.for_each(|part| self.failed(part, &failure));
-        // Certainly answered, and not looked at any more.
+        // The server has replied to these, but their rows can no longer be read.
         for (job, refuse_after) in left.refused {
             self.failed(Part::Acquire(job, refuse_after), &not_granted(&failure));
         }
@@ -283,7 +284,7 @@ impl Performing<'_> {
         }
     }
 
-    /// `before`: the server's time before the release, where its acquire may still take effect.
+    /// Handles the reply to a release. `before` is the server's time before the release, if its acquire may still take effect.
     fn released(&self, job: Job, ended: bool, before: Option<i64>) {
         let Step::Release(_, grant, _) = job.step else {
             return;
@@ -293,7 +294,7 @@ impl Performing<'_> {
             && let Some(until) = self.queue.unknown_until(grant)
             && until >= now
         {
-            // A copy that is still on its way would take the lock after this release.
+            // A copy that is still in flight would take the lock after this release.
             let rest = duration(until - now) + PAUSE.0;
             return self.again(job, rest, "the acquire that it undoes may still take effect");
         }
@@ -305,7 +306,7 @@ impl Performing<'_> {
         self.answer(job, Answer::Released(reply));
     }
 
-    /// Looks at the rows of what was not done; returns the acquires of keys without a row.
+    /// Reads the rows of the operations that were not completed. Returns the acquires of keys without a row.
     async fn look(&mut self, left: Left) -> Result<Vec<Job>, StoreError> {
         let jobs = left.refused.iter().map(|(job, _)| job);
         let jobs = jobs.chain(left.renewals.iter().map(|(job, _)| job));
@@ -336,7 +337,7 @@ impl Performing<'_> {
             let row = rows.get(key.as_bytes());
             let row = row.filter(|row| row.is_held() && !row.kept && row.holder == grant.to_string());
             let renewal = match row {
-                // What is left of a lease that this step gave.
+                // The remaining lease shows that this renewal took effect.
                 Some(row) if duration(row.until - row.now) + sent.elapsed() >= duration(*lease) => {
                     Renewal::Renewed
                 }
@@ -371,7 +372,7 @@ impl Performing<'_> {
         Some((rows.collect::<Option<_>>()?, number(now.rows)?))
     }
 
-    /// The acquires were refused, the grants perhaps renewed.
+    /// Fails the operations whose rows could not be read: the acquires were refused, the grants may have been renewed.
     fn not_looked_at(&self, left: Left, failure: Failure) -> Result<Vec<Job>, StoreError> {
         for (job, refuse_after) in left.refused {
             self.failed(Part::Acquire(job, refuse_after), &not_granted(&failure));
@@ -385,7 +386,7 @@ impl Performing<'_> {
         }
     }
 
-    /// The statement of this part failed, or its outcome is unknown.
+    /// Handles a statement that failed or whose outcome is unknown.
     fn failed(&self, part: Part, failure: &Failure) {
         let (jobs, refuse_after) = match part {
             Part::Release(job) | Part::Force(job) | Part::Show(job) => (vec![job], 0),
@@ -396,7 +397,7 @@ impl Performing<'_> {
         let several = jobs.len() > 1;
         for mut job in jobs {
             if failure.conflict && job.looks < LOOKS {
-                // One row may be why the others were not renewed.
+                // A single row may be why the other grants were not renewed.
                 job.alone |= several;
                 let after = pause(job.looks);
                 self.again(job, after, &failure.error.message);
@@ -412,7 +413,7 @@ impl Performing<'_> {
         }
     }
 
-    /// The row of this key could not be made: its acquire fails, the others are sent again.
+    /// Handles a row that could not be created: its acquire fails, and the other operations are sent again.
     fn not_inserted(
         &self,
         key: &str,
@@ -428,7 +429,7 @@ impl Performing<'_> {
         Ok(())
     }
 
-    /// It was not executed.
+    /// Puts operations that were not executed back into the queue.
     fn put_back(&self, part: Part) {
         match part {
             Part::Release(job) | Part::Force(job) | Part::Show(job) | Part::Acquire(job, _) => {
@@ -439,7 +440,7 @@ impl Performing<'_> {
         }
     }
 
-    /// A step was not carried out, and will be after a while; it fails where it has no time for that.
+    /// Repeats an operation that was not carried out after a pause; fails it if its deadline is earlier.
     fn again(&self, job: Job, after: Duration, why: &str) {
         if Instant::now() + after >= job.deadline {
             return self.fail(job, &StoreError::not_done(Reason::Unreachable, why));
@@ -447,7 +448,7 @@ impl Performing<'_> {
         self.queue.again(job, after);
     }
 
-    /// The same for an acquire that others came in the way of, who may be gone by now.
+    /// Repeats an acquire that conflicted with other transactions, which may be over by now.
     fn look_again(&self, job: Job) {
         if job.looks < LOOKS {
             let after = pause(job.looks).mul_f64(0.25 + fastrand::f64());
@@ -468,7 +469,7 @@ impl Performing<'_> {
     }
 }
 
-/// The same failure for an acquire that was refused before: it certainly was not done.
+/// Marks the failure as not done, for an acquire that was already refused.
 fn not_granted(failure: &Failure) -> Failure {
     let mut error = failure.error.clone();
     error.outcome = Outcome::NotDone;
@@ -492,7 +493,7 @@ fn unreadable() -> StoreError {
     error
 }
 
-/// Before a step is sent again that was so often.
+/// The pause before an operation is repeated once more.
 fn pause(looks: u32) -> Duration {
     (PAUSE.0 * 2_u32.saturating_pow(looks)).min(PAUSE.1)
 }

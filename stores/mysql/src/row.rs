@@ -1,11 +1,11 @@
-//! Rows of the table, as they are read.
+//! Decodes rows of the table.
 
 use dlock::store::{Holder, Kind};
 use mysql_async::{FromRowError, Row, Value};
 
 use crate::step::{KINDS, duration};
 
-/// A row of [`Table::look`](crate::table::Table::look).
+/// A row that [`Table::look`](crate::table::Table::look) returns.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) key: Vec<u8>,
@@ -19,7 +19,7 @@ pub(crate) struct Found {
 impl Found {
     /// # Errors
     ///
-    /// What cannot be read.
+    /// If a column cannot be decoded.
     pub(crate) fn of(row: Row) -> Result<Found, FromRowError> {
         type Columns = (Vec<u8>, String, String, i64, i64, i64);
         let (key, holder, kind, kept, until, now): Columns = mysql_async::from_row_opt(row)?;
@@ -33,12 +33,12 @@ impl Found {
         })
     }
 
-    /// Whether a grant is there, or keeps the key.
+    /// Whether a grant holds or keeps the key.
     pub(crate) fn is_held(&self) -> bool {
         !self.holder.is_empty() && self.until > self.now
     }
 
-    /// The holder, for people and tools; `None` where a newer version has it.
+    /// Describes the holder, for people and tools; `None` for a kind of a newer version.
     pub(crate) fn shown(self) -> Option<Holder> {
         let kind: Kind = KINDS.into_iter().find(|kind| kind.to_string() == self.kind)?;
         let remaining = Some(duration(self.until - self.now));
@@ -46,13 +46,13 @@ impl Found {
     }
 }
 
-/// The only number of the only row.
+/// Returns the number in a result with one row and one column.
 pub(crate) fn number(rows: Vec<Row>) -> Option<i64> {
     let row = rows.into_iter().next()?;
     mysql_async::from_value_opt(row.as_ref(0)?.clone()).ok()
 }
 
-/// The bytes of the first column.
+/// Returns the bytes in the first column.
 pub(crate) fn bytes(row: &Row) -> Option<Vec<u8>> {
     match row.as_ref(0)? {
         Value::Bytes(bytes) => Some(bytes.clone()),

@@ -1,4 +1,4 @@
-//! URLs of locks.
+//! URLs of the store.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::failure;
 use crate::store::MysqlLocks;
 
-/// What the driver knows; it says itself what is wrong with a value.
+/// The options that the driver parses; it reports invalid values itself.
 const OF_THE_DRIVER: [&str; 5] = [
     "socket",
     "require_ssl",
@@ -18,9 +18,10 @@ const OF_THE_DRIVER: [&str; 5] = [
     "built_in_roots",
 ];
 
-/// `mysql://` and `mariadb://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme).
+/// Returns the scheme of `mysql://` and `mariadb://` URLs, for
+/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme).
 ///
-/// Beside the parameters of every store, they have:
+/// Parameters in addition to those of every store:
 ///
 /// | parameter | default | |
 /// |---|---|---|
@@ -28,7 +29,7 @@ const OF_THE_DRIVER: [&str; 5] = [
 /// | `connections` | 2 | see [`MysqlLocksBuilder::connections`](crate::MysqlLocksBuilder::connections) |
 /// | `create_table` | `false` | whether the table is created if it is missing |
 /// | `require_ssl` | `false` | whether connections are encrypted; needs the feature `tls` |
-/// | `verify_ca`, `verify_identity`, `built_in_roots` | `true` | what is checked then |
+/// | `verify_ca`, `verify_identity`, `built_in_roots` | `true` | what is verified on encrypted connections |
 /// | `socket` | | the path of a Unix socket, instead of host and port |
 ///
 /// ```no_run
@@ -61,7 +62,7 @@ async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
         builder = builder.connections(connections);
     }
     let locks = builder.open_by_url().await?;
-    // A missing table is told at once, and not at the first lock.
+    // Reports a missing table at once, not at the first lock.
     match Arc::new(locks.clone()).inspect("dlock".into()).await {
         Ok(_) => {}
         Err(error) if !failure::is_missing_table(&error) => return Err(error),
@@ -76,7 +77,7 @@ async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
     Ok(Arc::new(locks))
 }
 
-/// What the driver makes of the URL.
+/// Lets the driver parse the URL.
 fn server(request: &mut OpenRequest) -> Result<OptsBuilder, StoreError> {
     let mut url = format!("mysql://{}", request.address);
     let mut sign = '?';

@@ -1,24 +1,24 @@
-//! Several statements in one round trip.
+//! Executes several statements in one round trip.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 
-/// What one statement brought.
+/// The reply to one statement.
 #[derive(Debug, Default)]
 pub(crate) struct Reply {
-    /// How many rows it found, whether or not it had to change them.
+    /// How many rows matched, even if their values did not change.
     pub(crate) affected: u64,
     pub(crate) last_insert_id: u64,
     pub(crate) rows: Vec<Row>,
 }
 
-/// Sends the statements together; each is a transaction of its own. Those with rows come last: when a statement fails, the
-/// rows of the one before it are lost.
+/// Sends the statements together; each is its own transaction. Statements that return rows must be last: when a statement
+/// fails, the rows of the previous statement are lost.
 ///
 /// # Errors
 ///
-/// The first failure. `done` has the replies of the statements before; where the server reported it, those behind were not
-/// executed.
+/// The first failure. `done` contains the replies to the statements before it; if the server reported the failure, the
+/// statements after it were not executed.
 pub(crate) async fn run(conn: &mut Conn, statements: &[String], done: &mut Vec<Reply>) -> Result<(), Error> {
     if statements.is_empty() {
         return Ok(());
@@ -31,7 +31,7 @@ pub(crate) async fn run(conn: &mut Conn, statements: &[String], done: &mut Vec<R
                 last_insert_id: results.last_insert_id().unwrap_or(0),
                 rows: Vec::new(),
             });
-            // Nothing but the head of the next result.
+            // Reads only the header of the next result.
             results.next().await?;
         } else {
             let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! What is asked of the server, and what came of it.
+//! The operations on the server, and their results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use dlock::store::{
     Renewal, StoreError,
 };
 
-/// The kinds that this store has.
+/// The supported kinds.
 pub(crate) const KINDS: [Kind; 2] = [Kind::Mutex, Kind::Fenced];
-/// The most fencing tokens of one grant.
+/// The most fencing tokens that one grant reserves.
 const MOST_TOKENS: u32 = 1 << 16;
-/// The most bytes of a key with its prefix: the width of the column.
+/// The most bytes of a key, including its prefix: the width of the column.
 pub(crate) const LONGEST_KEY: usize = 1024;
 
-/// The queue of all connections.
+/// The queue that all connections share.
 pub(crate) type Queue = queue::StepQueue<Step>;
-/// A step on its way.
+/// A queued operation.
 pub(crate) type Job = queue::Job<Step>;
 
-/// What is asked of the server.
+/// An operation.
 #[derive(Debug)]
 pub(crate) enum Step {
     Acquire(Ask),
-    /// The grant, and how long to keep its key taken yet, in µs.
+    /// The key, the grant, and how long to keep the key unavailable, in µs.
     Release(Arc<str>, GrantId, i64),
-    /// The grant, and its lease from now on, in µs.
+    /// The key, the grant, and its lease from now on, in µs.
     Renew(Arc<str>, GrantId, i64),
     Inspect(Arc<str>),
     List(String),
@@ -46,7 +46,7 @@ pub(crate) struct Ask {
     pub(crate) tokens: u32,
 }
 
-/// What came of it.
+/// The result of an operation.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Acquired(AcquireReply),
@@ -107,7 +107,7 @@ impl queue::Step for Step {
     }
 }
 
-/// A key that fits into its column: longer ones would be cut off, and be other keys.
+/// Checks that a key fits into its column: a longer key would be truncated, and become a different key.
 pub(crate) fn sendable(key: Arc<str>) -> Result<Arc<str>, StoreError> {
     if key.len() > LONGEST_KEY {
         let message = format!("a key has up to {LONGEST_KEY} bytes with its prefix");
@@ -116,13 +116,13 @@ pub(crate) fn sendable(key: Arc<str>) -> Result<Arc<str>, StoreError> {
     Ok(key)
 }
 
-/// Whole microseconds; a hundred years at most.
+/// Converts to whole microseconds, up to a hundred years.
 pub(crate) fn micros(duration: Duration) -> i64 {
     const MOST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     i64::try_from(duration.min(MOST).as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A time of the server, of which the past counts as now.
+/// Converts a difference of server times; negative differences become zero.
 pub(crate) fn duration(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }

@@ -1,39 +1,39 @@
-//! The statements, written for one table.
+//! The SQL statements for one table.
 //!
-//! Keys and ids are hexadecimal literals: they mean the same in every `sql_mode` and character set, and nothing in them can
-//! end a literal.
+//! Keys are hexadecimal literals: they mean the same in every `sql_mode` and character set, and their content cannot end
+//! a literal.
 
 use dlock::store::GrantId;
 
 use crate::step::Ask;
 
-/// The table's name where the user gives none.
+/// The default name of the table.
 pub(crate) const DEFAULT: &str = "dlock_locks";
-/// The most that a name may have, so that what is derived from it fits into 64 characters.
+/// The longest name, so that names derived from it fit into 64 characters.
 const MOST: usize = 50;
 
-/// The time of the server in µs since 1970, when a row is looked at: a statement that waited for a row reads it after that.
-/// `NOW` is the statement's start; the difference to it is the same in every time zone.
+/// The server's time in µs since 1970 when a row is evaluated, which is after the statement waited for the row. `NOW` is
+/// the start of the statement; the difference to it is the same in every time zone.
 const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) \
                    + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)))";
 
-/// Where the locks are.
+/// The table of the locks, and its statements.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// What the table is called in messages.
+    /// The name of the table, for messages.
     pub(crate) name: String,
-    /// In quotes, for statements.
+    /// The quoted name, for statements.
     quoted: String,
     floor: String,
     pub(crate) schema: String,
 }
 
 impl Table {
-    /// The table of this name: letters, digits and `_`, and perhaps a database before a dot.
+    /// Creates the statements for a table. Its name has letters, digits and `_`, optionally after a database and a dot.
     ///
     /// # Errors
     ///
-    /// What is wrong with the name.
+    /// The reason if the name is invalid.
     pub(crate) fn new(name: &str) -> Result<Table, String> {
         let plain = |part: &str| {
             part.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_')
@@ -58,9 +58,9 @@ impl Table {
         })
     }
 
-    /// Takes a lock that is free or whose lease is over, unless the server's clock is past `refuse_after`. The reply says
-    /// whether a row was changed, and brings the first token as its `last_insert_id`. `fence` comes first: it is made of
-    /// what the row had before.
+    /// Acquires a lock that is available or whose lease has expired, unless the server's time is past `refuse_after`. The
+    /// reply has one affected row if it was acquired, and the first token as `last_insert_id`. `fence` is assigned first,
+    /// because it is computed from the previous values of the row.
     pub(crate) fn acquire(&self, ask: &Ask, refuse_after: i64) -> String {
         let Ask {
             key,
@@ -79,7 +79,7 @@ impl Table {
         )
     }
 
-    /// Makes the row of a lock that is free, with a token that is not below those of rows that were removed.
+    /// Creates the row of an available lock, with a token that is not smaller than those of removed rows.
     pub(crate) fn insert(&self, key: &str) -> String {
         format!(
             "INSERT INTO {} (k, fence) SELECT {}, COALESCE(MAX(f.fence), 0) FROM {} f LOCK IN SHARE MODE \
@@ -90,7 +90,7 @@ impl Table {
         )
     }
 
-    /// Ends a grant, or keeps its key taken for a while.
+    /// Ends a grant, or keeps its key unavailable for a while.
     pub(crate) fn release(&self, key: &str, grant: GrantId, keep: i64) -> String {
         let change = match keep {
             0 => format!("holder = '', kind = '', kept = 0, until_us = {NOW}"),
@@ -104,7 +104,7 @@ impl Table {
         )
     }
 
-    /// Lets grants last for this lease from now on. An id is that of one key only, so that keys and ids need no pairing.
+    /// Extends grants to this lease from now on. An id belongs to one key only, so keys and ids need no pairing.
     pub(crate) fn renew<'a>(
         &self,
         grants: impl Iterator<Item = (&'a str, GrantId)> + Clone,
@@ -119,12 +119,12 @@ impl Table {
         )
     }
 
-    /// The rows of these keys: key, holder, kind, whether it is kept, the end of its lease, and the time.
+    /// Reads the rows of these keys: key, holder, kind, whether it is kept, the end of the lease, and the server's time.
     pub(crate) fn look<'a>(&self, keys: impl Iterator<Item = &'a str>) -> String {
         format!("{} WHERE k IN ({})", self.select(), listed(keys.map(hex)))
     }
 
-    /// The same for all keys with this prefix that are held.
+    /// Reads the rows of all held keys with this prefix, with the same columns.
     pub(crate) fn list(&self, prefix: &str) -> String {
         format!(
             "{} WHERE LEFT(k, {}) = {} AND holder <> '' AND until_us > {NOW} ORDER BY k",
@@ -141,7 +141,7 @@ impl Table {
         )
     }
 
-    /// Ends whatever grant a key has.
+    /// Ends the grant of a key, of any holder.
     pub(crate) fn force(&self, key: &str) -> String {
         format!(
             "UPDATE {} SET holder = '', kind = '', kept = 0, until_us = {NOW} \
@@ -151,7 +151,7 @@ impl Table {
         )
     }
 
-    /// Keys of rows that have been free for a minute.
+    /// Finds the keys of rows that have been available for a minute.
     pub(crate) fn free(&self, most: usize) -> String {
         format!(
             "SELECT k FROM {} WHERE until_us < {NOW} - 60000000 LIMIT {most}",
@@ -159,7 +159,7 @@ impl Table {
         )
     }
 
-    /// Those of these rows that still are free, and that no transaction has locked: their keys, and the tokens after theirs.
+    /// Selects those of these rows that are still available and not locked by a transaction: their keys, and the next tokens.
     pub(crate) fn unlocked(&self, keys: &[Vec<u8>]) -> String {
         format!(
             "SELECT k, fence + tokens FROM {} WHERE k IN ({}) AND until_us < {NOW} - 60000000 FOR UPDATE SKIP LOCKED",
@@ -168,7 +168,7 @@ impl Table {
         )
     }
 
-    /// Remembers a token of rows that are to be removed.
+    /// Records a token before its rows are removed.
     pub(crate) fn raise_floor(&self, token: i64) -> String {
         format!(
             "INSERT INTO {} (one, fence) VALUES (1, {token}) ON DUPLICATE KEY UPDATE fence = GREATEST(fence, {token})",
@@ -176,7 +176,7 @@ impl Table {
         )
     }
 
-    /// Removes those of these rows that still are free and whose tokens are remembered.
+    /// Removes those of these rows that are still available and whose tokens are recorded.
     pub(crate) fn remove(&self, keys: &[Vec<u8>]) -> String {
         let keys = listed(keys.iter().map(hex));
         format!(
@@ -187,9 +187,9 @@ impl Table {
     }
 }
 
-/// For the doctor.
+/// Statements for the doctor.
 impl Table {
-    /// Its tables and their engines.
+    /// Reads the tables and their engines.
     pub(crate) fn engines(&self) -> String {
         let (database, table) = match self.name.split_once('.') {
             Some((database, table)) => (format!("'{database}'"), table),
@@ -201,7 +201,7 @@ impl Table {
         )
     }
 
-    /// Statements of every kind that locks need, which change nothing where they are explained.
+    /// One statement of each kind that the store uses; they are only explained, so they change nothing.
     pub(crate) fn needed(&self) -> [String; 7] {
         let (table, floor) = (&self.quoted, &self.floor);
         [
@@ -215,8 +215,8 @@ impl Table {
         ]
     }
 
-    /// Removes the row of a scratch lock, and those that other doctors left a minute ago and more; `scratch` is what the keys of
-    /// all of them begin with.
+    /// Removes the row of a scratch lock, and rows that other doctors left at least a minute ago; all keys of scratch locks
+    /// begin with `scratch`.
     pub(crate) fn forget(&self, key: &str, scratch: &str) -> String {
         format!(
             "DELETE FROM {} WHERE k = {} OR k BETWEEN {} AND {} AND until_us < {NOW} - 60000000",
@@ -228,7 +228,7 @@ impl Table {
     }
 }
 
-/// What the server's clock shows.
+/// Reads the server's clock.
 pub(crate) fn clock() -> String {
     format!("SELECT {NOW}")
 }
@@ -238,7 +238,7 @@ fn hex(text: impl AsRef<[u8]>) -> String {
     format!("x'{digits}'")
 }
 
-/// Ids have digits, letters, `-` and `:` only.
+/// Ids contain only digits, letters, `-` and `:`.
 fn id(grant: GrantId) -> String {
     format!("'{grant}'")
 }

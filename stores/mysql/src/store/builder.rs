@@ -1,4 +1,4 @@
-//! Options of the store, and what starts with it.
+//! Options of the store, and its background tasks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::connect::Connector;
 use crate::step::Queue;
 use crate::table::{self, Table};
 
-/// How often rows of free locks are removed, on average.
+/// The average interval between removals of the rows of available locks.
 const SWEEP: Duration = Duration::from_secs(300);
 
 /// Options of [`MysqlLocks`].
@@ -54,26 +54,27 @@ impl MysqlLocksBuilder {
         }
     }
 
-    /// The table, with its database if that is another one: `"app.locks"`. Letters, digits and `_`. `dlock_locks` by default.
+    /// Sets the table, with its database if it is in another one: `"app.locks"`. Letters, digits and `_`; `dlock_locks` by
+    /// default.
     pub fn table(mut self, name: impl Into<String>) -> Self {
         self.table = name.into();
         self
     }
 
-    /// A prefix of all keys, for services that share a table; none by default.
+    /// Sets a prefix of all keys, for services that share a table; none by default.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// How many connections steps use at most; 2 by default. What waits to be sent goes together, so a few are enough for a
-    /// whole process. A further one is opened when those before it are busy.
+    /// Sets the most connections that operations use; 2 by default. Queued operations are sent together, so a few connections
+    /// are enough for a whole process. Another connection is opened when all others are busy.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// How long one step may take, connecting included; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -83,7 +84,7 @@ impl MysqlLocksBuilder {
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses, or an option is invalid.
+    /// When the server cannot be reached, the server refuses, or an option is invalid.
     pub async fn connect(self) -> Result<MysqlLocks, Error> {
         let table = self
             .check()
@@ -92,7 +93,7 @@ impl MysqlLocksBuilder {
         opened.map_err(StoreError::into_connect_error)
     }
 
-    /// The same where the options come from a URL.
+    /// Connects with options from a URL.
     pub(crate) async fn open_by_url(self) -> Result<MysqlLocks, StoreError> {
         let wrong = |(option, reason)| {
             StoreError::not_done(
@@ -104,7 +105,7 @@ impl MysqlLocksBuilder {
         self.open(table).await
     }
 
-    /// The statements, or the option that is invalid.
+    /// Returns the statements, or the option that is invalid.
     fn check(&self) -> Result<Table, (&'static str, String)> {
         if self.connections == 0 {
             return Err(("connections", "steps need one connection at least".to_owned()));
@@ -145,7 +146,7 @@ impl MysqlLocksBuilder {
     }
 }
 
-/// Removes rows of free locks, now and then, for as long as the store is there.
+/// Removes rows of available locks now and then, as long as the store exists.
 async fn sweep(store: Weak<Inner>) {
     loop {
         tokio::time::sleep(SWEEP.mul_f64(0.5 + fastrand::f64())).await;

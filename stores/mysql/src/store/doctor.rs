@@ -1,4 +1,4 @@
-//! What endangers locks on this server: it is asked for its settings, and steps are tried on a scratch key.
+//! Diagnoses the server: reads its settings, and tries operations on a scratch key.
 
 mod checks;
 
@@ -19,17 +19,17 @@ use crate::connect::{Session, close};
 use crate::failure;
 use crate::table;
 
-/// What is read of the settings, of MySQL and of MariaDB.
+/// The settings that are read, of MySQL and of MariaDB.
 const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('binlog_format', 'innodb_doublewrite', \
      'innodb_flush_log_at_trx_commit', 'log_bin', 'max_connections', 'max_execution_time', 'max_statement_time', \
      'read_only', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', 'sync_binlog', 'version')";
-/// How much of it is in use.
+/// The status variables that are read.
 const STATUS: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_clients', \
      'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_clients', 'Rpl_semi_sync_source_status', \
      'Slaves_connected', 'Threads_connected')";
-/// The replicas that are linked, on MySQL since 8.0.22 and before; MariaDB tells how many in its status.
+/// Lists the connected replicas, on MySQL since 8.0.22 and before. MariaDB reports their number in its status.
 const REPLICAS: [&str; 2] = ["SHOW REPLICAS", "SHOW SLAVE HOSTS"];
-/// Needs the privilege PROCESS.
+/// The age of the oldest transaction; needs the privilege PROCESS.
 const OLDEST: &str =
     "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx";
 
@@ -39,7 +39,7 @@ impl Diagnose for MysqlLocks {
     }
 }
 
-/// A session that is asked, each time within the limit.
+/// The session that is examined, with a time limit for each query.
 struct Patient<'a> {
     store: &'a MysqlLocks,
     session: Session,
@@ -111,7 +111,7 @@ impl Patient<'_> {
         Ok(self.rows(sql).await?.into_iter().collect())
     }
 
-    /// How many replicas are linked.
+    /// Returns how many replicas are connected.
     async fn linked(&mut self, status: &Seen<HashMap<String, String>>) -> Seen<u64> {
         let told = status
             .as_ref()
@@ -140,12 +140,12 @@ impl Patient<'_> {
         .await
     }
 
-    /// The engine of each table that is there.
+    /// Returns the engine of each table that exists.
     async fn engines(&mut self) -> Seen<Vec<(String, Option<String>)>> {
         self.rows(&self.store.0.setup.table.engines()).await
     }
 
-    /// What the user may not do, as the server says it.
+    /// Returns the errors of the server for rights that the user lacks.
     async fn missing(&mut self) -> Seen<Vec<String>> {
         let mut missing = Vec::new();
         for sql in self.store.0.setup.table.needed() {

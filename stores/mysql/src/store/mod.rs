@@ -29,14 +29,14 @@ use crate::row;
 use crate::step::{Answer, KINDS, Queue, Step, sendable};
 use crate::table::Table;
 
-/// How often a waiter asks, at least and at most: not all processes at the same time.
+/// The shortest and the longest interval in ms at which a waiter polls, random so that processes do not poll together.
 const POLL: (u64, u64) = (50, 250);
-/// How often a connection without work is looked after.
+/// How often an idle connection is checked.
 const PING: Duration = Duration::from_secs(1);
-/// A connection without work for so long is tried before steps are sent on it: the driver does not notice that it was closed,
-/// and what is sent on one that was has an unknown outcome.
+/// A connection that was idle for longer is checked before operations are sent on it: the driver does not notice that a
+/// connection was closed, and operations sent on a closed one have an unknown outcome.
 const IDLE: Duration = Duration::from_millis(100);
-/// The rest of a lock wait's answer on its way.
+/// The time that the reply to a lock wait spends in transit.
 const REPLY: Duration = Duration::from_millis(250);
 
 /// Locks in a table. Cheap to clone; the connections close when the last clone, and every
@@ -61,11 +61,11 @@ pub struct MysqlLocks(Arc<Inner>);
 struct Inner {
     setup: Arc<Setup>,
     prefix: String,
-    /// Ends what runs in the background.
+    /// Stops the background tasks.
     _ended: DropGuard,
 }
 
-/// What all connections of a store have in common.
+/// The state that all connections of a store share.
 #[derive(Debug)]
 struct Setup {
     connector: Connector,
@@ -80,30 +80,30 @@ impl Drop for Inner {
 }
 
 impl MysqlLocks {
-    /// Connects with all options at their defaults. The table need not be there yet.
+    /// Connects with all options at their defaults. The table need not exist.
     ///
     /// The runtime in which this is called serves the connections from then on.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses.
+    /// When the server cannot be reached or refuses.
     pub async fn connect(server: OptsBuilder) -> Result<MysqlLocks, Error> {
         MysqlLocks::builder(server).connect().await
     }
 
-    /// Options for the server.
+    /// Returns options for this server.
     pub fn builder(server: OptsBuilder) -> MysqlLocksBuilder {
         MysqlLocksBuilder::new(server)
     }
 
-    /// The SQL that creates the table and what belongs to it, for a migration. It may run more than once.
+    /// Returns the SQL that creates the tables, for a migration. It may run more than once.
     #[must_use]
     pub fn schema(&self) -> &str {
         &self.0.setup.table.schema
     }
 
-    /// Creates the table and what belongs to it, unless it exists; any number of processes may do so at the same time.
-    /// It needs the right to create tables.
+    /// Creates the tables unless they exist. Any number of processes may do so at the same time. Needs the right to create
+    /// tables.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl MysqlLocks {
         self.0.setup.connector.execute(self.schema()).await
     }
 
-    /// Removes the rows of locks that have been free for a minute, in small steps, and returns how many. This also happens
-    /// in the background, every few minutes. A row of a free lock does no harm but takes its place.
+    /// Removes the rows of locks that have been available for a minute, in small batches, and returns how many were removed.
+    /// This also happens in the background, every few minutes. Such a row does no harm, but takes up space.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl MysqlLocks {
     pub async fn remove_free(&self) -> Result<u64, StoreError> {
         const AT_ONCE: usize = 500;
         let Setup { connector, table, .. } = &*self.0.setup;
-        // A connection of its own: a look at a large table takes longer than a step.
+        // Uses its own connection: reading a large table takes longer than an operation.
         let mut session = connector.connect().await?;
         let mut removed = 0;
         loop {
@@ -146,7 +146,7 @@ impl MysqlLocks {
         }
     }
 
-    /// The name of a lock in the table.
+    /// The key of a lock in the table.
     fn name(&self, key: &LockKey) -> Arc<str> {
         match self.0.prefix.as_str() {
             "" => key.as_str().into(),
@@ -154,7 +154,7 @@ impl MysqlLocks {
         }
     }
 
-    /// Queues a step, now. The future only brings the answer.
+    /// Queues an operation at once. The future only returns the reply.
     fn step(&self, step: Result<Step, StoreError>) -> StoreFuture<Answer> {
         match step {
             Ok(step) => self.0.setup.queue.ask(step),
@@ -163,9 +163,9 @@ impl MysqlLocks {
     }
 }
 
-/// Removes rows that have been free for a minute; how many were seen, and removed. Each statement is a transaction: one that
-/// stays open, since its process stands still, would have every new row wait. What is removed has a token that was remembered
-/// before, for rows that are made from then on.
+/// Removes rows that have been available for a minute. Returns how many were found, and how many removed. Each statement
+/// is its own transaction: one that stays open because its process is paused would block every new row. The token of a
+/// removed row is recorded first, for rows that are created later.
 async fn sweep(
     session: &mut Session,
     table: &Table,
@@ -211,7 +211,7 @@ impl Connect<Step> for Setup {
                         session: &mut session,
                         queue: &self.queue,
                         table: &self.table,
-                        // A statement that waits for a row has its answer by then.
+                        // A statement that waits for a row gets its reply before this.
                         deadline: Instant::now() + self.connector.timeout.max(LOCK_WAIT) + REPLY,
                     };
                     if let Err(error) = performing.perform(jobs).await {
@@ -243,7 +243,7 @@ impl Connect<Step> for Setup {
     }
 }
 
-/// The part of an answer that the step brings.
+/// Unwraps the expected variant of an operation's reply.
 macro_rules! expect {
     ($step:expr, $answer:path) => {{
         let step = $step;

@@ -1,27 +1,27 @@
-//! The checks of what the server told: decisions only.
+//! Evaluates the facts that the doctor collected, without I/O.
 
 use std::collections::HashMap;
 
 use dlock::store::doctor::{Durability, Failover, Finding};
 
-/// What was read, or why it is not visible.
+/// A fact, or why it is not visible.
 pub(super) type Seen<T> = Result<T, String>;
 
-/// What the server told.
+/// The facts that the doctor collected.
 pub(super) struct Facts {
     pub(super) settings: HashMap<String, String>,
     pub(super) status: Seen<HashMap<String, String>>,
-    /// How many replicas are linked.
+    /// How many replicas are connected.
     pub(super) linked: Seen<u64>,
-    /// For how many seconds the oldest transaction runs.
+    /// The age of the oldest transaction in seconds.
     pub(super) oldest: Seen<i64>,
-    /// The tables of the locks, and the engines that keep them.
+    /// The tables of the locks, and their engines.
     pub(super) engines: Seen<Vec<(String, Option<String>)>>,
-    /// What the user may not do.
+    /// The errors for rights that the user lacks.
     pub(super) missing: Seen<Vec<String>>,
 }
 
-/// Seconds after which a transaction is too old.
+/// The age in seconds above which a transaction is too old.
 const LONG: i64 = 600;
 
 pub(super) fn hidden(check: &'static str, why: &str, grant: &str) -> Finding {
@@ -29,7 +29,7 @@ pub(super) fn hidden(check: &'static str, why: &str, grant: &str) -> Finding {
     Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
 }
 
-/// All checks, how long a fail-over takes, and what a crash leaves.
+/// Runs all checks; also estimates the time of a failover, and what a crash loses.
 pub(super) fn all(facts: &Facts) -> (Vec<Finding>, Failover, Durability) {
     let settings = Settings(&facts.settings);
     let (persistence, durability) = persistence(&settings);
@@ -141,13 +141,13 @@ fn replicas(
     (finding, Failover::Unknown(takes_over.to_owned()))
 }
 
-/// The names of MariaDB and of MySQL before 8.0.26, and those after it.
+/// The names in MariaDB and in MySQL before 8.0.26, and those in later versions of MySQL.
 const SEMI: [fn(&str) -> String; 2] = [
     |name| format!("Rpl_semi_sync_master_{name}"),
     |name| format!("Rpl_semi_sync_source_{name}"),
 ];
 
-/// What the server tells of its semi-synchronous replication, which is on.
+/// Checks semi-synchronous replication, which is enabled.
 fn semi_synchronous<'a>(told: impl Fn(&str) -> Option<&'a str>) -> Finding {
     const CHECK: &str = "replicas";
     match (told("clients"), told("status")) {
@@ -210,7 +210,7 @@ fn versions(settings: &Settings<'_>) -> Finding {
 
 fn timeouts(settings: &Settings<'_>) -> Finding {
     const CHECK: &str = "timeouts";
-    // In seconds on MariaDB, in milliseconds on MySQL, where only SELECT has it.
+    // In seconds on MariaDB. MySQL has no such setting; its `max_execution_time` applies only to SELECT.
     let limit = settings.text("max_statement_time").parse::<f64>().unwrap_or(0.0);
     match limit > 0.0 {
         true => Finding::bad(
