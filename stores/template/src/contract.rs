@@ -1,4 +1,4 @@
-//! The contract of stores on this one.
+//! Runs the contract of stores on this one.
 
 use std::sync::Arc;
 

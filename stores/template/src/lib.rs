@@ -1,8 +1,8 @@
-//! The smallest honest store: plain locks on a toy database, to copy and to change.
+//! A minimal but complete store: plain locks on a toy database, to copy and adapt.
 //!
-//! It keeps every rule of [`dlock::store`] for the one kind that it has, and refuses all others. The page
-//! [docs/stores.md](https://github.com/dlock-rs/dlock/blob/main/docs/stores.md) says what changes where the database is
-//! behind a network. `contract.rs` is all that it takes to test it.
+//! It follows every rule of [`dlock::store`] for the one kind that it supports, and refuses all others. The page
+//! [docs/stores.md](https://github.com/dlock-rs/dlock/blob/main/docs/stores.md) says what changes for a database behind a
+//! network. `contract.rs` is all that is needed to test the store.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -31,7 +31,7 @@ use dlock::store::{
     StoreFuture, Watch,
 };
 
-/// The toy database: what you have already. Clones are the same database.
+/// The toy database, which stands for your own. Clones are the same database.
 ///
 /// ```
 /// use dlock_store_template::{Database, ToyStore};
@@ -51,42 +51,42 @@ pub struct Database {
 struct Tables {
     /// One row for each lock that is held, or was held until its lease expired.
     locks: HashMap<LockKey, Row>,
-    /// Not in the rows, which are deleted: a token must be greater than all before it, also those of released locks. One
-    /// number for all keys is the simplest way.
+    /// Not in the rows, which are deleted: a token must be greater than all earlier ones, including those of released locks.
+    /// One counter for all keys is the simplest way.
     last_token: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Never only the client: the same client may ask twice, and each of its grants ends on its own.
+    /// Not the client: a client may ask twice, and each of its grants ends on its own.
     grant: GrantId,
-    /// By the database's clock, never by a client's: those differ.
+    /// By the database's clock: the clocks of clients differ.
     until: Instant,
-    /// The lock was released, and its `min_hold` keeps the key for a while.
+    /// The lock was released, but its `min_hold` keeps it unavailable for a while.
     released: bool,
 }
 
 impl Database {
-    /// One atomic step, with the time at which it happens.
+    /// Runs an atomic operation, with the time at which it happens.
     fn transaction<T>(&self, step: impl FnOnce(&mut Tables, Instant) -> T) -> T {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         step(&mut tables, Instant::now())
     }
 
-    /// A lock may be free: its waiters look.
+    /// Wakes the waiters for a lock that may be available.
     fn notify(&self, key: &LockKey) {
         self.waiters.tell(key.as_str());
     }
 }
 
 impl Tables {
-    /// The row of a lock with a running lease. A row whose lease is over counts as deleted from that moment on, even
-    /// before its deletion.
+    /// Returns the row of a lock with a running lease. A row whose lease has expired counts as deleted from that moment on,
+    /// even before its deletion.
     fn live(&mut self, key: &LockKey, now: Instant) -> Option<&mut Row> {
         self.locks.get_mut(key).filter(|row| row.until > now)
     }
 
-    /// The same if it belongs to this grant: a client changes only its own grant.
+    /// Returns the row if it belongs to this grant: a client changes only its own grants.
     fn own(&mut self, key: &LockKey, grant: GrantId, now: Instant) -> Option<&mut Row> {
         self.live(key, now).filter(|row| row.grant == grant)
     }
@@ -113,7 +113,7 @@ pub struct ToyStore {
 }
 
 impl ToyStore {
-    /// A connection to the database; each process has one.
+    /// Connects to the database; each process has one connection.
     #[must_use]
     pub fn new(database: &Database) -> ToyStore {
         ToyStore {
@@ -122,23 +122,23 @@ impl ToyStore {
     }
 }
 
-/// `toy://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). A store behind a network connects here,
-/// and reads its options by [`OpenRequest::take`].
+/// Returns the scheme of `toy://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). A store behind
+/// a network connects here, and reads its options with [`OpenRequest::take`].
 #[must_use]
 pub fn scheme(database: &Database) -> Scheme {
     let database = database.clone();
     Scheme::new(["toy"], move |request: OpenRequest| {
-        // An unknown parameter is a mistake of the user.
+        // An unknown parameter is an error of the user.
         let opened = request.finish().map(|()| ToyStore::new(&database));
         ready(opened.map(|store| Arc::new(store) as Arc<dyn Store>))
     })
 }
 
-/// Each verb takes its step in the call and returns a future that is ready. A store behind a network queues the step in
-/// the call (into a channel to the task that owns the connection) and returns a future of the reply: a step that is
-/// dropped before the first poll must still come before the caller's next step.
+/// Each method runs its operation in the call, and returns a future that is ready. A store behind a network queues the
+/// operation in the call (into a channel to the task that owns the connection), and returns a future for the reply: an
+/// operation whose future is dropped before the first poll must still precede the caller's next operation.
 impl Store for ToyStore {
-    /// The client refuses everything else without asking the store.
+    /// The client refuses all other requests without asking the store.
     fn capabilities(&self) -> Capabilities {
         Capabilities::new([Kind::Mutex])
             .name("the toy store")
@@ -149,14 +149,14 @@ impl Store for ToyStore {
     }
 
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        // For direct calls of the store: a client has read the capabilities.
+        // For direct calls of the store; a client checks the capabilities first.
         if request.kind != Kind::Mutex {
             let message = format!("this store has no locks of kind {}", request.kind);
             return Box::pin(ready(Err(StoreError::not_done(Reason::Unsupported, message))));
         }
         let reply = self.database.transaction(|tables, now| {
             if let Some(row) = tables.live(&request.key, now) {
-                // A waiter sleeps that long at most, since an expiry sends no notification.
+                // A waiter sleeps at most this long, because an expired lease sends no notification.
                 return AcquireReply::busy(Some(row.until - now));
             }
             let row = Row {
@@ -165,7 +165,7 @@ impl Store for ToyStore {
                 released: false,
             };
             tables.locks.insert(request.key.clone(), row);
-            // A client that serves several of its own waiters asks for as many tokens in one step.
+            // A client that hands the lock off to its own waiters requests several tokens at once.
             let first_token = tables.last_token + 1;
             tables.last_token += u64::from(request.tokens.max(1));
             AcquireReply::Acquired(Granted::with_tokens(first_token, tables.last_token))
@@ -187,8 +187,8 @@ impl Store for ToyStore {
             true
         });
         if !released {
-            // Not an error: the lease was over, or an acquire of unknown outcome was not carried out. It never will be,
-            // since each step was taken when it was called.
+            // Not an error: the lease had expired, or an acquire of unknown outcome was not carried out. It never will be,
+            // because each operation runs in its call.
             return Box::pin(ready(Ok(ReleaseReply::NotHeld { repeated: false })));
         }
         self.database.notify(&request.key);
@@ -236,9 +236,9 @@ impl Store for ToyStore {
     }
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
-        // `true` says "you are subscribed, look now": later releases are certain to be notified. A store that still
-        // waits for its server says `false`, and calls `Hub::confirm` when the server has answered. Between the two a
-        // waiter would sleep on a lock that is free.
+        // `true` means "subscribed, ask now": later releases are certain to notify the waiter. A store that still waits for its
+        // server returns `false`, and calls `Hub::confirm` when the server has replied. Otherwise a waiter could sleep although
+        // the lock is available.
         let subscribe = |_name: &Arc<str>| true;
         let unsubscribe = |_name| {};
         (self.database.waiters).listen(key.as_str().into(), subscribe, unsubscribe)
