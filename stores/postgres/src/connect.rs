@@ -1,4 +1,4 @@
-//! How a connection to the server is made, whatever the user takes for TLS.
+//! Opens connections to the server, with any TLS implementation.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -15,29 +15,29 @@ use super::failure;
 use super::hosts::{Candidate, candidates};
 use dlock::store::{Reason, StoreError};
 
-/// Makes connections to the primary, which is one of the hosts of the configuration, and not always the same.
+/// Opens connections to the primary, which is one of the configured hosts, and may change.
 pub(crate) struct Connector {
     opener: Box<dyn Open>,
     hosts: Vec<Candidate>,
-    /// Where, for messages; without credentials.
+    /// The hosts' addresses, for messages, without credentials.
     pub(crate) address: String,
-    /// For one step, and for connecting.
+    /// The time limit of an operation, and of connecting.
     pub(crate) timeout: Duration,
 }
 
-/// A connection that stands. Dropping it closes it.
+/// An open connection. Dropping it closes it.
 pub(crate) struct Session {
     pub(crate) client: Client,
-    /// Ends when the connection does.
+    /// Closed when the connection ends.
     pub(crate) notifications: mpsc::UnboundedReceiver<Notification>,
     pub(crate) driver: Driver,
 }
 
-/// Moves the bytes of a connection until this is dropped.
+/// The task that does the I/O of a connection. Dropping it stops the task.
 pub(crate) struct Driver(Option<JoinHandle<()>>);
 
 impl Session {
-    /// Whether the server takes writes.
+    /// Whether the server accepts writes.
     pub(crate) async fn takes_writes(&self) -> Result<bool, Error> {
         let rows = self
             .client
@@ -48,7 +48,7 @@ impl Session {
     }
 }
 
-/// The answer, or why there is none within this time.
+/// Returns the reply, or why there is none within `limit`.
 pub(crate) async fn answered<T>(
     limit: Duration,
     asking: impl Future<Output = Result<T, Error>>,
@@ -59,11 +59,11 @@ pub(crate) async fn answered<T>(
     }
 }
 
-/// Why a server is of no use for notifications that takes no writes any more.
+/// Why a connection for notifications is unusable once its server no longer accepts writes.
 pub(crate) const ONLY_READS: &str = "the server only reads, another one has the notifications";
 
 impl Driver {
-    /// Lets it run until its client is gone and the server was told.
+    /// Lets the task run until the client is dropped and the server is informed.
     pub(crate) fn detach(mut self) {
         self.0.take();
     }
@@ -79,7 +79,7 @@ impl Drop for Driver {
 
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Session, Error>> + Send + 'a>>;
 
-/// The way to encrypt, without type parameters.
+/// Opens connections, without a type parameter for TLS.
 trait Open: Send + Sync {
     fn open<'a>(&'a self, config: &'a Config) -> Opening<'a>;
 }
@@ -131,12 +131,12 @@ impl Connector {
         }
     }
 
-    /// Connects to the first host that takes writes, within the timeout, of which each host has its share.
+    /// Connects to the first host that accepts writes. The timeout is divided among the hosts.
     pub(crate) async fn connect(&self) -> Result<Session, StoreError> {
         self.connect_with(true).await
     }
 
-    /// The same, and changes no setting of the session: behind a transaction pooler others would have it.
+    /// Connects without changing settings of the session: behind a transaction pooler other clients would get them.
     pub(crate) async fn connect_plain(&self) -> Result<Session, StoreError> {
         self.connect_with(false).await
     }
@@ -157,7 +157,7 @@ impl Connector {
             };
             failed = Some(match failed {
                 None => error,
-                // A host that refuses does not make up for one that may come back.
+                // If only one of the hosts refuses permanently, the other may come back.
                 Some(before) => {
                     let passing = [&before, &error]
                         .iter()
@@ -182,7 +182,7 @@ impl Connector {
         Ok(session)
     }
 
-    /// Changes the settings of a session that was connected without them.
+    /// Applies the settings to a session that was connected without them.
     pub(crate) async fn set_up(&self, session: &Session) -> Result<(), StoreError> {
         let settings = self.settings();
         let changed = session.client.batch_execute(&settings);
@@ -193,8 +193,8 @@ impl Connector {
     }
 
     fn settings(&self) -> String {
-        // The statements judge a row as it is, not as it was when they began; and the server gives a statement up
-        // a little before we do, so that its outcome is known. Connections are kept though nothing is asked for.
+        // Statements must see a row as it is, not as it was when they began. The server cancels a statement a little
+        // before the client gives up, so that its outcome is known. Idle connections are kept.
         let limit = (self.timeout.as_millis() * 4 / 5).max(1);
         format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; SET statement_timeout = {limit}; \
@@ -203,7 +203,7 @@ impl Connector {
         )
     }
 
-    /// Runs the SQL that creates a table. `IF NOT EXISTS` alone fails where two do so at once.
+    /// Runs the SQL that creates a table. `IF NOT EXISTS` alone fails if two clients create it concurrently.
     pub(crate) async fn create(&self, schema: &str) -> Result<(), StoreError> {
         const ALONE: i64 = 0x646c_6f63_6b72_6563;
         let session = self.connect_plain().await?;

@@ -1,4 +1,4 @@
-//! What a failure of the client library or of the server means for a step.
+//! Classifies failures of the client library and of the server by what they mean for an operation.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use dlock::store::{Outcome, Reason, StoreError};
 
-/// A step that failed.
+/// The failure of an operation.
 pub(crate) enum Failure {
-    /// The server refused it, or it made no sense: the connection is as good as before.
+    /// The server refused the operation; the connection is usable.
     Answered(StoreError),
-    /// The connection is of no use any more.
+    /// The connection is unusable.
     Broken(StoreError),
 }
 
-/// What became of a statement that was sent.
+/// Classifies the failure of a statement that was sent.
 pub(crate) fn of_step(error: Error) -> Failure {
     let Some(told) = error.as_db_error() else {
-        // Values that do not fit, or an answer that cannot be understood; everything else is the network.
+        // Invalid values, or a reply that cannot be decoded; everything else is the network.
         let message = describe(&error);
         return Failure::Broken(StoreError::unknown(message).caused_by(error));
     };
@@ -27,14 +27,14 @@ pub(crate) fn of_step(error: Error) -> Failure {
     let mut failed = StoreError::not_done(reason, text(told)).caused_by(error);
     failed.outcome = outcome;
     match outcome {
-        // Another server is the primary by now, or will be.
+        // Another server is or becomes the primary.
         Outcome::NotDone if moved => Failure::Broken(failed),
         Outcome::NotDone => Failure::Answered(failed),
         Outcome::Unknown => Failure::Broken(failed),
     }
 }
 
-/// Why there is no connection: nothing of ours was sent on it.
+/// Classifies the failure of a connection attempt: no operation was sent.
 pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
     let (reason, message) = match error.as_db_error() {
         Some(told) => (reason(told), text(told)),
@@ -48,7 +48,7 @@ pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
     StoreError::not_done(reason, format!("{address}: {message}")).caused_by(error)
 }
 
-/// Whether the step had no end within its time: the server gave the statement up, or has not answered.
+/// Whether the operation timed out: the server cancelled the statement, or did not reply.
 pub(crate) fn took_too_long(error: &StoreError) -> bool {
     let source = error.source.as_deref();
     let told = source.and_then(|source| source.downcast_ref::<Error>());
@@ -56,12 +56,12 @@ pub(crate) fn took_too_long(error: &StoreError) -> bool {
     given_up || error.outcome == Outcome::Unknown
 }
 
-/// Whether the step was rolled back for what another transaction did at the same time.
+/// Whether the operation was rolled back because of a concurrent transaction.
 pub(crate) fn is_conflict(error: &StoreError) -> bool {
     matches!(code(error), Some("40001" | "40P01"))
 }
 
-/// Whether a value that was sent, or the row that it names, is the reason.
+/// Whether the cause is a value that was sent, or the row that it names.
 pub(crate) fn is_of_data(error: &StoreError) -> bool {
     // data exception, constraint violation, program limit exceeded, raised by a trigger
     let class = code(error).and_then(|code| code.get(..2));
@@ -74,7 +74,7 @@ fn code(error: &StoreError) -> Option<&str> {
     told.and_then(Error::code).map(SqlState::code)
 }
 
-/// Whether the table was not created yet, or by an earlier version that had less.
+/// Whether the table does not exist, or was created by an earlier version with fewer objects.
 pub(crate) fn is_missing_table(error: &StoreError) -> bool {
     let source = error.source.as_deref();
     let told = source.and_then(|source| source.downcast_ref::<Error>());
@@ -82,7 +82,7 @@ pub(crate) fn is_missing_table(error: &StoreError) -> bool {
     code.is_some_and(is_of_schema)
 }
 
-/// Whether something is missing that the schema makes.
+/// Whether an object that the schema creates is missing.
 fn is_of_schema(code: &SqlState) -> bool {
     [
         SqlState::UNDEFINED_TABLE,
@@ -93,7 +93,7 @@ fn is_of_schema(code: &SqlState) -> bool {
     .contains(code)
 }
 
-/// How `tokio-postgres` tells of a server that takes no writes.
+/// Whether `tokio-postgres` reports a server that accepts no writes.
 fn is_read_only(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
     source.is_some_and(|source| {
@@ -101,8 +101,8 @@ fn is_read_only(error: &Error) -> bool {
     })
 }
 
-/// A statement that ends with an error is rolled back. One during which the server gave up its connection may
-/// have been committed before.
+/// Determines the outcome of a statement with an error. The statement is rolled back, unless the server ended the
+/// connection during it: then it may have been committed.
 fn outcome(told: &DbError) -> Outcome {
     let over = matches!(
         told.parsed_severity(),
@@ -115,7 +115,7 @@ fn outcome(told: &DbError) -> Outcome {
     }
 }
 
-/// By the class of the SQLSTATE: what passes by itself, and what needs an operator.
+/// Distinguishes, by the class of the SQLSTATE, failures that end by themselves from those that need an operator.
 fn reason(told: &DbError) -> Reason {
     let code = told.code();
     let passing = matches!(
@@ -132,14 +132,14 @@ fn reason(told: &DbError) -> Reason {
     if passing {
         Reason::Unreachable
     } else if code.code().starts_with("53") {
-        // insufficient resources: the disk is full, say
+        // insufficient resources, for example a full disk
         Reason::RefusedForNow
     } else {
         Reason::Refused
     }
 }
 
-/// In one line, without the statement's values.
+/// Describes the server's error in one line, without the values of the statement.
 fn text(told: &DbError) -> String {
     let code = told.code().code();
     let advice = match *told.code() {
@@ -152,7 +152,7 @@ fn text(told: &DbError) -> String {
     format!("the server said {code}, {}{advice}", told.message())
 }
 
-/// The error with its causes.
+/// Describes an error and its causes.
 fn describe(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);

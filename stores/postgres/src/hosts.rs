@@ -1,21 +1,21 @@
-//! The hosts of a configuration, one by one.
+//! Splits a configuration into its hosts.
 
 use std::time::Duration;
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 
-/// One server that may be the primary.
+/// A server that may be the primary.
 pub(crate) struct Candidate {
     pub(crate) config: Config,
-    /// For messages, without credentials.
+    /// The address for messages, without credentials.
     pub(crate) address: String,
 }
 
-/// A configuration for each host of `config`, that connects to a server that takes writes and to no other.
+/// Returns one configuration for each host of `config`; each connects only to a server that accepts writes.
 ///
-/// `tokio-postgres` would ask one host after the other by itself, without a bound for each: a host that accepts
-/// connections and answers nothing would hide all behind it.
+/// `tokio-postgres` would try the hosts itself, but without a limit for each: a host that accepts connections and sends
+/// no reply would hide all hosts after it.
 pub(crate) fn candidates(config: &Config, timeout: Duration) -> Vec<Candidate> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
     let count = hosts.len().max(addresses.len()).max(1);
@@ -43,7 +43,7 @@ pub(crate) fn candidates(config: &Config, timeout: Duration) -> Vec<Candidate> {
             alone.port(port);
             alone.target_session_attrs(TargetSessionAttrs::ReadWrite);
             if config.get_connect_timeout().is_none() {
-                // A name may stand for several addresses.
+                // A name may resolve to several addresses.
                 alone.connect_timeout(timeout / 2 / count.try_into().unwrap_or(u32::MAX));
             }
             Candidate {
@@ -98,7 +98,7 @@ fn without_hosts(from: &Config) -> Config {
 mod tests {
     use super::*;
 
-    /// Nothing of a URL gets lost when its hosts are told apart.
+    /// No option of a URL is lost when its hosts are separated.
     #[test]
     fn options_of_the_url_stay_with_each_host() {
         let url = "postgres://shop:secret@a:5433,b,[::1]:5434/shop?sslmode=require&connect_timeout=3&keepalives=0\

@@ -1,24 +1,24 @@
-//! The names of tables, as they stand in statements.
+//! The names of tables, as used in statements.
 
-/// The most that a name may have, so that what is derived from it fits into PostgreSQL's 63 bytes.
+/// The longest name, so that names derived from it fit into PostgreSQL's 63 bytes.
 const MOST: usize = 50;
 
-/// A table's name, with its schema if it has one.
+/// The name of a table, with its schema, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct TableName {
-    /// As it was given; the channel for notifications, and what the table is called in messages.
+    /// The name as given: the channel for notifications, and the table's name in messages.
     pub(crate) plain: String,
-    /// The schema and a dot, in quotes; empty without one.
+    /// The quoted schema with a dot; empty without a schema.
     schema: String,
     table: String,
 }
 
 impl TableName {
-    /// Checks a name: letters, digits and `_`, and perhaps a schema before a dot.
+    /// Checks a name: letters, digits and `_`, optionally after a schema and a dot.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The reason if the name is invalid.
     pub(crate) fn new(name: &str) -> Result<TableName, String> {
         let parts: Vec<&str> = name.split('.').collect();
         let plain = |part: &&str| {
@@ -41,17 +41,17 @@ impl TableName {
         })
     }
 
-    /// In quotes, for a statement.
+    /// The quoted name, for a statement.
     pub(crate) fn quoted(&self) -> String {
         self.with("")
     }
 
-    /// The name of what belongs to it, in its schema, for a statement.
+    /// The quoted name of a related object, with the schema, for a statement.
     pub(crate) fn with(&self, ending: &str) -> String {
         format!("{}{}", self.schema, self.alone(ending))
     }
 
-    /// The same without the schema.
+    /// The quoted name of a related object, without the schema.
     pub(crate) fn alone(&self, ending: &str) -> String {
         format!("\"{}{ending}\"", self.table)
     }

@@ -1,4 +1,4 @@
-//! Options of the store, and what starts with it.
+//! Options of the store, and its background tasks.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -21,7 +21,7 @@ use super::{Inner, PostgresLocks, pooler};
 use crate::connect::Connector;
 use crate::records::PostgresRecords;
 
-/// How often rows of free locks are removed, on average.
+/// The average interval between removals of the rows of available locks.
 const SWEEP: Duration = Duration::from_secs(300);
 
 /// Options of [`PostgresLocks`].
@@ -67,41 +67,42 @@ impl<T> PostgresLocksBuilder<T> {
         }
     }
 
-    /// The table, with its schema if it has one: `"app.locks"`. Letters, digits and `_`; case matters. `dlock_locks` by
+    /// Sets the table, with its schema, if any: `"app.locks"`. Letters, digits and `_`; case matters. `dlock_locks` by
     /// default.
     pub fn table(mut self, name: impl Into<String>) -> Self {
         self.table = name.into();
         self
     }
 
-    /// A prefix of all keys, for services that share a table; none by default.
+    /// Sets a prefix of all keys, for services that share a table; none by default.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// How many connections steps use at most; 2 by default. What waits to be sent goes into one statement, so a few are
-    /// enough for a whole process. A further one is opened when those before it are busy.
+    /// Sets the most connections that operations use; 2 by default. Queued operations are combined into one statement,
+    /// so a few connections are enough for a whole process. Another connection is opened when all others are busy.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// How long one step may take, connecting included; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The records of a client on this store ([`LockClient::records`](dlock::LockClient::records),
+    /// Sets the records of a client on this store ([`LockClient::records`](dlock::LockClient::records),
     /// [`LockClient::once`](https://docs.rs/dlock/latest/dlock/struct.LockClient.html#method.once)); none by default.
     pub fn records(mut self, records: PostgresRecords) -> Self {
         self.records = Some(records);
         self
     }
 
-    /// Whether waiters are told of releases by `LISTEN` and `NOTIFY`, the default, or ask four times a second. It must be
-    /// the same in all processes. Behind a transaction pooler, which is detected, waiters ask in any case.
+    /// Sets whether waiters are notified of releases by `LISTEN` and `NOTIFY` (the default), or poll four times a
+    /// second. All processes must use the same value. Behind a transaction pooler, which is detected, waiters always
+    /// poll.
     pub fn listen(mut self, listen: bool) -> Self {
         self.listen = listen;
         self
@@ -117,7 +118,7 @@ where
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses, or an option is invalid.
+    /// When the server cannot be reached, the server refuses, or an option is invalid.
     pub async fn connect(self) -> Result<PostgresLocks, Error> {
         let table = self
             .check()
@@ -126,7 +127,7 @@ where
         opened.map_err(StoreError::into_connect_error)
     }
 
-    /// The same where the options come from a URL.
+    /// Connects with options from a URL.
     pub(super) async fn open_by_url(self) -> Result<PostgresLocks, StoreError> {
         let wrong = |(option, reason)| {
             StoreError::not_done(
@@ -138,7 +139,7 @@ where
         self.open(table).await
     }
 
-    /// The statements, or the option that is invalid.
+    /// Returns the statements, or the option that is invalid.
     fn check(&self) -> Result<Table, (&'static str, String)> {
         if self.connections == 0 {
             return Err(("connections", "steps need one connection at least".to_owned()));
@@ -152,7 +153,7 @@ where
     async fn open(self, table: Table) -> Result<PostgresLocks, StoreError> {
         let runtime = runtime::Handle::current();
         let connector = Connector::new(&self.config, self.tls, self.timeout);
-        // Two, to see whether a pooler gives both the same backend.
+        // Two connections, to check whether a pooler gives both the same backend.
         let first = connector.connect_plain().await?;
         let pooled = {
             let second = connector.connect_plain().await?;
@@ -201,7 +202,7 @@ where
     }
 }
 
-/// Removes rows of free locks, now and then, for as long as the store is there.
+/// Removes rows of available locks now and then, as long as the store exists.
 async fn sweep(store: Weak<Inner>) {
     loop {
         tokio::time::sleep(SWEEP.mul_f64(0.5 + fastrand::f64())).await;

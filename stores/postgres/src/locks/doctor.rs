@@ -1,4 +1,4 @@
-//! What endangers locks on this server: it is asked for its settings, and steps are tried on a scratch key.
+//! Diagnoses the server: reads its settings, and tries operations on a scratch key.
 
 mod checks;
 
@@ -21,16 +21,16 @@ use super::PostgresLocks;
 use crate::connect::Session;
 use crate::failure;
 
-/// What is read of the settings, as the sessions of steps have them.
+/// The settings that are read, with the values that the sessions of the store have.
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('autovacuum', \
      'fsync', 'full_page_writes', 'idle_session_timeout', 'lock_timeout', 'max_connections', 'server_version', \
      'server_version_num', 'superuser_reserved_connections', 'synchronous_commit', 'synchronous_standby_names')";
-/// Of others, a user without `pg_read_all_stats` sees neither what they do nor since when.
+/// Without `pg_read_all_stats`, a user does not see the transactions of other users.
 const ACTIVITY: &str = "SELECT (SELECT sum(numbackends) FROM pg_stat_database)::int8 AS connections, \
      (SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity)::float8 AS oldest, \
      (SELECT count(*) FROM pg_stat_activity WHERE query = '<insufficient privilege>')::int8 AS hidden, \
      (SELECT extract(epoch FROM max(clock_timestamp() - prepared)) FROM pg_prepared_xacts)::float8 AS prepared";
-/// Without those who read changes, and copies that are being made: none of them takes over.
+/// Excludes logical replication and backups, which cannot take over.
 const STANDBYS: &str = "SELECT application_name, sync_state, \
      pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::int8 AS bytes, \
      extract(epoch FROM replay_lag)::float8 AS seconds FROM pg_stat_replication r \
@@ -48,7 +48,7 @@ impl PostgresLocks {
     async fn examined(self: Arc<Self>, examination: Examination) -> Result<StoreReport, StoreError> {
         let setup = &self.0.setup;
         let pooled = setup.pooled.load(Ordering::Relaxed);
-        // As those of steps.
+        // Like the sessions of operations.
         let session = match pooled {
             true => setup.connector.connect_plain().await?,
             false => setup.connector.connect().await?,
@@ -114,7 +114,7 @@ impl PostgresLocks {
         Ok(rows.iter().filter_map(pair).collect())
     }
 
-    /// The privileges that the user lacks, as in `UPDATE ON dlock_locks`.
+    /// Returns the privileges that the user lacks, as in `UPDATE ON dlock_locks`.
     async fn missing(&self, session: &Session) -> Seen<Vec<String>> {
         let sql = self.0.setup.table.privileges();
         let rows = self.see(session.client.query_typed(&sql, &[])).await?;
@@ -122,7 +122,7 @@ impl PostgresLocks {
         rows.iter().map(lacks).collect()
     }
 
-    /// Removes the row of the scratch key. A finding where that fails.
+    /// Removes the row of the scratch key; returns a finding if that fails.
     async fn forgets(&self, session: &Session, key: Arc<str>) -> Option<Finding> {
         let sql = self.0.setup.table.forget();
         let removing = async {

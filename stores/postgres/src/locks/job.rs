@@ -1,4 +1,4 @@
-//! What is asked of the server, and what came of it.
+//! The operations on the server, and their results.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use dlock::store::{
 
 use crate::micros::micros;
 
-/// The queue of all connections.
+/// The queue that all connections share.
 pub(crate) type Queue = queue::StepQueue<Step>;
-/// A step on its way.
+/// A queued operation.
 pub(crate) type Job = queue::Job<Step>;
 
 /// A request for one lock.
@@ -24,32 +24,32 @@ pub(crate) struct Ask {
     pub(crate) kind: Kind,
     pub(crate) lease: i64,
     pub(crate) tokens: i32,
-    /// A read: the write grant that it is nested in.
+    /// For a nested read, the write grant that contains it.
     pub(crate) nested_in: Option<GrantId>,
 }
 
-/// What is asked of the server.
+/// An operation.
 #[derive(Debug)]
 pub(crate) enum Step {
     Acquire(Ask),
-    /// All of them or none.
+    /// Acquires all of the locks, or none.
     AcquireAll(Vec<Ask>),
-    /// The grant, and how long to keep its key taken yet.
+    /// The key, the grant, and how long to keep the key unavailable, in µs.
     Release(Arc<str>, GrantId, i64),
-    /// The grant, and its lease from now on.
+    /// The key, the grant, and its lease from now on, in µs.
     Renew(Arc<str>, GrantId, i64),
-    /// The release of a reader.
+    /// The release of a reader, with the same fields.
     Leave(Arc<str>, GrantId, i64),
-    /// The renewal of a reader.
+    /// The renewal of a reader, with the same fields.
     Extend(Arc<str>, GrantId, i64),
     Inspect(Arc<str>),
     List(String),
     Force(Arc<str>),
-    /// Makes the row of a lock, for a transaction that is to lock it.
+    /// Creates the row of a lock, for a transaction that will lock the row.
     Make(Arc<str>),
 }
 
-/// What came of it.
+/// The result of an operation.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Acquired(AcquireReply),
@@ -62,11 +62,11 @@ pub(crate) enum Answer {
 }
 
 impl Ask {
-    /// The request as it is sent.
+    /// Converts a request.
     ///
     /// # Errors
     ///
-    /// Where this store cannot carry it out.
+    /// If this store does not support the request.
     pub(crate) fn new(key: Arc<str>, request: &AcquireRequest) -> Result<Ask, StoreError> {
         if !super::KINDS.contains(&request.kind) {
             return Err(no_kind(request.kind));
@@ -99,7 +99,7 @@ impl Step {
         Ok(step(sendable(key)?, request.grant, micros(request.lease).max(1)))
     }
 
-    /// Whether it is a step of a reader: others of its kind may keep it from the row of the lock, for a moment each.
+    /// Whether this is an operation of a reader. Other readers may lock the row of the lock for a moment each.
     pub(crate) fn is_shared(&self) -> bool {
         match self {
             Step::Leave(..) | Step::Extend(..) => true,
@@ -107,7 +107,7 @@ impl Step {
         }
     }
 
-    /// The grants that it may make.
+    /// The grants that the operation may create.
     pub(crate) fn grants(&self) -> &[Ask] {
         match self {
             Step::Acquire(ask) => std::slice::from_ref(ask),
@@ -141,7 +141,7 @@ impl queue::Step for Step {
     }
 }
 
-/// PostgreSQL's texts have no zero byte, and its indices no entry of more than a third of a page.
+/// Checks a key: PostgreSQL's text has no zero byte, and an index entry takes at most a third of a page.
 pub(crate) fn sendable(key: Arc<str>) -> Result<Arc<str>, StoreError> {
     const MOST: usize = 2048;
     if key.len() > MOST || key.contains('\0') {
@@ -156,7 +156,7 @@ pub(crate) fn no_kind(kind: Kind) -> StoreError {
     StoreError::not_done(Reason::Unsupported, message)
 }
 
-/// What the key holds where a lock of the kind that is asked for cannot be beside it; `None` where both are one lock.
+/// Describes what the key holds if the requested kind is a different lock; `None` if both kinds are one lock.
 pub(crate) fn other_lock(asked: Kind, held: &str) -> Option<&'static str> {
     let is_read_write = |kind: Kind| matches!(kind, Kind::Read | Kind::Write);
     let held = is_read_write(kind_of(held)?);
@@ -167,12 +167,12 @@ pub(crate) fn other_lock(asked: Kind, held: &str) -> Option<&'static str> {
     }
 }
 
-/// The kind of a row.
+/// Parses the kind in a row.
 pub(crate) fn kind_of(name: &str) -> Option<Kind> {
     super::KINDS.into_iter().find(|kind| kind.to_string() == name)
 }
 
-/// The name of a lock as users know it.
+/// Creates a key from a name, which may contain braces.
 pub(crate) fn lock_key(name: &str) -> LockKey {
     LockKey::raw(name)
 }

@@ -1,4 +1,4 @@
-//! One connection that serves the queue.
+//! A connection that serves the queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +16,17 @@ use super::wave::{Room, Wave};
 use crate::connect::{Connector, Session};
 use crate::failure::Failure;
 
-/// What all connections of a store have in common.
+/// The state that all connections of a store share.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) connector: Connector,
     pub(crate) table: Arc<Table>,
     pub(crate) queue: Arc<Queue>,
-    /// Locks that were found held by a transaction.
+    /// Locks that a transaction holds.
     pub(crate) pins: Pins,
-    /// Whether notifications go through the server.
+    /// Whether releases notify waiters through the server.
     pub(crate) tell: bool,
-    /// Whether a transaction pooler is in between: nothing is prepared.
+    /// Whether a transaction pooler is in between, so that no statement is prepared.
     pub(crate) pooled: Arc<AtomicBool>,
 }
 
@@ -49,7 +49,7 @@ impl Connect<Step> for Setup {
         let preparing = Statements::new(client, self.table.clone(), &self.pooled);
         let on = match timeout(self.connector.timeout, preparing).await {
             Ok(Ok(on)) => on,
-            // The table is missing, or may not be used.
+            // The table does not exist, or the user lacks rights on it.
             Ok(Err(Failure::Answered(error))) => {
                 self.queue.fail_all(&error);
                 return Some(error.message);
@@ -71,7 +71,7 @@ impl Connect<Step> for Setup {
                     continue;
                 }
                 Next::End => {
-                    // Nothing is under way: it says good-bye.
+                    // No request is in flight: the connection closes properly.
                     driver.detach();
                     return None;
                 }

@@ -42,9 +42,9 @@ pub use self::transaction::{HoldError, LockInError};
 use self::waiters::Waiters;
 use crate::records::PostgresRecords;
 
-/// The kinds that this version has.
+/// The supported kinds.
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
-/// The most fencing tokens of one grant.
+/// The most fencing tokens that one grant reserves.
 const MOST_TOKENS: u32 = 1 << 16;
 
 /// Locks in a table. Cheap to clone; the connections close when the last clone, and every
@@ -68,11 +68,11 @@ pub struct PostgresLocks(Arc<Inner>);
 
 struct Inner {
     setup: Arc<Setup>,
-    /// None where waiters ask now and then.
+    /// `None` if waiters poll.
     waiters: Option<Waiters>,
     prefix: String,
     records: Option<PostgresRecords>,
-    /// Ends what runs in the background.
+    /// Stops the background tasks.
     _ended: DropGuard,
 }
 
@@ -83,13 +83,13 @@ impl Drop for Inner {
 }
 
 impl PostgresLocks {
-    /// Connects with all options at their defaults. The table need not be there yet.
+    /// Connects with all options at their defaults. The table need not exist.
     ///
     /// The runtime in which this is called serves the connections from then on.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses.
+    /// When the server cannot be reached or refuses.
     pub async fn connect<T>(config: Config, tls: T) -> Result<PostgresLocks, Error>
     where
         T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
@@ -98,20 +98,20 @@ impl PostgresLocks {
         PostgresLocks::builder(config, tls).connect().await
     }
 
-    /// Options for the server of `config` and for the encryption: [`tokio_postgres::NoTls`], or a connector such as
-    /// those of `postgres-native-tls` or `tokio-postgres-rustls`.
+    /// Returns options for the server in `config` and for the encryption: [`tokio_postgres::NoTls`], or a connector
+    /// such as those of `postgres-native-tls` or `tokio-postgres-rustls`.
     pub fn builder<T>(config: Config, tls: T) -> PostgresLocksBuilder<T> {
         PostgresLocksBuilder::new(config, tls)
     }
 
-    /// The SQL that creates the table and what belongs to it, for a migration. It may run more than once.
+    /// Returns the SQL that creates the table and its related objects, for a migration. It may run more than once.
     #[must_use]
     pub fn schema(&self) -> &str {
         &self.0.setup.table.schema
     }
 
-    /// Creates the table and what belongs to it, unless it exists; any number of processes may do so at the same time.
-    /// It needs the right to create tables, and the schema if one was named.
+    /// Creates the table and its related objects unless they exist. Any number of processes may do so at the same time.
+    /// Needs the right to create tables, and the schema, if one was named.
     ///
     /// # Errors
     ///
@@ -120,8 +120,9 @@ impl PostgresLocks {
         self.0.setup.connector.create(self.schema()).await
     }
 
-    /// Removes the rows of locks that have been free for a minute, in small steps, and returns how many; also those of
-    /// readers whose leases have been over for a minute, which are not counted. This also happens in the background, every few minutes. A row of a free lock does no harm but takes its place.
+    /// Removes the rows of locks that have been available for a minute, in small batches, and returns how many were
+    /// removed. Also removes the rows of readers whose leases expired a minute ago, which are not counted. This also
+    /// happens in the background, every few minutes. Such a row does no harm, but takes up space.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl PostgresLocks {
         const AT_ONCE: i64 = 1000;
         let Setup { connector, table, .. } = &*self.0.setup;
         let unprepared = Arc::new(AtomicBool::new(true));
-        // A connection of its own: a look at a large table takes longer than a step.
+        // Uses its own connection: reading a large table takes longer than an operation.
         let session = connector.connect_plain().await?;
         let on = Statements::new(session.client, table.clone(), &unprepared).await?;
         let mut removed = 0;
@@ -150,7 +151,7 @@ impl PostgresLocks {
         }
     }
 
-    /// The name of a lock in the table.
+    /// The key of a lock in the table.
     fn name(&self, key: &LockKey) -> Arc<str> {
         match self.0.prefix.as_str() {
             "" => key.as_str().into(),
@@ -158,7 +159,7 @@ impl PostgresLocks {
         }
     }
 
-    /// Queues a step, now. The future only brings the answer.
+    /// Queues an operation at once. The future only returns the reply.
     fn step(&self, step: Result<Step, StoreError>) -> StoreFuture<Answer> {
         match step {
             Ok(step) => self.0.setup.queue.ask(step),
@@ -167,7 +168,7 @@ impl PostgresLocks {
     }
 }
 
-/// The part of an answer that the step brings.
+/// Unwraps the expected variant of an operation's reply.
 macro_rules! expect {
     ($step:expr, $answer:path) => {{
         let step = $step;
@@ -262,7 +263,7 @@ impl Store for PostgresLocks {
         expect!(self.step(step), Answer::AcquiredAll)
     }
 
-    /// Which transaction holds it, where one was found that does.
+    /// Names the transaction that holds the lock, if one was found.
     fn explain(&self, _kind: Kind, key: &LockKey) -> Option<Arc<str>> {
         self.0.setup.pins.why(&self.name(key), Instant::now())
     }

@@ -1,4 +1,4 @@
-//! A wave as its statements, and what their answers mean.
+//! Executes the operations of a wave, and interprets the replies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,31 +22,31 @@ use super::transaction::{holder, pinned};
 use super::wave::Wave;
 use crate::failure::{self, Failure};
 
-/// How often a request looks at a row that is locked, before it takes the lock for taken.
+/// How often a request tries a row that is locked before it treats the lock as held.
 const LOOKS: u32 = 4;
-/// The same for a reader, unless a transaction is known to hold the lock: others that come and go lock the row as well.
+/// The limit for readers, unless a transaction is known to hold the lock: other readers lock the row for a moment each.
 const LOOKS_OF_READER: u32 = 14;
-/// The pause before a step looks again at a row that is locked, at first and at most.
+/// The shortest and the longest pause before a locked row is tried again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
-/// One wave on one connection.
+/// Executes one wave on one connection.
 pub(crate) struct Performing<'a> {
     pub(crate) on: &'a Statements,
     pub(crate) queue: &'a Queue,
     pub(crate) pins: &'a Pins,
     /// Whether releases notify through the server.
     pub(crate) tell: bool,
-    /// When the connection is given up unless everything is answered.
+    /// When to give up the connection if replies are missing.
     pub(crate) deadline: Instant,
-    /// What is said of steps without an answer.
+    /// The error message for operations without a reply.
     pub(crate) silence: &'a str,
 }
 
-/// Why a connection is of no use any more.
+/// Fails if the connection is unusable.
 type Broken = Result<(), StoreError>;
 
 impl Performing<'_> {
-    /// Sends the statements of the wave, one behind the other, and answers its steps as the replies come.
+    /// Sends the statements of the wave in a pipeline, and replies to its operations as the replies arrive.
     pub(crate) async fn perform(&self, wave: Wave) -> Broken {
         let Wave {
             releases,
@@ -56,7 +56,7 @@ impl Performing<'_> {
         } = wave;
         let (leaves, releases) = split(releases);
         let (extensions, renewals) = split(renewals);
-        // In this order: acquires wait for the disk.
+        // In this order, because acquires wait for the disk.
         let ended = join!(
             self.release(Sql::Release, releases),
             self.release(Sql::Leave, leaves),
@@ -91,7 +91,7 @@ impl Performing<'_> {
         job.answer(Err(error.clone()));
     }
 
-    /// The statement of these steps failed.
+    /// Handles a statement that failed: repeats or fails its operations.
     fn failed(&self, jobs: Vec<Job>, failure: Failure, refuse_after: &[i64]) -> Broken {
         let several = jobs.len() > 1;
         let (error, broken) = match failure {
@@ -113,8 +113,8 @@ impl Performing<'_> {
         if broken { Err(error) } else { Ok(()) }
     }
 
-    /// Sends a step again whose statement failed for what another transaction did, or perhaps for another step of the
-    /// statement; returns it where that is not so.
+    /// Repeats an operation if its statement failed because of another transaction, or possibly because of another
+    /// operation in the same statement; otherwise returns it.
     fn repeated(&self, mut job: Job, several: bool, error: &StoreError) -> Option<Job> {
         if error.outcome == Outcome::NotDone
             && failure::is_conflict(error)
@@ -132,7 +132,7 @@ impl Performing<'_> {
         Some(job)
     }
 
-    /// A step was not carried out, and will be after a while; it fails where it has no time for that.
+    /// Repeats an operation that was not carried out after a pause; fails it if its deadline is earlier.
     fn again(&self, job: Job, after: Duration, why: &str) {
         if Instant::now() + after >= job.deadline {
             let error = StoreError::not_done(Reason::Unreachable, why);
@@ -141,10 +141,10 @@ impl Performing<'_> {
         self.queue.again(job, after);
     }
 
-    /// The same where the row of its key is locked.
+    /// Repeats an operation because the row of its key is locked.
     fn look_again(&self, job: Job) {
         let after = match job.step.is_shared() {
-            // Not all of those that come and go at once.
+            // Random, so that readers do not retry together.
             true => pause(job.looks).mul_f64(0.25 + fastrand::f64()),
             false => pause(job.looks),
         };
@@ -172,13 +172,13 @@ impl Performing<'_> {
             return self.failed_before(missing, failure);
         }
         for job in self.acquire_rows(missing).await? {
-            // Another process has just removed them again.
+            // Another process has just removed the rows again.
             self.look_again(job);
         }
         Ok(())
     }
 
-    /// Nothing of these steps was sent yet but what makes rows of free locks.
+    /// Handles a failure before the acquires were sent; at most rows of available locks were created.
     fn failed_before(&self, jobs: Vec<Job>, failure: Failure) -> Broken {
         let (mut error, broken) = match failure {
             Failure::Answered(error) => (error, false),
@@ -195,7 +195,7 @@ impl Performing<'_> {
         if broken { Err(told) } else { Ok(()) }
     }
 
-    /// Those for which there are no rows are left over.
+    /// Acquires locks whose rows exist, and returns the requests without a row.
     async fn acquire_rows(&self, jobs: Vec<Job>) -> Result<Vec<Job>, StoreError> {
         let asks: Vec<(&Ask, Instant)> = jobs
             .iter()
@@ -263,13 +263,14 @@ impl Performing<'_> {
         }
     }
 
-    /// Whether a row that is locked is looked at again before that is told: it may be locked for a moment only.
+    /// Whether to try a locked row again before reporting it: it may be locked only for a moment.
     fn looks_again(&self, job: &Job) -> bool {
         let now = Instant::now();
         job.looks < most_looks(&job.step) && !job.step.keys().any(|key| self.pins.is_known(key, now))
     }
 
-    /// An open transaction has the row locked: within which time a waiter looks again. Learns which one it is.
+    /// Records that an open transaction has locked the row, and finds out which one. Returns when a waiter must try
+    /// again.
     async fn pinned(&self, key: &Arc<str>) -> Duration {
         let (again, ask) = self.pins.found(key, Instant::now());
         if ask {
@@ -279,7 +280,7 @@ impl Performing<'_> {
         again
     }
 
-    /// The processes of the server whose transactions hold it.
+    /// Returns the server processes whose transactions hold the lock.
     async fn pids(&self, key: &Arc<str>) -> Option<String> {
         let rows = self.ask(Sql::Pins, &[&&**key]).await.ok()?;
         column::<Option<String>>(one(&rows).ok()?, "pids").ok()?
@@ -363,11 +364,11 @@ impl Performing<'_> {
         }
         let unknown = self.queue.unknown_until(grant);
         if ending.held || ending.locked && unknown.is_some() {
-            // Somebody changes the row: perhaps the very acquire that this release undoes.
+            // Another transaction is changing the row: possibly the acquire that this release undoes.
             return self.look_again(job);
         }
         match unknown {
-            // A copy that is still on its way would take the lock after this release.
+            // A copy that is still in flight would take the lock after this release.
             Some(until) if until >= ending.now => {
                 let rest = Duration::from_micros((until - ending.now).unsigned_abs()) + PAUSE.0;
                 self.again(job, rest, "the acquire that it undoes may still take effect");
@@ -399,7 +400,7 @@ impl Performing<'_> {
         let mut ended = Ok(());
         for (job, row) in jobs.into_iter().zip(&rows) {
             match renewal(row) {
-                // Another statement may just be changing the row.
+                // Another statement may be changing the row.
                 Ok(Renewal::Held)
                     if job.looks < most_looks(&job.step) && Instant::now() + 2 * PAUSE.1 < job.deadline =>
                 {
@@ -412,7 +413,7 @@ impl Performing<'_> {
         ended
     }
 
-    /// A step with a statement of its own.
+    /// Executes an operation that has its own statement.
     async fn other(&self, job: Job) -> Broken {
         let answer = match &job.step {
             Step::AcquireAll(_) => return self.acquire_all(job).await,
@@ -518,7 +519,7 @@ impl Performing<'_> {
         let mut holders = Vec::with_capacity(rows.len());
         for row in &rows {
             let kind: &str = column(row, "kind")?;
-            // A newer version may have further kinds.
+            // A newer version may have more kinds.
             if let Some(kind) = kind_of(kind) {
                 let holds = u64::from(!column::<bool>(row, "kept")?);
                 let remaining = Some(duration(column(row, "remaining")?));
@@ -537,7 +538,7 @@ impl Performing<'_> {
         if column(row, "locked")? {
             return Ok(Forcing::Locked(column(row, "pids")?));
         }
-        // Not in the same transaction: that one waits for the disk, and commits that notify queue up.
+        // Not in the same transaction, which waits for the disk: commits with notifications are serialized.
         if self.tell && self.ask(Sql::Tell, &[&key]).await.is_err() {
             tracing::debug!(key, "the waiters of this lock were not notified");
         }
@@ -547,32 +548,32 @@ impl Performing<'_> {
 
 const TOO_LATE: &str = "the request came too late, by the server's clock, and was refused";
 
-/// What became of a forced release.
+/// The result of a forced release.
 enum Forcing {
     Done(bool),
-    /// A transaction has the row locked, of one of these processes.
+    /// A transaction of one of these processes has locked the row.
     Locked(Option<String>),
 }
 
-/// What a request for a lock found.
+/// The state that a request found.
 struct Look {
     found: Found,
-    /// The server's time, in µs.
+    /// The server's time in µs.
     now: i64,
 }
 
 enum Found {
     Granted(Granted),
     Held(Duration),
-    /// Its key holds this, which is no lock of the same sort.
+    /// The key holds this other sort of lock.
     Other(&'static str),
-    /// There is no row.
+    /// The row does not exist.
     Missing,
-    /// The request was refused.
+    /// The request arrived too late and was refused.
     Late,
-    /// The lock is free, and was not taken: another one of its set was not free.
+    /// The lock is available but was not acquired, because another lock of the set is not available.
     Open,
-    /// The lease is over, or the lock is free, and another transaction has the row locked.
+    /// The lock is available or its lease has expired, but another transaction has locked the row.
     Locked,
 }
 
@@ -603,12 +604,12 @@ impl Look {
     }
 }
 
-/// What a release found.
+/// The state that a release found.
 struct Ending {
     ended: bool,
-    /// Another transaction has the row locked.
+    /// Another transaction has locked the row.
     locked: bool,
-    /// The grant was there when the statement began.
+    /// The grant existed when the statement began.
     held: bool,
     now: i64,
 }
@@ -632,12 +633,12 @@ fn renewal(row: &Row) -> Result<Renewal, Failure> {
     })
 }
 
-/// Steps of readers, and all others.
+/// Separates the operations of readers from all others.
 fn split(jobs: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
     jobs.into_iter().partition(|job| job.step.is_shared())
 }
 
-/// How often a step looks at a row that is locked.
+/// How often an operation tries a row that is locked.
 fn most_looks(step: &Step) -> u32 {
     match step.is_shared() {
         true => LOOKS_OF_READER,
@@ -649,7 +650,7 @@ fn taken(held: &str) -> StoreError {
     StoreError::not_done(Reason::KeyTaken(held.to_owned()), format!("the key holds {held}"))
 }
 
-/// Before a step is sent again that was so often.
+/// The pause before an operation is repeated once more.
 fn pause(looks: u32) -> Duration {
     (PAUSE.0 * 2_u32.saturating_pow(looks)).min(PAUSE.1)
 }

@@ -1,7 +1,7 @@
-//! The locks that open transactions keep from this process, as far as it has seen.
+//! The locks that open transactions hold, as far as this process has seen.
 //!
-//! The end of a transaction is not notified: a NOTIFY in it would queue up all commits that notify behind its write to the
-//! disk. So a waiter looks again, soon at first, and less often the longer the transaction takes.
+//! The end of a transaction sends no notification: a NOTIFY in it would block all commits with notifications while it
+//! writes to the disk. So a waiter tries again, soon at first, and less often the longer the transaction takes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The shortest and the longest time after which a waiter looks again.
+/// The shortest and the longest time after which a waiter tries again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
-/// A transaction that was not seen for this time is forgotten; and how often the server is asked which one it is.
+/// How long a transaction is remembered after it was last seen, and how often the server is asked which one it is.
 const FRESH: Duration = Duration::from_secs(1);
-/// From this number on, those that are forgotten are removed.
+/// The number of entries from which stale ones are removed.
 const MANY: usize = 256;
 
-/// The locks that were found held by a transaction, by their names.
+/// The locks that transactions hold, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Pins(Mutex<HashMap<Arc<str>, Pin>>);
 
@@ -25,7 +25,7 @@ pub(crate) struct Pins(Mutex<HashMap<Arc<str>, Pin>>);
 struct Pin {
     since: Instant,
     seen: Instant,
-    /// When the server said which transaction it is.
+    /// When the server was last asked for the transaction.
     named: Option<Instant>,
     why: Option<Arc<str>>,
 }
@@ -37,7 +37,7 @@ impl Pin {
 }
 
 impl Pins {
-    /// A transaction was found to hold a lock. Within which time to look again, and whether to ask which one it is.
+    /// Records that a transaction holds a lock. Returns when to try again, and whether to ask which transaction it is.
     pub(crate) fn found(&self, name: &Arc<str>, now: Instant) -> (Duration, bool) {
         let mut pins = self.0.lock();
         if pins.len() >= MANY {
@@ -62,24 +62,24 @@ impl Pins {
         (again, ask)
     }
 
-    /// Which transactions hold it.
+    /// Records the transactions that hold the lock.
     pub(crate) fn named(&self, name: &str, why: String) {
         if let Some(pin) = self.0.lock().get_mut(name) {
             pin.why = Some(why.into());
         }
     }
 
-    /// No transaction holds it.
+    /// Records that no transaction holds the lock.
     pub(crate) fn gone(&self, name: &str) {
         self.0.lock().remove(name);
     }
 
-    /// Whether a transaction was lately found to hold it.
+    /// Whether a transaction recently held the lock.
     pub(crate) fn is_known(&self, name: &str, now: Instant) -> bool {
         self.0.lock().get(name).is_some_and(|pin| pin.is_fresh(now))
     }
 
-    /// What to say to a caller that did not get it.
+    /// Explains to a caller why the lock was not acquired.
     pub(crate) fn why(&self, name: &str, now: Instant) -> Option<Arc<str>> {
         let pins = self.0.lock();
         pins.get(name)
@@ -103,7 +103,7 @@ mod tests {
             (100, 50, false),
             (600, 250, false),
             (1500, 250, true),
-            // Not seen for a while: it is another one.
+            // Not seen for a while: it is a new transaction.
             (9000, 10, true),
         ] {
             assert_eq!(

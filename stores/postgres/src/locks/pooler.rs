@@ -1,4 +1,4 @@
-//! Whether a transaction pooler is in between.
+//! Detects a transaction pooler between the client and the server.
 
 use dlock::store::StoreError;
 use futures_util::future::join;
@@ -9,12 +9,12 @@ use tokio_postgres::{Client, NoTls};
 use crate::connect::Session;
 use crate::failure;
 
-/// How often both connections are looked at: at most, and for at least this part of the time that there is.
+/// The most rounds of checks, and the part of the time limit for which they are repeated at least.
 const ROUNDS: (usize, u32) = (16, 2);
 
-/// Whether two connections of a process have one backend, which only a pooler brings about that gives a backend for a
-/// transaction. Where others use the pooler at the same time that is seen by chance only, so it is looked at many times;
-/// but not where the server itself is at the other end.
+/// Whether two connections of this process share one backend, which happens only with a transaction pooler. While other
+/// clients use the pooler, this is seen only by chance, so the check is repeated, unless the server itself is at the
+/// other end.
 pub(crate) async fn is_between(one: &Session, other: &Session, limit: Duration) -> Result<bool, StoreError> {
     let until = Instant::now() + limit / ROUNDS.1;
     for round in 0..ROUNDS.0 {
@@ -29,7 +29,8 @@ pub(crate) async fn is_between(one: &Session, other: &Session, limit: Duration) 
         {
             return Ok(false);
         }
-        // Such a pooler takes what was used last: so each connection has it in turn, at least where nobody else is.
+        // A pooler reuses the last backend first, so both connections get the same one, at least while no other client
+        // is active.
         if round > 0 && Instant::now() > until {
             break;
         }
@@ -44,20 +45,20 @@ async fn backend(client: &Client) -> Result<i32, StoreError> {
     pid.ok_or_else(|| StoreError::unknown("the server did not say which process serves"))
 }
 
-/// Whether it was this process of the server that greeted the client. A pooler greets it with a number of its own.
+/// Whether this server process sent the client its cancel key. A pooler sends its own process number.
 async fn is_greeted_by(client: &Client, pid: i32) -> bool {
-    /// What begins a request to cancel, which has the number: its length, and its code.
+    /// The start of a cancel request, before the process number: its length and its code.
     const HEAD: [u8; 8] = [0, 0, 0, 16, 4, 210, 22, 46];
     let (request, mut written) = duplex(64);
     let token = client.cancel_token();
     let read = async move {
         let mut head = [0; 8];
-        // With `sslmode=require` it asks for encryption first, and goes no further.
+        // With `sslmode=require` the request starts with TLS and cannot be read.
         written.read_exact(&mut head).await.ok()?;
         (head == HEAD).then_some(())?;
         written.read_i32().await.ok()
     };
-    // Nothing of it is sent anywhere.
+    // Nothing is sent to a server.
     let (_, named) = join(token.cancel_query_raw(request, NoTls), read).await;
     named == Some(pid)
 }

@@ -1,4 +1,4 @@
-//! URLs of locks.
+//! URLs of the store.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{PostgresLocks, PostgresLocksBuilder};
 use crate::failure;
 use crate::records::PostgresRecords;
 
-/// What the driver knows; it says itself what is wrong with a value.
+/// The options that the driver parses; it reports invalid values itself.
 const OF_THE_DRIVER: [&str; 19] = [
     "user",
     "password",
@@ -36,10 +36,10 @@ const OF_THE_DRIVER: [&str; 19] = [
     "load_balance_hosts",
 ];
 
-/// `postgres://` and `postgresql://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme); without
-/// encryption, for which there is [`scheme_with`].
+/// Returns the scheme of `postgres://` and `postgresql://` URLs, for
+/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). It has no encryption; see [`scheme_with`].
 ///
-/// Beside the parameters of `libpq` that the driver knows, and those of every store, they have:
+/// Parameters in addition to those of `libpq` that the driver supports, and those of every store:
 ///
 /// | parameter | default | |
 /// |---|---|---|
@@ -47,7 +47,7 @@ const OF_THE_DRIVER: [&str; 19] = [
 /// | `connections` | 2 | see [`PostgresLocksBuilder::connections`] |
 /// | `listen` | `true` | see [`PostgresLocksBuilder::listen`] |
 /// | `create_table` | `false` | whether the tables are created if they are missing |
-/// | `records` | none | the table of the client's records, as `dlock_records`; see [`PostgresRecords`] |
+/// | `records` | none | the table of the client's records, such as `dlock_records`; see [`PostgresRecords`] |
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock::Error> {
@@ -63,8 +63,8 @@ pub fn scheme() -> Scheme {
     Scheme::new(["postgres", "postgresql"], |request| open(request, NoTls, false))
 }
 
-/// The same with encryption by this connector, such as those of `postgres-native-tls` or `tokio-postgres-rustls`.
-/// Whether it is used, `sslmode` says: by default where the server has it.
+/// Returns the scheme with encryption by this connector, such as those of `postgres-native-tls` or
+/// `tokio-postgres-rustls`. `sslmode` decides whether it is used; by default it is if the server supports it.
 ///
 /// ```no_run
 /// # use tokio_postgres::NoTls as Connector;
@@ -122,7 +122,7 @@ where
         builder = builder.listen(listen);
     }
     let locks = builder.open_by_url().await?;
-    // A missing table is told at once, and not at the first lock.
+    // Reports a missing table at once, not at the first lock.
     match Arc::new(locks.clone()).inspect("dlock".into()).await {
         Ok(_) => {}
         Err(error) if !failure::is_missing_table(&error) => return Err(error),
@@ -137,7 +137,7 @@ where
     Ok(Arc::new(locks))
 }
 
-/// The table of records, if it is there.
+/// Opens the table of records, and checks that it exists.
 async fn open_records<T>(
     config: &Config,
     tls: T,
@@ -173,7 +173,7 @@ where
     Ok(records)
 }
 
-/// What the driver makes of the URL.
+/// Lets the driver parse the URL.
 fn config(request: &mut OpenRequest) -> Result<Config, StoreError> {
     let mut url = format!("{}://{}", request.scheme, request.address);
     let mut sign = '?';

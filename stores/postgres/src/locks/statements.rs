@@ -16,11 +16,11 @@ use dlock::store::{Reason, StoreError};
 use super::table::{Sql, Table};
 use crate::failure::{self, Failure};
 
-/// A connection on which steps can be sent.
+/// A connection on which operations can be sent.
 pub(crate) struct Statements {
     client: Client,
     table: Arc<Table>,
-    /// In the order of [`Sql`]; none behind a transaction pooler.
+    /// In the order of [`Sql`]; `None` behind a transaction pooler.
     prepared: Option<Vec<Statement>>,
     clock: Mutex<ServerClock>,
     /// Whether a transaction pooler is in between.
@@ -28,7 +28,7 @@ pub(crate) struct Statements {
 }
 
 impl Statements {
-    /// Prepares the statements, unless a transaction pooler would forget them, and reads the server's clock.
+    /// Prepares the statements, unless a transaction pooler would lose them, and reads the server's clock.
     pub(crate) async fn new(
         client: Client,
         table: Arc<Table>,
@@ -59,7 +59,7 @@ impl Statements {
         self.client.is_closed()
     }
 
-    /// Sends a statement at the first poll.
+    /// Sends a statement when first polled.
     pub(crate) async fn ask(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
         let rows = match &self.prepared {
             Some(prepared) => self.client.query(&prepared[sql as usize], values).await,
@@ -70,7 +70,7 @@ impl Statements {
             }
         };
         rows.map_err(|error| match error.code() {
-            // A pooler that was not seen gave the connection another backend.
+            // An undetected pooler gave the connection another backend.
             Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME => {
                 self.pooled.store(true, Ordering::Relaxed);
                 let message = "the server forgot what was prepared: is a transaction pooler in between?";
@@ -80,18 +80,18 @@ impl Statements {
         })
     }
 
-    /// The server's time, in µs, after which a request is refused that is to take no effect after `deadline`.
+    /// The server's time, in µs, that corresponds to `deadline`: later the request must have no effect.
     pub(crate) fn refuse_after(&self, deadline: Instant) -> i64 {
         self.clock.lock().at(deadline)
     }
 
-    /// The server's clock showed this, in a reply to what was sent then.
+    /// Records that the server's clock showed this in the reply to a request that was sent at `sent`.
     pub(crate) fn saw(&self, server: i64, sent: Instant) {
         self.clock.lock().saw(server, sent, Instant::now());
     }
 }
 
-/// The only row of an answer.
+/// Returns the first row of a reply, which must exist.
 pub(crate) fn one(rows: &[Row]) -> Result<&Row, Failure> {
     rows.first().ok_or_else(|| unreadable("no row"))
 }

@@ -1,23 +1,23 @@
-//! The statements, written for one table.
+//! The SQL statements for one table.
 
 use tokio_postgres::types::Type;
 
 use crate::names::TableName;
 
-/// The table's name where the user gives none.
+/// The default name of the table.
 pub(crate) const DEFAULT: &str = "dlock_locks";
-/// Into how many groups the keys are divided whose waiters are known by one advisory lock.
+/// The number of groups of keys; one advisory lock shows whether a group has waiters.
 const BUCKETS: u32 = 256;
 
-/// Where the locks are: the names of the table and of what belongs to it, and every statement on them.
+/// The table of the locks: its name, the names of related objects, and all statements.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// What the table is called in messages.
+    /// The name of the table, for messages.
     pub(crate) name: String,
     pub(crate) schema: String,
     pub(crate) hold_in: String,
     pub(crate) lock_in: String,
-    /// The tables, as statements name them, and what is needed of each.
+    /// The tables, as named in statements, and the privileges that each needs.
     needed: [(String, &'static [&'static str]); 4],
     /// The first number of the advisory locks of this table.
     pub(crate) class: i32,
@@ -25,7 +25,7 @@ pub(crate) struct Table {
     statements: [String; Sql::ALL.len()],
 }
 
-/// A statement of a step.
+/// A statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sql {
     Acquire,
@@ -74,7 +74,7 @@ impl Sql {
         }
     }
 
-    /// The types of its parameters, for connections on which nothing is prepared.
+    /// The types of the parameters, for connections without prepared statements.
     pub(crate) fn types(self) -> Vec<Type> {
         let (texts, longs, ints) = (Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT4_ARRAY);
         match self {
@@ -96,15 +96,15 @@ impl Sql {
 }
 
 impl Table {
-    /// The statements for this table.
+    /// Creates the statements for a table.
     ///
     /// # Errors
     ///
-    /// What is wrong with the name.
+    /// The reason if the name is invalid.
     pub(crate) fn new(name: &str) -> Result<Table, String> {
         let name = TableName::new(name)?;
         let class = hash(&name.plain) as i32;
-        // Those of transactions are other advisory locks than those of waiters.
+        // The advisory locks of transactions differ from those of waiters.
         let pinned = class.wrapping_add(1);
         let write = |template: &str| {
             template
@@ -153,7 +153,7 @@ impl Table {
         )
     }
 
-    /// Removes the row of a scratch lock, and those that other doctors left a minute ago and more.
+    /// Removes the row of a scratch lock, and rows that other doctors left at least a minute ago.
     pub(crate) fn forget(&self) -> String {
         format!(
             "DELETE FROM {} WHERE key = $1 OR key ^@ $2 AND until < clock_timestamp() - interval '1 minute'",
@@ -166,7 +166,7 @@ impl Table {
     }
 }
 
-/// The second number of the advisory lock by which the waiters of a key are known.
+/// The second number of the advisory lock for the waiters of a key.
 pub(crate) fn bucket(key: &str) -> i32 {
     (hash(key) % BUCKETS) as i32
 }
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Processes of all versions have to agree on them.
+    /// Processes of all versions must agree on them.
     #[test]
     fn numbers_of_advisory_locks_stay() {
         assert_eq!(bucket("order:42"), (hash("order:42") % 256) as i32);

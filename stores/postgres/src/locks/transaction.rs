@@ -1,4 +1,4 @@
-//! Locks in the user's own transactions: the effect and the lock commit together.
+//! Locks in the user's own transactions: effect and lock commit together.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio_postgres::{Row, Transaction};
 use super::PostgresLocks;
 use super::job::{Step, sendable};
 
-/// How often a row is looked at that another statement is just looking at, and the first pause in between.
+/// How often a row is tried that another statement locks briefly, and the first pause between attempts.
 const LOOKS: (u32, Duration) = (7, Duration::from_millis(2));
 
-/// Why a transaction does not hold a lock. It must be rolled back, which dropping it does.
+/// Why a transaction does not hold a lock. The transaction must be rolled back, which dropping it does.
 ///
 /// ```no_run
 /// use dlock::LockGuard;
@@ -37,7 +37,7 @@ const LOOKS: (u32, Duration) = (7, Duration::from_millis(2));
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HoldError {
-    /// The lock is not the caller's any more.
+    /// The caller no longer holds the lock.
     #[error("lock \"{key}\" was lost: roll the transaction back")]
     #[non_exhaustive]
     Lost {
@@ -50,7 +50,7 @@ pub enum HoldError {
     Failed {
         /// The lock.
         key: LockKey,
-        /// What failed.
+        /// The cause.
         source: tokio_postgres::Error,
     },
 }
@@ -72,22 +72,22 @@ pub enum HoldError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockInError {
-    /// A lease or another transaction holds it. The transaction is as it was before.
+    /// A lease or another transaction holds the lock. The transaction is unchanged.
     #[error("lock \"{key}\" is held by another client or transaction")]
     #[non_exhaustive]
     Busy {
         /// The lock.
         key: LockKey,
-        /// The remaining lease of the holder; `None` where a transaction holds it.
+        /// The remaining lease of the holder; `None` if a transaction holds the lock.
         remaining: Option<Duration>,
     },
-    /// The row of the lock could not be made.
+    /// The row of the lock could not be created.
     #[error("the row of lock \"{key}\" could not be made")]
     #[non_exhaustive]
     NoRow {
         /// The lock.
         key: LockKey,
-        /// What failed.
+        /// The cause.
         source: StoreError,
     },
     /// A statement failed; the transaction cannot be committed.
@@ -96,35 +96,35 @@ pub enum LockInError {
     Failed {
         /// The lock.
         key: LockKey,
-        /// What failed.
+        /// The cause.
         source: tokio_postgres::Error,
     },
 }
 
 impl PostgresLocks {
-    /// Holds a lock in a transaction of its holder: what the transaction writes and the lock commit together.
+    /// Holds a lock in a transaction of its holder, so that the transaction's writes and the lock commit together.
     ///
-    /// While the transaction is open nobody takes the lock over: not when the lease is over, this process is stopped, or
-    /// clocks jump. A lock that was taken over before fails here. So a transaction that calls this, as its first or its last
-    /// statement, and commits, was alone from that call to its commit, whatever the time did. Renewals and the release go
-    /// on beside it; the next holder comes after the end of the transaction. One round trip. For a
-    /// [`MultiGuard`](dlock::MultiGuard) it holds all of its locks. With the guard of a read lock it keeps writers out;
-    /// other readers come and go.
+    /// While the transaction is open, no other client can acquire the lock, even if the lease expires, this process is
+    /// paused, or a clock jumps. If another client has already acquired the lock, the call fails. So a transaction that
+    /// makes this call as its first or its last statement, and commits, was exclusive from the call to its commit,
+    /// independent of time. Renewals and the release are not blocked; the next holder acquires the lock after the end
+    /// of the transaction. One round trip. For a [`MultiGuard`](dlock::MultiGuard) it holds all locks. For the guard of
+    /// a read lock it blocks writers; other readers are not blocked.
     ///
-    /// The table has to be in the database of the transaction. From this call on the lock is not handed off inside the
-    /// process. A transaction that never ends keeps the lock for ever: set `idle_in_transaction_session_timeout`; the view
-    /// `dlock_locks_pins` names the processes of the server to look at. Rolled back to a savepoint before this call, the
-    /// transaction does not hold the lock any more.
+    /// The table must be in the database of the transaction. After this call the lock is not handed off inside the
+    /// process. A transaction that never ends keeps the lock forever: set `idle_in_transaction_session_timeout`; the
+    /// view `dlock_locks_pins` shows the server processes that hold locks. After a rollback to a savepoint before this
+    /// call, the transaction no longer holds the lock.
     ///
     /// # Errors
     ///
-    /// [`HoldError::Lost`] when the lock is not the caller's any more; [`HoldError::Failed`] otherwise, among them the
-    /// serialization failure of a stricter isolation level when the lock was taken over during the transaction. The
-    /// transaction must be rolled back.
+    /// [`HoldError::Lost`] when the caller no longer holds the lock; otherwise [`HoldError::Failed`], for example with
+    /// the serialization failure of a stricter isolation level if another client acquired the lock during the
+    /// transaction. The transaction must be rolled back.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    /// Cancel safe only in the sense that a dropped transaction is rolled back.
     ///
     /// # Examples
     ///
@@ -186,29 +186,30 @@ impl PostgresLocks {
             if !there {
                 break;
             }
-            // Another statement is just looking at it, and does not have it.
+            // Another statement has locked the row briefly, but does not hold the lock.
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
         Err(HoldError::Lost { key: key.clone() })
     }
 
-    /// Locks a key for a transaction, until that ends, and returns a fencing token: the transaction is the lock, with no
-    /// lease and no clock. Lease holders find it busy meanwhile, and it finds theirs. It never waits; two round trips, and
-    /// one more when the key is locked for the first time.
+    /// Acquires a lock for a transaction until its end, and returns a fencing token: the transaction is the lock,
+    /// without a lease or a clock. Meanwhile the lock is busy for clients with leases; if one of them holds it, this
+    /// call fails. It never waits. Two round trips, and one more when the key is locked for the first time.
     ///
-    /// The row of a key that is new is made on a connection of the store, and never in the transaction: others would wait
-    /// for its end. `remaining` of others is `None` meanwhile, and they look again, soon at first and later four times a second. Rolled back to a
-    /// savepoint before it, the transaction does not have the lock any more.
+    /// The row of a new key is created on a connection of the store, not in the transaction, where it would block other
+    /// clients until the end of the transaction. While a transaction holds the lock, other clients see a `remaining` of
+    /// `None`, and try again, soon at first and later four times a second. After a rollback to a savepoint before this
+    /// call, the transaction no longer holds the lock.
     ///
     /// # Errors
     ///
-    /// [`LockInError::Busy`] when it is held: the transaction is as it was before, and can go on. Otherwise it must be rolled
-    /// back.
+    /// [`LockInError::Busy`] when the lock is held: the transaction is unchanged and can continue. After other errors
+    /// it must be rolled back.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    /// Cancel safe only in the sense that a dropped transaction is rolled back.
     pub async fn lock_in(&self, tx: &Transaction<'_>, key: impl Into<LockKey>) -> Result<u64, LockInError> {
         let key = key.into();
         let usable = key.check().map_err(|error| {
@@ -263,7 +264,7 @@ impl PostgresLocks {
     }
 }
 
-/// What `lock_in.sql` found.
+/// The result of `lock_in.sql`.
 struct Found {
     fence: Option<u64>,
     there: bool,
@@ -291,7 +292,7 @@ fn flag(row: &Row, name: &str) -> Result<bool, tokio_postgres::Error> {
     row.try_get(name)
 }
 
-/// Who holds a lock that a transaction has locked, as the begin of a sentence.
+/// Describes the transaction that has locked a row, as the start of a sentence.
 pub(super) fn holder(pids: Option<&str>) -> String {
     match pids {
         Some(pids) => format!("an open transaction of the server's process {pids} holds"),
@@ -299,7 +300,7 @@ pub(super) fn holder(pids: Option<&str>) -> String {
     }
 }
 
-/// The lock is pinned by a transaction, which is named where the server knows it.
+/// The error for a lock that a transaction holds; names the server process if it is known.
 pub(super) fn pinned(key: &str, pids: Option<&str>) -> StoreError {
     let by = holder(pids);
     let message = format!("{by} lock \"{key}\": wait for its end, or end it");

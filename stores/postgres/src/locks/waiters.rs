@@ -1,11 +1,11 @@
-//! The one connection by which this process hears of releases.
+//! The connection on which this process is notified of releases.
 //!
-//! It stands from the first waiter on, listens to one channel for the whole table, and has a shared advisory lock for each
-//! group of keys that somebody waits for here. A release tries the same lock exclusively: where it gets it nobody waits,
-//! and it notifies nobody. Nothing is written for that, and a process that dies waits no more.
+//! It is opened for the first waiter, listens to one channel for the whole table, and holds a shared advisory lock for
+//! each group of keys that has waiters here. A release tries to lock it exclusively: if that succeeds, the group has no
+//! waiters and no notification is sent. This writes nothing, and a process that dies stops waiting.
 //!
-//! After each connect all waiters look once, because a notification may have been missed. While there is no connection,
-//! or notifications do not arrive, waiters are told to look now and then.
+//! After each connect all waiters ask once, because a notification may have been missed. While there is no connection,
+//! or notifications do not arrive, waiters poll.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use super::link::Setup;
 use super::table::bucket;
 use crate::connect::{ONLY_READS, Session, answered};
 
-/// How often the connection is tested while there are waiters, and groups without waiters are left.
+/// How often the connection is tested and groups without waiters are left, while there are waiters.
 const PING: Duration = Duration::from_secs(5);
-/// How often waiters look while they get no notifications.
+/// How often waiters poll while they get no notifications.
 pub(crate) const POLL: Duration = Duration::from_millis(250);
-/// The longest pause before it is tried again to listen.
+/// The longest pause before the next attempt to listen.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The waiters in this process, and how they are notified.
@@ -41,14 +41,14 @@ pub(crate) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Groups {
-    /// How many keys with waiters there are of each.
+    /// How many keys of each group have waiters.
     keys: HashMap<i32, usize>,
-    /// Those whose releases are notified.
+    /// The groups whose releases are notified.
     live: HashSet<i32>,
 }
 
 impl Waiters {
-    /// Connects for the first waiter, until `ended`.
+    /// Starts the listening task, which connects for the first waiter and runs until `ended`.
     pub(crate) fn start(setup: Arc<Setup>, ended: CancellationToken, runtime: &runtime::Handle) -> Waiters {
         let waiters = Waiters {
             hub: Arc::default(),
@@ -98,7 +98,7 @@ impl Waiters {
         wanted.filter(|group| !groups.live.contains(group)).collect()
     }
 
-    /// Takes out the groups without waiters.
+    /// Removes and returns the groups without waiters.
     fn take_idle(&self) -> Vec<i32> {
         let mut groups = self.groups.lock();
         groups.keys.retain(|_, keys| *keys > 0);
@@ -112,10 +112,10 @@ impl Waiters {
         idle
     }
 
-    /// Releases of these groups are notified from now on.
+    /// Records that releases of these groups are notified from now on.
     fn confirm(&self, groups: &[i32]) {
         self.groups.lock().live.extend(groups);
-        // In this order: a waiter that comes in between is confirmed as well.
+        // In this order, so that a waiter that arrives in between is confirmed as well.
         for name in self.hub.names() {
             if groups.contains(&bucket(&name)) {
                 self.hub.confirm(&name);
@@ -123,7 +123,7 @@ impl Waiters {
         }
     }
 
-    /// Nothing is notified any more.
+    /// Records that nothing is notified any more.
     fn lose(&self) {
         self.groups.lock().live.clear();
         self.hub.tell_all(false);
@@ -133,7 +133,7 @@ impl Waiters {
 struct Listener {
     waiters: Waiters,
     setup: Arc<Setup>,
-    /// The trouble was told; no need to say it again until it is over.
+    /// Whether the trouble was logged; it is logged once until notifications work again.
     told: bool,
 }
 
@@ -165,7 +165,7 @@ impl Listener {
         }
     }
 
-    /// Listens until the connection is of no use any more, and tells why.
+    /// Listens until the connection is unusable, and returns the reason.
     async fn listen(&mut self) -> String {
         let limit = self.setup.connector.timeout;
         if self.setup.pooled.load(Ordering::Relaxed) {
@@ -214,10 +214,10 @@ impl Listener {
         }
     }
 
-    /// Listens, and waits for a notification of its own: through a transaction pooler there is none.
+    /// Listens, and waits for a notification to itself, which does not arrive through a transaction pooler.
     async fn subscribe(&self, session: &mut Session) -> Result<(), String> {
         let channel = &self.setup.table.name;
-        // No key has such a character.
+        // No key contains this character.
         let nonce = format!("\u{1}{:016x}", fastrand::u64(..));
         let sql =
             format!("LISTEN \"{channel}\"; SET synchronous_commit = off; NOTIFY \"{channel}\", '{nonce}'");
@@ -234,7 +234,7 @@ impl Listener {
         Err("the server closed the connection".to_owned())
     }
 
-    /// Takes part in the advisory locks of these groups, or leaves them.
+    /// Locks or unlocks the advisory locks of these groups.
     async fn join(&self, session: &Session, groups: &[i32], call: &str) -> Result<(), tokio_postgres::Error> {
         let sql = format!("SELECT count({call}($1, g)::text) FROM unnest($2::int4[]) AS g");
         let class = self.setup.table.class;
@@ -242,7 +242,7 @@ impl Listener {
         session.client.query_typed(&sql, &values).await.map(drop)
     }
 
-    /// Whether the server still takes writes, and so the holders' notifications. Leaves groups without waiters.
+    /// Whether the server still accepts writes, and so the holders' notifications. Also leaves groups without waiters.
     async fn test(&self, session: &Session) -> Result<bool, tokio_postgres::Error> {
         let idle = self.waiters.take_idle();
         if !idle.is_empty() {

@@ -1,23 +1,23 @@
-//! The steps that go together on a connection, a statement for each verb.
+//! The operations that are sent together on a connection, one statement for each kind.
 
 use super::job::{Job, Step};
 
 /// The most locks that one statement acquires or releases.
 const MOST: usize = 128;
-/// The most grants that one statement renews, and one wave: other steps are not to wait for thousands of them.
+/// The most grants that one statement and one wave renew, so that other operations do not wait for thousands of them.
 const MOST_RENEWALS: usize = 200;
 
-/// Steps that go together, one statement for each verb.
+/// Operations that are sent together, one statement for each kind.
 #[derive(Debug, Default)]
 pub(crate) struct Wave {
     pub(crate) releases: Vec<Job>,
     pub(crate) renewals: Vec<Job>,
     pub(crate) acquires: Vec<Job>,
-    /// A statement for each.
+    /// One statement for each operation.
     pub(crate) others: Vec<Job>,
 }
 
-/// What is left of the room in a wave, for each of its lists.
+/// Counts the operations that each list of a wave already contains.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     releases: Taken,
@@ -29,12 +29,12 @@ pub(crate) struct Room {
 #[derive(Debug, Default)]
 struct Taken {
     jobs: usize,
-    /// It is one that shares its statement with no other.
+    /// Whether the operation must not share its statement.
     alone: bool,
 }
 
 impl Room {
-    /// Whether this step goes along, which is counted then.
+    /// Whether the operation fits into the wave; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
         let (taken, most) = match &job.step {
             Step::Release(..) | Step::Leave(..) => (&mut self.releases, MOST),

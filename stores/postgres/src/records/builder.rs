@@ -1,4 +1,4 @@
-//! Options of the store, and what starts with it.
+//! Options of the store, and its background tasks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -59,35 +59,35 @@ impl<T> PostgresRecordsBuilder<T> {
         }
     }
 
-    /// The table, with its schema if it has one: `"app.idempotency"`. Letters, digits and `_`; case matters.
+    /// Sets the table, with its schema, if any: `"app.idempotency"`. Letters, digits and `_`; case matters.
     /// `dlock_records` by default.
     pub fn table(mut self, name: impl Into<String>) -> Self {
         self.table = name.into();
         self
     }
 
-    /// How many connections steps use; 4 by default. Steps of one record always use the same connection, and none waits
-    /// for another's reply, so a few are enough for a whole process.
+    /// Sets how many connections operations use; 4 by default. Operations on one record always use the same connection,
+    /// and do not wait for each other's replies, so a few connections are enough for a whole process.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// How long one step may take, connecting included; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Whether waiters for a record are told by `LISTEN` and `NOTIFY`, the default, or ask four times a second. It must
-    /// be the same in all processes.
+    /// Sets whether waiters for a record are notified by `LISTEN` and `NOTIFY` (the default), or poll four times a
+    /// second. All processes must use the same value.
     pub fn listen(mut self, listen: bool) -> Self {
         self.listen = listen;
         self
     }
 
-    /// How often rows whose retention is over are removed; every minute by default. `None` leaves that to
-    /// [`PostgresRecords::remove_expired`], called from elsewhere.
+    /// Sets how often rows whose retention has ended are removed; every minute by default. With `None` you have to call
+    /// [`PostgresRecords::remove_expired`].
     pub fn sweep_every(mut self, every: impl Into<Option<Duration>>) -> Self {
         self.sweep_every = every.into();
         self
@@ -103,7 +103,7 @@ where
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses, or an option is invalid.
+    /// When the server cannot be reached, the server refuses, or an option is invalid.
     pub async fn connect(self) -> Result<PostgresRecords, Error> {
         let table = self
             .check()
@@ -113,7 +113,7 @@ where
         opened.map_err(StoreError::into_connect_error)
     }
 
-    /// The same where the options come from a URL.
+    /// Connects with options from a URL.
     pub(crate) async fn open_by_url(self) -> Result<PostgresRecords, StoreError> {
         let wrong = |(option, reason)| {
             StoreError::not_done(
@@ -125,7 +125,7 @@ where
         self.open(table, runtime::Handle::current()).await
     }
 
-    /// The statements, or the option that is invalid.
+    /// Returns the statements, or the option that is invalid.
     fn check(&self) -> Result<Table, (&'static str, String)> {
         let invalid = |option, reason: &str| Err((option, reason.to_owned()));
         if self.connections == 0 {
@@ -173,7 +173,7 @@ where
     }
 }
 
-/// Removes what is forgotten, now and then, for as long as the store is there.
+/// Removes expired records now and then, as long as the store exists.
 async fn sweep(store: Weak<Inner>, every: Duration) {
     loop {
         tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())).await;

@@ -1,8 +1,8 @@
-//! One connection that is kept up, and its send queue.
+//! A permanent connection, and its send queue.
 //!
-//! Steps are sent in the order in which they were asked for, without waiting for each other's answers. What was
-//! under way on a connection that broke is sent again on the next one, as every step on records may be; what
-//! still has no answer when its time is over is told as unknown.
+//! Operations are sent in call order, without waiting for each other's replies. When a connection breaks, operations in
+//! flight are sent again on the next one, because every operation on records may be repeated; an operation without a
+//! reply at its deadline has an unknown outcome.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -24,17 +24,17 @@ use crate::failure::{self, Failure};
 use dlock::store::queue::SendState;
 use dlock::store::{Outcome, Reason, StoreError};
 
-/// Between two attempts to connect, at first and at most.
+/// The shortest and the longest pause between connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// The send queue of a connection. The connection ends when this is gone and the queue is empty.
+/// The send queue of a connection. The connection closes when this is dropped and the queue is empty.
 #[derive(Debug)]
 pub(super) struct Lane {
     jobs: mpsc::UnboundedSender<Job>,
     setup: Arc<Setup>,
 }
 
-/// What all lanes of a store have in common.
+/// The state that all lanes of a store share.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) connector: Connector,
@@ -50,7 +50,7 @@ struct Job {
     step: Step,
     deadline: Instant,
     send_state: Arc<SendState>,
-    /// It was sent on a connection that broke.
+    /// The operation was sent on a connection that broke.
     repeated: bool,
     reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
 }
@@ -68,7 +68,7 @@ impl Lane {
         Lane { jobs, setup }
     }
 
-    /// Queues a step, now. The future only brings the answer.
+    /// Queues an operation at once. The future only returns the reply.
     pub(super) fn step(&self, step: Step) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let (send_state, setup) = (Arc::new(SendState::default()), self.setup.clone());
@@ -84,7 +84,7 @@ impl Lane {
         async move {
             let why = match timeout_at(deadline, answer).await {
                 Ok(Ok(answer)) => return answer,
-                // No task works on it any more, although its time is not over.
+                // The task has ended, although the deadline is not over.
                 Ok(Err(_)) if Instant::now() < deadline => {
                     let ended = "the runtime that served the connections has ended";
                     return Err(match !queued || send_state.give_up() {
@@ -103,7 +103,7 @@ impl Lane {
 }
 
 impl Setup {
-    /// Why no answer came in time.
+    /// Describes why no reply arrived in time.
     fn silence(&self) -> String {
         let Connector { address, timeout, .. } = &self.connector;
         let trouble = self.trouble.lock().clone();
@@ -117,7 +117,7 @@ impl Job {
         if let Some(reply) = self.reply.take() {
             let _ = reply.send(answer.map_err(|mut error| {
                 if repeated {
-                    // Its first copy may have been carried out.
+                    // The first copy may have been carried out.
                     error.outcome = Outcome::Unknown;
                 }
                 error
@@ -125,7 +125,7 @@ impl Job {
         }
     }
 
-    /// Whether its caller may still want it.
+    /// Whether the caller may still wait for the operation.
     fn is_due(&self) -> bool {
         self.deadline > Instant::now() && self.reply.is_some()
     }
@@ -134,18 +134,18 @@ impl Job {
 struct Worker {
     setup: Arc<Setup>,
     line: mpsc::UnboundedReceiver<Job>,
-    /// What was taken out of the queue and is to be sent before the rest of it.
+    /// Jobs that were taken from the queue and are sent before the rest of it.
     next: VecDeque<Job>,
-    /// The trouble was told; no need to say it again until it is over.
+    /// Whether the trouble was logged; it is logged once until a connection succeeds.
     told: bool,
 }
 
-/// How the work on a step ended.
+/// How an operation ended.
 enum Ended {
     Answered,
-    /// The connection is of no use; the step is to be sent again if there is time.
+    /// The connection is unusable; the operation is sent again if its deadline allows.
     Broken(Box<Job>, StoreError),
-    /// No answer came in time.
+    /// No reply arrived in time.
     Silent,
 }
 
@@ -177,7 +177,7 @@ impl Worker {
         *self.setup.trouble.lock() = Some(trouble.to_owned());
     }
 
-    /// Tries until there is a connection; `None` when it is not needed any more.
+    /// Tries to connect until it succeeds; `None` when the connection is no longer needed.
     async fn connect(&mut self) -> Option<Session> {
         let mut pause = PAUSE.0;
         loop {
@@ -210,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// Serves until the connection is of no use any more, and tells why; `None` when it is not needed any more.
+    /// Serves until the connection is unusable, and returns the reason; `None` when it is no longer needed.
     async fn serve(&mut self, session: Session) -> Option<String> {
         let Session {
             client,
@@ -242,7 +242,7 @@ impl Worker {
                 },
                 job = self.line.recv() => match job {
                     Some(job) => self.next.push_back(job),
-                    // The last answers are still on their way.
+                    // The last replies are still in flight.
                     None if running.is_empty() => break None,
                     None => if let Some(Ended::Broken(mut job, error)) = running.next().await {
                         job.answer(Err(error));
@@ -254,11 +254,11 @@ impl Worker {
             }
         };
         if trouble.is_none() {
-            // Nothing is under way: it says good-bye.
+            // No request is in flight: the connection closes properly.
             driver.detach();
             return None;
         }
-        // Whatever is still under way on it learns now that no answer will come.
+        // Operations in flight learn now that no reply will arrive.
         drop(driver);
         while let Some(ended) = running.next().await {
             if let Ended::Broken(job, error) = ended {
@@ -268,7 +268,7 @@ impl Worker {
         trouble
     }
 
-    /// What carries a step out; nothing if that is not to be done any more.
+    /// Returns the future that executes an operation; `None` if the operation is no longer due.
     async fn begin(
         &mut self,
         mut job: Job,
@@ -315,7 +315,7 @@ impl Worker {
     }
 }
 
-/// Sends the step at the first poll.
+/// Sends the operation when first polled.
 async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended {
     if !job.send_state.send() {
         return Ended::Answered;

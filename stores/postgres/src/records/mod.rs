@@ -1,8 +1,8 @@
 //! Records in a PostgreSQL table, whose completion can join the owner's own transaction.
 //!
-//! On every other store an owner that dies after its effect and before its record leaves an unknown outcome behind.
-//! Here effect and record can be one transaction, [`PostgresClaim::complete_in`]: the one case in which exactly once is
-//! true.
+//! With every other store, an owner that dies after its effect but before its record leaves an unknown outcome. Here
+//! effect and record can be one transaction ([`PostgresClaim::complete_in`]), the only case with exactly-once
+//! semantics.
 //!
 //! ```no_run
 //! use dlock::record::Records;
@@ -17,33 +17,34 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What it takes
+//! # Requirements
 //!
-//! PostgreSQL 12 or newer, among whose hosts is the primary; the rights to select, insert, update and delete on the
-//! table and to use the sequence `<table>_fence`. The connections are the store's own: some for the steps, one more
-//! from the first waiter on. They prepare statements and listen, so a pooler in between has to give whole sessions.
-//! What is promised is as durable as what the server commits: with `synchronous_commit = off`, or asynchronous replicas
-//! that take over, it may forget the last moments, together with the effects that were committed with them.
+//! PostgreSQL 12 or newer, with the primary among the configured hosts; the rights to select, insert, update and delete
+//! on the table and to use the sequence `<table>_fence`. The store has its own connections: some for operations, and
+//! one more from the first waiter on. They prepare statements and listen, so a pooler in between must use session mode.
+//! Guarantees are as durable as the server's commits: with `synchronous_commit = off`, or when an asynchronous replica
+//! takes over, the last moments may be lost, together with the effects that were committed with them.
 //!
-//! # How it behaves
+//! # Behaviour
 //!
-//! - Each step is one statement and one round trip. All times are the server's (`clock_timestamp()`).
-//! - No step waits for a row that a transaction has locked. Such a claim is in progress for all other requests,
-//!   extending it succeeds, and completing, releasing or reading it from outside looks again until the transaction has
+//! - Each operation is one statement and one round trip. All times are the server's (`clock_timestamp()`).
+//! - No operation waits for a row that a transaction has locked. For all other requests such a claim is in progress;
+//!   extending it succeeds; completing, releasing or reading it from outside is retried until the transaction has
 //!   ended.
-//! - A connection that breaks is replaced, and what was under way on it is sent again; a step ends within the timeout
-//!   in any case. After a failure with [`Outcome::Unknown`](dlock::store::Outcome::Unknown) the server may or may not
-//!   have gone on.
-//! - Waiters are told by `LISTEN` and `NOTIFY` on a channel with the table's name, at once. Where that is switched off
-//!   ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters look four times a second. Of a
-//!   result that was stored by [`complete_in`](PostgresClaim::complete_in) they are told when its owner reads it or
-//!   completes it once more, and find it when the lease they were told of has ended.
-//! - Fences come from a sequence. They grow over release, expiry and a clock that is set back, and over the loss of
-//!   the table too, unless the clock was set back as well.
-//! - Expired records are removed in the background, at most a thousand rows at a time, and fewer where responses are
-//!   large: one statement takes about a twentieth of the timeout. Every process does that, and none waits for another.
-//! - Steps need the primary. A connection to a server that takes no writes any more is replaced by one to the host of
-//!   the configuration that does (`postgres://a,b/shop`); each host has its share of the timeout.
+//! - A broken connection is replaced, and operations in flight are sent again; an operation always ends within the
+//!   timeout. After a failure with [`Outcome::Unknown`](dlock::store::Outcome::Unknown) the server may or may not have
+//!   carried out the operation.
+//! - Waiters are notified at once by `LISTEN` and `NOTIFY` on a channel with the table's name. If that is switched off
+//!   ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters poll four times a second. A
+//!   result that was stored by [`complete_in`](PostgresClaim::complete_in) is notified when its owner reads it or
+//!   completes it again; waiters find it at the latest when the lease that they know of has ended.
+//! - Fencing tokens come from a sequence. They increase across release, expiry and a clock that is set back, and even
+//!   after the loss of the table, unless the clock was set back as well.
+//! - Expired records are removed in the background, at most a thousand rows at a time, and fewer if responses are
+//!   large: one statement takes about a twentieth of the timeout. Every process does this, without waiting for the
+//!   others.
+//! - Operations need the primary. A connection to a server that no longer accepts writes is replaced by one to the
+//!   configured host that does (`postgres://a,b/shop`); the timeout is divided among the hosts.
 
 mod builder;
 mod lane;
@@ -100,18 +101,18 @@ struct Inner {
     lanes: Vec<Lane>,
     notifications: RecordNotifications,
     batch: SweepBatch,
-    /// Ends what runs in the background.
+    /// Stops the background tasks.
     _ended: DropGuard,
 }
 
 impl PostgresRecords {
-    /// Connects with all options at their defaults. The table need not be there yet.
+    /// Connects with all options at their defaults. The table need not exist.
     ///
     /// The runtime in which this is called serves the connections from then on.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses.
+    /// When the server cannot be reached or refuses.
     pub async fn connect<T>(config: Config, tls: T) -> Result<PostgresRecords, Error>
     where
         T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
@@ -120,20 +121,20 @@ impl PostgresRecords {
         PostgresRecords::builder(config, tls).connect().await
     }
 
-    /// Options for the server of `config` and for the encryption: [`tokio_postgres::NoTls`], or a connector such as
-    /// those of `postgres-native-tls` or `tokio-postgres-rustls`.
+    /// Returns options for the server in `config` and for the encryption: [`tokio_postgres::NoTls`], or a connector
+    /// such as those of `postgres-native-tls` or `tokio-postgres-rustls`.
     pub fn builder<T>(config: Config, tls: T) -> PostgresRecordsBuilder<T> {
         PostgresRecordsBuilder::new(config, tls)
     }
 
-    /// The SQL that creates the table and what belongs to it, for a migration. It may run more than once.
+    /// Returns the SQL that creates the table and its related objects, for a migration. It may run more than once.
     #[must_use]
     pub fn schema(&self) -> &str {
         &self.0.setup.table.schema
     }
 
-    /// Creates the table and what belongs to it, unless it exists; any number of processes may do so at the same time.
-    /// It needs the right to create tables, and the schema if one was named.
+    /// Creates the table and its related objects unless they exist. Any number of processes may do so at the same time.
+    /// Needs the right to create tables, and the schema, if one was named.
     ///
     /// # Errors
     ///
@@ -142,8 +143,8 @@ impl PostgresRecords {
         self.0.setup.connector.create(self.schema()).await
     }
 
-    /// Removes all rows whose retention is over, in small steps, and returns how many. This also happens in the
-    /// background, see [`sweep_every`](PostgresRecordsBuilder::sweep_every).
+    /// Removes all rows whose retention has ended, in small batches, and returns how many were removed. This also
+    /// happens in the background; see [`sweep_every`](PostgresRecordsBuilder::sweep_every).
     ///
     /// # Errors
     ///
@@ -175,8 +176,8 @@ impl PostgresRecords {
         }
     }
 
-    /// A claim for a transaction of its owner: as [`claim`](dlock::record::Records::claim) gave it to this
-    /// token. The result is kept for `retention` from its completion on.
+    /// Returns a claim for a transaction of its owner, which got it from [`claim`](dlock::record::Records::claim) with
+    /// this token. The result is kept for `retention` after its completion.
     pub fn owned(&self, key: &RecordKey, token: &ClaimToken, retention: Duration) -> PostgresClaim {
         PostgresClaim {
             setup: self.0.setup.clone(),
@@ -186,7 +187,7 @@ impl PostgresRecords {
         }
     }
 
-    /// Queues a step for its record's connection, now.
+    /// Queues an operation at once, on the connection of its record.
     fn step(
         &self,
         key: &RecordKey,
@@ -198,7 +199,7 @@ impl PostgresRecords {
         self.0.lanes[lane as usize].step(step)
     }
 
-    /// The same for a change by the owner; the waiters in this process are told of it if `notifications`.
+    /// Queues a change by the owner; if `notifications`, notifies the waiters in this process.
     fn change(
         &self,
         key: &RecordKey,

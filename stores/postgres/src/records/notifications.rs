@@ -1,8 +1,8 @@
-//! The one connection by which this process hears of completions and releases.
+//! The connection on which this process is notified of completions and releases.
 //!
-//! It listens to one channel for the whole table, from the first waiter on. After each connect all waiters look once,
-//! because a notification may have been missed. While there is no connection, or where the user wants none, waiters are
-//! told to look now and then.
+//! It is opened for the first waiter, and listens to one channel for the whole table. After each connect all waiters
+//! ask once, because a notification may have been missed. While there is no connection, or notifications are switched
+//! off, waiters poll.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use dlock::store::Watch;
 
 /// How often the connection is tested while there are waiters.
 const PING: Duration = Duration::from_secs(5);
-/// How often waiters look while they get no notifications.
+/// How often waiters poll while they get no notifications.
 const POLL: Duration = Duration::from_millis(250);
 
 /// The waiters in this process, and how they are notified.
@@ -33,7 +33,7 @@ pub(super) struct RecordNotifications {
 }
 
 impl RecordNotifications {
-    /// Connects for the first waiter, until `ended`.
+    /// Starts the listening task, which connects for the first waiter and runs until `ended`.
     pub(super) fn start(
         setup: Arc<Setup>,
         ended: CancellationToken,
@@ -67,7 +67,7 @@ impl RecordNotifications {
         self.hub.listen(key.as_str().into(), first, |_| {})
     }
 
-    /// Tells those in this process at once.
+    /// Notifies the waiters in this process at once.
     pub(super) fn tell(&self, key: &RecordKey) {
         self.hub.tell(key.as_str());
     }
@@ -76,7 +76,7 @@ impl RecordNotifications {
 struct Listener {
     notifications: RecordNotifications,
     setup: Arc<Setup>,
-    /// The trouble was told; no need to say it again until it is over.
+    /// Whether the trouble was logged; it is logged once until notifications work again.
     told: bool,
 }
 
@@ -101,7 +101,7 @@ impl Listener {
         }
     }
 
-    /// Listens until the connection is of no use any more, and tells why.
+    /// Listens until the connection is unusable, and returns the reason.
     async fn listen(&mut self) -> String {
         let limit = self.setup.connector.timeout;
         let mut session = match self.subscribe().await {
@@ -111,7 +111,7 @@ impl Listener {
         if std::mem::take(&mut self.told) {
             tracing::info!(server = %self.setup.connector.address, "notifications of records again");
         }
-        // In this order: a waiter that comes in between is confirmed as well.
+        // In this order, so that a waiter that arrives in between is confirmed as well.
         self.notifications.live.store(true, Ordering::SeqCst);
         for name in self.notifications.hub.names() {
             self.notifications.hub.confirm(&name);

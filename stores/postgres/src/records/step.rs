@@ -1,4 +1,4 @@
-//! Each step as its statement, and what its answer means.
+//! The operations on records: their statements, and how replies are interpreted.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,32 +16,32 @@ use dlock::record::{
 };
 use dlock::store::{Reason, StoreError};
 
-/// The format of the records that this version writes and reads.
+/// The record format of this version.
 const FORMAT: i32 = 1;
-/// The remaining time of a claim whose lease has ended while a transaction holds its row.
+/// The remaining time that is reported for an expired claim while a transaction has locked its row.
 const SOON: Duration = Duration::from_millis(100);
-/// How often a claim looks anew because the row changed under its eyes.
+/// How often a claim is tried while other transactions change the row.
 const LOOKS: u32 = 4;
-/// How often an extension looks anew at a row that is locked.
+/// How often an extension is tried while the row is locked.
 const LOOKS_TO_EXTEND: u32 = 3;
 
-/// What is asked of the server.
+/// An operation.
 #[derive(Debug)]
 pub(super) enum Step {
     Claim(ClaimRequest),
     ClaimSlot(ClaimRequest, SlotRequest),
-    /// Whether with the result.
+    /// The flag says whether to include the result.
     Inspect(RecordKey, bool),
     Forget(RecordKey),
     Extend(RecordKey, ClaimToken, Duration, Duration),
     Complete(RecordKey, ClaimToken, Vec<u8>, Duration),
-    /// Whether to forget it: nothing was done under this claim.
+    /// The flag says whether to forget the claim because no work was done.
     GiveBack(RecordKey, ClaimToken, bool),
     Read(RecordKey, ClaimToken),
     Sweep(u32),
 }
 
-/// What came of it.
+/// The result of an operation.
 #[derive(Debug)]
 pub(super) enum Answer {
     Claim(ClaimReply),
@@ -80,15 +80,15 @@ impl Prepared {
     }
 }
 
-/// What one look at the server gave.
+/// The result of one attempt.
 enum Look {
     Answer(Answer),
-    /// A transaction holds the row: look again.
+    /// A transaction has locked the row: try again.
     Held,
 }
 
 impl Step {
-    /// Sends it, at the first poll, and looks again where another transaction was just changing the row.
+    /// Sends the operation when first polled, and tries again while another transaction changes the row.
     pub(super) async fn run(&self, on: &Prepared, deadline: Instant) -> Result<Answer, Failure> {
         let mut pause = Duration::from_millis(2);
         for looks in 1.. {
@@ -139,8 +139,8 @@ impl Step {
                 let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), &lease, &retention];
                 let row = on.ask(Sql::Extend, &values).await?;
                 match owned(&row, "completed")? {
-                    // The holder of the row of a live claim is its owner's own transaction. That is not waited for, and
-                    // as long as it lasts the claim is not taken over.
+                    // Only the owner's transaction locks the row of a live claim. The extension does not wait for it;
+                    // while the transaction is open, the claim cannot be taken over.
                     Look::Held if looks >= LOOKS_TO_EXTEND => Ok(done()),
                     look => Ok(look),
                 }
@@ -167,8 +167,8 @@ impl Step {
         }
     }
 
-    /// The record whose waiters must be notified after this answer. A result that its owner reads was committed by
-    /// another way.
+    /// The record whose waiters must be notified after this reply. A result that its owner reads was committed in a
+    /// transaction, without a notification.
     pub(super) fn notifications(&self, answer: &Answer) -> Option<&RecordKey> {
         match (self, answer) {
             (Step::Complete(key, ..) | Step::GiveBack(key, ..), Answer::Owner(OwnerReply::Done))
@@ -188,7 +188,7 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
         });
     }
     let Some(state) = column::<Option<String>>(row, "state")? else {
-        // There was none, and another claim was quicker.
+        // There was no record, and another claim was faster.
         return Ok(Look::Held);
     };
     let (kept, mine, same): (bool, bool, bool) =
@@ -203,7 +203,7 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
     };
     let given_back = mine && state == "released";
     if !kept && !given_back {
-        // It is forgotten, and another process is just removing it or was quicker to claim it.
+        // The record has expired, and another process is removing it or has claimed it.
         return held();
     }
     readable(row, &state)?;
@@ -215,7 +215,7 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
         "completed" => reply(ClaimReply::Completed {
             response: column(row, "response")?,
         }),
-        // Asked again, by the owner whose transaction holds the row.
+        // Repeated by the owner, whose transaction has locked the row.
         "claimed" if mine => reply(ClaimReply::Claimed {
             attempt,
             fence: fence_of(column(row, "seen_fence")?),
@@ -225,7 +225,7 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
             attempt,
         }),
         _ if column(row, "free")? && !over => reply(ClaimReply::Orphan { attempt }),
-        // Its owner's transaction is about to complete it, or another claim was quicker to take it over.
+        // The owner's transaction is completing it, or another claim took it over first.
         _ => held(),
     }
 }
@@ -263,7 +263,7 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
     }
     let is_old: bool = column(row, "old")?;
     let (Some(state), true) = (state, kept) else {
-        // There was none, or it is forgotten, and another claim was quicker.
+        // There was no record or it has expired, and another claim was faster.
         return match is_old {
             true => reply(asked, SlotOutcome::Missed),
             false => Ok(Look::Held),
@@ -275,7 +275,7 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
     let attempt = number(column(row, "seen_attempt")?);
     let remaining: i64 = column(row, "remaining")?;
     match &*state {
-        // Asked again, by the owner whose transaction holds the row.
+        // Repeated by the owner, whose transaction has locked the row.
         "claimed" if mine => reply(
             last,
             SlotOutcome::Claim(ClaimReply::Claimed {
@@ -295,7 +295,7 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
         "claimed" | "orphaned" if last == asked && column(row, "free")? && !over => {
             claim(ClaimReply::Orphan { attempt })
         }
-        // Its owner's transaction is about to complete it, or another claim was quicker.
+        // The owner's transaction is completing it, or another claim was faster.
         _ if looks < LOOKS => Ok(Look::Held),
         _ => claim(ClaimReply::InProgress {
             remaining: SOON,
@@ -325,7 +325,7 @@ fn seen(row: &Row, response: bool) -> Result<Look, Failure> {
             RecordState::completed(size.unwrap_or(0).unsigned_abs(), bytes)
         }
         _ if of_slot(&print) => RecordState::Released,
-        // The trace of a claim that was released.
+        // The remainder of a claim that was released.
         _ => return look(None),
     };
     look(Some(RecordView::new(
@@ -359,12 +359,12 @@ fn forgotten(row: &Row) -> Result<Look, Failure> {
     }
 }
 
-/// In µs.
+/// Converts to µs since the epoch.
 fn since_epoch(time: SystemTime) -> i64 {
     micros(time.duration_since(UNIX_EPOCH).unwrap_or_default()).max(1)
 }
 
-/// The claim's own release overtook it.
+/// The error for a claim that arrived after its own release.
 fn late() -> Result<Look, Failure> {
     Err(Failure::Answered(StoreError::not_done(
         Reason::Refused,
@@ -372,7 +372,7 @@ fn late() -> Result<Look, Failure> {
     )))
 }
 
-/// The answer to a change; `also` is the state in which it was made before.
+/// Interprets the reply to a change; `also` is the state after an earlier copy of the change.
 fn owned(row: &Row, also: &str) -> Result<Look, Failure> {
     if column(row, "changed")? {
         return Ok(done());
@@ -412,7 +412,7 @@ fn done() -> Look {
     Look::Answer(Answer::Owner(OwnerReply::Done))
 }
 
-/// An error where the record is of another format.
+/// Fails if the record has another format.
 fn readable(row: &Row, state: &str) -> Result<(), Failure> {
     let version: i32 = column(row, "version")?;
     let known = matches!(state, "claimed" | "completed" | "orphaned" | "released");

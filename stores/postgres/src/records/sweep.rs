@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The most that one statement removes, however fast that is.
+/// The most rows that one statement removes.
 const MOST: u32 = 1000;
 
-/// Rows for the next statement. Their size says little about the time that it takes to remove them, so the time is
-/// measured: a statement must end long before the server gives it up, and other steps wait behind it.
+/// Adapts the number of rows of the next statement. The size of rows says little about the time to remove them, so the
+/// time is measured: a statement must end long before the server cancels it, and other operations wait for it.
 #[derive(Debug)]
 pub(super) struct SweepBatch {
     rows: AtomicU32,
@@ -15,7 +15,7 @@ pub(super) struct SweepBatch {
 }
 
 impl SweepBatch {
-    /// For steps that have so long.
+    /// Creates a batch size for operations with this timeout.
     pub(super) fn new(timeout: Duration) -> SweepBatch {
         SweepBatch {
             rows: AtomicU32::new(MOST),
@@ -27,15 +27,15 @@ impl SweepBatch {
         self.rows.load(Ordering::Relaxed)
     }
 
-    /// So many rows took so long.
+    /// Records how long a statement took.
     pub(super) fn took(&self, rows: u32, time: Duration) {
         let factor = self.target.as_secs_f64() / time.as_secs_f64().max(1e-6);
-        // A busy moment must not count for much.
+        // A single slow or fast statement must not count for much.
         let next = f64::from(rows) * factor.clamp(0.25, 2.0);
         self.rows.store((next as u32).clamp(1, MOST), Ordering::Relaxed);
     }
 
-    /// The statement was given up.
+    /// Records that a statement was cancelled.
     pub(super) fn took_too_long(&self, rows: u32) {
         self.rows.store((rows / 4).max(1), Ordering::Relaxed);
     }
@@ -62,7 +62,8 @@ mod tests {
         assert_eq!(after(Duration::from_micros(1)), MOST);
         assert!((8..=12).contains(&after(Duration::from_millis(5))));
         assert_eq!(after(Duration::from_millis(700)), 1);
-        // Rows that are never removed in time go on being tried one by one, and small ones many at a time again.
+        // Rows that are never removed in time are still tried one by one; small rows are removed in large batches
+        // again.
         assert_eq!(after(Duration::from_secs(9)), 1);
         assert_eq!(after(Duration::ZERO), MOST);
     }

@@ -1,17 +1,17 @@
-//! The statements, written for one table.
+//! The SQL statements for one table.
 
 use crate::names::TableName;
 
-/// The table's name where the user gives none.
+/// The default name of the table.
 pub(super) const DEFAULT: &str = "dlock_records";
-/// The last slot of time of a record, in µs since the epoch: of work with slots, the fingerprint says it.
+/// The last time slot of a record, in µs since the epoch: the fingerprint of work with slots contains it.
 const SLOT: &str = "CASE WHEN t.fingerprint LIKE 'slot ________________           ' \
                     THEN encode(substring(t.fingerprint FROM 6 FOR 16), 'escape')::int8 END";
 
-/// Where the records are: the names of the table and of what belongs to it, and every statement on them.
+/// The table of the records: its name, the names of related objects, and all statements.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// The channel for notifications, and what the table is called in messages.
+    /// The channel for notifications, and the table's name in messages.
     pub(super) name: String,
     pub(super) schema: String,
     pub(super) complete_in: String,
@@ -66,11 +66,11 @@ impl Sql {
 }
 
 impl Table {
-    /// The statements for this table.
+    /// Creates the statements for a table.
     ///
     /// # Errors
     ///
-    /// What is wrong with the name.
+    /// The reason if the name is invalid.
     pub(super) fn new(name: &str) -> Result<Table, String> {
         let name = TableName::new(name)?;
         let fence = name.with("_fence");

@@ -1,4 +1,4 @@
-//! Completion as a part of the owner's own transaction: the effect and its record commit together.
+//! Completion in the owner's own transaction: effect and record commit together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::lane::Setup;
 use crate::micros::micros;
 use dlock::record::{ClaimToken, RecordKey};
 
-/// A claim for a transaction of its owner; from [`PostgresRecords::owned`](super::PostgresRecords::owned).
+/// A claim for a transaction of its owner; see [`PostgresRecords::owned`](super::PostgresRecords::owned).
 ///
-/// What is written in the transaction and the result of the claim are committed together, or neither is: whatever fails
-/// in between, the work is done once. The table has to be in the database of the transaction.
+/// The transaction's writes and the result of the claim are committed together, or not at all: whatever fails in
+/// between, the work is done once. The table must be in the database of the transaction.
 ///
 /// ```no_run
 /// use dlock_postgres::{CompleteError, PostgresClaim};
@@ -60,7 +60,7 @@ pub struct PostgresClaim {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// The claim is not the caller's any more: it was released, taken over, or completed with another result.
+    /// The caller no longer owns the claim: it was released, taken over, or completed with another result.
     #[error(
         "the claim of record \"{}\" was lost, or has another result: roll the transaction back",
         key.as_str()
@@ -70,13 +70,14 @@ pub enum CompleteError {
         /// The record.
         key: RecordKey,
     },
-    /// The result of work that is done once cannot be kept: it has more than 1 MiB, or no JSON form. Nothing was changed.
+    /// The result of work that is done once cannot be kept: it is larger than 1 MiB, or cannot be serialized as JSON.
+    /// Nothing was changed.
     #[error("the result of record \"{}\" cannot be kept, {why}: roll the transaction back", key.as_str())]
     #[non_exhaustive]
     NotKept {
         /// The record.
         key: RecordKey,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The statement failed; the transaction cannot be committed.
@@ -85,7 +86,7 @@ pub enum CompleteError {
     Failed {
         /// The record.
         key: RecordKey,
-        /// What failed.
+        /// The cause.
         source: tokio_postgres::Error,
     },
 }
@@ -100,11 +101,11 @@ impl CompleteError {
 
 #[cfg(feature = "once")]
 impl super::PostgresRecords {
-    /// Stores the result of work that is [done once](dlock::Once) as part of the transaction, which has its effects: the
-    /// last statement before its commit. So they are there once, whatever crashes when. One round trip.
+    /// Stores the result of work that is [done once](dlock::Once) in the transaction that contains its effects, as the
+    /// last statement before the commit. So the effects exist once, whenever a process crashes. One round trip.
     ///
-    /// The work returns the same result after the commit. Where the commit fails, or its reply is lost, it returns an error:
-    /// the next call finds what became of the transaction, and either gets the result or does the work again.
+    /// The work returns the same result after the commit. If the commit fails or its reply is lost, the work returns an
+    /// error: the next call finds the outcome of the transaction, and either returns the result or does the work again.
     ///
     /// ```no_run
     /// use dlock::{OnceError, OnceReply, record::Records};
@@ -130,13 +131,14 @@ impl super::PostgresRecords {
     ///
     /// # Errors
     ///
-    /// As [`PostgresClaim::complete_in`], and [`CompleteError::NotKept`]. Under `REPEATABLE READ` and `SERIALIZABLE` make
-    /// [`hold_in`](PostgresClaim::hold_in) the first statement, of the claim that [`owned`](Self::owned) gives for
-    /// [`OnceClaim::record_key`](dlock::OnceClaim::record_key) and [`token`](dlock::OnceClaim::token).
+    /// Those of [`PostgresClaim::complete_in`], and [`CompleteError::NotKept`]. Under `REPEATABLE READ` and
+    /// `SERIALIZABLE`, make [`hold_in`](PostgresClaim::hold_in) the first statement, on the claim that
+    /// [`owned`](Self::owned) returns for [`OnceClaim::record_key`](dlock::OnceClaim::record_key) and
+    /// [`token`](dlock::OnceClaim::token).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    /// Cancel safe only in the sense that a dropped transaction is rolled back.
     pub async fn complete_once_in<T: serde::Serialize>(
         &self,
         tx: &Transaction<'_>,
@@ -154,18 +156,20 @@ impl super::PostgresRecords {
 }
 
 impl PostgresClaim {
-    /// Stores the result as part of the transaction; the last statement before its commit. One round trip.
+    /// Stores the result in the transaction, as the last statement before its commit. One round trip.
     ///
-    /// From here to the end of the transaction the claim is not taken over, and extending it waits for nothing. Storing
-    /// the same result twice is fine.
+    /// From this call to the end of the transaction the claim cannot be taken over, and extending it does not wait.
+    /// Storing the same result twice is allowed.
     ///
     /// # Errors
     ///
     /// [`CompleteError::ClaimLost`] when no row was changed: another attempt may be doing the work, so the transaction
-    /// must be rolled back. [`CompleteError::Failed`] otherwise; a serialization failure is among them, see
+    /// must be rolled back. Otherwise [`CompleteError::Failed`], for example with a serialization failure; see
     /// [`hold_in`](Self::hold_in).
     ///
-    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    /// # Cancel safety
+    ///
+    /// Cancel safe only in the sense that a dropped transaction is rolled back.
     pub async fn complete_in(&self, tx: &Transaction<'_>, response: &[u8]) -> Result<(), CompleteError> {
         let (key, token, retention) = (self.key.as_str(), self.token.as_str(), micros(self.retention));
         let changed = tx
@@ -182,14 +186,18 @@ impl PostgresClaim {
         self.one_row(changed)
     }
 
-    /// Locks the record for this transaction, as its first statement, so that the claim cannot be lost while the
-    /// work is done. Optional, but under `REPEATABLE READ` and `SERIALIZABLE`: there
-    /// [`complete_in`](Self::complete_in) fails with a serialization failure when the claim was extended since
-    /// the transaction's first statement, and this keeps it from being extended.
+    /// Locks the record for this transaction, as its first statement, so that the claim cannot be lost during the work.
+    /// Optional, except under `REPEATABLE READ` and `SERIALIZABLE`: there [`complete_in`](Self::complete_in) fails with
+    /// a serialization failure if the claim was extended after the transaction's first statement; this call prevents
+    /// extensions from changing the row.
     ///
     /// # Errors
     ///
-    /// As [`complete_in`](Self::complete_in). Cancel safe as that.
+    /// Those of [`complete_in`](Self::complete_in).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe only in the sense that a dropped transaction is rolled back.
     pub async fn hold_in(&self, tx: &Transaction<'_>) -> Result<(), CompleteError> {
         let (key, token) = (self.key.as_str(), self.token.as_str());
         let locked = tx
@@ -210,13 +218,13 @@ impl PostgresClaim {
         }
     }
 
-    /// The key of the record.
+    /// Returns the key of the record.
     #[must_use]
     pub fn key(&self) -> &RecordKey {
         &self.key
     }
 
-    /// The token of the claim.
+    /// Returns the token of the claim.
     #[must_use]
     pub fn token(&self) -> &ClaimToken {
         &self.token

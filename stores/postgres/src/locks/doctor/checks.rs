@@ -1,16 +1,16 @@
-//! The checks of what the server told: decisions only.
+//! Evaluates the facts that the doctor collected, without I/O.
 
 use std::collections::HashMap;
 
 use dlock::store::doctor::{Durability, Failover, Finding};
 use tokio_postgres::Row;
 
-/// What was read, or why it is not visible.
+/// A fact, or why it is not visible.
 pub(super) type Seen<T> = Result<T, String>;
 
-/// What the server told.
+/// The facts that the doctor collected.
 pub(super) struct Facts {
-    /// A transaction pooler is in between.
+    /// Whether a transaction pooler is in between.
     pub(super) pooled: bool,
     pub(super) settings: HashMap<String, String>,
     pub(super) activity: Seen<Vec<Row>>,
@@ -19,29 +19,29 @@ pub(super) struct Facts {
     pub(super) missing: Seen<Vec<String>>,
 }
 
-/// A server that copies this one. What the user may not see is `None`.
+/// A server that replicates this one. Fields that the user may not see are `None`.
 pub(super) struct Standby {
     pub(super) name: String,
     pub(super) sync: Option<String>,
-    /// How far it is behind.
+    /// How many bytes and seconds the standby is behind.
     pub(super) bytes: Option<i64>,
     pub(super) seconds: Option<f64>,
 }
 
-/// What it does with transactions, as far as it is visible.
+/// The activity of the server, as far as it is visible.
 pub(super) struct Activity {
     pub(super) connections: i64,
-    /// For how many seconds the oldest transaction runs.
+    /// The age of the oldest transaction in seconds.
     pub(super) oldest: f64,
-    /// Whether there are sessions that cannot be seen.
+    /// Whether there are sessions that the user may not see.
     pub(super) hidden: bool,
 }
 
-/// The oldest major version that still gets its defects mended.
+/// The oldest major version that still receives fixes.
 const OLDEST: u32 = 14;
-/// Beyond this a standby is behind.
+/// The lag in bytes and seconds above which a standby counts as behind.
 const LAG: (i64, f64) = (16 << 20, 10.0);
-/// The dead rows of a transaction that runs for so long stay.
+/// The age in seconds above which a transaction is too old; it keeps dead rows from being removed.
 const LONG: f64 = 600.0;
 
 pub(super) fn hidden(check: &'static str, why: &str) -> Finding {
@@ -49,7 +49,7 @@ pub(super) fn hidden(check: &'static str, why: &str) -> Finding {
     Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
 }
 
-/// All checks, how long a fail-over takes, and what a crash leaves.
+/// Runs all checks; also estimates the time of a failover, and what a crash loses.
 pub(super) fn all(facts: &Facts) -> (Vec<Finding>, Failover, Durability) {
     let settings = Settings(&facts.settings);
     let (persistence, durability) = persistence(&settings);
