@@ -217,8 +217,8 @@ impl Performing<'_> {
         (done, failure)
     }
 
-    /// Executes one round trip and replies to the completed operations. Returns acquires and renewals that need a look at
-    /// their rows.
+    /// Executes one round trip and replies to the completed operations. Returns acquires and renewals that need a look
+    /// at their rows.
     async fn round(&mut self, parts: Vec<Part>, before: Option<i64>) -> Result<Left, StoreError> {
         let statements: Vec<String> = parts.iter().map(|part| self.statement(part)).collect();
         let sent = Instant::now();
@@ -284,7 +284,8 @@ impl Performing<'_> {
         }
     }
 
-    /// Handles the reply to a release. `before` is the server's time before the release, if its acquire may still take effect.
+    /// Handles the reply to a release. `before` is the server's time before the release, if its acquire may still take
+    /// effect.
     fn released(&self, job: Job, ended: bool, before: Option<i64>) {
         let Step::Release(_, grant, _) = job.step else {
             return;

@@ -12,8 +12,8 @@ pub(crate) struct Reply {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Sends the statements together; each is its own transaction. Statements that return rows must be last: when a statement
-/// fails, the rows of the previous statement are lost.
+/// Sends the statements together; each is its own transaction. Statements that return rows must be last: when a
+/// statement fails, the rows of the previous statement are lost.
 ///
 /// # Errors
 ///

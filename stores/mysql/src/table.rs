@@ -1,7 +1,7 @@
 //! The SQL statements for one table.
 //!
-//! Keys are hexadecimal literals: they mean the same in every `sql_mode` and character set, and their content cannot end
-//! a literal.
+//! Keys are hexadecimal literals: they mean the same in every `sql_mode` and character set, and their content cannot
+//! end a literal.
 
 use dlock::store::GrantId;
 
@@ -12,8 +12,8 @@ pub(crate) const DEFAULT: &str = "dlock_locks";
 /// The longest name, so that names derived from it fit into 64 characters.
 const MOST: usize = 50;
 
-/// The server's time in µs since 1970 when a row is evaluated, which is after the statement waited for the row. `NOW` is
-/// the start of the statement; the difference to it is the same in every time zone.
+/// The server's time in µs since 1970 when a row is evaluated, which is after the statement waited for the row. `NOW`
+/// is the start of the statement; the difference to it is the same in every time zone.
 const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) \
                    + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)))";
 
@@ -58,9 +58,9 @@ impl Table {
         })
     }
 
-    /// Acquires a lock that is available or whose lease has expired, unless the server's time is past `refuse_after`. The
-    /// reply has one affected row if it was acquired, and the first token as `last_insert_id`. `fence` is assigned first,
-    /// because it is computed from the previous values of the row.
+    /// Acquires a lock that is available or whose lease has expired, unless the server's time is past `refuse_after`.
+    /// The reply has one affected row if it was acquired, and the first token as `last_insert_id`. `fence` is assigned
+    /// first, because it is computed from the previous values of the row.
     pub(crate) fn acquire(&self, ask: &Ask, refuse_after: i64) -> String {
         let Ask {
             key,
@@ -119,7 +119,8 @@ impl Table {
         )
     }
 
-    /// Reads the rows of these keys: key, holder, kind, whether it is kept, the end of the lease, and the server's time.
+    /// Reads the rows of these keys: key, holder, kind, whether it is kept, the end of the lease, and the server's
+    /// time.
     pub(crate) fn look<'a>(&self, keys: impl Iterator<Item = &'a str>) -> String {
         format!("{} WHERE k IN ({})", self.select(), listed(keys.map(hex)))
     }
@@ -159,7 +160,8 @@ impl Table {
         )
     }
 
-    /// Selects those of these rows that are still available and not locked by a transaction: their keys, and the next tokens.
+    /// Selects those of these rows that are still available and not locked by a transaction: their keys, and the next
+    /// tokens.
     pub(crate) fn unlocked(&self, keys: &[Vec<u8>]) -> String {
         format!(
             "SELECT k, fence + tokens FROM {} WHERE k IN ({}) AND until_us < {NOW} - 60000000 FOR UPDATE SKIP LOCKED",
@@ -215,8 +217,8 @@ impl Table {
         ]
     }
 
-    /// Removes the row of a scratch lock, and rows that other doctors left at least a minute ago; all keys of scratch locks
-    /// begin with `scratch`.
+    /// Removes the row of a scratch lock, and rows that other doctors left at least a minute ago; all keys of scratch
+    /// locks begin with `scratch`.
     pub(crate) fn forget(&self, key: &str, scratch: &str) -> String {
         format!(
             "DELETE FROM {} WHERE k = {} OR k BETWEEN {} AND {} AND until_us < {NOW} - 60000000",

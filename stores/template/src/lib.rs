@@ -1,8 +1,8 @@
 //! A minimal but complete store: plain locks on a toy database, to copy and adapt.
 //!
 //! It follows every rule of [`dlock::store`] for the one kind that it supports, and refuses all others. The page
-//! [docs/stores.md](https://github.com/dlock-rs/dlock/blob/main/docs/stores.md) says what changes for a database behind a
-//! network. `contract.rs` is all that is needed to test the store.
+//! [docs/stores.md](https://github.com/dlock-rs/dlock/blob/main/docs/stores.md) says what changes for a database behind
+//! a network. `contract.rs` is all that is needed to test the store.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -51,8 +51,8 @@ pub struct Database {
 struct Tables {
     /// One row for each lock that is held, or was held until its lease expired.
     locks: HashMap<LockKey, Row>,
-    /// Not in the rows, which are deleted: a token must be greater than all earlier ones, including those of released locks.
-    /// One counter for all keys is the simplest way.
+    /// Not in the rows, which are deleted: a token must be greater than all earlier ones, including those of released
+    /// locks. One counter for all keys is the simplest way.
     last_token: u64,
 }
 
@@ -80,8 +80,8 @@ impl Database {
 }
 
 impl Tables {
-    /// Returns the row of a lock with a running lease. A row whose lease has expired counts as deleted from that moment on,
-    /// even before its deletion.
+    /// Returns the row of a lock with a running lease. A row whose lease has expired counts as deleted from that moment
+    /// on, even before its deletion.
     fn live(&mut self, key: &LockKey, now: Instant) -> Option<&mut Row> {
         self.locks.get_mut(key).filter(|row| row.until > now)
     }
@@ -122,8 +122,8 @@ impl ToyStore {
     }
 }
 
-/// Returns the scheme of `toy://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). A store behind
-/// a network connects here, and reads its options with [`OpenRequest::take`].
+/// Returns the scheme of `toy://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). A store
+/// behind a network connects here, and reads its options with [`OpenRequest::take`].
 #[must_use]
 pub fn scheme(database: &Database) -> Scheme {
     let database = database.clone();
@@ -187,8 +187,8 @@ impl Store for ToyStore {
             true
         });
         if !released {
-            // Not an error: the lease had expired, or an acquire of unknown outcome was not carried out. It never will be,
-            // because each operation runs in its call.
+            // Not an error: the lease had expired, or an acquire of unknown outcome was not carried out. It never will
+            // be, because each operation runs in its call.
             return Box::pin(ready(Ok(ReleaseReply::NotHeld { repeated: false })));
         }
         self.database.notify(&request.key);
@@ -236,9 +236,9 @@ impl Store for ToyStore {
     }
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
-        // `true` means "subscribed, ask now": later releases are certain to notify the waiter. A store that still waits for its
-        // server returns `false`, and calls `Hub::confirm` when the server has replied. Otherwise a waiter could sleep although
-        // the lock is available.
+        // `true` means "subscribed, ask now": later releases are certain to notify the waiter. A store that still waits
+        // for its server returns `false`, and calls `Hub::confirm` when the server has replied. Otherwise a waiter
+        // could sleep although the lock is available.
         let subscribe = |_name: &Arc<str>| true;
         let unsubscribe = |_name| {};
         (self.database.waiters).listen(key.as_str().into(), subscribe, unsubscribe)

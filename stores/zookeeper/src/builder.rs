@@ -47,8 +47,8 @@ pub struct ZookeeperLocksBuilder {
 type Invalid = (&'static str, String);
 
 impl ZookeeperLocks {
-    /// Connects to one of these servers (`host:port`, separated by commas), with all options at their defaults. The locks
-    /// are under the node `root`, which is created if it is missing.
+    /// Connects to one of these servers (`host:port`, separated by commas), with all options at their defaults. The
+    /// locks are under the node `root`, which is created if it is missing.
     ///
     /// The runtime in which this is called serves the connection from then on.
     ///
@@ -79,8 +79,8 @@ impl ZookeeperLocksBuilder {
         }
     }
 
-    /// Sets the node under which the locks are: `"/shop/locks"`; `/dlock` by default. If it is missing, it is created, with
-    /// its parents.
+    /// Sets the node under which the locks are: `"/shop/locks"`; `/dlock` by default. If it is missing, it is created,
+    /// with its parents.
     pub fn root(mut self, path: impl Into<String>) -> Self {
         self.root = path.into();
         self
@@ -92,16 +92,16 @@ impl ZookeeperLocksBuilder {
         self
     }
 
-    /// Sets how long the servers keep the locks of a silent client; 30 s by default. The servers limit this to between 2 and
-    /// 20 of their ticks: 4 s to 40 s by default.
+    /// Sets how long the servers keep the locks of a silent client; 30 s by default. The servers limit this to between
+    /// 2 and 20 of their ticks: 4 s to 40 s by default.
     pub fn session(mut self, session: Duration) -> Self {
         self.session = session;
         self
     }
 
-    /// Sets an upper bound for the `tickTime` of the servers: within this time a server reports to its leader that a client
-    /// is alive. By default half of the session, which is always enough; at most three quarters of the session that the
-    /// servers grant. A holder must renew within the session less this time.
+    /// Sets an upper bound for the `tickTime` of the servers: within this time a server reports to its leader that a
+    /// client is alive. By default half of the session, which is always enough; at most three quarters of the session
+    /// that the servers grant. A holder must renew within the session less this time.
     pub fn tick(mut self, tick: Duration) -> Self {
         self.tick = Some(tick);
         self
@@ -113,15 +113,15 @@ impl ZookeeperLocksBuilder {
         self
     }
 
-    /// Sets a user and a password, for the scheme `digest`. Only clients with the same credentials have access to the nodes
-    /// that are created, unless [`open`](Self::open) is set.
+    /// Sets a user and a password, for the scheme `digest`. Only clients with the same credentials have access to the
+    /// nodes that are created, unless [`open`](Self::open) is set.
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some((user.into(), password.into()));
         self
     }
 
-    /// Gives all clients access to the nodes that are created, even if the client has [`credentials`](Self::credentials).
-    /// The default without credentials.
+    /// Gives all clients access to the nodes that are created, even if the client has
+    /// [`credentials`](Self::credentials). The default without credentials.
     pub fn open(mut self) -> Self {
         self.acl = Some(Acl::Open);
         self

@@ -152,8 +152,8 @@ impl Grants {
         }
     }
 
-    /// Takes the grants whose leases have expired, with their locks, and returns when to check again. Each is returned once,
-    /// until another check is scheduled.
+    /// Takes the grants whose leases have expired, with their locks, and returns when to check again. Each is returned
+    /// once, until another check is scheduled.
     pub(crate) fn over(&self, now: Instant) -> (Vec<(GrantId, Arc<str>)>, Option<Instant>) {
         let mut inner = self.0.lock();
         let mut over = Vec::new();

@@ -154,8 +154,8 @@ impl ZookeeperLocks {
     /// Returns the nodes of a holder, for the `multi` of another client: one for each lock of a
     /// [`MultiGuard`](dlock::MultiGuard). After this call the lock is not handed off inside the process.
     ///
-    /// A `multi` with a `check` of each node succeeds only while the lock is held: not after its session has expired, or
-    /// after it was released or force-released.
+    /// A `multi` with a `check` of each node succeeds only while the lock is held: not after its session has expired,
+    /// or after it was released or force-released.
     ///
     /// # Errors
     ///
@@ -165,9 +165,9 @@ impl ZookeeperLocks {
         bound.iter().map(|grant| self.node(grant)).collect()
     }
 
-    /// Makes these writes as the holder of a lock: the lock is held while ZooKeeper makes them, or none is made. This does
-    /// not depend on clocks: a process that was paused for an hour writes nothing. After this call the lock is not handed
-    /// off inside the process.
+    /// Makes these writes as the holder of a lock: the lock is held while ZooKeeper makes them, or none is made. This
+    /// does not depend on clocks: a process that was paused for an hour writes nothing. After this call the lock is not
+    /// handed off inside the process.
     ///
     /// # Errors
     ///

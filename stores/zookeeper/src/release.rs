@@ -72,7 +72,8 @@ impl Core {
     ///
     /// The servers accept nothing more from the old connection while the session is at another server. When the session
     /// returns to the first server, a request that has just arrived there is accepted. So the client looks for the node
-    /// after each connect, until the first server must have closed a connection that was silent for the session timeout.
+    /// after each connect, until the first server must have closed a connection that was silent for the session
+    /// timeout.
     async fn undo(&self, grant: GrantId, own: &Own, until: Instant) -> Result<ReleaseReply, StoreError> {
         let nodes = self.nodes(&own.lock).await?;
         match nodes.into_iter().find(|node| own.mark.is_of(&node.name)) {

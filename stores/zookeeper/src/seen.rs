@@ -52,8 +52,8 @@ impl Watches {
         gone
     }
 
-    /// Records the state that an acquire saw, if the lock is watched: a conflicting node may be created and removed between
-    /// two lists of the watch, and its removal must be reported nevertheless.
+    /// Records the state that an acquire saw, if the lock is watched: a conflicting node may be created and removed
+    /// between two lists of the watch, and its removal must be reported nevertheless.
     pub(crate) fn meet(&self, lock: &Arc<str>, seen: Seen) -> Gone {
         let is_watched = self.0.lock().contains_key(lock);
         if is_watched {

@@ -58,8 +58,8 @@ impl Drop for Inner {
 impl ZookeeperLocks {
     /// Returns the path of a lock, as Curator's `InterProcessMutex` and `InterProcessReadWriteLock` expect it.
     ///
-    /// It is the root, a slash, and the key. `%`, `/` and characters that ZooKeeper does not allow in a name are encoded as
-    /// `%XX`, byte by byte.
+    /// It is the root, a slash, and the key. `%`, `/` and characters that ZooKeeper does not allow in a name are
+    /// encoded as `%XX`, byte by byte.
     #[must_use]
     pub fn path(&self, key: &LockKey) -> String {
         self.0.core.path(&self.name(key))

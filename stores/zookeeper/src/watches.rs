@@ -2,7 +2,8 @@
 //!
 //! Each lock with waiters has one watch, on the list of its nodes. A change of the list alone is not reported: each
 //! acquire of a busy lock changes it twice, and waiters that notified each other of their attempts would never stop.
-//! Waiters for write locks and plain locks are notified when the first node is gone, readers when the first writer is gone.
+//! Waiters for write locks and plain locks are notified when the first node is gone, readers when the first writer is
+//! gone.
 
 use std::sync::Arc;
 use std::time::Duration;

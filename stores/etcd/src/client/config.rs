@@ -59,8 +59,8 @@ impl Config {
         self.servers.join(", ")
     }
 
-    /// How long an attempt to connect to one server may take: with several servers, one that hangs must leave time for the
-    /// others.
+    /// How long an attempt to connect to one server may take: with several servers, one that hangs must leave time for
+    /// the others.
     pub(crate) fn connect_timeout(&self) -> Duration {
         let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX).max(1);
         (self.timeout / servers).max(self.timeout / 4)

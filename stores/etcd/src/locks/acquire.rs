@@ -40,8 +40,8 @@ enum Attempt {
     /// The lock at this index is held; its remaining lease, if known.
     Busy(usize, Option<Duration>),
     Taken(usize, &'static str),
-    /// Nothing was done, and the request must be repeated: the epoch changed, the session ended, or the write grant of a
-    /// nested read is gone.
+    /// Nothing was done, and the request must be repeated: the epoch changed, the session ended, or the write grant of
+    /// a nested read is gone.
     Again,
 }
 

@@ -1,4 +1,5 @@
-//! Transactions of different locks, combined into one request: a request costs the server more than the transaction in it.
+//! Transactions of different locks, combined into one request: a request costs the server more than the transaction in
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,8 @@ use super::names::Name;
 use crate::client::proto::{RequestOp, TxnRequest, TxnResponse};
 use crate::client::{Failure, Links, Refusal};
 
-/// The most transactions in one request. By default a server accepts 128 operations, including those of inner transactions.
+/// The most transactions in one request. By default a server accepts 128 operations, including those of inner
+/// transactions.
 const MOST: usize = 64;
 
 /// Combines transactions into requests.

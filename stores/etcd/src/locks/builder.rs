@@ -72,7 +72,8 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Encrypts connections and trusts the system's certificate authorities; `false` by default. Needs the feature `tls`.
+    /// Encrypts connections and trusts the system's certificate authorities; `false` by default. Needs the feature
+    /// `tls`.
     pub fn tls(mut self, encrypt: bool) -> Self {
         self.config.tls = encrypt.then(|| self.config.tls.unwrap_or_default());
         self
@@ -94,7 +95,8 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Sets the prefix of all keys, `dlock/` by default. The user needs the right to read and write this prefix, and no other.
+    /// Sets the prefix of all keys, `dlock/` by default. The user needs the right to read and write this prefix, and no
+    /// other.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.names.namespace = namespace.into();
         self
@@ -118,8 +120,8 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Accepts servers older than 3.4.31 and 3.5.13; `false` by default. A leader of these versions that was stuck can end
-    /// leases that its successor has renewed, and then two clients hold one lock.
+    /// Accepts servers older than 3.4.31 and 3.5.13; `false` by default. A leader of these versions that was stuck can
+    /// end leases that its successor has renewed, and then two clients hold one lock.
     pub fn allow_old_server(mut self, allow: bool) -> Self {
         self.config.allow_old_server = allow;
         self

@@ -61,8 +61,8 @@ impl Lines {
 }
 
 impl Turn {
-    /// Waits until the earlier operations are done. If the turn is dropped earlier, later operations pass: an operation that
-    /// gives up must continue to wait.
+    /// Waits until the earlier operations are done. If the turn is dropped earlier, later operations pass: an operation
+    /// that gives up must continue to wait.
     ///
     /// Cancel safe.
     pub(crate) async fn comes(&mut self) {

@@ -10,8 +10,8 @@
 //!
 //! Exclusive kinds are capital letters, which sort before the small letter of readers, so one condition covers them.
 //!
-//! Grants reuse the same keys: until its next compaction, the server scans all keys that ever existed in a range to find
-//! that it is empty.
+//! Grants reuse the same keys: until its next compaction, the server scans all keys that ever existed in a range to
+//! find that it is empty.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -46,7 +46,8 @@ pub(crate) async fn renew(
     let is_there = match &round.found {
         Ok(Found::Over) => false,
         Ok(Found::Keys(keys)) if keys.contains(&grant.key) && inner.grants.is_alone(&grant.key) => true,
-        // The key may belong to another grant, and the leader that replies may not have applied what another server has done.
+        // The key may belong to another grant, and the leader that replies may not have applied what another server has
+        // done.
         Ok(Found::Keys(_)) => look(&inner, &grant, &request, deadline)
             .await
             .map_err(Failure::error)?,

@@ -11,7 +11,8 @@ use super::{EtcdLocks, EtcdLocksBuilder};
 const PORT: &str = "2379";
 
 /// Returns the scheme of `etcd://` and `etcds://` URLs, for
-/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). `etcds://` is encrypted and needs the feature `tls`.
+/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). `etcds://` is encrypted and needs the feature
+/// `tls`.
 ///
 /// `etcd://user:password@a:2379,b:2379,c:2379/` names the members of one cluster; the client uses one that answers.
 /// Parameters in addition to those of every store:

@@ -1,7 +1,7 @@
 //! A lease that many locks share, and its epoch.
 //!
-//! While a lock is on the lease, it is renewed every third of its time. A renewal of locks requests a round: the session
-//! renews the lease and reads its keys, on behalf of all callers that asked before the request was sent.
+//! While a lock is on the lease, it is renewed every third of its time. A renewal of locks requests a round: the
+//! session renews the lease and reads its keys, on behalf of all callers that asked before the request was sent.
 //!
 //! The epoch is a key on the lease. Each acquire compares the revision at which it was written; deleting the key makes
 //! every late copy of an acquire harmless, without any clock.
@@ -160,8 +160,8 @@ impl Session {
         }
     }
 
-    /// Deletes the key of a grant, and makes every copy of the request that may still create it harmless. Returns whether the
-    /// key existed.
+    /// Deletes the key of a grant, and makes every copy of the request that may still create it harmless. Returns
+    /// whether the key existed.
     ///
     /// Only deletes: a server whose space is used up accepts that too.
     pub(crate) async fn undo(

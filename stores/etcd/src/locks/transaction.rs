@@ -101,8 +101,8 @@ pub enum TransactionError {
 }
 
 impl EtcdLocks {
-    /// Returns the conditions that the locks of this guard are held, for a transaction of any etcd client. The guard must
-    /// belong to a client of this store. After this call these locks are not handed off inside the process.
+    /// Returns the conditions that the locks of this guard are held, for a transaction of any etcd client. The guard
+    /// must belong to a client of this store. After this call these locks are not handed off inside the process.
     ///
     /// # Errors
     ///
@@ -128,9 +128,9 @@ impl EtcdLocks {
         })
     }
 
-    /// Starts a transaction that the server carries out only if the locks of this guard are held at that moment, independent
-    /// of clocks and paused processes: it compares their tokens. After this call these locks are not handed off inside the
-    /// process.
+    /// Starts a transaction that the server carries out only if the locks of this guard are held at that moment,
+    /// independent of clocks and paused processes: it compares their tokens. After this call these locks are not handed
+    /// off inside the process.
     ///
     /// # Errors
     ///
@@ -190,11 +190,13 @@ impl FencedTransaction {
     ///
     /// # Errors
     ///
-    /// [`TransactionError::Lost`] and [`TransactionError::Condition`] when nothing was done; otherwise a failure of the store.
+    /// [`TransactionError::Lost`] and [`TransactionError::Condition`] when nothing was done; otherwise a failure of the
+    /// store.
     ///
     /// # Cancel safety
     ///
-    /// Not cancel safe: if the future is dropped, the transaction may or may not be carried out, unless the locks are lost.
+    /// Not cancel safe: if the future is dropped, the transaction may or may not be carried out, unless the locks are
+    /// lost.
     pub async fn commit(self) -> Result<Committed, TransactionError> {
         let links = &self.locks.0.links;
         let range = |compare: &Compare| RequestOp::range(compare.key.clone(), Vec::new(), 1);

@@ -1,7 +1,8 @@
 //! Notifies the waiters of this process of releases: one stream with one watch for each awaited lock.
 //!
-//! A watch starts at the present. When the server confirms it, its waiters ask once, so that no release is missed, and no
-//! watch has to catch up on the past, which a server does only ten times a second. Watches report expired leases as well.
+//! A watch starts at the present. When the server confirms it, its waiters ask once, so that no release is missed, and
+//! no watch has to catch up on the past, which a server does only ten times a second. Watches report expired leases as
+//! well.
 
 use std::collections::HashMap;
 use std::sync::Arc;

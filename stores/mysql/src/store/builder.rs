@@ -54,8 +54,8 @@ impl MysqlLocksBuilder {
         }
     }
 
-    /// Sets the table, with its database if it is in another one: `"app.locks"`. Letters, digits and `_`; `dlock_locks` by
-    /// default.
+    /// Sets the table, with its database if it is in another one: `"app.locks"`. Letters, digits and `_`; `dlock_locks`
+    /// by default.
     pub fn table(mut self, name: impl Into<String>) -> Self {
         self.table = name.into();
         self
@@ -67,8 +67,8 @@ impl MysqlLocksBuilder {
         self
     }
 
-    /// Sets the most connections that operations use; 2 by default. Queued operations are sent together, so a few connections
-    /// are enough for a whole process. Another connection is opened when all others are busy.
+    /// Sets the most connections that operations use; 2 by default. Queued operations are sent together, so a few
+    /// connections are enough for a whole process. Another connection is opened when all others are busy.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self

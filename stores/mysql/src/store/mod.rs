@@ -102,8 +102,8 @@ impl MysqlLocks {
         &self.0.setup.table.schema
     }
 
-    /// Creates the tables unless they exist. Any number of processes may do so at the same time. Needs the right to create
-    /// tables.
+    /// Creates the tables unless they exist. Any number of processes may do so at the same time. Needs the right to
+    /// create tables.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl MysqlLocks {
         self.0.setup.connector.execute(self.schema()).await
     }
 
-    /// Removes the rows of locks that have been available for a minute, in small batches, and returns how many were removed.
-    /// This also happens in the background, every few minutes. Such a row does no harm, but takes up space.
+    /// Removes the rows of locks that have been available for a minute, in small batches, and returns how many were
+    /// removed. This also happens in the background, every few minutes. Such a row does no harm, but takes up space.
     ///
     /// # Errors
     ///
@@ -163,9 +163,9 @@ impl MysqlLocks {
     }
 }
 
-/// Removes rows that have been available for a minute. Returns how many were found, and how many removed. Each statement
-/// is its own transaction: one that stays open because its process is paused would block every new row. The token of a
-/// removed row is recorded first, for rows that are created later.
+/// Removes rows that have been available for a minute. Returns how many were found, and how many removed. Each
+/// statement is its own transaction: one that stays open because its process is paused would block every new row. The
+/// token of a removed row is recorded first, for rows that are created later.
 async fn sweep(
     session: &mut Session,
     table: &Table,

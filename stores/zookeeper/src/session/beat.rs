@@ -1,9 +1,10 @@
 //! Computes, from the server's replies, how long a session is kept.
 //!
 //! A server answers pings by itself, and reports the sessions of its clients to the leader only now and then: a server
-//! that is cut off from the leader answers for seconds while the leader ends the session. Only the reply to a write shows
-//! that the leader was reachable. By then the leader knows of the messages that its server had received a tick before. So
-//! the session timeout counts from the sending of the last message that was *answered* a tick before the write was sent.
+//! that is cut off from the leader answers for seconds while the leader ends the session. Only the reply to a write
+//! shows that the leader was reachable. By then the leader knows of the messages that its server had received a tick
+//! before. So the session timeout counts from the sending of the last message that was *answered* a tick before the
+//! write was sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;

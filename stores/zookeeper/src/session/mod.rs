@@ -1,7 +1,8 @@
 //! A session with the servers. Requests keep their order, get a reply or an error in bounded time, and survive broken
 //! connections.
 //!
-//! One task owns the connection ([`run`]). Requests can be queued from any thread, and are sent once there is a connection.
+//! One task owns the connection ([`run`]). Requests can be queued from any thread, and are sent once there is a
+//! connection.
 
 mod beat;
 mod connection;
@@ -159,7 +160,8 @@ impl Session {
         self.state.lock().epoch
     }
 
-    /// Until when the servers keep this session at least, whatever happens to this process; `None` if the session has ended.
+    /// Until when the servers keep this session at least, whatever happens to this process; `None` if the session has
+    /// ended.
     pub(crate) fn kept_until(&self, epoch: Epoch) -> Option<Instant> {
         let state = self.state.lock();
         state.kept_until.filter(|_| state.epoch == epoch)
