@@ -86,7 +86,7 @@ struct Left {
     renewals: Vec<(Job, Instant)>,
 }
 
-/// Fails if the connection is unusable.
+/// An error means that the connection is unusable.
 type Broken = Result<(), StoreError>;
 
 impl Performing<'_> {

@@ -133,7 +133,7 @@ impl Driver {
         match event {
             Event::Expired => {
                 self.core.grants.forget_before(self.core.session.epoch());
-                // The next renewal of each hold, which this triggers, finds it gone.
+                // Makes holders renew at once; the renewals find their grants gone.
                 self.doubts.tell(Lane::default());
             }
             Event::Connected => {

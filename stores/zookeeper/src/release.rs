@@ -18,7 +18,7 @@ const NOT_HELD: ReleaseReply = ReleaseReply::NotHeld { repeated: false };
 const RELEASED: ReleaseReply = ReleaseReply::Released { receivers: None };
 
 impl Core {
-    /// Releases a grant of this client; grants of other clients are unknown to it.
+    /// Releases a grant of this client. A grant of another client counts as not held.
     pub(crate) async fn release(
         &self,
         grant: GrantId,

@@ -21,7 +21,7 @@ pub(crate) enum Failure {
 pub(crate) enum Refusal {
     /// The lease does not exist, so nothing was done.
     NoLease,
-    /// The server's space is used up. The request may have been carried out: it is the one that exceeds the quota.
+    /// The server's space is used up. The request that exceeds the quota may itself have been carried out.
     Full,
     /// The request has more operations than the server accepts.
     TooLarge,

@@ -108,7 +108,7 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Sets the name of the service, which is the value of the key of each of its sessions; none by default.
+    /// Sets the name of the service, which is stored as the value of the epoch of each session; none by default.
     pub fn service_name(mut self, name: impl Into<String>) -> Self {
         self.service = name.into();
         self

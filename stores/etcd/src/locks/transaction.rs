@@ -26,7 +26,7 @@ use crate::client::proto::{Compare, RequestOp, TxnRequest};
 pub struct Proof {
     /// The key of the grant in etcd.
     pub key: Vec<u8>,
-    /// The revision that created it: the fencing token without its last 16 bits.
+    /// The revision that created the key: the fencing token without its last 16 bits.
     pub create_revision: i64,
 }
 

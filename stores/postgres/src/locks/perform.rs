@@ -42,7 +42,7 @@ pub(crate) struct Performing<'a> {
     pub(crate) silence: &'a str,
 }
 
-/// Fails if the connection is unusable.
+/// An error means that the connection is unusable.
 type Broken = Result<(), StoreError>;
 
 impl Performing<'_> {

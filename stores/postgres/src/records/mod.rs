@@ -35,9 +35,9 @@
 //!   timeout. After a failure with [`Outcome::Unknown`](dlock::store::Outcome::Unknown) the server may or may not have
 //!   carried out the operation.
 //! - Waiters are notified at once by `LISTEN` and `NOTIFY` on a channel with the table's name. If that is switched off
-//!   ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters poll four times a second. A
-//!   result that was stored by [`complete_in`](PostgresClaim::complete_in) is notified when its owner reads it or
-//!   completes it again; waiters find it at the latest when the lease that they know of has ended.
+//!   ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters poll four times a second.
+//!   Waiters for a result that [`complete_in`](PostgresClaim::complete_in) stored are notified when its owner reads it
+//!   or completes it again; at the latest they find the result when the lease that they know of has ended.
 //! - Fencing tokens come from a sequence. They increase across release, expiry and a clock that is set back, and even
 //!   after the loss of the table, unless the clock was set back as well.
 //! - Expired records are removed in the background, at most a thousand rows at a time, and fewer if responses are

@@ -219,7 +219,7 @@ impl Session {
     }
 }
 
-/// Describes a refusal by the servers.
+/// The error for a request that the servers refused.
 pub(crate) fn refused(code: Code, what: &str) -> StoreError {
     let message = format!("ZooKeeper refused {what}: {code}");
     if code.is_unknown() {
