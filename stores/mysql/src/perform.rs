@@ -441,7 +441,7 @@ impl Performing<'_> {
         }
     }
 
-    /// Repeats an operation that was not carried out after a pause; fails it if its deadline is earlier.
+    /// Repeats, after a pause, an operation that was not carried out; fails it if its deadline is earlier.
     fn again(&self, job: Job, after: Duration, why: &str) {
         if Instant::now() + after >= job.deadline {
             return self.fail(job, &StoreError::not_done(Reason::Unreachable, why));

@@ -9,7 +9,7 @@ use dlock::store::{Outcome, Reason, StoreError};
 
 /// The failure of an operation.
 pub(crate) enum Failure {
-    /// The server refused the operation; the connection is usable.
+    /// The server replied, with a refusal or with an unusable row; the connection is usable.
     Answered(StoreError),
     /// The connection is unusable.
     Broken(StoreError),

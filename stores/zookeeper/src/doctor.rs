@@ -85,7 +85,7 @@ async fn told(host: &str, limit: Duration) -> Seen<Told> {
         return Err(format!("{host} does not serve: {}", answer.trim()));
     }
     Ok(Told {
-        // A server with a whitelist still serves.
+        // A server that does not allow this word still serves.
         srvr: pairs(&srvr.unwrap_or_default(), ": "),
         conf: allowed(word(host, "conf", limit).await).map(|text| pairs(&text, "=")),
         mntr: allowed(word(host, "mntr", limit).await).map(|text| pairs(&text, "\t")),

@@ -27,7 +27,8 @@ const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('binlog_format', 
 const STATUS: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_clients', \
      'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_clients', 'Rpl_semi_sync_source_status', \
      'Slaves_connected', 'Threads_connected')";
-/// Lists the connected replicas, on MySQL since 8.0.22 and before. MariaDB reports their number in its status.
+/// Lists the connected replicas, on MySQL since 8.0.22 and on older versions. MariaDB reports their number in its
+/// status.
 const REPLICAS: [&str; 2] = ["SHOW REPLICAS", "SHOW SLAVE HOSTS"];
 /// The age of the oldest transaction; needs the privilege PROCESS.
 const OLDEST: &str =

@@ -132,7 +132,7 @@ impl Performing<'_> {
         Some(job)
     }
 
-    /// Repeats an operation that was not carried out after a pause; fails it if its deadline is earlier.
+    /// Repeats, after a pause, an operation that was not carried out; fails it if its deadline is earlier.
     fn again(&self, job: Job, after: Duration, why: &str) {
         if Instant::now() + after >= job.deadline {
             let error = StoreError::not_done(Reason::Unreachable, why);

@@ -9,7 +9,7 @@ use tokio_postgres::{Client, NoTls};
 use crate::connect::Session;
 use crate::failure;
 
-/// The most rounds of checks, and the part of the time limit for which they are repeated at least.
+/// The most rounds of checks, and the divisor of the time limit after which no new round begins.
 const ROUNDS: (usize, u32) = (16, 2);
 
 /// Whether two connections of this process share one backend, which happens only with a transaction pooler. While other
