@@ -1,14 +1,14 @@
--- Locks of dlock. May be run again at any time, by any process.
+-- Locks of dlock. Any process may run this at any time, also repeatedly.
 CREATE TABLE IF NOT EXISTS {table} (
-  k        VARBINARY(1024) NOT NULL PRIMARY KEY, -- the key, byte by byte: case, accents and spaces at the end count
-  holder   VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '', -- id of the grant; '' when free
+  k        VARBINARY(1024) NOT NULL PRIMARY KEY, -- the key, compared byte by byte, including case, accents and trailing spaces
+  holder   VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '', -- id of the grant; '' if available
   kind     VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '',
-  kept     TINYINT NOT NULL DEFAULT 0,  -- released, and taken until the end of its min_hold
+  kept     TINYINT NOT NULL DEFAULT 0,  -- released, but unavailable until the end of its min_hold
   fence    BIGINT NOT NULL DEFAULT 0,   -- first fencing token of the grant
-  tokens   INT NOT NULL DEFAULT 0,      -- how many tokens it has; the next grant begins behind them
+  tokens   INT NOT NULL DEFAULT 0,      -- number of tokens of the grant; the next grant starts after them
   until_us BIGINT NOT NULL DEFAULT 0    -- end of the lease: microseconds since 1970, by the clock of this server
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
--- The greatest token of all rows that were removed.
+-- The greatest token of all removed rows.
 CREATE TABLE IF NOT EXISTS {floor} (
   one   TINYINT NOT NULL PRIMARY KEY,
   fence BIGINT NOT NULL DEFAULT 0

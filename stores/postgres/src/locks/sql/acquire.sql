@@ -1,14 +1,15 @@
--- Acquires locks: each for itself, or all or none.
+-- Acquires locks: each on its own, or all or none.
 --   $1 keys  $2 grant ids  $3 kinds  $4 leases in µs  $5 numbers of tokens
---   $6 the server's time, in µs, after which the request is refused  $7 how many must be free, or 0: each for itself
+--   $6 the server's time, in µs, after which the request is refused  $7 how many must be available, or 0: each on its own
 --   $8 grant ids of the write locks in which reads are nested, or ''
--- One row for each key, always: fence and tokens if it was granted, whether its row was locked here, and the row as it was
--- seen before. It waits for no
--- lock: a row that another transaction has locked counts as taken. FOR UPDATE, and nothing less, is what respects
--- dlock_hold_in. Token and lease are drawn after the row was locked, by the clock as it is then.
--- A reader that joins others locks the row by FOR NO KEY UPDATE, which passes transactions that hold the lock by a reader's
--- grant: kind = 'read' says that no other transaction can hold it, since the first reader came by FOR UPDATE. What is decided
--- here rests on the lock's own row, which is read again after it was locked; rows of readers are as old as the statement.
+-- Always returns one row for each key: fence and tokens if the lock was granted, whether its row was locked here, and the
+-- row as it was before. Waits for no lock: a row that another transaction has locked counts as not available. Only
+-- FOR UPDATE conflicts with the row lock of dlock_hold_in. Token and lease are computed after the row was locked, from the
+-- clock at that time.
+-- A reader that joins other readers locks the row with FOR NO KEY UPDATE, which does not conflict with transactions that
+-- hold the lock for a reader: kind = 'read' says that no other transaction can hold it, because the first reader used
+-- FOR UPDATE. Decisions depend only on the row of the lock, which is read again after it was locked. Rows of readers are
+-- as old as the statement.
 WITH asked AS MATERIALIZED (
   SELECT a.*, a.kind = 'read' AS reads
     FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[], $5::int4[], $6::int8[], $8::text[])
@@ -46,7 +47,7 @@ WITH asked AS MATERIALIZED (
                           ELSE l.read_next END,
          read_until = CASE WHEN a.reads THEN greatest(l.read_until, clock.now + a.lease * interval '1 microsecond')
                            ELSE 'epoch' END,
-         -- Not where readers are left of those that a writer let in.
+         -- Not if readers remain that a writer admitted.
          era = CASE WHEN NOT a.reads OR open.alone AND l.read_until <= clock.now
                     THEN greatest(l.fence + l.tokens, l.read_next, clock.micros, clock.floor) ELSE l.era END
     FROM open JOIN asked a USING (n), clock
@@ -63,7 +64,7 @@ SELECT taken.fence, taken.tokens, l.key IS NOT NULL AS there, clock.micros > a.r
        a.n IN (SELECT open.n FROM open) AS open, l.kind AS held_as,
        l.holder <> '' AND l.until > clock.now AND (l.holder <> a.nested OR l.kept)
          OR NOT a.reads AND l.read_until > clock.now AS held,
-       -- A read nested in a write lock that is not there any more.
+       -- A read that is nested in a write lock which is gone.
        a.nested <> '' AND (l.holder <> a.nested OR l.until <= clock.now) AS astray,
        (extract(epoch FROM greatest(CASE WHEN l.holder <> '' THEN l.until END,
                                     CASE WHEN NOT a.reads OR a.nested <> '' THEN l.read_until END) - clock.now)

@@ -1,6 +1,7 @@
--- Lets grants of readers last for their leases from now on. Each is named by its id; nothing is made and no other is touched.
+-- Lets grants of readers last for their leases from now on. Grants are selected by id.
 --   $1 keys  $2 grant ids  $3 leases in µs
--- One row for each key, always: whether it was renewed, and whether it was there without that, as the lock's row is locked.
+-- Always returns one row for each key: whether the grant was renewed, and if not, whether it exists while the row of the
+-- lock is locked by another transaction.
 WITH asked AS MATERIALIZED (
   SELECT * FROM unnest($1::text[], $2::text[], $3::int8[]) WITH ORDINALITY AS a(key, holder, lease, n)
 ), found AS MATERIALIZED (

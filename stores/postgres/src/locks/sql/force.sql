@@ -1,6 +1,7 @@
--- Ends whatever grants a key has: its readers' by a new era. FOR UPDATE: not while a transaction holds it by dlock_hold_in.
+-- Ends all grants of a key, those of readers by a new era. FOR UPDATE: not while a transaction holds the lock by
+-- dlock_hold_in.
 --   $1 key
--- One row, always: whether there was a grant, and whether a transaction has its row locked.
+-- Always returns one row: whether there was a grant, and whether a transaction has locked the row.
 WITH open AS MATERIALIZED (
   SELECT l.key, l.holder <> '' AND l.until > clock_timestamp() OR l.read_until > clock_timestamp() AS held FROM {table} l
    WHERE l.key = $1::text

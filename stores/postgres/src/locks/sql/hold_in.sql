@@ -1,9 +1,9 @@
--- Holds a lock for the caller's own transaction: as long as that is open, nobody takes the lock over, even when its lease
--- is over. Renewals and the release go on beside it; where the grant is a reader's, so do other readers.
+-- Holds a lock for the caller's own transaction: while that is open, no other client can acquire the lock, even if the
+-- lease expires. Renewals and the release are not blocked, and for the grant of a reader neither are other readers.
 --   $1 key  $2 id of the grant
--- One row, always: whether the transaction holds it, and whether it was the holder's when the statement began. It waits
--- for no lock, unless its snapshot is old and dlock_lock_in changed the row since. A reader's row may be older than the lock's
--- row, which is read again after it was locked: then the era tells whether another holder came since.
+-- Always returns one row: whether the transaction holds the lock, and whether the caller held it when the statement began.
+-- Waits for no lock, unless its snapshot is old and dlock_lock_in has changed the row since. The row of a reader may be
+-- older than the row of the lock, which is read again after it was locked: the era shows whether another holder came since.
 WITH held AS MATERIALIZED (
   SELECT l.key FROM {table} l
    WHERE l.key = $1

@@ -1,4 +1,4 @@
--- The locks that are held, the writer of each before its readers: of one key, or of all that begin with a prefix.
+-- The locks that are held, of one key or of all keys with a prefix; the writer of each lock precedes its readers.
 --   $1 key, or NULL  $2 prefix
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now), held AS (
   SELECT l.key, l.holder, l.kind, l.kept, l.until FROM {table} l WHERE l.holder <> ''

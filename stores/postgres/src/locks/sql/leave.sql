@@ -1,10 +1,10 @@
--- Ends grants of readers, each of which is named by its id, and notifies the waiters where there are some and they can go
--- on, or wait for much less time than they know.
---   $1 keys  $2 grant ids  $3 how long to keep the key taken yet, in µs, or 0
---   $4 numbers of the advisory locks by which waiters are known  $5 whether notifications go through the server
--- One row for each key, always: whether the grant was ended, whether its row was locked by another transaction, and whether
--- the grant was there then. Like the release of a plain lock it does not wait for the disk. A function does it, whose
--- statements see what was committed before the lock's row was locked; this statement would not.
+-- Ends grants of readers, selected by id. Notifies the waiters, if any, when the lock becomes available to them, or much
+-- earlier than they expect.
+--   $1 keys  $2 grant ids  $3 how long to keep the key unavailable, in µs, or 0
+--   $4 numbers of the advisory locks that show waiters  $5 whether notifications go through the server
+-- Always returns one row for each key: whether the grant was ended, whether another transaction had locked its row, and
+-- whether the grant existed then. Like the release of a plain lock it does not wait for the disk. It calls a function,
+-- because the statements of that see what was committed before the row of the lock was locked; this statement would not.
 WITH async AS MATERIALIZED (
   SELECT set_config('synchronous_commit', 'off', true) AS done
 ), asked AS MATERIALIZED (

@@ -1,7 +1,7 @@
--- Locks a key for the caller's own transaction, until that ends: the transaction is the lock.
+-- Locks a key for the caller's own transaction, until its end: the transaction is the lock.
 --   $1 key
--- One row, always: the fencing token if the transaction has the lock, and the row as it was seen before. It waits for no
--- lock. What it locked without having the lock, the caller gives up by a savepoint.
+-- Always returns one row: the fencing token if the transaction has the lock, and the row as it was before. Waits for no
+-- lock. If it locked the row without acquiring the lock, the caller undoes that by a savepoint.
 WITH free AS MATERIALIZED (
   SELECT l.key FROM {table} l
    WHERE l.key = $1 AND (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
@@ -11,7 +11,7 @@ WITH free AS MATERIALIZED (
          holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(), read_until = 'epoch',
          fence = greatest(l.fence + l.tokens, l.read_next, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
                           (SELECT max(f.fence) + 1 FROM {floor} f)),
-         -- What readers had is over: none of them has this era.
+         -- Ends the grants of earlier readers: none of them has this era.
          era = greatest(l.fence + l.tokens, l.read_next)
     FROM free WHERE l.key = free.key
   RETURNING l.fence

@@ -1,8 +1,8 @@
--- Ends grants, each of which is named by its id, and notifies the waiters where there are some.
---   $1 keys  $2 grant ids  $3 how long to keep the key taken yet, in µs, or 0
---   $4 numbers of the advisory locks by which waiters are known  $5 whether notifications go through the server
--- One row for each key, always: whether the grant was ended, and the row as it was seen before. A release that a crash
--- loses ends with its lease, so it does not wait for the disk; neither do the notifications, whose commits queue up.
+-- Ends grants, selected by id, and notifies the waiters, if any.
+--   $1 keys  $2 grant ids  $3 how long to keep the key unavailable, in µs, or 0
+--   $4 numbers of the advisory locks that show waiters  $5 whether notifications go through the server
+-- Always returns one row for each key: whether the grant was ended, and the row as it was before. A release that is lost in
+-- a crash ends with its lease, so it does not wait for the disk; nor do the notifications, whose commits are serialized.
 WITH async AS MATERIALIZED (
   SELECT set_config('synchronous_commit', 'off', true) AS done
 ), asked AS MATERIALIZED (
@@ -24,7 +24,7 @@ WITH async AS MATERIALIZED (
    WHERE l.key = open.key AND l.holder = open.holder AND l.until > clock.now
   RETURNING open.n
 ), found AS MATERIALIZED (
-  -- IN, and not a join: the planner takes either for one row, and would compare each with each.
+  -- IN instead of a join: the planner expects one row of each, and would compare all pairs.
   SELECT a.*, a.n IN (SELECT ended.n FROM ended) AS ended, a.n IN (SELECT open.n FROM open) AS open FROM asked a
 )
 SELECT f.ended, NOT f.open AND l.key IS NOT NULL AS locked,

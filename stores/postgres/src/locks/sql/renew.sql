@@ -1,6 +1,7 @@
--- Lets grants last for their leases from now on. Each is named by its id; nothing is made and no other is touched.
+-- Lets grants last for their leases from now on. Grants are selected by id.
 --   $1 keys  $2 grant ids  $3 leases in µs
--- One row for each key, always: whether it was renewed, and whether it was there without that, as its row is locked.
+-- Always returns one row for each key: whether the grant was renewed, and if not, whether it exists while another
+-- transaction has locked its row.
 WITH asked AS MATERIALIZED (
   SELECT * FROM unnest($1::text[], $2::text[], $3::int8[]) WITH ORDINALITY AS a(key, holder, lease, n)
 ), open AS MATERIALIZED (
@@ -16,7 +17,7 @@ WITH asked AS MATERIALIZED (
    WHERE l.key = open.key AND l.holder = open.holder AND l.until > clock.now AND NOT l.kept
   RETURNING open.n
 ), found AS MATERIALIZED (
-  -- IN, and not a join: the planner takes either for one row, and would compare each with each.
+  -- IN instead of a join: the planner expects one row of each, and would compare all pairs.
   SELECT a.*, a.n IN (SELECT renewed.n FROM renewed) AS renewed FROM asked a
 )
 SELECT f.renewed, coalesce(l.holder = f.holder AND l.until > clock.now AND NOT l.kept, false) AS held

@@ -1,17 +1,17 @@
--- Locks of dlock. May be run again at any time, by any process.
+-- Locks of dlock. Any process may run this at any time, also repeatedly.
 CREATE TABLE IF NOT EXISTS {table} (
   key    text COLLATE "C" PRIMARY KEY,
-  holder text NOT NULL DEFAULT '',          -- id of the grant; '' when the lock is free
+  holder text NOT NULL DEFAULT '',          -- id of the grant; '' if the lock is available
   kind   text NOT NULL DEFAULT '',
-  kept   bool NOT NULL DEFAULT false,       -- released, and taken until the end of its min_hold
+  kept   bool NOT NULL DEFAULT false,       -- released, but unavailable until the end of its min_hold
   fence  int8 NOT NULL DEFAULT 0,           -- first fencing token of the grant
-  tokens int4 NOT NULL DEFAULT 0,           -- how many tokens it has; the next grant begins behind them
+  tokens int4 NOT NULL DEFAULT 0,           -- number of tokens of the grant; the next grant starts after them
   until  timestamptz NOT NULL DEFAULT 'epoch', -- end of the lease, by the clock of this server
-  era        int8 NOT NULL DEFAULT 0,       -- readers of another era count for nothing: others had the lock since
+  era        int8 NOT NULL DEFAULT 0,       -- readers of another era are ignored: the lock had other holders since
   read_next  int8 NOT NULL DEFAULT 0,       -- greater than every token of a reader
   read_until timestamptz NOT NULL DEFAULT 'epoch' -- end of the last lease of its readers; 'epoch' without readers
-) WITH (fillfactor = 50);                   -- no index but the key: every update stays in its page (HOT)
--- Tables that were made before there were readers. Asked first: ALTER TABLE alone would wait for open transactions.
+) WITH (fillfactor = 50);                   -- the only index is the key, so every update stays in its page (HOT)
+-- Tables from before there were readers. Checked first, because ALTER TABLE alone would wait for open transactions.
 DO $dlock$
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = '{table}'::regclass AND a.attname = 'read_until') THEN
@@ -21,7 +21,7 @@ BEGIN
       ADD COLUMN IF NOT EXISTS read_until timestamptz NOT NULL DEFAULT 'epoch';
   END IF;
 END $dlock$;
--- The readers of read-write locks. A transaction that changes one has locked the row of its lock.
+-- The readers of read-write locks. A transaction that changes one must have locked the row of its lock.
 CREATE TABLE IF NOT EXISTS {readers} (
   key    text COLLATE "C" NOT NULL,
   holder text NOT NULL,                     -- id of the grant
@@ -32,15 +32,15 @@ CREATE TABLE IF NOT EXISTS {readers} (
   until  timestamptz NOT NULL,
   PRIMARY KEY (key, holder)
 ) WITH (fillfactor = 50);
--- The greatest token of all rows that were removed.
+-- The greatest token of all removed rows.
 CREATE TABLE IF NOT EXISTS {floor} (
   one   bool PRIMARY KEY DEFAULT true CHECK (one),
   fence int8 NOT NULL DEFAULT 0
 );
 INSERT INTO {floor} DEFAULT VALUES ON CONFLICT DO NOTHING;
--- Holds a lock in the caller's transaction: until that ends nobody takes the lock over, whatever becomes of its lease.
--- It fails, and so does the transaction, where the token is not that of the holder any more. Of a token that leaves the
--- process of its holder: the lock must not be handed off there (local_handoffs(0)).
+-- Holds a lock in the caller's transaction: until its end no other client can acquire the lock, even if the lease expires.
+-- If the token is no longer the holder's, the call and the transaction fail. If the token leaves the process of its holder,
+-- the lock must not be handed off there (local_handoffs(0)).
 CREATE OR REPLACE FUNCTION {hold_in}(lock_key text, token int8) RETURNS void LANGUAGE plpgsql AS $dlock$
 BEGIN
   FOR look IN 1..8 LOOP
@@ -55,7 +55,7 @@ BEGIN
       PERFORM pg_try_advisory_xact_lock_shared({pinned}, hashtext(lock_key));
       RETURN;
     END IF;
-    -- A row that another statement is just looking at.
+    -- Another statement has locked the row briefly.
     PERFORM FROM {table} l
       WHERE l.key = lock_key
         AND (token BETWEEN l.fence AND l.fence + l.tokens - 1 AND l.holder <> '' AND NOT l.kept
@@ -67,8 +67,8 @@ BEGIN
   END LOOP;
   RAISE EXCEPTION 'lock "%" was lost: token % is not that of its holder', lock_key, token USING ERRCODE = 'DLK01';
 END $dlock$;
--- Locks a key for the caller's transaction, and returns the fencing token; NULL where the lock is taken. The row has to be
--- there: {make} makes it, in a transaction of its own.
+-- Acquires a lock for the caller's transaction, and returns the fencing token, or NULL if the lock is held. The row must
+-- exist: {make} creates it, in its own transaction.
 CREATE OR REPLACE FUNCTION {lock_in}(lock_key text) RETURNS int8 LANGUAGE plpgsql AS $dlock$
 DECLARE drawn int8;
 BEGIN
@@ -77,7 +77,7 @@ BEGIN
       WHERE l.key = lock_key AND (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
       FOR UPDATE OF l SKIP LOCKED;
     IF NOT FOUND THEN
-      -- Undoes what it locked without having the lock.
+      -- Undoes the row lock if the lock was not acquired.
       RAISE EXCEPTION USING ERRCODE = 'DLK02';
     END IF;
     UPDATE {table} l SET
@@ -96,12 +96,12 @@ BEGIN
     RETURN NULL;
   END;
 END $dlock$;
--- Makes the row of a lock that is free; never in a transaction that goes on, for which others would wait.
+-- Creates the row of an available lock. Never in a longer transaction, which would block other clients.
 CREATE OR REPLACE FUNCTION {make}(lock_key text) RETURNS void LANGUAGE sql AS $dlock$
   INSERT INTO {table} (key) VALUES (lock_key) ON CONFLICT (key) DO NOTHING
 $dlock$;
--- Ends the grant of a reader, for leave.sql. Its statements see all that was committed before the lock's row was locked:
--- what is volatile has a new snapshot for each. It waits for no lock.
+-- Ends the grant of a reader, for leave.sql. Its statements see everything that was committed before the row of the lock
+-- was locked, because each statement of a volatile function has a new snapshot. Waits for no lock.
 CREATE OR REPLACE FUNCTION {leave}(
   lock_key text, grant_id text, keep int8, OUT ended bool, OUT locked bool, OUT held bool, OUT loud bool, OUT seen timestamptz
 ) LANGUAGE plpgsql VOLATILE AS $dlock$
@@ -135,16 +135,16 @@ BEGIN
     RETURN;
   END IF;
   SELECT max(r.until) INTO rest FROM {readers} r WHERE r.key = lock_key AND r.era = lock_era AND r.until > seen;
-  -- Without readers it is free whatever becomes of the clock; until when it was used, the other column says.
+  -- Without readers the lock is available whatever the clock does; the other column says until when it was used.
   UPDATE {table} l SET read_until = coalesce(rest, 'epoch'),
                        until = CASE WHEN rest IS NULL AND l.holder = '' THEN seen ELSE l.until END
    WHERE l.key = lock_key;
-  -- Waiters believe that it takes until `known`, and a lease that ends notifies nobody.
+  -- Waiters expect it at `known`, and an expired lease sends no notification.
   known := greatest(known, written);
   rest := greatest(rest, CASE WHEN written > seen THEN written END);
   loud := keep > 0 OR rest IS NULL OR rest - seen < (known - seen) / 2;
 END $dlock$;
--- Lets the grant of a reader last from now on, for extend.sql; in the same way.
+-- Extends the grant of a reader from now on, for extend.sql, in the same way.
 CREATE OR REPLACE FUNCTION {extend}(lock_key text, grant_id text, lease int8, OUT renewed bool, OUT held bool)
 LANGUAGE plpgsql VOLATILE AS $dlock$
 DECLARE
@@ -175,7 +175,7 @@ BEGIN
     UPDATE {table} l SET read_until = ends WHERE l.key = lock_key;
   END IF;
 END $dlock$;
--- The transactions that hold a lock, by hold_in or lock_in: with pg_stat_activity, what to wait for or to end.
+-- The transactions that hold a lock by hold_in or lock_in: with pg_stat_activity, those to wait for or to end.
 CREATE OR REPLACE VIEW {pins} AS
   SELECT l.key, p.pid FROM {table} l
     JOIN pg_locks p ON p.locktype = 'advisory' AND p.objsubid = 2 AND p.classid::int8 = {pinned_oid}

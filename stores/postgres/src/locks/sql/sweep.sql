@@ -1,5 +1,6 @@
--- Removes rows of locks that were free for a minute, at most $1, and none that a transaction has locked. The greatest of
--- their tokens stays, so that those of the next rows are greater. Also rows of readers that were over for a minute, as many.
+-- Removes rows of locks that have been available for a minute, at most $1, except those that a transaction has locked. The
+-- greatest of their tokens is kept, so that the tokens of later rows are greater. Also removes as many rows of readers
+-- whose leases expired a minute ago.
 WITH alone AS MATERIALIZED (
   SELECT pg_try_advisory_xact_lock({class}, -1) AS here, set_config('synchronous_commit', 'off', true) AS async
 ), old AS MATERIALIZED (

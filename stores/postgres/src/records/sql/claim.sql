@@ -1,8 +1,8 @@
--- Claims a record, or tells what is in the way.
---   $1 key  $2 token  $3 fingerprint  $4 lease and $5 retention in µs  $6 whether to take an orphan over
--- One row, always: attempt and fence if it was claimed; `free` if it might have been; and the record as it was seen.
--- It waits only for an insert of the same key that is just being committed: a row that is locked is about to be
--- completed by its owner's transaction, and is left alone.
+-- Claims a record, or reports what conflicts.
+--   $1 key  $2 token  $3 fingerprint  $4 lease and $5 retention in µs  $6 whether to take over an orphan
+-- Always returns one row: attempt and fence if the record was claimed; `free` if it could be claimed; and the record as it
+-- was before. Waits only for an insert of the same key that is being committed: a row that is locked is about to be
+-- completed by the owner's transaction, and is skipped.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), seen AS MATERIALIZED (

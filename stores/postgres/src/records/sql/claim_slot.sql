@@ -1,8 +1,9 @@
--- Claims a record for a slot of time, or tells what is in the way.
---   $1 key  $2 token  $3 lease and $4 retention in µs  $5 whether to take an orphan of the same slot over
+-- Claims a record for a time slot, or reports what conflicts.
+--   $1 key  $2 token  $3 lease and $4 retention in µs  $5 whether to take over an orphan of the same slot
 --   $6 period in µs, or 0  $7 slot in µs since the epoch, or 0 for the nearest  $8 how far ahead a slot may be, in µs
--- One row, always: attempt, fence and slot if it was claimed; `free` if it might have been; the record as it was seen,
--- and what the clock says. The slot of a record is its fingerprint: `slot `, 16 digits, spaces. It waits as claim.sql does.
+-- Always returns one row: attempt, fence and slot if the record was claimed; `free` if it could be claimed; the record
+-- as it was before; and the time. The slot of a record is in its fingerprint: `slot `, 16 digits, spaces. Waits like
+-- claim.sql.
 WITH clock AS MATERIALIZED (
   SELECT now, (extract(epoch FROM now) * 1000000)::int8 AS us FROM (SELECT clock_timestamp() AS now) c
 ), near AS MATERIALIZED (

@@ -1,6 +1,6 @@
 -- Stores the result.
 --   $1 key  $2 token  $3 response  $4 retention in µs
--- One row, always: whether that was done, and the record as it was seen. It waits for no lock.
+-- Always returns one row: whether the result was stored, and the record as it was before. Waits for no lock.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), open AS MATERIALIZED (

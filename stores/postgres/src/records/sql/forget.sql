@@ -1,12 +1,12 @@
 -- Removes a record, unless an attempt is in progress.
 --   $1 key
--- One row, always: whether that was done, and the record as it was seen. It waits for no lock.
+-- Always returns one row: whether the record was removed, and the record as it was before. Waits for no lock.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), old AS MATERIALIZED (
   SELECT t.key FROM {table} t, clock
    WHERE t.key = $1 AND t.version = 1 AND (t.state <> 'claimed' OR t.lease_until <= clock.now)
-         -- The trace of a claim that was released is no record.
+         -- The trace of a released claim is not a record.
          AND NOT (t.state = 'released' AND {slot} IS NULL)
      FOR UPDATE OF t SKIP LOCKED
 ), gone AS (

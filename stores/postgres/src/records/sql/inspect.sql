@@ -1,6 +1,6 @@
--- Looks at a record.
---   $1 key  $2 whether the result is wanted, too
--- One row, always: what the clock says, and the record as it was seen.
+-- Reads a record.
+--   $1 key  $2 whether to include the result
+-- Always returns one row: the time, and the record.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 )

@@ -1,6 +1,6 @@
 -- What became of a claim.
 --   $1 key  $2 token
--- One row, always: the record as it was seen, and `settled` with the result if it is not just being changed.
+-- Always returns one row: the record, and `settled` with the result unless a transaction is changing the record.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), settled AS MATERIALIZED (

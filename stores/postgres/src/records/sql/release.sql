@@ -1,11 +1,11 @@
--- Forgets the record, if nothing was done under this claim. Otherwise, and where it had been taken over, it becomes
--- an orphan at once instead: what was done is unknown, and stays so.
---   $1 key  $2 token  $3 whether nothing was done
--- One row, always: whether that was done, and the record as it was seen. It waits only for an insert
--- of the same key that is just being committed.
+-- Forgets the record, if no work was done under this claim. Otherwise, or if the claim was taken over from another owner,
+-- the record becomes an orphan at once: what was done is unknown.
+--   $1 key  $2 token  $3 whether no work was done
+-- Always returns one row: whether the record was changed, and the record as it was before. Waits only for an insert of the
+-- same key that is being committed.
 --
--- A trace is left for ten minutes, also where there was nothing: a claim of this token that is late (its answer was
--- given up, and this overtook it) finds it and does nothing.
+-- A trace is kept for ten minutes, even if there was no record: a late claim with this token, which this release has
+-- overtaken, finds the trace and does nothing.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), open AS MATERIALIZED (
@@ -16,7 +16,7 @@ WITH clock AS MATERIALIZED (
   UPDATE {table} t SET
          state = CASE WHEN $3::bool AND t.attempt = 1 THEN 'released' ELSE 'orphaned' END,
          lease_until = clock.now,
-         -- The last slot of time stays known.
+         -- Keeps the last time slot.
          expires_at = CASE WHEN $3::bool AND t.attempt = 1 AND {slot} IS NULL THEN clock.now + interval '10 minutes'
                            ELSE t.expires_at END
     FROM open, clock WHERE t.key = open.key

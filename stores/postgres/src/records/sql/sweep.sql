@@ -1,4 +1,4 @@
--- Removes records that are forgotten, at most $1, and none that is just being changed.
+-- Removes expired records, at most $1, except those that a transaction is changing.
 WITH old AS MATERIALIZED (
   SELECT t.key FROM {table} t
    WHERE t.expires_at <= (SELECT clock_timestamp()) -- as a subquery, for the index
