@@ -266,7 +266,8 @@ async fn one(client: &LockClient, counts: &Counts) {
         Err(Error::NotAcquired { .. } | Error::Lost { .. } | Error::NotReleased { .. }) => 0,
         // Some wait for less than a reply takes here.
         Err(Error::Unreachable { message, .. } | Error::OutcomeUnknown { message, .. })
-            if message.contains("within the") && message.ends_with("of waiting") =>
+            if message.contains("within the")
+                && (message.ends_with("of waiting") || message.ends_with("wait time")) =>
         {
             0
         }
