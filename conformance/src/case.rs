@@ -13,7 +13,7 @@ use crate::fixture::{AnyFixture, Fault};
 use crate::promise::{Promise, REFUSED};
 use crate::verbs::{Can, Held, Peer, Reply, is_unsupported};
 
-/// The input of a test: the store, keys of its own, and leases of a suitable length.
+/// The input of a test: the store, the test's own keys, and leases of a suitable length.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Case {

@@ -155,10 +155,10 @@ macro_rules! __contract {
     };
 }
 
-/// Makes a test of each promise of the contract, in modules by subject.
+/// Creates a test for each promise of the contract, in modules by subject.
 ///
-/// It takes an async function that makes a [`Fixture`](crate::Fixture); each test has a fixture of its own. The tests
-/// need no runtime of the caller's and no dependency but this crate.
+/// It takes an async function that creates a [`Fixture`](crate::Fixture); each test has its own fixture. The tests
+/// need no runtime of the caller, and no dependency except this crate.
 #[macro_export]
 macro_rules! conform {
     ($factory:path) => {

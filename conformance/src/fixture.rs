@@ -12,8 +12,8 @@ use dlock::store::Store;
 /// Only [`store`](Self::store) is required. Each fault returns whether it was injected; by default none is, and the tests
 /// that need it are skipped.
 ///
-/// Every test uses keys of its own, so that tests of one store can run side by side on one server. Faults affect all of
-/// them: a fixture with faults needs a server of its own for each test.
+/// Every test uses its own keys, so that tests of one store can run concurrently on one server. Faults affect all
+/// tests on a server: a fixture with faults needs a separate server for each test.
 ///
 /// ```
 /// use dlock::store::Store;
@@ -39,8 +39,8 @@ pub trait Fixture: Send + Sync + 'static {
         Duration::from_millis(100)
     }
 
-    /// How long a step may take, or a notification, before a test calls it broken. 30 s by default: no test is to fail on
-    /// a slow machine.
+    /// How long a step or a notification may take before the test fails. 30 s by default: no test must fail because
+    /// the machine is slow.
     fn patience(&self) -> Duration {
         Duration::from_secs(30)
     }
@@ -70,7 +70,7 @@ pub trait Fixture: Send + Sync + 'static {
         ready(())
     }
 
-    /// Loses the reply to the next acquire: the store carries it out, and the client does not learn.
+    /// Loses the reply to the next acquire: the store carries out the acquire, but the client does not learn of it.
     fn lose_next_reply(&self) -> impl Future<Output = bool> + Send {
         ready(false)
     }

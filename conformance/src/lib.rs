@@ -30,9 +30,9 @@
 //! # fn main() {}
 //! ```
 //!
-//! [`conform!`] makes one `#[test]` of each promise, in modules by subject: `exclusion::held_lock_is_busy_for_other_clients`.
-//! A failing test quotes the broken promise and says what it found. [`run`] does the same outside of a test harness and
-//! returns a [`Report`].
+//! [`conform!`] creates one `#[test]` for each promise, in modules by subject:
+//! `exclusion::held_lock_is_busy_for_other_clients`. A failing test quotes the broken promise and says what it found.
+//! [`run`] does the same outside a test harness and returns a [`Report`].
 //!
 //! Features that a store does not support are not tested: there the tests check that it refuses. Tests that need a fault
 //! (a restart, a lost reply, a broken network) run where the [`Fixture`] can inject it, and are skipped elsewhere.

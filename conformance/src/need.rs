@@ -7,8 +7,8 @@ use dlock::store::Kind;
 
 use crate::case::Case;
 
-/// The requirement of a group of tests. If a store says that it does not meet it, the tests are skipped; kinds must be
-/// refused.
+/// The requirement of a group of tests. If a store reports that it does not meet the requirement, the tests are
+/// skipped; kinds must be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     Kind(Kind),

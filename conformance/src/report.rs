@@ -121,7 +121,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs the whole contract on a store, one test after the other, outside of a test harness.
+/// Runs the whole contract on a store, one test after the other, outside a test harness.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -140,7 +140,7 @@ impl fmt::Display for Report {
 ///
 /// # Panics
 ///
-/// Outside of a tokio runtime, and when the fixture panics.
+/// Outside a tokio runtime, and when the fixture panics.
 pub async fn run(fixture: impl Fixture) -> Report {
     run_only(fixture, |_| true).await
 }

@@ -34,7 +34,7 @@ pub(crate) enum Reply {
 pub(crate) struct Tokens {
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// The waiters that are next, of a fair lock.
+    /// The next waiters of a fair lock.
     pub(crate) behind: Vec<GrantId>,
 }
 

@@ -11,7 +11,7 @@ use crate::verbs::{Held, Peer, Reply};
 
 const IN_ORDER: Promise = Promise("Fair locks: the lock goes to the waiter in front of the queue");
 const GIVEN_UP: Promise = Promise("queue: A release of the same id gives up the position");
-/// For how long a position is kept for a waiter that does not ask.
+/// How long a position is kept for a waiter that sends no requests.
 const KEPT: Duration = Duration::from_secs(5);
 
 /// A waiter in the queue.
@@ -21,7 +21,7 @@ struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    /// Asks for the first time for a lock that is held.
+    /// Requests a held lock for the first time.
     async fn joins(case: &Case, peer: &'a Peer, key: &LockKey) -> Waiter<'a> {
         let mut request = peer.request(Kind::Fair, key, case.long());
         request.queue = true;
@@ -125,7 +125,7 @@ pub async fn returning_waiter_comes_before_later_ones(case: Case) {
     let held = a.takes(Kind::Fair, &key, case.long()).await;
     let mut early = Waiter::joins(&case, &a, &key).await;
     let mut late = Waiter::joins(&case, &b, &key).await;
-    // It keeps its own position, and takes the other waiter for gone.
+    // It keeps its own position, and treats the other waiter as gone.
     assert!(a.gives(&held).await);
     let begun = std::time::Instant::now();
     while !late.asks().await.is_granted() {

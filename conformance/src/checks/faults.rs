@@ -110,7 +110,8 @@ pub async fn restarted_store_serves_again(case: Case) {
     }
     let held = case.comes_free(&b, Kind::Mutex, &key, promise).await;
     if case.can().notifications {
-        // It may have missed notifications: it is told to look, and then hears of releases again.
+        // The watch may have missed notifications: it is told to look, and then receives notifications of releases
+        // again.
         case.hears(&mut watch, promise).await;
         case.settles(&mut watch).await;
     }

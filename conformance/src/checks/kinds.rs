@@ -63,8 +63,9 @@ pub async fn key_of_another_kind_is_taken(case: Case) {
                 if error.as_ref().is_some_and(is_key_taken) {
                     break;
                 }
-                // A store of several servers has not told all of them when a majority has answered. One that hears of both
-                // kinds in the other order may grant what the others refuse, until it is released.
+                // A store of several servers has not reached all of them when a majority has replied. A server that
+                // receives both kinds in the other order may grant what the other servers refuse, until that is
+                // released.
                 let may_pass = error.as_ref().is_some_and(|error| !is_not_done(error));
                 promise.holds(
                     may_pass && begun.elapsed() < case.patience(),

@@ -1,4 +1,4 @@
-//! Counts with waiters until they are zero.
+//! Counters that callers wait for until they reach zero.
 
 use dlock::store::Kind;
 use dlock::store::counter::{CounterReply, CounterStep};

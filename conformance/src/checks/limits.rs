@@ -43,7 +43,7 @@ pub async fn limit_is_judged_in_each_acquire_and_not_stored(case: Case) {
     assert!(a.renews(&two, case.long()).await, "it is held by another grant");
     assert!(b.gives(&two).await);
     LIMIT.same(a.count(&key, CounterStep::Permits).await.ok(), Some(status(0)));
-    // What crashes comes back with its lease.
+    // The permit of a crashed holder becomes available with the end of its lease.
     let mut short = ask(&case, &a, &key, 1, 1);
     short.lease = case.short();
     a.takes_as(short).await;

@@ -12,7 +12,7 @@ pub async fn new_watch_says_look_now(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
     let mut watch = peer.watch(Kind::Mutex, &key, peer.grant());
     case.hears(&mut watch, LOOK_NOW).await;
-    // Waiters of one process share a subscription, and each of them looks.
+    // Waiters of one process share a subscription, and each waiter looks.
     let mut second = peer.watch(Kind::Mutex, &key, peer.grant());
     case.hears(&mut second, LOOK_NOW).await;
 }
@@ -98,7 +98,7 @@ pub async fn dropped_watch_leaves_others_alone(case: Case) {
     case.settles(&mut kept).await;
     assert!(a.gives(&held).await);
     case.hears(&mut kept, promise).await;
-    // The last one is gone, and there is a first one again.
+    // After the last subscriber is gone, a new first one subscribes.
     drop(kept);
     let held = a.takes(Kind::Mutex, &key, case.long()).await;
     let mut again = b.watch(Kind::Mutex, &key, b.grant());

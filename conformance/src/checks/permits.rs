@@ -113,7 +113,7 @@ pub async fn waiter_for_many_permits_is_not_overtaken(case: Case) {
     assert!(busy.is_busy(), "{busy:?}");
     let few = reply(&a, ask(&case, &a, &key, 2, 1)).await;
     promise.holds(few.is_busy(), few);
-    // It gives up, and comes again.
+    // The waiter gives up, and tries again.
     let mut gives_up = ReleaseRequest::new(Kind::Permit, key.clone(), waiter);
     gives_up.amount = 2;
     let gone = b.release(gives_up).await;

@@ -1,4 +1,4 @@
-//! Writers that readers stand back for.
+//! Writers that are preferred to new readers.
 
 use dlock::store::{Kind, ReleaseRequest};
 

@@ -90,7 +90,7 @@ pub async fn renewals_are_answered_in_their_order(case: Case) {
         all.push(peer.takes(Kind::Mutex, &key, case.long()).await);
     }
     assert!(peer.gives(&all[2]).await && peer.gives(&all[7]).await);
-    // Requests of one lane go together.
+    // Requests of one lane are sent together.
     let mut lanes: Vec<_> = all.iter().map(|held| peer.store.lane(&held.key)).collect();
     lanes.sort();
     lanes.dedup();

@@ -116,7 +116,7 @@ pub(super) async fn grow_over(case: &Case, fault: Fault) {
     }
 }
 
-/// The token with which the lock is granted once the store serves again.
+/// The token of the grant once the store serves again.
 async fn granted_soon(case: &Case, peer: &Peer, kind: Kind, key: &LockKey) -> u64 {
     let again = async {
         loop {

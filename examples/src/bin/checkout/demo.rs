@@ -1,5 +1,5 @@
-//! What goes wrong otherwise, to be shown: only with `--demo`, and on an article of its own, so that the
-//! others are sold rightly all the while.
+//! Shows what goes wrong without locks or keys: only with `--demo`, and on a separate article, so that all other
+//! articles are sold correctly.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::routes::{Buy, Json, Put, Shared, sold};
 use crate::service::{Name, Shop};
 
-/// The article that is sold wrongly.
+/// The article that is sold without protection.
 pub(crate) const SKU: &str = "sneaker-unsafe";
 
 pub(crate) fn router() -> Router<Arc<Shop>> {
@@ -30,7 +30,7 @@ async fn stock(State(shop): Shared, Json(Put { stock }): Json<Put>) -> Result<ax
     ))
 }
 
-/// Reads, thinks and writes while all others do the same.
+/// Reads, waits and writes while all other buyers do the same.
 async fn buy_without_lock(
     State(shop): Shared,
     Json(Buy { quantity }): Json<Buy>,
@@ -39,7 +39,7 @@ async fn buy_without_lock(
     Ok(sold(&sale))
 }
 
-/// Under the lock, but no layer looks at the idempotency key: what is sent twice is bought twice.
+/// Under the lock, but without the idempotency layer: a request that is sent twice buys twice.
 async fn buy_without_key(
     State(shop): Shared,
     Json(Buy { quantity }): Json<Buy>,

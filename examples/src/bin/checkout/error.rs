@@ -1,4 +1,4 @@
-//! What can go wrong with a request, and how the client is told: as a problem document (RFC 9457).
+//! The errors of a request, and their problem documents (RFC 9457).
 //!
 //! Where nothing was changed and the next try may go better, the answer says so to the idempotency layer
 //! (`Outcome::Retry`), which otherwise keeps what it is given. What may have happened is kept, so that it does
@@ -15,7 +15,7 @@ use crate::store::StoreError;
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The lock was not had.
+    /// The lock was not acquired.
     #[error(transparent)]
     Lock(#[from] dlock::Error),
     /// The record could not be read or written.
@@ -27,7 +27,7 @@ pub(crate) enum Error {
     /// There is no such article.
     #[error("there is no article \"{0}\": set its stock first, by PUT /items/{0}")]
     UnknownSku(String),
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     BadRequest(String),
     /// The request is not one that axum can read, or there is no such route.
@@ -35,7 +35,7 @@ pub(crate) enum Error {
     Http(StatusCode, String),
 }
 
-/// How long to wait before the same request is worth another try.
+/// How long to wait before a retry is useful.
 const SOON: u64 = 1;
 
 impl IntoResponse for Error {

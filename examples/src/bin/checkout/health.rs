@@ -1,4 +1,4 @@
-//! What an orchestrator asks: is this copy alive, and does it take requests?
+//! Liveness and readiness, for an orchestrator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ impl Health {
         }
     }
 
-    /// From now on it is not ready: whoever routes requests sends them elsewhere.
+    /// Reports "not ready" from now on, so that load balancers send requests elsewhere.
     pub(crate) fn leaves(&self) {
         self.leaves.store(true, Ordering::Relaxed);
     }
@@ -38,7 +38,7 @@ impl Health {
     }
 }
 
-/// Alive is who answers. What it says about the locks is for people.
+/// A copy is alive if it answers. What the answer says about the locks is for people.
 async fn live(State(health): State<Health>) -> Json<Value> {
     let locks = health.locks.health();
     let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -52,7 +52,7 @@ async fn live(State(health): State<Health>) -> Json<Value> {
     }))
 }
 
-/// Ready is who takes requests: nothing else counts, neither a lock that is waited for nor the store of the locks.
+/// A copy is ready if it takes requests. Nothing else counts, neither waiting for a lock nor the store of the locks.
 async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
     match health.leaves.load(Ordering::Relaxed) {
         true => (StatusCode::SERVICE_UNAVAILABLE, "leaving\n"),

@@ -46,7 +46,7 @@ use crate::server::{Ends, Signals};
 use crate::service::Shop;
 use crate::store::Store;
 
-/// How long what was cut off has to give its locks back by itself, before that is done for it.
+/// How long interrupted requests have to release their locks themselves, before the client releases them.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
 #[tokio::main]
@@ -101,7 +101,7 @@ async fn run(args: Args) -> Result<(), String> {
     let health = Health::new(locks.clone());
     let mut router = routes::router(shop, &keys, args.demo)
         .merge(health.router())
-        // It only reads. A service that strangers reach puts its authentication around it.
+        // The console only reads. A public service must add its authentication around it.
         .nest_service("/console", Console::new(locks.clone()).router());
     if let Some(metrics) = metrics {
         router = router.merge(metrics::router(metrics));
@@ -167,7 +167,7 @@ fn open_keys(locks: &LockClient) -> Result<Keys, String> {
     Ok(keys)
 }
 
-/// Says at the start what a surprise would be later.
+/// Warns at the start about options that could surprise later.
 fn announce(args: &Args, store: &Store) {
     let shared_locks = !args.locks.starts_with("memory:");
     if args.without_locks {
@@ -201,7 +201,7 @@ fn announce(args: &Args, store: &Store) {
     }
 }
 
-/// Ends what goes on for clients that went away, and gives all locks back.
+/// Ends handlers that run on for disconnected clients, and releases all locks.
 async fn end(locks: &LockClient, keys: &IdempotencyHandle) {
     let unfinished = keys.shutdown(LAST_CALL).await;
     if unfinished > 0 {

@@ -7,7 +7,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-/// Has everything counted from now on. To be called before the first lock is acquired.
+/// Counts everything from now on. Call it before the first lock is acquired.
 pub(crate) fn install() -> Result<PrometheusHandle, String> {
     let mut builder = PrometheusBuilder::new();
     for (metric, bounds) in dlock::buckets::ALL {
@@ -18,7 +18,7 @@ pub(crate) fn install() -> Result<PrometheusHandle, String> {
     let metrics = builder
         .install_recorder()
         .map_err(|error| format!("cannot install the recorder of metrics: {error}"))?;
-    // What was recorded waits in memory to be sorted into buckets, also where nobody asks for it.
+    // Recorded values stay in memory until they are sorted into buckets, also if no client requests the metrics.
     let handle = metrics.clone();
     tokio::spawn(async move {
         loop {

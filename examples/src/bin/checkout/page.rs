@@ -24,7 +24,7 @@ use crate::service::Shop;
 /// The articles that the page has buttons for.
 pub(crate) const SKUS: &[&str] = &["sneaker", demo::SKU];
 
-/// The whole page: nothing of it is loaded from anywhere else.
+/// The whole page; it loads nothing else.
 const PAGE: &str = include_str!("page.html");
 /// What stands around the parts of it that are for `--demo` only.
 const DEMO_PARTS: (&str, &str) = ("<!-- demo -->", "<!-- /demo -->");
@@ -32,7 +32,7 @@ const DEMO_PARTS: (&str, &str) = ("<!-- demo -->", "<!-- /demo -->");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
-/// How often a page hears something when nothing happens, so that a broken connection is noticed.
+/// How often a page gets a message when nothing happens, so that it notices a broken connection.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
 /// The largest crowd that can be asked for.
 const LARGEST_CROWD: u32 = 200;
@@ -73,7 +73,7 @@ fn page(with_demo: bool) -> String {
     html
 }
 
-/// What is so, and then what changes.
+/// The current state, and then its changes.
 async fn events(State(shop): Shared) -> Result<Response, Error> {
     let Some(events) = shop.board().watch() else {
         return Err(Error::Http(
@@ -90,9 +90,8 @@ struct Crowd {
     buyers: u32,
 }
 
-/// Many buyers at once, each with a key of its own. A browser sends no more than six requests at a time to
-/// one server, which is no crowd: so the service sends them to itself, by the same route and through the
-/// same layers.
+/// Many buyers at once, each with its own key. A browser sends at most six requests at a time to one server, which is
+/// no crowd: so the service sends the requests to itself, by the same route and through the same layers.
 async fn crowd(
     State(router): State<Router>,
     uri: Uri,

@@ -21,7 +21,7 @@ use crate::{demo, page};
 
 /// The longest that `GET /lock` can be asked to hold its lock.
 const LONGEST_HOLD: Duration = Duration::from_secs(60);
-/// How long it waits for it: long enough for a queue of them.
+/// How long it waits for the lock: long enough for a queue of such requests.
 const HOLD_WAIT: Duration = Duration::from_secs(600);
 
 pub(crate) type Shared = State<Arc<Shop>>;
@@ -31,8 +31,7 @@ pub(crate) type Keys = IdempotencyLayer<Public>;
 
 pub(crate) fn router(shop: Arc<Shop>, keys: &Keys, with_demo: bool) -> Router {
     let replays = from_fn_with_state(shop.clone(), note_replays);
-    // Keys outside of locks: a stored answer needs no lock, and a request that did not get its lock gives
-    // its key back.
+    // Keys outside locks: a stored answer needs no lock, and a request that did not get its lock releases its key.
     let once = |route: MethodRouter<Arc<Shop>>| route.layer(keys.clone()).layer(replays.clone());
     let mut router = Router::new()
         .route("/items/{sku}", get(item).put(put_item))
@@ -50,7 +49,7 @@ pub(crate) fn router(shop: Arc<Shop>, keys: &Keys, with_demo: bool) -> Router {
         .method_not_allowed_fallback(no_method)
 }
 
-/// Tells log and board of an answer that was stored before: nothing else sees it.
+/// Reports a replayed answer to the log and the board: nothing else sees it.
 async fn note_replays(State(shop): Shared, request: Request, next: Next) -> Response {
     let (path, key) = (request.uri().path().to_owned(), key_of(&request));
     let response = next.run(request).await;
@@ -73,7 +72,7 @@ async fn note_replays(State(shop): Shared, request: Request, next: Next) -> Resp
     response
 }
 
-/// The key, good enough for the log; the layer is what reads it rightly.
+/// The key, precise enough for the log; the layer parses it properly.
 fn key_of(request: &Request) -> Option<String> {
     let header = request.headers().get("idempotency-key")?.to_str().ok()?;
     Some(header.trim().trim_matches('"').to_owned())
@@ -94,7 +93,7 @@ fn charge_route(shop: &Arc<Shop>) -> MethodRouter<Arc<Shop>> {
     route.layer(layer)
 }
 
-// `axum::Json` and its kin, with their rejections as problem documents.
+// `axum::Json` and similar extractors, with their rejections as problem documents.
 
 #[derive(FromRequest)]
 #[from_request(via(axum::Json), rejection(Error))]

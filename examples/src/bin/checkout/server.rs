@@ -1,4 +1,4 @@
-//! Serving until a signal comes, and ending in good order.
+//! Serves until a signal comes, and shuts down gracefully.
 
 use std::future::IntoFuture;
 use std::io;
@@ -8,7 +8,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// How long requests that are under way may take when the service is told to end.
+/// How long requests in progress may take when the service must end.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Opens the port. The error is one for people.
@@ -65,16 +65,16 @@ impl Signals {
 
 /// The end of the service, in its order.
 pub(crate) struct Ends<L, E> {
-    /// The service is not ready any more, and serves on.
+    /// The service is no longer ready, but still serves requests.
     pub(crate) leaves: L,
-    /// For how long it serves on, so that whoever routes requests has seen that.
+    /// How long it continues to serve, so that load balancers notice.
     pub(crate) leave_after: Duration,
-    /// It takes no new connection any more.
+    /// It accepts no new connections.
     pub(crate) ending: E,
 }
 
-/// Serves until a signal comes, and ends as [`Ends`] says. Requests that are under way then have [`GRACE`] to finish; a
-/// second signal takes that from them.
+/// Serves until a signal comes, and ends as [`Ends`] says. Requests in progress then have [`GRACE`] to finish; a
+/// second signal ends this time.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,

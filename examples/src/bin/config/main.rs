@@ -1,8 +1,9 @@
 //! A configuration in etcd that only the holder of a lock changes: `cargo run -p dlock-examples --features etcd --bin config --
 //! --help`.
 //!
-//! etcd itself compares the fencing token in the transaction that writes. `--stall` is the proof: the process stands still
-//! between taking the lock and writing, for longer than its lease, and whatever another process has done meanwhile stays.
+//! etcd itself compares the fencing token in the transaction that writes. `--stall` proves it: the process stalls
+//! between acquiring the lock and writing, for longer than its lease; what another process has written in between
+//! remains.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -55,7 +56,7 @@ async fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         .await?;
     let client = LockClient::builder().store(locks.clone()).build().await?;
     let guard = client.lock(&*args.key).lease(args.lease).acquire().await?;
-    // Made while the lock is held, as a request that is long on its way.
+    // Built while the lock is held, like a request that arrives late.
     let write = locks.transaction(&guard)?.put(&*args.key, &*args.value);
     if let Some(stall) = args.stall {
         println!("standing still");
@@ -72,7 +73,7 @@ async fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         }
         Err(error) => return Err(error.into()),
     };
-    // What was lost has nothing to be released.
+    // A lost lock needs no release.
     let _ = guard.release().await;
     client.shutdown(Duration::from_secs(1)).await;
     Ok(code)

@@ -1,8 +1,9 @@
-//! The effect: a payment, which a repetition does not double.
+//! The effect: an idempotent payment.
 //!
-//! A consumer can be killed when the payment is made and the layer's record of it is not. The next attempt repeats it, and
-//! nothing outside of the effect could tell that it was made. So the effect itself goes by the message's id, in one step of its
-//! resource: a unique key in a database, an idempotency key of a payment service, or here a script.
+//! A consumer can be killed after the payment and before the layer's record of it. The next attempt repeats the
+//! payment, and nothing outside the effect could detect that it was made. So the effect itself depends on the
+//! message's id, in one step of its resource: a unique key in a database, an idempotency key of a payment service, or
+//! here a script.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use redis::aio::MultiplexedConnection;
 use crate::stream::{Message, connect};
 
 /// KEYS: the ledger, the balance, the newest fencing token of each message. ARGV: message, amount, token.
-/// Answers 1 when it was paid now, 0 when it was paid before, -1 under an older token.
+/// Returns 1 when it was paid now, 0 when it was paid before, -1 under an older token.
 const PAY: &str = r#"
 local newest = redis.call('HGET', KEYS[3], ARGV[1])
 local function less(a, b)
@@ -51,7 +52,7 @@ impl Ledger {
         } = message;
         let failed = |error: redis::RedisError| error.to_string();
         let name = &self.name;
-        // What is known of the attempts, for whoever wants to see them.
+        // Records the attempts, for inspection.
         let mut begins = redis::cmd("HINCRBY");
         begins.arg(format!("attempts:{name}")).arg(&id).arg(1);
         begins

@@ -1,7 +1,8 @@
 //! A consumer of a Redis stream: `cargo run -p dlock-examples --bin consumer`, and `--help` for what it can do.
 //!
-//! It shows a [`TaskOnceLayer`] between a queue that delivers a message **at least once** and an effect that shall happen
-//! **exactly once**, while consumers are killed at any point. Three things work together, and each is needed:
+//! It shows a [`TaskOnceLayer`] between a queue that delivers a message **at least once** and an effect that must
+//! happen **exactly once**, while consumers are killed at any point. Three things work together, and each of them is
+//! needed:
 //!
 //! | | what it is for |
 //! |---|---|
@@ -9,7 +10,8 @@
 //! | the layer, by the message's id | a message that is delivered again while it is worked on is left to that attempt; one that was done gets its result, without work |
 //! | `ledger.rs`: an effect that a repetition does not double | a consumer that was killed between the effect and the layer's record |
 //!
-//! Only what is done, and what no attempt may follow on, is acknowledged. All else stays pending: it is delivered again.
+//! Only messages that are done, or that no attempt may follow, are acknowledged. All other messages stay pending and
+//! are delivered again.
 
 mod ledger;
 mod stream;
@@ -109,7 +111,7 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     });
     let layer = layer
         .lease(args.lease)
-        // A message that kills each consumer, or always fails, is put aside in the end.
+        // A message that kills each consumer, or always fails, is finally put aside.
         .on_failure(OnFailure::AtMost(50))
         .tell_claim(|message, claim| {
             (message.attempt, message.token) = (claim.attempt(), claim.fencing_token());
@@ -127,7 +129,7 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     tokio::pin!(end);
     loop {
         while running.try_join_next().is_some() {}
-        // No message is fetched for which there is no place.
+        // Fetches no message while all places are taken.
         let next = async {
             ServiceExt::<Message>::ready(&mut consumer)
                 .await
@@ -172,7 +174,7 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
             }
         });
     }
-    // What is dropped here gives its claim up at once, and is delivered to another consumer.
+    // Work that is dropped here releases its claim at once, and its message is delivered to another consumer.
     running.shutdown().await;
     client.shutdown(Duration::from_secs(5)).await;
     tracing::info!("ended");

@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisResult};
 use tokio::sync::Mutex;
 
-/// How long the server may take to answer; longer than a read blocks.
+/// How long the server may take to reply; longer than a read blocks.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a read waits for a message, in ms.
 const BLOCK: u64 = 200;
@@ -30,7 +30,7 @@ pub(crate) struct Message {
 
 #[derive(Clone)]
 pub(crate) struct Stream {
-    /// Reads block: acknowledgements have a connection of their own.
+    /// Reads block, so acknowledgements use a separate connection.
     reads: Arc<Mutex<Reads>>,
     writes: MultiplexedConnection,
     name: String,
@@ -98,8 +98,8 @@ impl Stream {
         all.query_async(&mut self.writes.clone()).await
     }
 
-    /// The next message: one that another consumer has left, or a new one. A message that is lost when this is dropped was not
-    /// acknowledged: it is delivered again.
+    /// The next message: a message that another consumer has left, or a new one. If this future is dropped, a message
+    /// may be lost here; it was not acknowledged and is delivered again.
     pub(crate) async fn next(&self) -> RedisResult<Message> {
         let mut reads = self.reads.lock().await;
         loop {
@@ -171,7 +171,7 @@ impl Stream {
         acknowledge.query_async(&mut self.writes.clone()).await
     }
 
-    /// Acknowledges a message that no attempt follows on, and notes it for an operator.
+    /// Acknowledges a message that is not tried again, and records it for an operator.
     pub(crate) async fn put_aside(&self, id: &str) -> RedisResult<()> {
         let mut both = redis::pipe();
         both.atomic();

@@ -11,13 +11,13 @@ use tokio_postgres::{Client, Config, NoTls};
 
 use crate::args::Args;
 
-/// For how long a payment is not repeated.
+/// How long a payment is not repeated.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What became of a payment.
+/// The outcome of a payment.
 pub(crate) enum Outcome {
     Paid(String),
-    /// It had been paid under this key.
+    /// A payment was made under this key before.
     Before(String),
     Refused(String),
 }
@@ -83,7 +83,7 @@ impl Bank {
             .acquire()
             .await?;
         let tx = self.db.transaction().await?;
-        // From here to the commit nobody else has the account.
+        // From here to the commit no other client holds the lock of the account.
         match self.locks.hold_in(&tx, &guard).await {
             Ok(()) => {}
             Err(HoldError::Lost { .. }) => return Ok(Outcome::Refused("the lock was lost".to_owned())),
@@ -95,7 +95,7 @@ impl Bank {
             eprintln!("standing still for {stall:?}");
             std::thread::sleep(stall);
         }
-        // What was read is still true: a payment beside this one would be lost here.
+        // The balance that was read is still valid: a concurrent payment would be lost here.
         let left = balance - args.amount;
         let sql = "UPDATE accounts SET balance = $2 WHERE name = $1";
         tx.execute(sql, &[&args.account, &left]).await?;
@@ -103,7 +103,7 @@ impl Bank {
         let claim = self.records.owned(&key, &token, RETENTION);
         claim.complete_in(&tx, receipt.as_bytes()).await?;
         tx.commit().await?;
-        // After the commit: waiters are woken when they can go on. A lease that is over by now is no failure.
+        // After the commit, so that woken waiters can go on. A lease that is over by now is not a failure.
         if let Err(error) = guard.release().await
             && !error.is_lost()
         {

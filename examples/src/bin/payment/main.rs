@@ -1,10 +1,11 @@
-//! A payment that happens once and never beside another one: `cargo run -p dlock-examples
+//! A payment that happens once and never concurrently with another one: `cargo run -p dlock-examples
 //! --features postgres --bin payment -- --help`.
 //!
-//! Three things commit in one transaction of PostgreSQL: the payment itself, the record under its idempotency key, and the
-//! lock of its account. So whatever happens (the process dies at any step, or stands still for longer than its lease), all
-//! of it happened or nothing did, and nobody else touched the account in between. `--stall` is the proof: the process stands
-//! still, with its transaction open and its lease over, and another payment from the same account waits for it.
+//! Three things commit in one transaction of PostgreSQL: the payment itself, the record under its idempotency key,
+//! and the lock of its account. So whatever happens (the process dies at any step, or stalls for longer than its
+//! lease), either all of it happened or nothing, and no other process changed the account in between. `--stall`
+//! proves it: the process stalls with its transaction open and its lease over, and another payment from the same
+//! account waits for it.
 //!
 //! | file | |
 //! |---|---|

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::args::Job;
 use crate::ledger::{Ledger, Refusal};
 
-/// Runs all jobs for as long as this is polled: until the lead is lost.
+/// Runs all jobs while this future is polled: until the leadership is lost.
 pub(crate) async fn run(jobs: Vec<Job>, ledger: Arc<Ledger>, term: Held) {
     tracing::info!("leading with token {}", term.fencing_token());
     join_all(jobs.iter().map(|job| repeat(job, &ledger, &term))).await;
@@ -21,7 +21,7 @@ async fn repeat(job: &Job, ledger: &Ledger, term: &Held) {
     let (name, token) = (&job.name, term.fencing_token());
     loop {
         let (slot, next) = slot(job.every);
-        // Noted before it is run: a job that was begun and cut off is not begun again by the next leader.
+        // Recorded before the run: the next leader does not begin an interrupted job again.
         match ledger.begin(name, slot, token).await {
             Ok(true) => execute(job, slot, token).await,
             Ok(false) => {}
@@ -34,13 +34,13 @@ async fn repeat(job: &Job, ledger: &Ledger, term: &Held) {
     }
 }
 
-/// The number of the period that it is, and the time until the next one.
+/// The number of the current period, and the time until the next one.
 fn slot(every: Duration) -> (u64, Duration) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let every = every.as_millis().max(1);
     let slot = now.as_millis() / every;
     let next = (slot + 1) * every - now.as_millis();
-    // One millisecond late is in the right period for sure.
+    // One millisecond later is certainly in the right period.
     (slot as u64, Duration::from_millis(next as u64 + 1))
 }
 

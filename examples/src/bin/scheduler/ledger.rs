@@ -1,7 +1,7 @@
-//! Which run was the last of each job, and under which token.
+//! The last run of each job, and its token.
 //!
-//! This is the resource that checks the token. A leader that was stopped and goes on may ask to begin a run while
-//! another one leads; its token is older than the stored one, and it is refused.
+//! This is the resource that checks the token. A leader that was stopped and resumes may try to begin a run while
+//! another process leads; its token is older than the stored token, so the run is refused.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// KEYS: the job. ARGV: the period, our token.
-/// Answers 1 if the run may begin, 0 if it has begun already, or the newer token as text.
+/// Returns 1 if the run may begin, 0 if it has already begun, or the newer token as text.
 const BEGIN: &str = r#"
 local last = redis.call('HMGET', KEYS[1], 'slot', 'token')
 local function less(a, b)
@@ -63,7 +63,7 @@ impl Ledger {
         })))
     }
 
-    /// Notes that a run begins; `false` if it has begun before, here or elsewhere.
+    /// Records that a run begins; `false` if it has begun before, here or elsewhere.
     pub(crate) async fn begin(&self, job: &str, slot: u64, token: u64) -> Result<bool, Refusal> {
         let redis = match self {
             Ledger::Memory(notes) => {
@@ -82,7 +82,7 @@ impl Ledger {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(PATIENCE));
-        // Runs are rare: each has a connection of its own, and none that is broken is kept.
+        // Runs are rare, so each opens its own connection; a broken connection is never kept.
         let connection = redis.client.get_multiplexed_async_connection_with_config(&config);
         let mut connection = connection.await.map_err(unavailable)?;
         let mut call = redis.begin.key(format!("{}:{job}", redis.prefix));

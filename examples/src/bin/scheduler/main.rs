@@ -1,6 +1,6 @@
 //! A scheduler for a fleet: `cargo run -p dlock-examples --bin scheduler`, and `--help` for what it can do.
 //!
-//! Every machine runs it, one of them leads, and that one runs the jobs. When it goes away another one goes on.
+//! Every machine runs it; one machine leads and runs the jobs. When the leader goes away, another machine takes over.
 //!
 //! | file | |
 //! |---|---|
@@ -60,7 +60,7 @@ async fn run(args: Args) -> Result<(), String> {
     let lead = leader.lead(|term| jobs::run(args.jobs.clone(), ledger.clone(), term));
     let ended = tokio::select! {
         ended = lead => ended.map_err(|error| error.to_string()),
-        // The jobs under way are dropped with the lead, and another machine leads at once.
+        // Running jobs are dropped with the leadership, and another machine leads at once.
         () = end() => Ok(()),
     };
     client.shutdown(Duration::from_secs(5)).await;

@@ -5,7 +5,7 @@
 //! key is a field of it; the layers for HTTP stand outside of tonic and see bytes. Withdrawals from one account run one at a
 //! time over all tellers that share the `--url`, and the `--data`, where each account is a file that is read and written again.
 //!
-//! The messages are written by hand with prost, and the service without generated code, so that nobody needs `protoc`.
+//! The messages are written by hand with prost, and the service without generated code, so that no user needs `protoc`.
 
 use std::convert::Infallible;
 use std::fs;

@@ -17,7 +17,7 @@ use tokio::sync::broadcast;
 use self::state::{ReplayRow, SaleRow, State, now_ms, remember};
 use crate::store::Item;
 
-/// How many events a page may fall behind before it is given a new snapshot instead.
+/// How many events a page may fall behind before it gets a new snapshot instead.
 const BACKLOG: usize = 512;
 /// How many pages may watch at the same time.
 const MOST_WATCHERS: usize = 64;
@@ -43,7 +43,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stock of an article was set, and counting begins anew.
+    /// The stock of an article was set, and counting restarts.
     pub(crate) fn stock_set(&self, sku: &str, item: &Item) {
         self.state().change_item(sku, |row| {
             row.put(item);
@@ -62,7 +62,7 @@ impl Board {
         });
     }
 
-    /// A buyer is told that the pieces are theirs; `item` is what the store was told. All copies together have
+    /// A buyer was told that the sale is done; `item` is what the store was told. All copies together have
     /// `promised` so many pieces of it.
     pub(crate) fn sold(&self, sale: &Sold<'_>, item: &Item, promised: u64) {
         let mut state = self.state();
@@ -84,7 +84,7 @@ impl Board {
         remember(&mut state.sales, row);
     }
 
-    /// A stored answer was given once more; `order` is the one in it.
+    /// A stored answer was replayed; `order` is its order.
     pub(crate) fn replayed(&self, path: &str, order: Option<String>) {
         let mut state = self.state();
         let sale = (state.sales.iter_mut()).find(|sale| Some(&sale.order) == order.as_ref());
@@ -155,7 +155,7 @@ impl Board {
         Some((event, events.subscribe()))
     }
 
-    /// Lets all pages go, so that they do not keep the service from ending.
+    /// Disconnects all pages, so that they do not keep the service from ending.
     pub(crate) fn close(&self) {
         self.state().events = None;
     }

@@ -1,4 +1,4 @@
-//! What stands on the board, and telling the pages when it changes.
+//! The state of the board, and notifications to the pages when it changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,9 +9,9 @@ use tokio::sync::broadcast;
 
 use crate::store::Item;
 
-/// How many articles are remembered; those that were idle for longest go first.
+/// How many articles are kept; those that were idle for longest are removed first.
 const MOST_ROWS: usize = 12;
-/// How many of the last sales and replays are.
+/// How many of the last sales and replays are kept.
 const LAST: usize = 12;
 
 pub(super) struct State {
@@ -105,7 +105,7 @@ fn send(events: Option<&broadcast::Sender<Event>>, name: &str, row: &impl Serial
     if let Some(events) = events.filter(|events| events.receiver_count() > 0)
         && let Ok(text) = serde_json::to_string(row)
     {
-        // A page that went away in the meantime misses nothing.
+        // A page that has disconnected needs no event.
         let _ = events.send(Event::default().event(name).data(text));
     }
 }

@@ -1,7 +1,7 @@
 //! Records in this process.
 //!
-//! The mutex makes a single step atomic, as the server does on Redis. It does not make a sale right: that
-//! reads in one step and writes in another, and others come in between.
+//! The mutex makes a single step atomic, as the server does on Redis. It does not make a sale correct: a sale reads
+//! in one step and writes in another, and other sales may happen in between.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,10 +1,10 @@
 //! The shop's own data: where stock and accounts are kept.
 //!
-//! A record is one JSON value with the token of its last writer in it, `{"stock":99,"sold":1,"token":17}`.
-//! Value and token are read and written together, which is what makes the check of the token worth
-//! something: kept apart, a write could pass the check and land after a newer one.
+//! A record is one JSON value with the token of its last writer in it, `{"stock":99,"sold":1,"token":17}`. Value and
+//! token are read and written together. Otherwise the check of the token would be useless: a write could pass the
+//! check and arrive after a newer one.
 //!
-//! The stores know nothing of locks. All they do for their safety is to compare two numbers.
+//! The stores know nothing about locks. For safety they only compare two numbers.
 
 mod memory;
 mod redis;
@@ -57,7 +57,7 @@ pub(crate) enum StoreError {
     /// The store did not confirm a write, which may or may not have happened.
     #[error("the store did not confirm the write, which may have happened: {0}")]
     Unknown(String),
-    /// Something that this service did not write.
+    /// The record was not written by this service.
     #[error("the store holds something else under \"{0}\"")]
     Foreign(String),
 }
@@ -85,12 +85,11 @@ impl Store {
             .transpose()
     }
 
-    /// Shuts holders of an older token out of a record: puts `token` on it, and changes nothing else. A record that is
-    /// not there becomes `initial`, if that is given.
+    /// Excludes holders of older tokens from a record: stores `token` in it, and changes nothing else. A missing
+    /// record becomes `initial`, if that is given.
     ///
-    /// Without it there would be a gap. A holder that was stopped may send its write after the next one
-    /// has read the record and before that one has written it; the token on the record would still be the
-    /// old one and let it pass.
+    /// Without this there would be a gap. A stopped holder may send its write after the next holder has read the
+    /// record and before it has written the record; the record would still have the old token and accept the write.
     pub(crate) async fn fence<T: Serialize>(
         &self,
         key: &str,

@@ -1,8 +1,8 @@
 //! Records on a Redis or Valkey server.
 //!
-//! A step that fails or takes too long gives its connection up, and the next one opens another. So the
-//! service is back as soon as the server is: after a restart, which breaks the connection, and after a
-//! hang, which does not.
+//! A step that fails or takes too long closes its connection, and the next step opens another one. So the service
+//! recovers as soon as the server does: after a restart, which breaks the connection, and after a hang, which does
+//! not.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ pub(crate) struct RedisStore {
     write: Script,
 }
 
-/// The connection of the moment. Steps that fail together must not give up a connection that was opened since.
+/// The current connection. Steps that fail together must not close a connection that was opened since.
 #[derive(Default)]
 struct Slot {
     open: Option<MultiplexedConnection>,
@@ -83,7 +83,7 @@ enum Failure {
 }
 
 impl RedisStore {
-    /// Connects, so that a wrong URL is told at the start and not to the first buyer.
+    /// Connects, so that a wrong URL is an error at the start and not for the first buyer.
     pub(super) async fn open(url: &str) -> Result<RedisStore, String> {
         // The error of the URL's parser may repeat parts of it, and a password may be among them.
         let info = url
@@ -129,7 +129,7 @@ impl RedisStore {
     }
 
     pub(super) async fn fence(&self, key: &str, token: u64, initial: &str) -> Result<(), StoreError> {
-        // Whether the fence stands makes no difference when nothing follows.
+        // The fence makes no difference when nothing follows.
         self.guarded(&self.fence, key, token, initial)
             .await
             .map_err(|error| match error {
@@ -232,7 +232,7 @@ impl Failure {
         match error.kind() {
             ErrorKind::UnexpectedReturnType => Failure::Foreign,
             ErrorKind::Server(kind) => match kind {
-                // An error that a script raised half way may stand behind this one.
+                // This error may hide an error that a script raised half way.
                 ServerErrorKind::ResponseError => Failure::Unknown(why),
                 _ => Failure::NotDone(why),
             },
