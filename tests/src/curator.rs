@@ -89,7 +89,7 @@ impl Curator {
                     let _ = waits.send(value.to_owned());
                 }
             }
-            // It has ended: nobody is answered any more.
+            // The process has ended: no call gets an answer.
             waiting.lock().clear();
         });
         Curator {

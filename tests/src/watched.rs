@@ -1,4 +1,4 @@
-//! A store of a third party: memory with a counter on every verb, and a hand that can stop it.
+//! A third-party store: memory with a counter on every verb, and switches that stop it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Runs many worlds, several at a time, and adds up what came of them.
+//! Runs many worlds, several at a time, and sums up their results.
 
 use std::io::IsTerminal;
 use std::rc::Rc;
@@ -43,7 +43,7 @@ pub(crate) struct Batch {
     pub(crate) limit: Option<Duration>,
     pub(crate) mode: Mode,
     pub(crate) threads: usize,
-    /// The rule of the library that is taken back.
+    /// The rule of the library that is turned off.
     pub(crate) broken: Option<&'static str>,
     pub(crate) keep: Keep,
     pub(crate) twice: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Found {
     pub(crate) violation: Violation,
 }
 
-/// What came of all worlds.
+/// The results of all worlds.
 #[derive(Default)]
 pub(crate) struct Total {
     pub(crate) worlds: u64,
@@ -120,7 +120,7 @@ impl Batch {
     }
 }
 
-/// Runs a world, prints what is kept of it, and runs it again where that is asked for.
+/// Runs a world, prints its trace if one is kept, and runs the world again if requested.
 pub(crate) fn run_as_asked(plan: &Rc<Plan>, keep: Keep, twice: bool) -> Outcome {
     let keep = match (keep, twice) {
         (Keep::Nothing, true) => Keep::Digest,
@@ -164,7 +164,7 @@ pub(crate) fn differs(plan: &Rc<Plan>, outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// Tells how far a long run is: each second on a terminal, else every 10 s.
+/// Reports the progress of a long run: each second on a terminal, otherwise every 10 s.
 fn progress(total: &Total, begun: Instant, told: &mut Instant) {
     let is_terminal = std::io::stderr().is_terminal();
     let pause = Duration::from_secs(if is_terminal { 1 } else { 10 });

@@ -1,5 +1,5 @@
-//! Streams of chance, each with a seed of its own: what one draws changes nothing for another, so that a plan that is
-//! made smaller goes on as before where it can.
+//! Random streams, each with its own seed: drawing from one stream does not affect the others, so that a smaller plan
+//! behaves as before where possible.
 
 use fastrand::Rng;
 

@@ -160,7 +160,7 @@ pub(crate) struct Checks {
     begun: BTreeMap<LockKey, u64>,
     registers: BTreeMap<LockKey, u64>,
     free_since: BTreeMap<LockKey, Millis>,
-    /// The longest lease that anybody asks for.
+    /// The longest requested lease.
     longest_lease: Millis,
     grants: grants::Grants,
     permits: permits::Permits,

@@ -1,4 +1,4 @@
-//! What a client of a simulated process takes for its store: every step goes over the simulated network.
+//! The store of a client in a simulated process: every step goes over the simulated network.
 
 mod record;
 

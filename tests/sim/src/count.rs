@@ -1,10 +1,10 @@
-//! What happened how often. What a run claims to have tried has to have happened sometimes: see [`Counts::sometimes`].
+//! Counts events. Everything that a run claims to have tried must have happened sometimes: see [`Counts::sometimes`].
 
 use std::collections::BTreeMap;
 
 use crate::batch::Mode;
 
-/// What happens in every run that is long enough. A name that is not here is counted all the same.
+/// Events of every run that is long enough. Events that are not listed here are counted, too.
 const EXPECTED: &[&str] = &[
     "a claim that asked for something else",
     "a claim that found an equal one at work",
@@ -74,10 +74,10 @@ const EXPECTED: &[&str] = &[
     "work that was taken over while it went on",
 ];
 
-/// The same where processes have clocks of their own.
+/// The same for worlds whose processes have their own clocks.
 const EXPECTED_OF_EACH: &[&str] = &["a process that stood still"];
 
-/// A run of so many acquisitions is long enough.
+/// A run with this number of acquisitions is long enough.
 const LONG: u64 = 300_000;
 
 #[derive(Debug, Clone, Default)]
@@ -109,7 +109,7 @@ impl Counts {
     pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.sometimes.iter().map(|(what, times)| (*what, *times))
     }
-    /// What should have happened by now and has not; nothing while a run is short.
+    /// Events that should have happened by now but have not; empty while a run is short.
     pub(crate) fn missing(&self, mode: Mode) -> Vec<&'static str> {
         if self.acquisitions < LONG {
             return Vec::new();

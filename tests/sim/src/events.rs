@@ -1,4 +1,4 @@
-//! What is to happen, in the order in which it does.
+//! Future events, in order of time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -34,8 +34,8 @@ pub(crate) enum Expect {
     Broken { rule: String, violates: String },
 }
 
-/// A plan changes its course with the messages of the library, so that a rule that is taken back is found with one of
-/// so many seeds of what the plan leaves open.
+/// When the library sends other messages, a plan takes another course. A rule that is turned off must therefore be
+/// detected with one of this many seeds of the open details.
 const SEEDS: u64 = 64;
 
 /// Reads a kept plan, or a bare one.
@@ -78,7 +78,7 @@ pub(crate) fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("plans")
 }
 
-/// What a plan shows that it should not, if anything. Each world runs twice.
+/// The unexpected result of a plan, if any. Each world runs twice.
 pub(crate) fn check(kept: &Kept) -> Result<(), String> {
     let plan = Rc::new(kept.plan.clone());
     shows(&plan, None)?;

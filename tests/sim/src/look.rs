@@ -12,14 +12,14 @@ use crate::world::{Event, World, with};
 
 /// Between two looks.
 const EVERY: Millis = 100;
-/// A waiter that is woken and not polled loses what it has at most so much later (`POLL_DEADLINE`, twice).
+/// A woken waiter that is not polled loses its grant within this time (`POLL_DEADLINE`, twice).
 const UNPOLLED: Millis = 2_500;
 
-/// So long a store keeps the position of a waiter that does not ask any more.
+/// How long a store keeps the position of a waiter that no longer sends requests.
 const POSITION: Millis = 5_500;
 
-/// Within so long a fair waiter asks again, who alone is woken when it is next. Nobody tells of a lease that ends, and one
-/// that began since it asked last may be shorter than this.
+/// A fair waiter sends its next request within this time; only the next waiter is woken. No notification reports the
+/// end of a lease, and a lease that began after its last request may be shorter than this.
 const ASKS_AGAIN: Millis = 1_500;
 
 /// What was seen at the looks before.

@@ -1,7 +1,7 @@
-//! The network between processes and stores: what is sent arrives later, twice, out of order, or not at all.
+//! The network between processes and stores: a message arrives later, twice, out of order, or not at all.
 //!
-//! Between a process and a store there is a connection: what is sent over one arrives in order. When it breaks, what was
-//! on its way may still be carried out, even after what the next connection brings; its replies are lost.
+//! Between a process and a store there is a connection: messages over one connection arrive in order. When it breaks,
+//! requests in flight may still be carried out, even after requests of the next connection; their replies are lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -163,7 +163,7 @@ impl World {
         Some((peer, end))
     }
 
-    /// Whether what this peer has sent or is sent still means something.
+    /// Whether messages from and to this peer are still valid.
     fn is_current(&mut self, peer: Peer) -> bool {
         self.lives(peer.process, peer.incarnation)
             && self.stores[peer.store].epoch == peer.epoch
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Sends what a connection does not lose without breaking.
+    /// Sends messages that a connection loses only when it breaks.
     fn deliver(&mut self, peer: Peer, arrival: Arrival, to_store: bool) {
         let tie = self.links.of(peer.process, peer.store).tie;
         match self.travels(peer, to_store) {
@@ -360,7 +360,7 @@ pub(crate) fn subscribe((process, incarnation): (usize, u32), store: usize, topi
     });
 }
 
-/// Something has come where it was sent to.
+/// A message arrives.
 pub(crate) fn arrive(arrival: Arrival) {
     match arrival {
         Arrival::Request {
@@ -505,7 +505,7 @@ fn at_store(peer: Peer, id: u64, request: Request, (copy, sent): (bool, Millis))
     let carried_out = with(|world| {
         let is_there = world.stores[store].is_up() && world.stores[store].epoch == peer.epoch;
         let link = world.links.of(process, store);
-        // What was sent over a connection that broke since is there, or it is not.
+        // A request over a connection that broke since may or may not have arrived.
         let comes = link.connection == peer.connection || link.rng.bool();
         is_there && comes
     });

@@ -33,7 +33,7 @@ pub(crate) fn take() -> Option<String> {
     SEEN.with_borrow_mut(|seen| seen.as_mut()?.0.take())
 }
 
-/// Has the panics of users be silent, and those of watched threads be kept.
+/// Silences panics of users, and keeps those of watched threads.
 pub(crate) fn install() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(set_hook);

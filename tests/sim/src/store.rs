@@ -1,4 +1,4 @@
-//! A store: the code of the memory store, behind a network, by a clock of its own.
+//! A store: the code of the memory store, behind a network, with its own clock.
 
 pub(crate) mod record;
 
@@ -278,7 +278,7 @@ pub(crate) fn carry_out(
         return Err(refused);
     }
     let came_late = with(|world| {
-        // No task waits for its reply any more, and by its clock it knows.
+        // No task waits for its reply, and the store knows this by its clock.
         let is_outdated = world.now > sent + world.plan.settings.timeout;
         let store = &mut world.stores[store];
         let is_given_back = match request {
@@ -401,7 +401,7 @@ pub(crate) fn lose_data(store: usize) {
     });
 }
 
-/// An operator forces a lock open, everywhere.
+/// Forces a lock open on all stores, as an operator does.
 pub(crate) fn force_open(key: &LockKey) {
     for store in 0..with(|world| world.stores.len()) {
         if !with(|world| world.stores[store].is_up()) {

@@ -6,7 +6,7 @@ use crate::check::Violation;
 use crate::trace::{Line, Who};
 use crate::words;
 
-/// What processes and stores have said so many times is left out when they say it again.
+/// A line that processes and stores have repeated this many times is omitted from then on.
 const OFTEN: usize = 2;
 /// So many lines of a row that could be left out are told: those before something happens.
 const LAST: usize = 3;

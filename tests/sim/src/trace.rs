@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::plan::Millis;
 
-/// Whom a line is about.
+/// The subject of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
     Process(usize),
@@ -17,7 +17,7 @@ pub(crate) enum Who {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     Nothing,
-    /// A number that two equal traces have in common.
+    /// A digest: equal for equal traces.
     Digest,
     /// The same, and the lines.
     Lines,

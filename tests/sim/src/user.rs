@@ -124,7 +124,7 @@ fn has_part_of_set(client: &LockClient) -> bool {
     client.held() > sim::left(client).grants
 }
 
-/// Ends the client of a process in the middle of its work: from then on it takes nothing, and it releases everything.
+/// Shuts down the client of a process during its work: from then on it acquires nothing, and it releases everything.
 async fn shut_down(me: Me, client: &LockClient, deadline: Millis) {
     me.says(|| {
         format!(

@@ -1,4 +1,4 @@
-//! How a trace says what happened.
+//! The wording of traces.
 
 use std::time::Duration;
 
@@ -423,7 +423,7 @@ pub(crate) fn relief(what: Trouble) -> String {
     }
 }
 
-/// What a user suffers where this invariant is violated.
+/// The harm to a user if this invariant is violated.
 pub(crate) fn suffered(of: &str) -> &'static str {
     match of {
         check::EXCLUSION => {

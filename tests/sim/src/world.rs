@@ -1,5 +1,5 @@
-//! The world: its clock, what is on its way, and all processes and stores in it. One for each thread; everything in it
-//! happens on that thread, one thing after the other.
+//! The world: its clock, the messages in flight, and all processes and stores in it. There is one world for each
+//! thread; everything in it happens on that thread, one event after the other.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::plan::{Millis, Plan, Runtimes, Scheduler, Trouble};
 use crate::store::SimStore;
 use crate::trace::{Trace, Who};
 
-/// Writes a line of the trace, where one is wanted.
+/// Writes a line of the trace, if a trace is kept.
 macro_rules! tell {
     ($world:expr, $who:expr, $($what:tt)*) => {
         if $world.trace.is_on() {
@@ -91,7 +91,7 @@ pub(crate) struct LocalClock {
     pub(crate) stopped: Option<(Stillness, Millis)>,
     /// For how long its machine was suspended, which the clock of its timers does not count.
     pub(crate) suspended: Millis,
-    /// Where its chance and its moments come from.
+    /// The source of its random numbers and its moments.
     pub(crate) context: Option<dlock::sim::Process>,
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn with<T>(look: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| look(world.as_mut().expect("a world on this thread")))
 }
 
-/// The same where there may be none any more: what is dropped after the end of a world finds no world.
+/// The same when there may be no world: values that are dropped after the end of a world find none.
 pub(crate) fn if_any<T>(look: impl FnOnce(&mut World) -> T) -> Option<T> {
     WORLD.with(|world| world.try_borrow_mut().ok()?.as_mut().map(look))
 }
@@ -233,8 +233,8 @@ impl World {
         self.events.push(at.max(self.now), tie, event);
     }
 
-    /// Up to when processes with runtimes of their own can run one after the other: nothing that is sent meanwhile
-    /// arrives before, and what is on its way already comes late by less than the shortest delay.
+    /// Until when processes with their own runtimes can run one after the other: nothing that they send arrives
+    /// before this time, and messages already in flight are late by less than the shortest delay.
     pub(crate) fn end_of_step(&self) -> Millis {
         let least = self.plan.network.least.max(1);
         // A request and what follows from it take two delays. What is left when all users are done is in no hurry.
@@ -268,13 +268,13 @@ impl World {
         clock.alive && clock.incarnation == incarnation
     }
 
-    /// A process does not run any more, unless it did not before.
+    /// Stops a process, unless it is already stopped.
     pub(crate) fn stands_still(&mut self, process: usize, stillness: Stillness) {
         let since = (stillness, self.now);
         self.clocks[process].stopped.get_or_insert(since);
     }
 
-    /// A process runs again, where it was this that kept it from it.
+    /// Resumes a process, if this was the reason for its stop.
     pub(crate) fn goes_on(&mut self, process: usize, stillness: Stillness) -> bool {
         let now = self.now;
         let clock = &mut self.clocks[process];
@@ -301,7 +301,7 @@ impl World {
     }
 }
 
-/// Carries out what is due, each at its moment, until it is this time.
+/// Carries out all events up to this time, each at its moment.
 pub(crate) fn carry_out_due(until: Millis) {
     while let Some(event) = with(|world| world.next_due(until)) {
         match event {

@@ -11,7 +11,7 @@ use anyhow::Context;
 use super::clock::Nanos;
 use super::event::{Done, HoldId, Life, Line, Register, Said};
 
-/// How a hold was told that it is lost.
+/// How the holder learned of the loss of a hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loss {
     /// The last check that answered held began then; 0 for none.
@@ -80,8 +80,8 @@ impl Hold {
         }
     }
 
-    /// From when until when whoever holds it is certain to have had a guard that answers held: from the return of the
-    /// acquire to the beginning of the last check, for a loss is final.
+    /// The interval in which the guard certainly answered "held": from the return of the acquire to the beginning of
+    /// the last check, since a loss is final.
     pub(crate) fn certain(&self) -> Option<(Nanos, Nanos)> {
         match (self.granted, self.held) {
             (Some(from), Some(to)) if to >= from => Some((from, to)),
@@ -121,7 +121,7 @@ pub(crate) struct Found {
     pub(crate) why: String,
 }
 
-/// All that a run has left.
+/// Everything that a run recorded.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) topology: String,

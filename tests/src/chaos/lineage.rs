@@ -1,11 +1,11 @@
 //! The lineage of data: the master of each group, and what is lost when another server takes over.
 //!
-//! Replication is asynchronous, so a fail-over may lose what the old master was asked last, and what it is asked until
-//! it learns that it is master no more. When exactly that was is measured, so that nothing else is excused by it: all
-//! servers are asked again and again for the identity of their data and how far they have come in it. The new master
-//! says how far it had come in the data of the old one, and what that one was asked before it was seen at the same
-//! place is not lost. The old one's time ends when it is seen dead, or as a replica. When it could go on as a replica
-//! from where it was, without being sent all data anew, then nothing was lost at all.
+//! Replication is asynchronous, so a fail-over may lose the last requests to the old master, and requests until the
+//! old master learns that it is no longer master. This interval is measured, so that it excuses nothing else: all
+//! servers are asked repeatedly for the identity of their data and their offset in it. The new master reports its
+//! offset in the data of the old master; requests before the old master was seen at this offset are not lost. The
+//! interval ends when the old master is seen dead, or as a replica. If the old master could continue as a replica
+//! without a full resynchronization, nothing was lost.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const KEPT: usize = 20_000;
 /// How long a server may take to go on as a replica, before it is taken for one that cannot.
 const TO_FOLLOW: Duration = Duration::from_secs(4);
 
-/// What a server says of itself.
+/// The state that a server reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
     /// Its process has ended.

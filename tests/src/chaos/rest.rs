@@ -9,12 +9,12 @@ use super::faults::Fiend;
 use super::store::{KEYS, LONGEST_LEASE, key_name};
 use super::team::Restless;
 
-/// Tries are not given up before this, however much time others took.
+/// Retries continue at least this long, however long other steps took.
 const AT_LEAST: Duration = Duration::from_secs(1);
 /// How long servers may take for a fail-over on their own.
 const TO_BE_WHOLE: Duration = Duration::from_secs(20);
 
-/// Brings all to rest, and sees that every lock can be acquired and that nothing is left.
+/// Waits until everything is at rest, and checks that every lock can be acquired and that nothing is left.
 ///
 /// # Errors
 /// When a server cannot be reached at all.
@@ -47,7 +47,7 @@ pub(crate) async fn rest(fiend: &Arc<Fiend>, number: u64, margin: Duration) -> a
     Ok(())
 }
 
-/// Says why a worker has not come to rest.
+/// Reports why a worker is not at rest.
 fn tell(fiend: &Fiend, restless: &Restless, bound: Duration, stuck: &mut BTreeSet<usize>) {
     let life = restless.life;
     let say = |why: String| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::clock::Nanos;
 use super::history::History;
 
-/// So often a kind of fault has to come, or the run proves nothing about it.
+/// How often a kind of fault must occur; otherwise the run proves nothing about it.
 pub(crate) const ENOUGH: u64 = 5;
 
 /// For each kind, how many faults came while one task held a lock and another waited for it: where the fault strikes

@@ -170,7 +170,7 @@ async fn replies<D: Dialect>(
     mut asked: mpsc::UnboundedReceiver<Pending<D::Request>>,
 ) -> io::Result<()> {
     let (arrive, mut arrived) = mpsc::unbounded_channel();
-    // After a cut what the server says is for nobody.
+    // After a cut the server's messages are dropped.
     let read = async move {
         let mut last = Instant::now();
         while let Ok(Some(message)) = D::message(&mut from).await {

@@ -16,7 +16,7 @@ pub struct Pg;
 /// What a client has said so far.
 #[derive(Debug, Default)]
 pub struct Said {
-    /// It has told who it is.
+    /// The client has sent its start-up message.
     begun: bool,
     prepared: HashMap<String, String>,
 }

@@ -21,7 +21,7 @@ use super::shared::{Conn, Shared};
 use crate::network::{Direction, Swallow};
 use crate::resp::{Command, ReplyDecoder, RequestDecoder};
 
-/// Takes a connection in, which a client that is not to be answered has made in vain.
+/// Accepts a connection of a client. With `mute` it leads to no server and gets no reply.
 pub(super) fn take_in(shared: &Arc<Shared>, client: TcpStream, mute: bool) {
     let (conn, upstream) = {
         let mut state = shared.state.lock();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// One claims; the others are told so, and for how long.
+/// One caller claims the record; the others are told so, and for how long.
 pub async fn the_first_to_ask_has_the_claim(a: &Records, b: &Records) {
     let key = fresh_key();
     claimed(a, ask(&key), 1).await;
@@ -109,7 +109,7 @@ pub async fn the_same_token_gets_the_same_answer(a: &Records, b: &Records) {
     is_running(b, &key, 1).await;
 }
 
-/// Keys are told apart to the letter, up to the longest.
+/// Keys are compared exactly, up to the longest one.
 pub async fn keys_are_told_apart(a: &Records, b: &Records) {
     let base = fresh_key();
     let longest = format!("{:x<128}", base.as_str());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What has another owner, or none, cannot be changed, and is not.
+/// A record of another owner, or of none, cannot be changed.
 pub async fn only_the_owner_changes_a_record(a: &Records, b: &Records) {
     let stranger = ClaimToken::new();
     let key = fresh_key();
@@ -116,7 +116,7 @@ pub async fn steps_may_be_repeated(a: &Records, b: &Records) {
     is_running(b, &key, 1).await;
 }
 
-/// What was released is as if it had never been asked, but for the fence.
+/// A released record is as if it had never been claimed, except for the fence.
 pub async fn a_released_record_is_forgotten(a: &Records, b: &Records) {
     let key = fresh_key();
     let (token, fence) = claimed(a, ask(&key), 1).await;

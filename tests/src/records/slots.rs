@@ -104,7 +104,7 @@ pub async fn nearest_slot_is_by_the_clock_of_the_store(a: &Records, b: &Records)
     );
 }
 
-/// A slot that begins while the work of an earlier one goes on has to wait for its end.
+/// A slot that begins while the work of an earlier slot continues must wait for its end.
 pub async fn work_of_an_earlier_slot_is_not_overtaken(a: &Records, b: &Records) {
     let key = fresh_key();
     let first = now(a).await - 3 * SEC;
@@ -126,7 +126,7 @@ pub async fn work_of_an_earlier_slot_is_not_overtaken(a: &Records, b: &Records) 
         other => panic!("{other:?}"),
     }
     assert_eq!(a.abandon(&key, &token).await.unwrap(), Done);
-    // What the earlier slot has left is of no account for the next one.
+    // The state of the earlier slot does not affect the next one.
     let next = leaving(ask(&key));
     has(b, next, first + SEC, 1).await;
 }
@@ -205,7 +205,7 @@ pub async fn slots_and_other_work_of_one_name_do_not_mix(a: &Records, b: &Record
     assert_eq!(mixed, SlotOutcome::Claim(ClaimReply::Mismatch));
 }
 
-/// Of many that claim a slot at once one has it.
+/// If many callers claim a slot at once, one gets it.
 pub async fn of_many_at_once_one_has_the_slot(a: &Records, b: &Records) {
     let key = fresh_key();
     let first = now(a).await - 20 * SEC;

@@ -24,7 +24,7 @@ pub async fn the_retention_counts_from_the_claim(a: &Records, b: &Records) {
     .await;
 }
 
-/// From the completion on it counts anew.
+/// The retention restarts at the completion.
 pub async fn the_retention_counts_anew_from_the_completion(a: &Records, b: &Records) {
     in_rounds("it is completed while it is kept", async || {
         let (long, short) = (fresh_key(), fresh_key());

@@ -1,5 +1,5 @@
-//! What stores granted, and what became of it: a holder has a token out of its grant, a release that succeeds has ended it,
-//! a lease that has run out leaves the lock to those that wait, and a place in a queue is given up by whoever leaves it.
+//! Grants of the stores: a holder has a token of its grant, a successful release has ended the grant, an expired
+//! lease leaves the lock to the waiters, and a waiter that leaves gives up its queue position.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub(super) struct Grants {
     released: BTreeSet<GrantId>,
     /// Those, and queue positions, for which a release was sent.
     given_up: BTreeSet<GrantId>,
-    /// Positions that nobody waits at, by the look before.
+    /// Positions without a waiter, as of the previous look.
     left: BTreeSet<GrantId>,
 }
 
@@ -37,7 +37,8 @@ impl Grants {
     }
 }
 
-/// A release has succeeded, of what the stores know by these ids: it has ended them, unless somebody else here has them now.
+/// Checks a successful release: it has ended the grants with these ids, unless another holder of this process has
+/// them now.
 pub(crate) fn released((process, user): (usize, usize), held: &Held) {
     if !with(|world| world.judges_grants()) {
         return;
@@ -60,7 +61,7 @@ pub(crate) fn released((process, user): (usize, usize), held: &Held) {
     }
 }
 
-/// A lease is over at a store: the key may have come free by that.
+/// A lease is over at a store: the key may have become available.
 pub(super) fn lapsed(store: usize, key: &LockKey) {
     if crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty()) {
         with(|world| world.lapses(key));
@@ -143,7 +144,8 @@ impl World {
         if !self.checks.free_since.contains_key(key) {
             // It may have ended a moment after its whole milliseconds, by clocks that run apart.
             let late = 2 + self.checks.longest_lease / 100;
-            // A lease that began since a waiter asked last may be shorter than the one that it knows of.
+            // A lease that began after the last request of a waiter may be shorter than the lease that the waiter
+            // knows.
             let unheard = match self.has_queue(key) {
                 true => 1_500,
                 false if self.plan.processes.len() > 4 => self.checks.longest_lease,
@@ -159,7 +161,7 @@ impl World {
     }
 }
 
-/// The longest lease that anybody asks for.
+/// The longest requested lease.
 pub(super) fn longest_lease(plan: &crate::plan::Plan) -> Millis {
     let mut longest = plan.settings.lease;
     plan.each_lock(&mut |lock: &crate::plan::Lock| {

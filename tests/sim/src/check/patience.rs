@@ -1,4 +1,5 @@
-//! A call waits as its options say: no longer behind others than it accepts, and no shorter while the store fails.
+//! A call waits as its options say: not behind more waiters than it accepts, and not for a shorter time while the
+//! store fails.
 
 use dlock::Error;
 use dlock::store::Kind;
@@ -23,8 +24,8 @@ impl Waiter {
 }
 
 impl World {
-    /// Nobody waits behind more waiters than it accepts: those that were there before it, and still are, were there when it
-    /// came.
+    /// No call waits behind more waiters than it accepts: waiters that arrived before the call and are still present
+    /// were present when it arrived.
     pub(crate) fn finds_too_many_waiters(&mut self) {
         let all = || self.checks.waiters.values().filter(|waiter| waiter.is_in_line());
         let ahead_of = |waiter: &Waiter| {

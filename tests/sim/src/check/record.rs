@@ -433,7 +433,7 @@ impl World {
         }
     }
 
-    /// Whether a store's answer to a claim is the one that is due.
+    /// Whether a store's answer to a claim is the expected one.
     fn is_due(&mut self, request: &ClaimRequest, expected: &Expected, reply: &ClaimReply) -> bool {
         let records = &self.checks.records;
         let newest = records

@@ -4,7 +4,7 @@ use crate::chance::{Draws, stream};
 use crate::plan::{End, Kind, Lock, Millis, Plan, Process, Stores, Task, User, Work};
 use crate::world::streams;
 
-/// A key that no other user has, so that only these compete.
+/// A key that no other user uses, so that only these users compete.
 const KEY: u32 = 9;
 
 /// Adds to some plans by a stream of its own.

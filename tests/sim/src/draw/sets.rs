@@ -1,5 +1,5 @@
-//! Draws sets whose keys are hardly ever free at once, so that they are taken one after the other, and a client that is
-//! shut down meanwhile.
+//! Draws sets whose keys are rarely free at the same time, so that they are acquired one after the other, and a
+//! client that is shut down during this.
 
 use fastrand::Rng;
 
@@ -51,7 +51,7 @@ fn user(rng: &mut Rng, begins: Millis, tasks: impl FnOnce(&mut Rng) -> Vec<Task>
     }
 }
 
-/// Some stop polling with a part of the set in their hands.
+/// Some users stop polling while they hold a part of the set.
 fn sets(rng: &mut Rng) -> Vec<Task> {
     let stops = rng.bool();
     let set = |rng: &mut Rng| {

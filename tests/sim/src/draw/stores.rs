@@ -1,5 +1,5 @@
-//! Draws what goes wrong with stores, their clocks, and the machines of processes, within the assumptions of most
-//! promises and beyond them.
+//! Draws faults of stores, their clocks, and the machines of processes, within the assumptions of most promises and
+//! beyond them.
 
 use fastrand::Rng;
 

@@ -16,7 +16,7 @@ enum Family {
 
 /// What the users of a world are like.
 pub(super) struct Habits {
-    /// A few keys, so that there is a crowd at each.
+    /// A few keys, so that each has many waiters.
     keys: Vec<Family>,
     pub(super) semaphores: Vec<u32>,
     pub(super) unowned: Vec<u32>,
@@ -132,7 +132,7 @@ impl Habits {
                 true => rng.u32(0..=total),
                 false => 0,
             },
-            // There may be too few for ever.
+            // There may never be enough permits.
             wait: Some(rng.between(1, 4 * self.lease)),
             ..lock
         })
@@ -161,7 +161,7 @@ impl Habits {
             .filter(|other| self.keys[*other as usize] == self.keys[key as usize]);
         let min_hold = rng.permille(80).then(|| match rng.bool() {
             true => rng.between(1, lease / 2),
-            // It outlasts some renewals.
+            // It lasts longer than some renewals.
             false => rng.between(lease / 2, 2 * lease),
         });
         let mut works = self.works(rng, key, depth);
@@ -234,7 +234,7 @@ impl Habits {
     fn work(&self, rng: &mut Rng, key: u32, depth: u32) -> Work {
         match rng.u32(..32) {
             0..12 => Work::Sleep(match rng.u32(..20) {
-                // Too long: the lease has to be renewed, or runs out.
+                // Too long: the lease must be renewed, or expires.
                 0 => rng.between(self.lease / 2, 2 * self.lease),
                 1..5 => rng.between(1, self.lease / 10),
                 _ => rng.between(1, 8),
@@ -258,7 +258,7 @@ impl Habits {
 }
 
 impl Lock {
-    /// Without what makes no sense for its kind.
+    /// Removes options that are invalid for the kind.
     fn fitting(mut self) -> Lock {
         let is_plain = self.kind == Kind::Plain;
         if matches!(self.kind, Kind::Permit | Kind::Leader | Kind::Fair) {
@@ -284,7 +284,7 @@ impl Lock {
             (self.preferred, self.handoffs) = (false, None);
         }
         if self.kind == Kind::Leader && self.call == Call::Run {
-            // Work that lasts longer than a term would begin again and again.
+            // Work that lasts longer than a term would restart again and again.
             self.max_hold = None;
         }
         // What is in its frame then would be judged as if it had none.

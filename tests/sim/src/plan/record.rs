@@ -16,7 +16,7 @@ pub(crate) struct Records {
     /// For how long a request waits for an equal one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) wait: Option<Millis>,
-    /// After a 502 or a panic the next request with the key runs.
+    /// After a 502 or a panic the next request with the key is carried out.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) retries_ambiguous: bool,
     /// Handlers are dropped with their clients.
@@ -29,7 +29,7 @@ pub(crate) struct Records {
     pub(crate) period: Millis,
 }
 
-/// Claims a record, works, and stores what came of it.
+/// Claims a record, works, and stores the result.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) key: u32,
@@ -60,11 +60,11 @@ pub(crate) enum RecordEnd {
     CompleteTwice,
     /// Stores the result when the claim has long run out.
     CompleteLate,
-    /// Works not, and gives the claim back.
+    /// Does not work, and releases the claim.
     Release,
     /// Says that the outcome is unknown.
     Abandon,
-    /// Goes away without a word.
+    /// Leaves without a release.
     Leave,
     Panic,
 }
@@ -95,7 +95,7 @@ pub(crate) enum Slots {
     Next(u32),
     /// The nearest one.
     Nearest,
-    /// The one that begins so many periods from the present.
+    /// The slot that begins this many periods from now.
     Named(i64),
 }
 

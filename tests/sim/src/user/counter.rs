@@ -1,4 +1,4 @@
-//! Steps on numbers that no grant stands for.
+//! Steps on counters without grants.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::plan::{Change, Habit, Kind, LatchStep, Millis};
 use crate::words;
 use crate::world::{if_any, with};
 
-/// Takes permits that have no owner, and gives them back.
+/// Takes permits without an owner, and releases them.
 pub(super) async fn unowned(
     me: Me,
     client: &LockClient,

@@ -1,4 +1,4 @@
-//! How users get what they want to hold.
+//! How users acquire locks and permits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use crate::world::{World, if_any, with};
 
 pub(super) type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Takes a lock, works and releases it. `around` are the frames in which that is done.
+/// Acquires a lock, works and releases it. `around` are the frames in which this happens.
 pub(super) fn hold(me: Me, client: LockClient, task: Lock, around: Vec<Frame>) -> Boxed {
     let task = Arc::new(task);
     Box::pin(async move {
@@ -44,7 +44,7 @@ pub(super) fn hold(me: Me, client: LockClient, task: Lock, around: Vec<Frame>) -
     })
 }
 
-/// Works by a call that takes a lock, runs a future, and releases it.
+/// Works through a call that acquires a lock, runs a future, and releases the lock.
 fn run(
     me: Me,
     client: LockClient,

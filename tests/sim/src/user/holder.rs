@@ -1,4 +1,4 @@
-//! What a user has in its hands while it holds something.
+//! What a user holds.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -34,7 +34,7 @@ impl Holder {
         }
     }
 
-    /// Runs a future in the frame, where there is one.
+    /// Runs a future in the frame, if there is one.
     pub(super) async fn scope<F: Future>(&self, future: F) -> Option<F::Output> {
         match self {
             Holder::One(guard) => Some(guard.scope(future).await),

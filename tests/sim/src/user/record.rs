@@ -57,7 +57,7 @@ impl Drop for Effect {
     }
 }
 
-/// What came of asking.
+/// The outcome of a claim.
 enum Asked {
     Owned {
         attempt: u32,
@@ -177,7 +177,7 @@ impl Asking<'_> {
         let effect = with(|world| {
             let me = (self.me.process, self.me.user);
             world.checks.records.name(key, &self.name);
-            // One that hears late of its claim may have no time left to extend it.
+            // An owner that learns of its claim late may have no time left to extend it.
             let extended = !careless && sent.elapsed() <= self.lease / 3;
             Effect(world.effect_begins(me, (key, token), claimed, extended))
         });

@@ -1,4 +1,4 @@
-//! Another thread of a process, which has guards in its hands and drops them at any moment.
+//! Another thread of a process, which holds guards and drops them at any moment.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ thread_local! {
     static GIVEN: RefCell<Given> = RefCell::new(Given::new(0));
 }
 
-/// What it has in its hands: until it drops that, the lock is held.
+/// The guards of the thread: a lock is held until its guard is dropped.
 type Guard = (Inside, LockGuard);
 
 struct Given {

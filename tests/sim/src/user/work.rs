@@ -51,7 +51,7 @@ struct Worker<'a> {
     client: &'a LockClient,
     task: &'a Lock,
     kind: Kind,
-    /// The token of the write lock that it reads in the stead of.
+    /// The token of the write lock that this read replaces.
     stands_for: Option<u64>,
     holder: &'a Holder,
     sections: &'a [u64],
@@ -269,7 +269,8 @@ impl Worker<'_> {
         }
     }
 
-    /// A second lock, inside; and beside it a task that wants it too, and is in the frame of the first alone.
+    /// A second lock, inside; and concurrently a task that wants the second lock too, and is only in the frame of the
+    /// first lock.
     async fn cross(&self, lock: &Lock) {
         let Holder::One(guard) = self.holder else { return };
         let task = waits_a_second(lock);
