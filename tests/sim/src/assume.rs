@@ -1,4 +1,4 @@
-//! Which of the assumptions that promises rest on hold in a world: see docs/guarantees.md.
+//! The assumptions of promises that hold in a world: see docs/guarantees.md.
 
 use crate::plan::{Plan, Runtimes, StoreClock, Stores, Trouble};
 
@@ -22,8 +22,8 @@ pub(crate) struct Assumptions {
     pub(crate) tokens: bool,
     /// `min_hold` and `max_hold` are kept: as exclusion, and no store's clock steps at all.
     pub(crate) hold_times: bool,
-    /// What was released is free, and an acquire that comes late takes nothing: the store keeps its data, and no clock
-    /// of a store steps back.
+    /// A released lock is free, and a late acquire takes nothing: the store keeps its data, and no clock of a store
+    /// steps back.
     pub(crate) cleanup: bool,
 }
 
@@ -42,7 +42,7 @@ impl Assumptions {
             Trouble::StoreFailsOver { lag, .. } => lag > 0,
             _ => false,
         });
-        // A replica has no word for what it does not know.
+        // A replica does not report what it does not know.
         let fails_over =
             faults().any(|(what, _)| matches!(what, Trouble::StoreFailsOver { lag, .. } if lag > 0));
         let forced = faults().any(|(what, _)| matches!(what, Trouble::ForcedOpen { .. }));

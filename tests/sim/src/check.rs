@@ -1,4 +1,4 @@
-//! What must be true at every step, and what a user would have suffered where it is not.
+//! The invariants that must be true at every step, and the harm to a user if one is not.
 
 mod budget;
 mod counter;
@@ -65,7 +65,7 @@ struct Section {
     inside: Vec<Frame>,
 }
 
-/// A section around others, as those know it.
+/// A section around others, as the inner sections know it.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame {
     pub(crate) section: u64,
@@ -107,13 +107,13 @@ pub(crate) struct Waiter {
     pub(crate) also: Vec<LockKey>,
     /// It began to wait when its client was shut down.
     is_closed: bool,
-    /// Where the store fails it pauses for long.
+    /// It pauses for long when the store fails.
     pub(crate) is_leader: bool,
     /// How many permits it wants.
     pub(crate) amount: u32,
     /// Writers: readers stand back while it waits.
     pub(crate) preferred: bool,
-    /// It wants to wait with so many others at most.
+    /// It accepts at most this many other waiters.
     pub(crate) max_waiters: Option<usize>,
     /// Since when the queue is there in which it waits.
     queue_since: Millis,
@@ -129,10 +129,10 @@ pub(crate) struct Write {
     pub(crate) token: u64,
 }
 
-/// Something that is looked at later.
+/// A check that is made later.
 #[derive(Debug)]
 pub(crate) enum Due {
-    /// A key became available then: a waiter has it by now.
+    /// A key became available at that time: a waiter must have it by now.
     Taken { key: LockKey, free_since: Millis },
     /// A latch was opened then.
     Opened { key: LockKey, at: Millis },
@@ -171,7 +171,8 @@ pub(crate) struct Checks {
     judged: budget::Judged,
     /// Processes whose client is shut down.
     closed: BTreeSet<usize>,
-    /// When a process last heard that another one has a lock, and when it was last known to have had it itself.
+    /// When a process last learned that another process has a lock, and when it was last known to have had the lock
+    /// itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
     pub(crate) records: record::Records,
@@ -314,7 +315,7 @@ impl World {
         matches!(sim::peek(held, now), HoldState::Lost(_))
     }
 
-    /// An acquire ended with a false loss: the lock was released.
+    /// An acquire ended with a wrong loss: the lock was released.
     pub(crate) fn told_released(&mut self, (process, user): (usize, usize), key: &LockKey) {
         let story = format!(
             "p{process}/u{user} wants {key} and is told that it is lost, though it was given back: it could have it"
@@ -635,7 +636,7 @@ impl World {
         }
     }
 
-    /// For how long a lock may be free while a task waits for it.
+    /// How long a lock may be free while a task waits for it.
     fn patience(&self) -> Millis {
         // Those that wait for sets are before others, ask when the key becomes available, and find another one busy.
         let sets = self
@@ -652,7 +653,7 @@ impl World {
         (1 + 2 * sets) * round_trip + late + others_first + 20 + unpolled
     }
 
-    /// How long after its arrival a process hears something: with a runtime of its own up to a step later.
+    /// How long after its arrival a process handles a message: with its own runtime up to a step later.
     fn hears_late(&self) -> Millis {
         match self.plan.runtimes {
             Runtimes::One => 0,
@@ -660,7 +661,7 @@ impl World {
         }
     }
 
-    /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
+    /// How long a world must be without faults until earlier faults have no effect any more.
     pub(crate) fn settling(&self, waiter: &Waiter) -> Millis {
         // Positions of dead waiters are kept for so long, and a candidate pauses after a failure.
         let kept = match waiter.kind {
@@ -671,7 +672,7 @@ impl World {
         kept + 2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000
     }
 
-    /// What must be true of a world whose users have all ended.
+    /// The invariants of a world whose users have all ended.
     pub(crate) fn all_done(&mut self, left: &[(usize, sim::Left)]) {
         for (process, left) in left {
             let sim::Left {
@@ -715,7 +716,8 @@ impl World {
     }
 }
 
-/// A client was shut down, and says how many of its releases are unconfirmed: where none is, its store has nothing of it.
+/// A client was shut down, and reports the number of its unconfirmed releases: if there are none, its store has
+/// nothing of this client.
 pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, unconfirmed: usize) {
     if unconfirmed > 0 {
         return with(World::counters_are_inexact);
@@ -897,7 +899,7 @@ impl World {
     }
 }
 
-/// Looks at what was to be looked at later.
+/// Makes the checks that are due.
 pub(crate) fn due(world: &mut World, due: Due) {
     match due {
         Due::Over { section } => world.is_over(section),

@@ -1,11 +1,11 @@
-//! What goes wrong, and when: storms and calms.
+//! Faults and their times: storms and calms.
 
 use crate::plan::{Millis, Plan, Trouble, Way};
 use crate::trace::Who;
 use crate::words;
 use crate::world::{Event, tell, with};
 
-/// The faults that are there now.
+/// The active faults.
 #[derive(Debug)]
 pub(crate) struct Weather {
     /// By their index in the plan.
@@ -50,12 +50,12 @@ impl Weather {
         }
     }
 
-    /// Since when nothing goes wrong, if that is so.
+    /// Since when there is no fault, if there is none.
     pub(crate) fn calm_since(&self) -> Option<Millis> {
         self.calm_since
     }
 
-    /// Whether anything went wrong so far.
+    /// Whether there was any fault so far.
     pub(crate) fn has_been(&self) -> bool {
         self.has_been
     }
@@ -81,7 +81,7 @@ impl Weather {
         all
     }
 
-    /// Whether nothing gets through in this direction.
+    /// Whether no message passes in this direction.
     pub(crate) fn is_cut(&self, plan: &Plan, of: (usize, usize), to_store: bool) -> bool {
         self.active.iter().any(|index| match plan.faults[*index].what {
             Trouble::Cut { process, store, way } => {

@@ -1,4 +1,4 @@
-//! A world as data: processes, what their users do, and what goes wrong. Times are milliseconds of the world.
+//! A world as data: processes, the actions of their users, and faults. Times are milliseconds of the world.
 //!
 //! Everything that a plan leaves open (the order of polls, the delay of each message) follows from its seed.
 
@@ -17,7 +17,7 @@ pub(crate) struct Plan {
     pub(crate) network: Network,
     pub(crate) stores: Stores,
     pub(crate) settings: Settings,
-    /// The clocks of the stores; those that are not named are those of the world.
+    /// The clocks of the stores; stores that are not listed use the clock of the world.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) store_clocks: Vec<StoreClock>,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -41,18 +41,18 @@ pub(crate) struct Plan {
 pub(crate) enum Runtimes {
     /// All processes in one runtime, by one clock: fast.
     One,
-    /// Each process in a runtime of its own, with a clock of its own: it can stop, crash, and run fast or slow.
+    /// Each process in its own runtime, with its own clock: it can stop, crash, and run fast or slow.
     Each,
 }
 
-/// In which order things happen that are due at the same moment.
+/// The order of events that are due at the same moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Scheduler {
-    /// In a drawn one, and sometimes a user that is ready is left for later.
+    /// In a random order; sometimes a user that is ready is left for later.
     #[default]
     Random,
-    /// In the one in which they became due.
+    /// In the order in which they became due.
     InOrder,
 }
 
@@ -89,9 +89,9 @@ impl Stores {
 /// What a store's clock shows beside the world's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreClock {
-    /// By so many millionths it is too fast, or too slow.
+    /// How many millionths it is too fast, or too slow.
     pub(crate) drift: i64,
-    /// By so many milliseconds it is ahead at the beginning.
+    /// How many milliseconds it is ahead at the beginning.
     pub(crate) ahead: i64,
 }
 
@@ -151,7 +151,7 @@ pub(crate) enum Task {
     Record(Record),
     Once(Once),
     Ask(Ask),
-    /// Takes permits that have no owner, keeps them for so long, and gives them back.
+    /// Takes permits without an owner, keeps them for this time, and releases them.
     Unowned {
         semaphore: u32,
         amount: u32,
@@ -195,7 +195,7 @@ pub(crate) enum Change {
     Remove(u32),
 }
 
-/// Takes a lock, works, and releases it.
+/// Acquires a lock, works, and releases it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Lock {
     pub(crate) key: u32,
@@ -224,7 +224,7 @@ pub(crate) struct Lock {
     pub(crate) max_hold: Option<Millis>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) max_waiters: Option<usize>,
-    /// Write locks: readers stand back while it waits.
+    /// Write locks: new readers wait while it waits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) preferred: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -237,7 +237,7 @@ pub(crate) struct Lock {
     pub(crate) reading: Vec<Work>,
 }
 
-/// By which call of the library a lock is taken.
+/// The call of the library that acquires a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Call {
@@ -266,7 +266,7 @@ pub(crate) enum Kind {
     Leader,
 }
 
-/// What is unusual in how a user awaits its acquire.
+/// An unusual way to await an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Habit {
@@ -276,7 +276,7 @@ pub(crate) enum Habit {
     DropsAfter(Millis),
     /// After so many polls it does not poll for a while.
     PollsNot { after: u32, lasts: Millis },
-    /// Asks twice side by side, and drops the other when one has it.
+    /// Makes two concurrent calls, and drops the other one when one has the lock.
     Races,
 }
 
@@ -286,11 +286,11 @@ pub(crate) enum Work {
     Sleep(Millis),
     /// Writes to the resource that the lock protects, with the fencing token.
     Write,
-    /// Makes sure that so much of the lease is left.
+    /// Makes sure that this much of the lease is left.
     Ensure(Millis),
     /// Inside the frame of the lock.
     Nest(Box<Lock>),
-    /// Side by side, inside the frame.
+    /// Concurrently, inside the frame.
     Join(Vec<Lock>),
     /// In a task of its own, made inside the frame, which it must not inherit.
     Spawn(Box<Lock>),
@@ -298,7 +298,7 @@ pub(crate) enum Work {
     Carry(Box<Lock>),
     /// In a future that is dropped when the lock is lost.
     Run(Vec<Work>),
-    /// Asks the guard whether it is held.
+    /// Checks the guard.
     Ask,
     /// A second guard, which another task keeps for so long.
     Reenter(Millis),
@@ -325,7 +325,7 @@ pub(crate) enum End {
     GivenAway,
 }
 
-/// Something goes wrong for a while.
+/// A fault that lasts for a while.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Fault {
     pub(crate) at: Millis,
@@ -346,7 +346,7 @@ pub(crate) enum Trouble {
         /// By how much at most, where they are late.
         by: Millis,
     },
-    /// Nothing comes through between a process and a store; `None` is all of them.
+    /// No message passes between a process and a store; `None` means all stores.
     Cut {
         process: Option<usize>,
         store: Option<usize>,
@@ -358,7 +358,7 @@ pub(crate) enum Trouble {
     StoreLosesData { store: usize },
     /// The store refuses everything, or acquires alone since it is full.
     StoreRefuses { store: usize, full: bool },
-    /// The store takes so long for each request, one after the other.
+    /// The store takes this long for each request, one after the other.
     StoreIsSlow { store: usize, each: Millis },
     /// The store's clock steps.
     StoreClockSteps { store: usize, by: i64 },
@@ -368,9 +368,9 @@ pub(crate) enum Trouble {
     ForcedOpen { key: u32 },
     /// The machine of the process sleeps, and the clock of its timers does not count that.
     ProcessSuspended { process: usize },
-    /// The process stands still; the clocks go on.
+    /// The process stalls; the clocks go on.
     ProcessStops { process: usize },
-    /// The process is gone, and begins anew with the rest of what its users do.
+    /// The process crashes, and restarts with the remaining tasks of its users.
     ProcessCrashes { process: usize },
     /// The same in good order, as far as destructors can: nothing keeps it from sending.
     ProcessEnds { process: usize },
@@ -385,7 +385,7 @@ pub(crate) enum Way {
 }
 
 impl Plan {
-    /// How much there is in it, for people.
+    /// The size of the plan, for people.
     pub(crate) fn size(&self) -> String {
         let users = self.processes.iter().flat_map(|process| &process.users);
         let tasks: usize = users.clone().map(|user| user.tasks.len()).sum();
@@ -414,7 +414,7 @@ impl Plan {
         any
     }
 
-    /// When nothing of the faults is felt any more.
+    /// When the faults have no effect any more.
     pub(crate) fn settled_after(&self) -> Millis {
         match self.faults.is_empty() {
             true => 0,

@@ -30,11 +30,11 @@ use crate::world::{Stillness, World, carry_out_due, streams, tell, with};
 
 /// How long a world goes on after all users are done: positions in the queues of stores last for 5 s.
 const AFTER: Millis = 8_000;
-/// Results that a store did not take are sent again with pauses of up to so long.
+/// Results that a store did not accept are sent again, with pauses of up to this time.
 const REPEATS: Millis = 8_000;
-/// Users that are not done so long after the last fault never will be.
+/// Users that are not done this long after the last fault never will be.
 const ENDLESS: Millis = 600_000;
-/// A user that is polled so many times at one moment goes round in circles.
+/// A user that is polled this many times at one moment is in an endless loop.
 const MOST_ROUNDS: u32 = 100_000;
 
 impl World {
@@ -44,7 +44,7 @@ impl World {
     }
 }
 
-/// How a world went.
+/// The result of a world.
 pub(crate) struct Outcome {
     pub(crate) violation: Option<Violation>,
     pub(crate) counts: Counts,
@@ -200,7 +200,7 @@ impl Ending {
     }
 }
 
-/// Looks for what is left behind.
+/// Looks for leftovers.
 fn look_around(processes: &[Option<&LockClient>]) {
     let living: Vec<_> = processes
         .iter()
@@ -310,7 +310,7 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
     });
 }
 
-/// What is dropped from now on is not heard any more.
+/// Messages of values that are dropped from now on are ignored.
 fn is_over() {
     with(|world| {
         tell!(world, Who::World, "is over");
@@ -456,7 +456,7 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
     }
 }
 
-/// Does to the processes what is to be done to them from outside.
+/// Carries out crashes, stops and ends of processes.
 fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
     for order in with(|world| std::mem::take(&mut world.weather.orders)) {
         match order {
@@ -501,7 +501,7 @@ fn stop(machines: &mut [Option<Machine>], process: usize) {
     }
 }
 
-/// Ends what keeps a process from running, unless it is something else.
+/// Resumes a process, unless it was stopped for another reason.
 fn goes_on(plan: &Plan, machines: &mut [Option<Machine>], process: usize, stillness: Stillness) {
     let goes_on = with(|world| world.goes_on(process, stillness));
     if let (true, Some(machine)) = (goes_on, &mut machines[process]) {
@@ -509,7 +509,7 @@ fn goes_on(plan: &Plan, machines: &mut [Option<Machine>], process: usize, stilln
     }
 }
 
-/// The clock of a process that stood still shows the present before any of its tasks runs, and so do its guards.
+/// The clock of a process that stalled shows the present before any of its tasks runs, and so do its guards.
 fn jump(plan: &Plan, machine: &mut Machine, process: usize) {
     let local = with(|world| world.clocks[process].tokio_millis(world.now));
     let target = machine.epoch + Duration::from_millis(local);

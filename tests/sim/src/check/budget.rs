@@ -1,7 +1,7 @@
-//! Requests to the store stay within a budget. Where nothing goes wrong, a call asks once, and again only for a reason: the
-//! lock came free, the lease that the store named is about to end, or its place in a queue has to be kept. A lease is
-//! renewed a few times, and nothing is sent again and again while no call gets on. In storms, a call repeats what has
-//! failed only after a pause.
+//! Requests to the store stay within a budget. Without faults, a call sends one request, and further requests only
+//! for a reason: the lock became available, the lease that the store reported is about to end, or the queue position
+//! must be kept. A lease is renewed a few times, and no request is repeated while no call makes progress. In storms,
+//! a call repeats a failed request only after a pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,8 @@ use crate::world::World;
 
 /// Requests for which there is a reason are counted in thousandths.
 const ONE: i64 = 1_000;
-/// How often a waiter may ask within a lease, whatever it hears; a waiter of the library does at most four times.
+/// How many requests a waiter may send within a lease, even without a reason; a waiter of the library sends at most
+/// four.
 const LOOKS: u64 = 6;
 /// How often a lease may be renewed within its length; the library does three times, and four times for parts of sets.
 const RENEWALS: u64 = 6;
@@ -322,7 +323,7 @@ impl World {
     }
 }
 
-/// As many reasons are kept that were not used.
+/// How many unused reasons are kept.
 fn most_left(calls: i64) -> i64 {
     ONE * (4 + 2 * calls)
 }

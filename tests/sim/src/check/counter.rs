@@ -1,4 +1,4 @@
-//! What must be true of numbers without holders: unowned permits and latches.
+//! Invariants of counters without holders: unowned permits and latches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn ask(store: usize, request: CounterRequest) -> Option<CounterReply> {
     reply?.ok()
 }
 
-/// Looks whether the permits that are there and those that were taken are all that there are.
+/// Checks that the available and the taken permits add up to all permits.
 pub(crate) fn balance() {
     let all: Vec<_> = with(|world| {
         let checks = &world.checks;

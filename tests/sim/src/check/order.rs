@@ -1,5 +1,6 @@
-//! Invariants about order between processes, on one store: a time slice ends, fair locks go by arrival, and readers stand
-//! back while a preferred writer waits. Judged in settled calms, for the sake of attentive waiters.
+//! Invariants about order between processes, on one store: a time slice ends, fair locks are granted in order of
+//! arrival, and new readers wait while a preferred writer waits. Judged only in settled calms, for waiters that are
+//! polled.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::{ORDER, Section, Waiter};
 use crate::plan::Millis;
 use crate::world::World;
 
-/// For so long a process hands off a lock, or lets others go first, where a round trip takes this long.
+/// How long a process hands off a lock, or lets other processes go first, if a round trip takes this long.
 pub(super) fn time_slice(round_trip: Millis) -> Millis {
     let slice = sim::time_slice(Duration::from_millis(round_trip));
     slice.as_millis() as Millis
@@ -159,7 +160,7 @@ impl World {
         }
     }
 
-    /// Whether a store is there whose word counts, and everybody is polled.
+    /// Whether a reliable store is available and all users are polled.
     pub(super) fn judges_order(&self) -> bool {
         let checks = &self.checks;
         checks.single_store && checks.assumes.exclusion && checks.assumes.cleanup && !checks.some_unpolled
@@ -239,7 +240,7 @@ impl World {
         self.violated(ORDER, story);
     }
 
-    /// Whether nothing goes wrong now, nor did for so long before this time that it could still be felt.
+    /// Whether there is no fault now, and no earlier fault can still have an effect.
     pub(super) fn is_settled_for(&self, kept: Millis, at: Millis) -> bool {
         let settings = &self.plan.settings;
         let settling = kept + 2 * settings.lease + 2 * settings.timeout + 1_000;

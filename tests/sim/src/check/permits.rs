@@ -1,4 +1,4 @@
-//! What must be true of permits.
+//! Invariants of permits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Invariants about time: a loss is told before the store can grant the lock to another holder, `min_hold` and `max_hold`
-//! are kept, and tokens grow from one hold to each that was asked for later.
+//! are kept, and tokens grow from one hold to each hold that was requested later.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -110,7 +110,7 @@ pub(crate) fn clock_stepped() {
     }
 }
 
-/// No holder may be told that it holds what enough stores could grant to another one.
+/// No guard may answer "held" if enough stores could grant the lock to another client.
 fn judge(key: &LockKey, grant: GrantId) {
     let (stores, exclusion) = with(|world| (world.stores.len(), world.checks.assumes.exclusion));
     if !exclusion || !with(|world| world.is_anybody_inside(key, grant)) {
@@ -143,7 +143,7 @@ pub(crate) fn kept_no_more(store: usize, key: &LockKey, grant: GrantId) {
     }
 }
 
-/// A lock with a `max_hold` is free by now, by the stores.
+/// A lock with a `max_hold` must be free at the stores by now.
 pub(crate) fn must_be_free(key: &LockKey, grant: GrantId, section: u64) {
     let (stores, limited) = with(|world| (world.stores.len(), world.checks.times.limited.remove(&grant)));
     if limited != Some(section) {

@@ -1,7 +1,7 @@
 //! Cuts a world down to the smallest plan that still breaks the same promise.
 //!
-//! It works on the plan as JSON, so that what is added to plans is shrunk too: arrays lose elements, objects lose what
-//! is optional, numbers become smaller. What needs to know what a plan means is in `moves`.
+//! It works on the plan as JSON, so that future parts of plans are shrunk too: arrays lose elements, objects lose
+//! optional fields, numbers become smaller. Steps that depend on the meaning of a plan are in `moves`.
 
 mod moves;
 
@@ -25,7 +25,7 @@ pub(crate) struct Shrunk {
     pub(crate) tries: u64,
 }
 
-/// Cuts a plan whose world ended with this violation, for so long at most.
+/// Shrinks a plan whose world ended with this violation, for at most this time.
 pub(crate) fn shrink(plan: &Plan, violation: &Violation, limit: Duration) -> Shrunk {
     let mut shrinker = Shrinker {
         plan: serde_json::to_value(plan).expect("a plan as JSON"),
@@ -124,7 +124,7 @@ impl Shrinker {
         false
     }
 
-    /// How this world goes, if it breaks the same promise.
+    /// The result of this world, if it breaks the same promise.
     fn breaks(&mut self, plan: &Rc<Plan>, keep: Keep) -> Option<Outcome> {
         self.tries += 1;
         self.tell();
@@ -133,7 +133,7 @@ impl Shrinker {
         is_same.then_some(outcome)
     }
 
-    /// Of several seeds the one with the shortest story.
+    /// The seed with the shortest story.
     fn choose_story(&mut self) {
         let Some(mut plan) = parsed(&self.plan) else {
             return;
@@ -173,7 +173,7 @@ impl Shrinker {
     }
 }
 
-/// The plan that this JSON is; `None` where it is none that can be run.
+/// The plan of this JSON; `None` if it cannot be run.
 fn parsed(json: &Value) -> Option<Plan> {
     let plan = Plan::deserialize(json).ok()?;
     let is_known = |fault: &Value| {

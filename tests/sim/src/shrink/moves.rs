@@ -1,4 +1,4 @@
-//! What makes a plan smaller.
+//! Steps that make a plan smaller.
 
 use serde_json::{Map, Value, json};
 
@@ -77,7 +77,7 @@ fn store_of(fault: &Value) -> Option<u64> {
     fault["what"].as_object()?.values().next()?["store"].as_u64()
 }
 
-/// Leaves out processes, and what goes wrong with them.
+/// Removes processes, and their faults.
 fn processes(shrinker: &mut Shrinker) {
     let mut at = count(&shrinker.plan, "/processes");
     while at > 0 {
@@ -108,7 +108,7 @@ fn forget_process(what: &mut Value, gone: u64) -> bool {
     true
 }
 
-/// Leaves out at once what many have: later tasks of users, all work, each thing that is optional.
+/// Removes common parts at once: later tasks of users, all work, each optional field.
 fn everywhere(shrinker: &mut Shrinker) {
     for most in [0, 1, 2, 4, 8] {
         attempt(shrinker, |plan| {
@@ -143,7 +143,7 @@ fn everywhere(shrinker: &mut Shrinker) {
     }
 }
 
-/// Makes storms do one thing, and that often: what depends on little chance allows few other moves.
+/// Reduces storms to one frequent fault: a plan that depends on rare events allows few other moves.
 fn storms(shrinker: &mut Shrinker) {
     for at in pointers(&shrinker.plan, &|_, at| at.ends_with("/what/storm")) {
         let chance_now = |plan: &Value, name: &str| plan.pointer(&at).and_then(|storm| storm[name].as_u64());
@@ -235,7 +235,7 @@ fn is_lock(value: &Value) -> bool {
     value.get("work").is_some()
 }
 
-/// Leaves out what has a default.
+/// Removes fields that have a default.
 fn options(shrinker: &mut Shrinker) {
     for at in pointers(&shrinker.plan, &|value, _| value.is_object()) {
         let names: Vec<_> = match shrinker.plan.pointer(&at) {
