@@ -1,4 +1,4 @@
-//! What is measured, for both ways of measuring it.
+//! The measured operations, for both kinds of measurement.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -20,13 +20,13 @@ pub(crate) fn runtime() -> Runtime {
         .expect("a runtime")
 }
 
-/// Takes a lock that is free and releases it.
+/// Acquires a free lock and releases it.
 pub(crate) async fn pair(lock: &Lock) {
     let guard = lock.acquire().await.expect("it is free");
     guard.release().await.expect("it is held");
 }
 
-/// Runs `work` inside of `depth` locks, of which `lock` is the outermost.
+/// Runs `work` inside `depth` locks, of which `lock` is the outermost.
 pub(crate) async fn inside<T>(
     client: &LockClient,
     lock: &Lock,

@@ -1,5 +1,5 @@
-//! How many instructions the pieces that matter take. Unlike a time, that is the same on a noisy machine, so a
-//! regression shows. Run it by `benches/instructions`, which says what it needs and sets what Valgrind needs.
+//! Counts the instructions of the most important parts. Unlike times, these counts are stable on a noisy machine, so
+//! a regression shows. Run it by `benches/instructions`, which lists its requirements and configures Valgrind.
 
 #![allow(missing_docs, unreachable_pub, reason = "of what the macros make")]
 
@@ -66,7 +66,7 @@ async fn requests_and_replays(client: &LockClient, count: u64) {
     }
 }
 
-// What is returned is dropped when it is not counted any more.
+// The returned value is dropped after counting.
 
 #[library_benchmark(setup = warm)]
 fn acquire_and_release(warm: Warm) -> Warm {

@@ -1,4 +1,4 @@
-//! What the layers of `dlock-tower` add to a request, on memory.
+//! The cost that the layers of `dlock-tower` add to a request, on memory.
 
 #[allow(dead_code, reason = "each benchmark uses its part of it")]
 mod fixture;

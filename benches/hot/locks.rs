@@ -1,4 +1,4 @@
-//! What the pieces between an acquire and the store cost: scope, waiters, guard, on memory.
+//! The cost of the parts between an acquire and the store: scope, waiters, guard, on memory.
 
 #[allow(dead_code, reason = "each benchmark uses its part of it")]
 mod fixture;

@@ -1,5 +1,5 @@
-//! What it costs that everything is counted, and that it is traced: pairs without and with Prometheus' recorder, and
-//! without and with a subscriber that formats into nothing, in turns.
+//! The cost of metrics and traces: pairs without and with Prometheus' recorder, and without and with a subscriber
+//! that formats and discards, in turns.
 //!
 //! On memory, and on the server that `DLOCK_BENCH_URL` names.
 

@@ -1,4 +1,4 @@
-//! What a server was asked, as the server itself tells it.
+//! The commands that a server received, as the server itself reports them.
 
 use std::collections::HashSet;
 use std::sync::Arc;

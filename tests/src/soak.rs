@@ -1,9 +1,9 @@
-//! A long time of everything at once, after which memory, connections, subscriptions and keys are where they began:
-//! `cargo run --release -p dlock-tests --bin soak -- --minutes 10`.
+//! Runs everything at once for a long time; afterwards memory, connections, subscriptions and keys must be as at the
+//! beginning: `cargo run --release -p dlock-tests --bin soak -- --minutes 10`.
 //!
-//! Tasks lock by a few names that all want and by names that were never used before; all kinds, one and several at a
-//! time. They wait, give up, are dropped in the midst of it, hold for longer than their lease, release or drop. In each
-//! round there is also a client that comes and goes. After each round all stop, and what is there then is looked at.
+//! Tasks acquire a few contended names, and names that were never used before; all kinds, one lock and several at a
+//! time. They wait, give up, are dropped half way, hold for longer than their lease, release or drop. In each round
+//! another client starts and shuts down. After each round all tasks stop, and the state is checked.
 
 use std::fmt;
 use std::process::ExitCode;

@@ -42,7 +42,7 @@ impl Assumptions {
             Trouble::StoreFailsOver { lag, .. } => lag > 0,
             _ => false,
         });
-        // A replica does not report what it does not know.
+        // A replica does not know what it lacks, so it does not abstain.
         let fails_over =
             faults().any(|(what, _)| matches!(what, Trouble::StoreFailsOver { lag, .. } if lag > 0));
         let forced = faults().any(|(what, _)| matches!(what, Trouble::ForcedOpen { .. }));

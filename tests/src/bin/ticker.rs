@@ -1,5 +1,5 @@
-//! A machine of a fleet that does the same work once in each slot of time, and writes down what comes of it: for the suite
-//! `redis_slots`, which kills and stops it, and judges what was written.
+//! A machine of a fleet that does the same work once in each slot of time, and records the results: for the suite
+//! `redis_slots`, which kills and stops it, and checks the records.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,13 +1,13 @@
 //! What is wrong with a history.
 //!
-//! All of it is evidence, none a guess. A hold is certain from the return of its acquire to the beginning of the last
-//! check that answered held (a loss is final, so a check in between would have had the same answer), and
-//! two certain holds of one key at a time are a violation whatever the reason.
+//! Every finding is proved, none is a guess. A hold is certain from the return of its acquire to the beginning of the
+//! last check that answered held (a loss is final, so a check in between would have had the same answer), and two
+//! certain holds of one key at a time are a violation whatever the reason.
 //!
-//! A loss that was told late is harder to prove: a stopped process cannot be told, so a check that answers lost long
-//! after the last one may have come late for reasons that are not dlock's. But between a check that answers held and the
-//! moment at which the store gives the lock to another client there is the safety margin of the lease, 10 ms at least. So
-//! when checks follow each other faster than that and another client is granted the lock between a "held" and a "lost",
+//! A late loss is harder to prove: a stopped process cannot learn anything, so a check that answers lost long after
+//! the previous check may be late for reasons outside dlock. But between a check that answers held and the moment at
+//! which the store grants the lock to another client there is the safety margin of the lease, at least 10 ms. So when
+//! checks follow each other faster than that and another client is granted the lock between a "held" and a "lost",
 //! the margin was not kept.
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,4 +1,5 @@
-//! What stands in the logs of a run: one line for each event, the time first, words and numbers with a space between.
+//! The format of the logs of a run: one line for each event, beginning with the time; words and numbers are separated
+//! by spaces.
 //!
 //! A worker's log is called `p<slot>.<life>.log`; a slot is a worker's place among the processes, and each process that
 //! takes it is a life. What the orchestrator does stands in `faults.log`, what the register answered in `register.log`.

@@ -1,4 +1,4 @@
-//! What is said while it runs, and what has to be done now and then.
+//! Progress messages of a run, and periodic work.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What is said at the end: numbers for programs, a summary for people, and the evidence.
+//! The final report: numbers for programs, a summary for people, and the evidence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

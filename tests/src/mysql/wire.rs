@@ -1,4 +1,4 @@
-//! What MySQL and its clients say, packet by packet.
+//! The protocol of MySQL, packet by packet.
 
 use tokio::io::{self, AsyncReadExt};
 use tokio::net::tcp::OwnedReadHalf;

@@ -1,4 +1,4 @@
-//! What PostgreSQL and its clients say, message by message.
+//! The protocol of PostgreSQL, message by message.
 
 use std::collections::HashMap;
 

@@ -11,11 +11,11 @@
 //! for each name, which must have it as soon as the model says that it is free, and not before. After each step the
 //! store's own view is compared, too: the holders, their leases, and the counters.
 //!
-//! The clock runs on meanwhile: no step is begun shortly before a lease ends, and a sequence in which one ended all the same
-//! in the midst of a step is gone through again.
+//! The clock continues during a sequence: no step begins shortly before a lease ends, and a sequence in which a lease
+//! nevertheless ended during a step is repeated.
 //!
-//! A sequence that fails is made as short as it can be, and printed. `DLOCK_PROPERTY_CASES` says how many are tried
-//! instead of the number that each test has by itself.
+//! A sequence that fails is shortened as far as possible, and printed. `DLOCK_PROPERTY_CASES` sets how many sequences
+//! are tried, instead of the number of each test.
 
 mod model;
 mod ops;

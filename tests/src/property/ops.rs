@@ -1,4 +1,4 @@
-//! What the owners do: operations drawn at random.
+//! Random operations of the owners.
 
 use dlock::store::Kind;
 use proptest::collection::vec;

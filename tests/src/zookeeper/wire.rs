@@ -1,4 +1,4 @@
-//! What ZooKeeper and its clients say, and what servers say to each other.
+//! The protocol between ZooKeeper and its clients, and between its servers.
 
 use std::time::Duration;
 

@@ -78,7 +78,7 @@ pub struct Curve {
     pub rounds: u32,
     /// For how long.
     pub seconds: f64,
-    /// What is to be borne in mind, as that other work was on the machine.
+    /// Remarks, such as other load on the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// In the order in which they were measured.
@@ -166,7 +166,7 @@ impl Curve {
     }
 }
 
-/// Measures, in turns, and tells of each point.
+/// Measures in turns, and reports each point.
 ///
 /// # Errors
 /// When the server cannot be used, or one of the libraries fails.

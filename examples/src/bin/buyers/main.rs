@@ -1,8 +1,7 @@
 //! Buyers for the checkout: `cargo run -p dlock-examples --bin buyers`.
 //!
-//! Sets the stock of an article, lets more buyers at it than there are pieces, and counts what they were
-//! told and what the store says. With locks nothing is sold twice; against `checkout --without-locks` the
-//! two sides do not match.
+//! Sets the stock of an article, starts more buyers than there are pieces, and compares the answers to the buyers
+//! with the store. With locks nothing is sold twice; with `checkout --without-locks` the two sides do not match.
 
 mod shop;
 mod tally;
@@ -111,7 +110,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the crowd, and tells people at a terminal how far it is.
+/// Waits for the crowd, and shows the progress at a terminal.
 async fn show_progress(crowd: &mut tokio::task::JoinSet<()>, all: usize, served: impl Fn() -> usize) {
     let watched = std::io::stderr().is_terminal();
     let mut ticks = tokio::time::interval(Duration::from_millis(200));

@@ -17,8 +17,7 @@ use crate::Args;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The largest answer that is read.
 const LARGEST: usize = 64 * 1024;
-/// How often a buyer comes back to a purchase of its own that is still in progress, each time after as long
-/// as it was told to wait.
+/// How often a buyer retries a purchase that is still in progress, each time after the time that it was told to wait.
 const COME_BACK: usize = 60;
 /// The longest that it waits then.
 const LONGEST_PAUSE: u64 = 10;
@@ -102,8 +101,8 @@ impl Shop {
         }
     }
 
-    /// Asks the next copy. One that takes no connection has not seen the request, so the one after it is
-    /// asked; a silent shop may have carried it out, and no shop is asked again.
+    /// Asks the next copy. A copy that accepts no connection has not seen the request, so the buyer asks the copy
+    /// after it; a copy that does not answer may have carried out the request, so no other copy is asked.
     pub(crate) async fn ask(
         &self,
         method: Method,

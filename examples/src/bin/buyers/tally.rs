@@ -11,7 +11,7 @@ use crate::shop::Answer;
 
 const SOLD_OUT: u16 = 409;
 
-/// What came of it.
+/// The result.
 pub(crate) struct Tally {
     args: Args,
     took: Duration,
@@ -79,7 +79,7 @@ impl Tally {
         }
     }
 
-    /// Whether something happened that locks and keys are there to prevent.
+    /// Whether something happened that locks and keys must prevent.
     pub(crate) fn is_bad(&self) -> bool {
         self.oversold() > 0 || self.bought_twice > 0
     }

@@ -1,5 +1,5 @@
-//! What the shop does. Here are the locks: one attribute on [`Shop::buy_locked`] and one on
-//! [`Shop::put_locked`]. The rest is written as if there were a single process with a single request.
+//! The work of the shop, with its locks: one attribute on [`Shop::buy_locked`] and one on
+//! [`Shop::put_locked`]. The rest is written as if there were only one process with one request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::store::{Account, Item, Store};
 
 /// The most of anything that one request can ask for.
 const MOST: i64 = 1_000_000;
-/// The most requests that one process lets wait for the same article: past that, waiting is an outage.
+/// The most requests of one process that may wait for the same article: more waiters would mean an outage.
 pub(crate) const QUEUE: usize = 2_000;
 
 /// How often a page that is open looks for what other copies have sold.
@@ -38,8 +38,8 @@ pub(crate) struct Sale {
 }
 
 impl Shop {
-    /// A shop with its locks. A request waits for one longer than the lease: when a copy dies with the
-    /// lock of an article, its buyers wait for that and are served.
+    /// A shop with its locks. A request waits longer than the lease: when a copy dies with the lock of an article,
+    /// the buyers wait for the end of the lease and are served.
     pub(crate) fn new(
         locks: LockClient,
         store: Store,
@@ -62,7 +62,7 @@ impl Shop {
         &self.locks
     }
 
-    /// Where all tasks note what they do.
+    /// The board on which all tasks record their work.
     pub(crate) fn board(&self) -> &Arc<Board> {
         &self.board
     }
@@ -104,15 +104,15 @@ impl Shop {
         self.buy_locked(sku, quantity, Instant::now()).await
     }
 
-    /// The same without the lock and the check of its token: what must not be done, to be shown.
+    /// The same without the lock and the check of its token: wrong on purpose, for the demo.
     pub(crate) async fn buy_without_lock(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
         let quantity = within(quantity, 1, "quantity")?;
         self.buy_now(sku, quantity, Instant::now()).await
     }
 
-    // A sale is not dropped half way when its lock is lost (`on_lost = ignore`): its last step is a write
-    // that the store checks, and the buyer is told what the store said. Dropped between the write and its
-    // answer, a sale that was made would be told as one that was not.
+    // A sale is not dropped half way when its lock is lost (`on_lost = ignore`): its last step is a write that the
+    // store checks, and the buyer gets the store's answer. If the sale were dropped between the write and its answer,
+    // a completed sale would be reported as failed.
     #[distributed_lock(
         key = "item:{sku}",
         lock = self.locks,
@@ -201,8 +201,8 @@ impl Shop {
         Ok(item)
     }
 
-    /// Charges an account, and gives all that was charged to it. It takes no lock of its own: the layer in
-    /// front of the route has done so, and this is the token of that.
+    /// Charges an account, and returns the total of its charges. It acquires no lock: the layer in front of the route
+    /// has done so, and `token` is the token of that lock.
     pub(crate) async fn charge(&self, id: &Name, amount: i64, token: Option<u64>) -> Result<u64, Error> {
         let amount = within(amount, 1, "amount")?;
         let key = format!("checkout:account:{id}");
@@ -224,9 +224,9 @@ impl Shop {
         Ok(charged)
     }
 
-    /// Notes that buyers were told that so many pieces more are theirs, and tells how many all copies together have
-    /// promised: the store's own count of what was sold goes wrong without locks, and this one does not. It is for the
-    /// page only; `None` while the store does not answer.
+    /// Records that this many more pieces were promised to buyers, and returns how many all copies together have
+    /// promised. Without locks the store's count of sales is wrong, and this count is not. It is for the page only;
+    /// `None` while the store does not reply.
     async fn promised(&self, sku: &Name, more: u64) -> Option<u64> {
         let counted = self.store.add(&promised_key(sku), more).await;
         counted

@@ -8,8 +8,8 @@
 //! | `report`, by cron | [`TaskOnceLayer`], by the firing | each machine has the schedule, and each firing is done **once per fleet** |
 //! | `export`, from a queue | [`LimitLayer`], by the tenant | at most so many exports of a tenant at a time, **on all machines together** |
 //!
-//! A machine whose firing is done elsewhere waits for that: when the other one crashes, it takes the firing over. An export
-//! beyond its limit has not begun: apalis tries it again later, and does not count that as an attempt.
+//! A machine whose firing is done elsewhere waits for the result: if the other machine crashes, it takes over the
+//! firing. An export beyond its limit does not begin: apalis retries it later, and does not count this as an attempt.
 
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -98,7 +98,7 @@ async fn run(args: Args) -> Result<(), BoxDynError> {
         ended = exports(&args, client.clone()) => ended?,
         () = end() => {}
     }
-    // What was cut off gives its claim and its permit up at once.
+    // Interrupted work releases its claim and its permit at once.
     client.shutdown(Duration::from_secs(5)).await;
     tracing::info!("ended");
     Ok(())
@@ -156,7 +156,7 @@ async fn exports(args: &Args, client: LockClient) -> Result<(), BoxDynError> {
     let limit = LimitLayer::new(
         client,
         |task: &Task<Export>| -> LockKey { format!("exports:{}", task.args.tenant).into() },
-        // Where it is configured is up to you: it is read for each export.
+        // Configure the limit where you like: it is read for each export.
         move |_: &Task<Export>| most,
     );
     limit.check()?;

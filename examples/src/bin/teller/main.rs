@@ -2,7 +2,7 @@
 //! what it can do.
 //!
 //! It shows a [`TaskLockLayer`] around **one method** of a tonic service. The layer's request is the decoded message, so the
-//! key is a field of it; the layers for HTTP stand outside of tonic and see bytes. Withdrawals from one account run one at a
+//! key is a field of it; the layers for HTTP are outside tonic and see bytes. Withdrawals from one account run one at a
 //! time over all tellers that share the `--url`, and the `--data`, where each account is a file that is read and written again.
 //!
 //! The messages are written by hand with prost, and the service without generated code, so that no user needs `protoc`.
@@ -168,19 +168,19 @@ async fn serve(url: &str, accounts: Accounts, listen: SocketAddr, wait: Duration
     Ok(())
 }
 
-/// What a customer is told: the codes of the layers for HTTP.
+/// The answer to a customer: the codes of the layers for HTTP.
 fn status(error: TaskError<Status>) -> Status {
     match error {
         TaskError::Inner(status) => status,
         // It has not begun: try again.
         TaskError::Busy { .. } => Status::aborted(error.to_string()),
         TaskError::Store(_) => Status::unavailable(error.to_string()),
-        // It was stopped in the middle: find out what happened.
+        // It was interrupted: its outcome is unknown.
         _ => Status::unknown(error.to_string()),
     }
 }
 
-/// Files that are read and written again, which two at a time spoil.
+/// Files that are read and rewritten; two concurrent writers would corrupt them.
 #[derive(Clone)]
 struct Accounts {
     data: PathBuf,

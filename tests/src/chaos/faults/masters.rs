@@ -1,4 +1,4 @@
-//! Fail-overs: in good order, and of masters that are killed or stopped until another one takes their place.
+//! Fail-overs: planned ones, and those of masters that are killed or stopped until a replica takes their place.
 
 use std::time::{Duration, Instant};
 

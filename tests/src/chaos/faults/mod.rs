@@ -1,4 +1,4 @@
-//! What is done to break it: the kinds of faults, what each strikes, and how long it lasts.
+//! The kinds of faults, what each of them strikes, and how long it lasts.
 
 mod masters;
 mod network;
