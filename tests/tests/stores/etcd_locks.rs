@@ -407,19 +407,55 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     for reply in join_all(acquires).await {
         granted(reply);
     }
-    let before = server.requests().await;
     // As a client does it: at most 200 at a time.
-    let renewals = (0..50).map(|chunk| {
+    let renew = async |chunk: u64| {
         let requests = (1..=200).map(|n| renewal(&format!("k{}", chunk * 200 + n), chunk * 200 + n, LEASE));
-        store.clone().renew(requests.collect())
-    });
-    for replies in join_all(renewals).await {
-        for reply in replies.unwrap() {
+        for reply in store.clone().renew(requests.collect()).await.unwrap() {
             assert!(matches!(reply, Ok(Renewal::RenewedFor(_))), "{reply:?}");
         }
+    };
+    let before = server.requests().await;
+    join_all((0..50).map(&renew)).await;
+    let at_once = server.requests().await - before;
+    assert!(at_once <= 60, "{at_once} requests");
+    for chunk in 0..50 {
+        renew(chunk).await;
     }
-    let sent = server.requests().await - before;
-    assert!(sent <= 60, "{sent} requests");
+    let one_by_one = server.requests().await - before - at_once;
+    assert!(one_by_one <= 60, "{one_by_one} requests");
+}
+
+#[tokio::test]
+async fn many_renewals_share_a_look_at_their_session_until_the_connection_breaks() {
+    let setting = setting().await;
+    let store = setting.hasty.clone();
+    for number in 1..=60 {
+        granted(
+            store
+                .clone()
+                .acquire(ask(&format!("k{number}"), number, LEASE))
+                .await,
+        );
+    }
+    let renew = async || {
+        let requests = (1..=60).map(|number| renewal(&format!("k{number}"), number, LEASE));
+        let replies = store.clone().renew(requests.collect()).await.unwrap();
+        replies
+            .into_iter()
+            .all(|reply| matches!(reply, Ok(Renewal::RenewedFor(_))))
+    };
+    let looks = || setting.proxy.count(|call| call.is("LeaseTimeToLive"));
+    assert!(renew().await);
+    let once = looks();
+    assert!(renew().await);
+    assert_eq!(looks(), once);
+    setting.proxy.cut();
+    eventually("there is a new connection", async || {
+        store.clone().inspect("k1".into()).await.is_ok()
+    })
+    .await;
+    assert!(renew().await);
+    assert!(looks() > once);
 }
 
 /// Many locks that are asked for at once, each by its own step.

@@ -237,6 +237,11 @@ impl Links {
         let _ = in_use.wait_for(|number| *number != link.number).await;
     }
 
+    /// Returns the number of the connection in use, 0 if there is none.
+    pub(crate) fn number(&self) -> u64 {
+        *self.in_use.borrow()
+    }
+
     /// Reports the number of the connection in use whenever it changes.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.in_use.subscribe()

@@ -40,7 +40,7 @@ pub(crate) async fn renew(
         inner.grants.remove(request.grant);
         return Ok(Renewal::Gone);
     }
-    let round = timeout_at(deadline, grant.session.round(many))
+    let round = timeout_at(deadline, grant.session.round(&inner.links, many))
         .await
         .map_err(|_| StoreError::unknown(inner.links.silence()))?;
     let is_there = match &round.found {

@@ -67,7 +67,19 @@ struct Asked {
 pub(crate) struct Round {
     /// The number of the last request that this round answers.
     upto: u64,
+    /// When it was sent, and over which connection.
+    sent: Moment,
+    link: u64,
     pub(crate) found: Result<Found, StoreError>,
+}
+
+impl Round {
+    /// Whether it found keys within this time, over the connection that is still in use: after a new connection holds are
+    /// confirmed anew.
+    fn is_recent(&self, link: u64, within: Duration) -> bool {
+        let is_same = link != 0 && self.link == link;
+        is_same && self.sent.elapsed() <= within && matches!(self.found, Ok(Found::Keys(_)))
+    }
 }
 
 /// The state of the lease.
@@ -111,6 +123,8 @@ impl Session {
             asked: watch::Sender::default(),
             done: watch::Sender::new(Arc::new(Round {
                 upto: 0,
+                sent: kept,
+                link: 0,
                 found: Ok(Found::Over),
             })),
         });
@@ -226,15 +240,22 @@ impl Session {
         if is_new {
             self.done.send_replace(Arc::new(Round {
                 upto: u64::MAX,
+                sent: Moment::now(),
+                link: 0,
                 found: Ok(Found::Over),
             }));
         }
         is_new
     }
 
-    /// Waits for a round that is sent after this call.
-    pub(crate) async fn round(&self, many: bool) -> Arc<Round> {
+    /// Waits for a round that is sent after this call. Where many locks are renewed at once, a round that was sent a
+    /// thirtieth of the lease before does as well: the renewals of the other locks follow within that time.
+    pub(crate) async fn round(&self, links: &Links, many: bool) -> Arc<Round> {
         let mut done = self.done.subscribe();
+        let last = done.borrow().clone();
+        if many && last.is_recent(links.number(), self.ttl / 30) {
+            return last;
+        }
         let mut number = 0;
         self.asked.send_modify(|asked| {
             asked.rounds += 1;
@@ -284,6 +305,7 @@ impl Session {
             } else {
                 0
             };
+            let (sent, link) = (Moment::now(), links.number());
             let kept = self.keep_alive(&links).await;
             pause = match &kept {
                 Ok(_) => self.ttl / 3,
@@ -304,7 +326,12 @@ impl Session {
                 if self.ended() {
                     return ended();
                 }
-                self.done.send_replace(Arc::new(Round { upto, found }));
+                self.done.send_replace(Arc::new(Round {
+                    upto,
+                    sent,
+                    link,
+                    found,
+                }));
             }
         }
     }
