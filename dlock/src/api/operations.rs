@@ -295,7 +295,7 @@ impl LockClient {
         Ok(holders.into_iter().find(|holder| holder.id == id))
     }
 
-    /// Checks that a reason is given, and adds who acts.
+    /// Checks that a reason is given, and adds the name of the actor.
     fn signed(&self, mut intervention: Intervention) -> Result<Intervention, Error> {
         if intervention.reason.trim().is_empty() {
             return Err(Error::InvalidOption {

@@ -97,7 +97,7 @@ impl Holder {
     }
 
     /// Returns whether the lease was not renewed when due: a renewed lease always has two thirds left, and with less
-    /// than half of it the hold is a near miss. Also if the holder reports it as suspect.
+    /// than half of it the hold is a near miss. A hold that its holder reports as suspect counts, too.
     #[must_use]
     pub fn is_near_its_end(&self) -> bool {
         /// How often a client publishes, at most every third of its lease; usually this often.

@@ -64,20 +64,25 @@ impl Carrier for Multi {
             version: -1,
         });
         let deleted = self.0.ask(Request::Multi(changes.collect())).answer().await;
-        let answer = |reply: Result<Reply, Code>, epoch| Ok(Answer { reply, epoch });
-        let each = |one: &dyn Fn() -> Result<Answer, Silence>| paths.iter().map(|_| one()).collect();
-        match deleted {
+        let answer = match deleted {
             Ok(Answer {
                 reply: Ok(Reply::Multi(codes)),
                 epoch,
-            }) if codes.iter().all(|code| *code == Code::OK) => each(&|| answer(Ok(Reply::Done), epoch)),
+            }) if codes.iter().all(|code| *code == Code::OK) => Ok(Answer {
+                reply: Ok(Reply::Done),
+                epoch,
+            }),
             Ok(Answer {
                 reply: Err(code),
                 epoch,
-            }) if code.is_unknown() || code == Code::SESSION_EXPIRED => each(&|| answer(Err(code), epoch)),
-            // None was deleted, for example because one node is gone.
-            Ok(_) => join_all(paths.into_iter().map(|path| self.one(path))).await,
-            Err(silence) => each(&|| Err(silence.clone())),
-        }
+            }) if code.is_unknown() || code == Code::SESSION_EXPIRED => Ok(Answer {
+                reply: Err(code),
+                epoch,
+            }),
+            // The `multi` was rolled back, since one of the nodes is gone, for example.
+            Ok(_) => return join_all(paths.into_iter().map(|path| self.one(path))).await,
+            Err(silence) => Err(silence),
+        };
+        vec![answer; paths.len()]
     }
 }

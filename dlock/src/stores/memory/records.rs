@@ -278,7 +278,7 @@ impl Table {
                 return reply(slot, SlotOutcome::Claim(ClaimReply::Mismatch));
             };
             if record.token == request.token {
-                // As for any repeated claim; its slot is the one that it has.
+                // As for any repeated claim; the record already has this slot.
                 if !matches!(record.state, State::Claimed { .. }) {
                     return reply(last, SlotOutcome::Missed);
                 }

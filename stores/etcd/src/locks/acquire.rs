@@ -203,10 +203,12 @@ async fn attempt(
 fn key(inner: &Inner, session: &Session, ask: &Ask) -> Vec<u8> {
     let reader = |number| inner.names.reader(&ask.name, session.id, number);
     match ask.kind {
-        Kind::Read => (0..).map(reader).find(|key| inner.grants.is_free(key)),
-        kind => Some(inner.names.exclusive(&ask.name, kind)),
+        Kind::Read => {
+            let free = (0..).map(reader).find(|key| inner.grants.is_free(key));
+            free.expect("fewer readers than numbers")
+        }
+        kind => inner.names.exclusive(&ask.name, kind),
     }
-    .unwrap_or_default()
 }
 
 fn transaction(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask]) -> TxnRequest {

@@ -23,8 +23,9 @@ pub(crate) async fn inspect(
     name: Name,
     deadline: Instant,
 ) -> Result<Vec<Holder>, StoreError> {
-    let found = range(&inner, inner.names.all(&name), deadline).await;
-    Ok(found?.into_iter().map(|(_, holder)| holder).collect())
+    let found = grants_of(&inner, &name, deadline).await.map_err(Failure::error)?;
+    let holders = holders(&inner, &found, deadline).await?;
+    Ok(holders.into_iter().map(|(_, holder)| holder).collect())
 }
 
 /// Returns the holders of all locks whose names begin with `prefix`.
@@ -65,22 +66,19 @@ pub(crate) async fn force(inner: Arc<Inner>, name: Name, deadline: Instant) -> R
     Ok(reply.map_err(Failure::error)?.deleted > 0)
 }
 
-async fn range(
+/// Reads all grants of a lock.
+pub(crate) async fn grants_of(
     inner: &Inner,
-    (key, range_end): (Vec<u8>, Vec<u8>),
+    name: &Name,
     deadline: Instant,
-) -> Result<Vec<(LockKey, Holder)>, StoreError> {
-    let request = RangeRequest {
+) -> Result<Vec<KeyValue>, Failure> {
+    let (key, range_end) = inner.names.all(name);
+    let range = RangeRequest {
         key,
         range_end,
         ..RangeRequest::default()
     };
-    let found = inner
-        .links
-        .call(request, deadline)
-        .await
-        .map_err(Failure::error)?;
-    holders(inner, &found.kvs, deadline).await
+    Ok(inner.links.call(range, deadline).await?.kvs)
 }
 
 /// Returns the holders for these keys, with their remaining leases.

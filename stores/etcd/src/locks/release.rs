@@ -8,11 +8,12 @@ use tokio::time::Instant;
 
 use super::grants::{Fate, Grant};
 use super::inner::Inner;
+use super::look;
 use super::names::{Name, State, is_same};
 use super::pool::seconds;
 use super::session::not_done;
 use crate::client::Failure;
-use crate::client::proto::{Compare, LeaseGrantRequest, RangeRequest, RequestOp, TxnRequest};
+use crate::client::proto::{Compare, LeaseGrantRequest, RequestOp, TxnRequest};
 use crate::clock::Moment;
 
 /// The pause between attempts to end an expired grant.
@@ -27,24 +28,19 @@ pub(crate) async fn release(
 ) -> Result<ReleaseReply, StoreError> {
     let existed = match inner.grants.get(request.grant) {
         // Already released, or a different lock.
-        Some(grant) if grant.fate == Fate::Kept || grant.name != name => false,
-        Some(grant) if !is_same(grant.kind, request.kind) => false,
-        Some(grant) if !request.keep_for.is_zero() && matches!(grant.fate, Fate::Held) => {
+        Some(grant) if grant.fate == Fate::Kept || grant.name != name => Ok(false),
+        Some(grant) if !is_same(grant.kind, request.kind) => Ok(false),
+        Some(grant) if !request.keep_for.is_zero() && grant.fate == Fate::Held => {
             let rest = request.keep_for.min(Moment::now().until(grant.ends));
             match rest.is_zero() {
                 true => end(&inner, request.grant, &grant, deadline).await,
                 false => keep(&inner, request.grant, &grant, rest, deadline).await,
             }
-            .map_err(Failure::error)?
         }
-        Some(grant) => end(&inner, request.grant, &grant, deadline)
-            .await
-            .map_err(Failure::error)?,
-        None => end_of_another(&inner, &name, &request, deadline)
-            .await
-            .map_err(Failure::error)?,
+        Some(grant) => end(&inner, request.grant, &grant, deadline).await,
+        None => end_of_another(&inner, &name, &request, deadline).await,
     };
-    Ok(match existed {
+    Ok(match existed.map_err(Failure::error)? {
         true => ReleaseReply::Released { receivers: None },
         false => ReleaseReply::NotHeld { repeated: false },
     })
@@ -78,14 +74,8 @@ async fn end_of_another(
 ) -> Result<bool, Failure> {
     let key = match request.kind {
         Kind::Read => {
-            let (key, range_end) = inner.names.all(name);
-            let range = RangeRequest {
-                key,
-                range_end,
-                ..RangeRequest::default()
-            };
             let grant = request.grant.to_string();
-            let all = inner.links.call(range, deadline).await?.kvs;
+            let all = look::grants_of(inner, name, deadline).await?;
             let found = all.into_iter().find(|found| State::read(&found.value).0 == grant);
             found.map(|found| found.key)
         }

@@ -51,7 +51,7 @@ pub(crate) enum Event {
 pub(crate) type Epoch = u64;
 
 /// The reply to a request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) reply: Result<Reply, Code>,
     /// The session in which the request was carried out.
