@@ -819,6 +819,3 @@ async fn what_is_no_counter_is_named_and_stays_and_no_lock_is_taken() {
         .await
         .unwrap();
 }
-
-/// It plays another process faster than waiters look.
-mod alone {}
