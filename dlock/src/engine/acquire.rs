@@ -194,7 +194,11 @@ impl<'e> Acquire<'e> {
         match self.round.and_then(|round| round.waits(notifications)) {
             Some(patience) => {
                 self.state = State::LetsGo { until };
-                Next::LetGo { patience }.into()
+                self.evidence.others_first(now + patience);
+                Step {
+                    shares_evidence: true,
+                    ..Next::LetGo { patience }.into()
+                }
             }
             None => self.goes_next(until, now),
         }

@@ -2,7 +2,8 @@
 //! that decides between "held by another client" and "the store did not answer".
 //!
 //! A call reports that the lock is held only if the store replied "busy" during that call, or during the time of the
-//! queue head that the call waited behind. A missing reply never counts as "busy".
+//! queue head that the call waited behind, or while this process let others go first, as the store replied to its release
+//! that others wait. A missing reply never counts as "busy".
 
 use std::time::Duration;
 
@@ -116,6 +117,19 @@ impl Evidence {
         };
     }
 
+    /// Records that this process lets others go first until then: it does not ask whether the lock is held.
+    pub(crate) fn others_first(&mut self, until: Moment) {
+        let last = match self.busy {
+            Some(Busy { last: None, .. }) => return,
+            Some(Busy { last: Some(last), .. }) => last.max(until),
+            None => until,
+        };
+        self.busy = Some(Busy {
+            until: None,
+            last: Some(last),
+        });
+    }
+
     /// Adds what the head of the queue knows, for a call that began to wait then.
     pub(crate) fn learn(&mut self, head: Evidence, started: Moment) {
         if let Some(busy) = head
@@ -161,7 +175,7 @@ impl Evidence {
                 let waited = now.since(started);
                 let what = match self.asked {
                     Some(_) => "did not answer",
-                    // Other callers or processes went first.
+                    // Other callers of this process went first.
                     None => "was not asked",
                 };
                 let message = format!("the store {what} within the {waited:.1?} of waiting");
@@ -215,8 +229,9 @@ mod tests {
         Replied,
         Fails(StoreError),
         HeldHere,
+        OthersFirst(u64),
     }
-    use Event::{Asks, Busy, Fails, HeldHere, Replied};
+    use Event::{Asks, Busy, Fails, HeldHere, OthersFirst, Replied};
 
     fn after(events: Vec<(u64, Event)>) -> Evidence {
         let mut evidence = Evidence::default();
@@ -227,6 +242,7 @@ mod tests {
                 Replied => evidence.replied(),
                 Fails(error) => drop(evidence.failed(at(now), error, PATIENCE, at(now))),
                 HeldHere => evidence.is_held_here(),
+                OthersFirst(until) => evidence.others_first(at(until)),
             }
         }
         evidence
@@ -358,6 +374,50 @@ mod tests {
             let mut evidence = Evidence::default();
             evidence.learn(head, at(started));
             assert_eq!(said(&evidence, 600, false), report, "{ended:?} {started}");
+        }
+    }
+
+    #[test]
+    fn call_does_not_ask_while_others_go_first() {
+        // what the head has done; when the call began and ended: what it reports
+        for (row, (events, started, now, report)) in [
+            (vec![(0, OthersFirst(10))], 10, 12, Said::Busy(None)),
+            (vec![(0, OthersFirst(10))], 11, 12, Said::NotDone),
+            // The later end counts, ...
+            (
+                vec![(0, OthersFirst(10)), (10, OthersFirst(12))],
+                12,
+                13,
+                Said::Busy(None),
+            ),
+            (
+                vec![(0, OthersFirst(10)), (1, OthersFirst(2))],
+                10,
+                13,
+                Said::Busy(None),
+            ),
+            // ... and what the store has said since.
+            (vec![(0, OthersFirst(10)), (10, Asks)], 9, 260, Said::Busy(None)),
+            (vec![(0, OthersFirst(10)), (10, Asks)], 9, 261, Said::NotDone),
+            (
+                vec![(0, OthersFirst(10)), (10, Fails(unreachable()))],
+                9,
+                12,
+                Said::NotDone,
+            ),
+            (
+                vec![(0, Busy(Some(20))), (1, OthersFirst(10))],
+                15,
+                16,
+                Said::Busy(Some(ms(4))),
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut evidence = Evidence::default();
+            evidence.learn(after(events), at(started));
+            assert_eq!(said(&evidence, now, false), report, "row {row}");
         }
     }
 

@@ -15,6 +15,7 @@ use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{
     PendingYield, ReleaseInLine, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
 };
+use crate::runtime::waiters::QueueHead;
 use crate::store::{Watch, changed};
 
 /// A release that was sent to the store while others wait here.
@@ -89,7 +90,7 @@ impl Fairness {
         &self,
         of: &LockId,
         (mut after, pending): (Option<After>, Option<PendingYield>),
-        watch: &mut Option<Watch>,
+        head: &mut QueueHead,
         listen: impl FnOnce() -> Watch,
         end: Option<Instant>,
         evidence: &mut Evidence,
@@ -107,14 +108,15 @@ impl Fairness {
                 YieldStep::Listen => {
                     // The history will have an entry.
                     self.any.store(true, Ordering::Relaxed);
-                    *watch = watch.take().or_else(|| listen.take().map(|listen| listen()));
+                    head.knows(yielding.evidence());
+                    head.watch = head.watch.take().or_else(|| listen.take().map(|listen| listen()));
                     YieldEvent::Listens {
-                        notifications: watch.as_ref().map_or(0, Watch::count),
+                        notifications: head.watch.as_ref().map_or(0, Watch::count),
                     }
                 }
                 YieldStep::AwaitNotification { until } => tokio::select! {
                     biased;
-                    notifications = changed(watch) => YieldEvent::Notified { notifications },
+                    notifications = changed(&mut head.watch) => YieldEvent::Notified { notifications },
                     () = clock::sleep_until(until.instant()) => YieldEvent::NoneCame,
                 },
                 YieldStep::End(yielded) => return yielded,

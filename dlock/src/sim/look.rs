@@ -119,6 +119,12 @@ pub fn id_of(client: &LockClient) -> u128 {
     client.shared().issuer.uuid.as_u128()
 }
 
+/// How long a process lets another one go first, after a release that took this long.
+#[must_use]
+pub fn yield_to_first(round_trip: Duration) -> Duration {
+    timing::yield_to_first(round_trip)
+}
+
 /// For how long a process hands off a lock that it was granted in a round trip of this length.
 #[must_use]
 pub fn time_slice(round_trip: Duration) -> Duration {

@@ -5,7 +5,9 @@ mod look;
 mod notifications;
 mod store;
 
-pub use self::look::{Client, Left, client_of, grants, id_of, left, peek, ran_out, time_slice, was_lost};
+pub use self::look::{
+    Client, Left, client_of, grants, id_of, left, peek, ran_out, time_slice, was_lost, yield_to_first,
+};
 pub use self::notifications::Notifications;
 pub use self::store::{
     entries, fork, holder, holders_of, listen, listen_record, positions, taken, told, topic,

@@ -171,8 +171,8 @@ pub(crate) struct Checks {
     judged: budget::Judged,
     /// Processes whose client is shut down.
     closed: BTreeSet<usize>,
-    /// When a process last learned that another process has a lock, and when it was last known to have had the lock
-    /// itself.
+    /// Until when a process knows that another process has a lock or goes first, and when it was last known to have had
+    /// the lock itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
     pub(crate) records: record::Records,
@@ -613,15 +613,39 @@ impl World {
         match reply {
             Reply::Acquire(key, reply) if is_granted(reply) => self.set_may_have(process, key),
             Reply::Acquire(key, _) => {
-                self.checks.heard_busy.insert((process, key.clone()), now);
+                self.hears_busy(process, key, now);
             }
             Reply::AcquireAll(keys, _) => {
                 for key in keys {
-                    self.checks.heard_busy.insert((process, key.clone()), now);
+                    self.hears_busy(process, key, now);
                 }
             }
             _ => {}
         }
+    }
+
+    /// A store has told others that the lock which this process released is free: they go first for a while, in which its
+    /// calls do not ask.
+    pub(crate) fn lets_go_first(
+        &mut self,
+        process: usize,
+        (key, sent): &(LockKey, Millis),
+        reply: ReleaseReply,
+    ) {
+        let others = match reply {
+            ReleaseReply::Released { receivers } => receivers.unwrap_or(1) as Millis,
+            _ => return,
+        };
+        let late = self.hears_late();
+        let each = order::yields(self.now - sent + 2 * late);
+        // The future that released may be polled later.
+        let until = self.now + late + others * each + self.unpolled();
+        self.hears_busy(process, key, until);
+    }
+
+    fn hears_busy(&mut self, process: usize, key: &LockKey, until: Millis) {
+        let known = self.checks.heard_busy.entry((process, key.clone())).or_default();
+        *known = until.max(*known);
     }
 
     /// A call for a set that has all of its keys from the store gives them back where it cannot enter those of its frames.
@@ -645,12 +669,18 @@ impl World {
             .values()
             .filter(|waiter| waiter.is_set())
             .count() as Millis;
-        // The poll deadline: one that is not polled keeps what it has for up to two seconds, and then the next.
-        let unpolled = if self.checks.some_unpolled { 30_000 } else { 0 };
         let (round_trip, late) = (self.plan.network.round_trip(), self.hears_late());
         // It has to hear of it and to ask. In between it lets those go first that waited when it had the lock itself.
         let others_first = order::time_slice(round_trip + late);
-        (1 + 2 * sets) * round_trip + late + others_first + 20 + unpolled
+        (1 + 2 * sets) * round_trip + late + others_first + 20 + self.unpolled()
+    }
+
+    /// How long calls that are not polled may delay others: each keeps what it has for up to two seconds, the poll deadline.
+    fn unpolled(&self) -> Millis {
+        match self.checks.some_unpolled {
+            true => 30_000,
+            false => 0,
+        }
     }
 
     /// How long after its arrival a process handles a message: with its own runtime up to a step later.

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dlock::LockKey;
 use dlock::sim::Notifications;
-use dlock::store::DoubtSender;
-use dlock::store::{Lane, Reason, StoreError};
+use dlock::store::{DoubtSender, Lane, Reason, StoreError};
 use fastrand::Rng;
 use tokio::sync::oneshot;
 
@@ -91,6 +91,8 @@ struct Waiting {
     peer: Peer,
     /// What the request was about; empty without a trace.
     about: String,
+    /// The lock that it releases, and when it was sent.
+    released: Option<(LockKey, Millis)>,
     reply: oneshot::Sender<Result<Reply, StoreError>>,
 }
 
@@ -294,6 +296,10 @@ pub(crate) fn send(
         };
         world.is_sent(&request);
         world.costs(process, &request);
+        let released = match &request {
+            Request::Release(release) => Some((release.key.clone(), world.now)),
+            _ => None,
+        };
         world.links.next_id += 1;
         let id = world.links.next_id;
         world.links.waiting.insert(
@@ -301,6 +307,7 @@ pub(crate) fn send(
             Waiting {
                 peer,
                 about: about.clone(),
+                released,
                 reply,
             },
         );
@@ -400,6 +407,9 @@ pub(crate) fn arrive(arrival: Arrival) {
             }
             if let Ok(reply) = &*result {
                 world.replied(waiting.peer.process, &waiting.about, reply);
+                if let (Reply::Release(reply), Some(released)) = (reply, &waiting.released) {
+                    world.lets_go_first(waiting.peer.process, released, *reply);
+                }
             }
             if waiting.reply.send(*result).is_err() {
                 world.counts.sometimes("a reply that nobody waits for");

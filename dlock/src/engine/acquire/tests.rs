@@ -436,16 +436,16 @@ fn processes_that_wait_elsewhere_go_first_before_the_first_request() {
         vec![(0, yielded(false, Some(9), 5), "send")],
         vec![(0, yielded(true, Some(5), 5), "send")],
         vec![
-            (0, yielded(true, Some(7), 5), "let one go for 8"),
-            (2, came(6), "let one go for 8"),
-            (4, came(7), "send"),
+            (0, yielded(true, Some(7), 5), "share, let one go for 8"),
+            (2, came(6), "share, let one go for 8"),
+            (4, came(7), "share, send"),
         ],
         vec![
-            (0, yielded(true, Some(9), 5), "let one go for 8"),
-            (8, Event::NoneCame, "send"),
+            (0, yielded(true, Some(9), 5), "share, let one go for 8"),
+            (8, Event::NoneCame, "share, send"),
         ],
         vec![
-            (0, yielded(true, Some(9), 5), "let one go for 8"),
+            (0, yielded(true, Some(9), 5), "share, let one go for 8"),
             (1, Event::Closed, "Closed"),
         ],
     ] {
@@ -459,11 +459,14 @@ fn they_go_first_again_whenever_the_lock_becomes_available_until_all_have_come()
         vec![
             (0, yielded(false, Some(9), 5), "send"),
             (5, busy(3000), "head waits, wait until 1505"),
-            (10, CAME_FREE, "let one go for 8"),
+            (10, CAME_FREE, "share, let one go for 8"),
         ]
     };
     for rest in [
-        vec![(12, came(8), "let one go for 8"), (14, came(9), "share, send")],
+        vec![
+            (12, came(8), "share, let one go for 8"),
+            (14, came(9), "share, send"),
+        ],
         vec![(18, Event::NoneCame, "share, send")],
         // The time to ask anyway has come.
         vec![(1505, Event::Due, "share, send")],
@@ -488,7 +491,7 @@ fn process_in_a_crowd_draws_its_rank_when_its_turn_has_come() {
         vec![
             (0, yielded(false, Some(9), 5), "send"),
             (5, crowd(30), "head waits, wait until 1505"),
-            (10, CAME_FREE, "let one go for 8"),
+            (10, CAME_FREE, "share, let one go for 8"),
             (18, Event::NoneCame, "draw among 30"),
             (18, Event::Drawn(0), "share, send, announcing Grant"),
         ],

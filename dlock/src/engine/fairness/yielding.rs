@@ -76,6 +76,11 @@ impl<'e> Yielding<'e> {
         }
     }
 
+    /// What callers behind the head may report meanwhile.
+    pub(crate) fn evidence(&self) -> &Evidence {
+        self.evidence
+    }
+
     /// The first step: after a release of this process whose reply may not have arrived yet, or with a pending yield.
     pub(crate) fn begin<K: Clone + Eq + Hash, S: BuildHasher>(
         &mut self,
@@ -137,6 +142,7 @@ impl<'e> Yielding<'e> {
     ) -> YieldStep {
         match pending.filter(|pending| history.yields(key, pending, self.end, now)) {
             Some(pending) if !broken!(YieldNeverMade) => {
+                self.evidence.others_first(pending.until);
                 self.state = State::LetsGo {
                     pending,
                     first: pending.first(),
@@ -267,6 +273,20 @@ mod tests {
                 (9, notified(9), "came: true"),
             ],
         );
+    }
+
+    #[test]
+    fn call_that_ends_while_others_go_first_reports_the_lock_as_held() {
+        // how many clients heard of the release: whether the lock counts as held
+        for (receivers, is_held) in [(2, true), (1, false)] {
+            let history = &mut History::default();
+            let mut evidence = Evidence::default();
+            let mut yielding = Yielding::new(None, &mut evidence);
+            yielding.begin((release(Some(7)), None), history, &1, START);
+            yielding.handle(released(receivers), history, &1, START + ms(4));
+            let verdict = yielding.evidence().clone().verdict(START, START + ms(5), false);
+            assert_eq!(matches!(verdict, Verdict::NotAcquired { .. }), is_held);
+        }
     }
 
     #[test]

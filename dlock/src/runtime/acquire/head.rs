@@ -169,26 +169,26 @@ impl<G: AcquireTarget> Wait<'_, G> {
         acquire: &mut Acquire<'_>,
     ) -> Result<ControlFlow<Option<Hold>, Step>, Error> {
         let shared = self.call.handle.shared();
-        let watch = &mut head.watch;
         let others_first = async {
             let listen = || self.listens(waiter);
             let of = entry.lock_id();
             let yielded = (shared.fairness)
-                .yields(of, turn, watch, listen, self.until, acquire.evidence)
+                .yields(of, turn, head, listen, self.until, acquire.evidence)
                 .await;
-            let listens = watch.is_some();
+            let listens = head.watch.is_some();
             let event = match yielded {
                 None => Event::MayAsk { listens },
                 Some(Yielded { came, round }) => Event::Yielded {
                     came,
                     round,
-                    notifications: watch.as_ref().map_or(0, Watch::count),
+                    notifications: head.watch.as_ref().map_or(0, Watch::count),
                     listens,
                 },
             };
             let mut step = acquire.handle(event, Moment::now());
             while let Next::LetGo { patience } = step.next {
-                let event = other_comes(watch, patience).await;
+                head.knows(acquire.evidence);
+                let event = other_comes(&mut head.watch, patience).await;
                 step = acquire.handle(event, Moment::now());
             }
             step

@@ -18,6 +18,11 @@ pub(super) fn time_slice(round_trip: Millis) -> Millis {
     slice.as_millis() as Millis
 }
 
+/// How long a process lets another one go first after a release that took this long.
+pub(super) fn yields(round_trip: Millis) -> Millis {
+    sim::yield_to_first(Duration::from_millis(round_trip)).as_millis() as Millis
+}
+
 /// What is rounded to whole milliseconds, at both ends.
 const ROUNDED: Millis = 3;
 
