@@ -42,9 +42,10 @@ async fn queue(server: &Server) -> Vec<String> {
 /// Steps of a fair lock, as the script takes them: waiters come, ask again, hold it for a while yet or release it, and
 /// give up.
 fn random_steps() -> Vec<Vec<String>> {
-    let mut waiters = 1;
+    let (mut waiters, mut first) = (1, 1);
     let mut step = |_| {
-        let (step, rest): (_, &[&str]) = match fastrand::u32(..8) {
+        let chosen = fastrand::u32(..12);
+        let (step, rest): (_, &[&str]) = match chosen {
             0..=2 => ("fair", &["30000", "1", "1", "-1"]),
             3 => ("fair", &["30000", "3", "1", "1000"]),
             4 => ("fair", &["30000", "1", "0", "-1"]),
@@ -53,6 +54,11 @@ fn random_steps() -> Vec<Vec<String>> {
         };
         let number = match rest {
             [.., "-1"] => waiters,
+            // Perhaps in the order in which they came, as those that are served leave.
+            _ if chosen > 7 => {
+                first += 1;
+                first - 1
+            }
             _ => fastrand::u32(1..=waiters),
         };
         waiters = waiters.max(number + 1);
@@ -198,6 +204,44 @@ async fn steps_in_one_call_do_what_they_do_one_by_one() {
         assert_eq!(together, apart, "{steps:?}");
         assert_eq!(data("a").await, data("b").await, "{steps:?}");
     }
+}
+
+/// Those that are served by handoffs leave the queue and come again, many of them in one call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_waiters_come_and_go_at_the_cost_of_one() {
+    let (script, store) = (script(), Store::server().await);
+    let server = store.as_server();
+    let step = |step: &str, number: u32, rest: &[&str]| -> Vec<String> {
+        let grant = format!("00000000-0000-8000-8000-000000000000:{number}");
+        let words = [step.to_owned(), (1 + rest.len()).to_string(), grant];
+        let rest = rest.iter().map(|word| (*word).to_owned());
+        words.into_iter().chain(rest).collect()
+    };
+    let comes = |number| step("fair", number, &["30000", "1", "1", "-1"]);
+    let goes = |number| step("release_fair", number, &["0"]);
+    server.command(&["SET", "dlock:fence", "1"]).await;
+    in_one_call(server, &script, "k", &[comes(1)]).await;
+    let mut costs = Vec::new();
+    for many in [1, 100] {
+        let waiters = 1000 * many..1001 * many;
+        let come: Vec<_> = waiters.clone().map(comes).collect();
+        in_one_call(server, &script, "k", &come).await;
+        let come_and_go = waiters
+            .clone()
+            .flat_map(|number| [goes(number), comes(number + many)]);
+        server.forget_commands().await;
+        let replies = in_one_call(server, &script, "k", &come_and_go.collect::<Vec<_>>()).await;
+        costs.push(server.commands().await);
+        assert_eq!(replies.len() as u32, 2 * many);
+        let go: Vec<_> = waiters.map(|number| goes(number + many)).collect();
+        assert_eq!(
+            queue(server).await,
+            go.iter().map(|step| &*step[2]).collect::<Vec<_>>()
+        );
+        in_one_call(server, &script, "k", &go).await;
+        assert_eq!(server.keys().await, ["dlock:fence", "k"]);
+    }
+    assert_eq!(costs[0], costs[1]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -170,20 +170,30 @@ local function add_fair_steps()
     for _, one in ipairs(moved) do on('ZADD', times, one[1], one[2]) end
   end
 
-  -- Until when a place is kept that was kept until `upto` and asked for so long ago; of a newcomer both are not known.
-  local function new_time(queue, times, grant, upto, last)
-    local new = now_ms + PLACE
-    if seen.is_calm then return new end
-    -- The first of Redisson's, or one of ours that was behind one.
+  -- The first whose place is kept for longer than that of a newcomer of ours: one of Redisson's, or one of ours that was
+  -- behind one. Nothing where there is none.
+  local function first_beyond(times, new)
+    if seen.is_calm then return {} end
     local first = on('ZRANGE', times, '(' .. digits(new + 1), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
     seen.is_calm = not first[1]
-    if seen.is_calm then return new end
-    if not upto or last < 0 then
-      -- All are before it.
-      local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
-      local its = math.floor(longest[2])
-      return is_ours(longest[1]) and math.max(new, its) or its + PLACE
-    end
+    return first
+  end
+
+  local function time_of_newcomer(times)
+    local new = now_ms + PLACE
+    if not first_beyond(times, new)[1] then return new end
+    -- All are before it.
+    local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
+    local its = math.floor(longest[2])
+    return is_ours(longest[1]) and math.max(new, its) or its + PLACE
+  end
+
+  -- Until when a place is kept that was kept until `upto`, where that is known, and asked for so long ago.
+  local function new_time(queue, times, grant, upto, last)
+    local new = now_ms + PLACE
+    local first = first_beyond(times, new)
+    if not first[1] then return new end
+    if not upto then return time_of_newcomer(times) end
     local has_theirs = first[1] ~= grant and (is_ours(first[1]) or tonumber(first[2]) < upto)
     if first[1] == grant then
       -- One that is in front may have little of its time left.
@@ -235,27 +245,33 @@ local function add_fair_steps()
     on('DEL', times)
   end
 
-  local function wait(queue, times, grant, last)
+  local function keep_queue(queue, times)
+    if seen.is_kept then return end
+    on('PEXPIRE', queue, RESIDUE)
+    on('PEXPIRE', times, RESIDUE)
+    seen.is_kept = true
+  end
+
+  -- Newcomers take places at the end.
+  local function join(queue, times, grants)
+    local new, entries = digits(time_of_newcomer(times)), {}
+    for i, grant in ipairs(grants) do entries[2 * i - 1], entries[2 * i] = new, grant end
+    on('RPUSH', queue, unpack(grants))
+    on('ZADD', times, unpack(entries))
+    seen.last = grants[#grants]
+    keep_queue(queue, times)
+  end
+
+  -- A waiter that has a place asks again.
+  local function stay(queue, times, grant, last)
     local upto = time_of(times, grant)
     local new = new_time(queue, times, grant, upto, last)
-    if last < 0 then
-      on('RPUSH', queue, grant)
-      seen.last = grant
-    elseif not stands_in(queue, times, grant, upto) then
-      take_back(queue, grant)
-    end
+    if not stands_in(queue, times, grant, upto) then take_back(queue, grant) end
     local function set() on('ZADD', times, digits(new), grant) end
     if upto then keeping_distance(times, upto, set) else set() end
-    -- A newcomer is the last entry itself.
-    if last >= 0 then
-      tidy_end(queue, times)
-      seen.last = nil
-    end
-    if not seen.is_kept then
-      on('PEXPIRE', queue, RESIDUE)
-      on('PEXPIRE', times, RESIDUE)
-      seen.is_kept = true
-    end
+    tidy_end(queue, times)
+    seen.last = nil
+    keep_queue(queue, times)
   end
 
   -- Those of the same client who are in front from this place on, up to the first of somebody else, and so many at most.
@@ -269,6 +285,71 @@ local function add_fair_steps()
       table.insert(numbers, tonumber(number))
     end
     return numbers
+  end
+
+  -- Takes out the first waiters, while another one holds the lock: the next waiter is looked for at the release.
+  local function pop(queue, times, grants)
+    on('LTRIM', queue, #grants, -1)
+    on('ZREM', times, unpack(grants))
+    if not seen.last then
+      local last = on('LINDEX', queue, -1)
+      if last and is_ours(last) then seen.last = last else seen = {} end
+      if last and not is_ours(last) then tidy_end(queue, times) end
+    elseif seen.last == grants[#grants] then
+      -- They were all, and the keys are gone.
+      seen.last, seen.is_kept = nil, false
+    end
+  end
+
+  -- Other data in place of the queue is a loss like any other.
+  local function is_loss(why)
+    return string.find(tostring(type(why) == 'table' and why.failed or why), 'WRONGTYPE', 1, true)
+  end
+
+  -- The begin of the queue, as far as the steps from this one on may be about it.
+  local function first_ones(key, queue)
+    local steps_on_it = 1
+    while steps_on_it < MOST and KEYS[step + steps_on_it] == key do steps_on_it = steps_on_it + 1 end
+    return on('LRANGE', queue, 0, steps_on_it - 1)
+  end
+
+  -- Takes this step, and with it those behind it that are about the same lock, as long as they only change who waits while
+  -- another one holds it: newcomers, and waiters that leave from the front. Neither changes anything for the other, so
+  -- all of them join with one command, and leave with one. Answers the last of them; those before it have their answers.
+  -- `firsts` is the begin of the queue, if that is known.
+  local function come_and_go(key, left, firsts)
+    local queue, times = names_of(key)
+    local _, holder = held(key)
+    local may_leave = holder[2] ~= '0'
+    local joins, leaves, leaves_here, is_join, ends, next_at = {}, {}, {}, {}, {}, at
+    while KEYS[step + #ends] == key do
+      local what, grant = ARGV[next_at], ARGV[next_at + 2]
+      if what == 'fair' and not late and ARGV[next_at + 5] == '1' and ARGV[next_at + 6] == '-1' then
+        if leaves_here[grant] then break end
+        joins[#joins + 1] = grant
+      elseif what == 'release_fair' and may_leave and grant ~= holder[1] and ARGV[next_at + 3] == '0' then
+        firsts = firsts or first_ones(key, queue)
+        if firsts[#leaves + 1] ~= grant then break end
+        leaves[#leaves + 1], leaves_here[grant] = grant, true
+      else
+        break
+      end
+      ends[#ends + 1] = next_at
+      is_join[#ends] = what == 'fair'
+      next_at = next_at + 2 + ARGV[next_at + 1]
+    end
+    -- First, so that the queue does not end in between.
+    local joined = #joins > 0 and attempt(join, queue, times, joins) or { 'busy', left }
+    local gone = #leaves > 0 and attempt(pop, queue, times, leaves)
+    if not gone or is_loss(gone[2]) then gone = 0 end
+    for i = 2, #ends do
+      filled = filled + 1
+      replies[filled] = is_join[i - 1] and joined or gone
+      if is_join[i] then acquires = acquires - 1 end
+    end
+    at, step = ends[#ends], step + #ends - 1
+    seen.step = step
+    return is_join[#ends] and joined or gone
   end
 
   function acquire_as.fair(key, grant, lease, tokens, waits, last)
@@ -291,8 +372,16 @@ local function add_fair_steps()
       if have_left and kept > 0 then tell(channel_of(key, first)) end
       -- Until the one in front loses its position, unless it comes.
       left = kept
+    elseif waits == '1' and last == '-1' then
+      return come_and_go(key, left)
     end
-    if waits == '1' then wait(queue, times, grant, tonumber(last)) end
+    if waits == '1' then
+      if last ~= '-1' then
+        stay(queue, times, grant, tonumber(last))
+      else
+        join(queue, times, { grant })
+      end
+    end
     return { 'busy', left }
   end
 
@@ -311,24 +400,11 @@ local function add_fair_steps()
     return not holder or holder[2] == '0'
   end
 
-  -- Takes out the first waiter, while another one holds the lock: the next waiter is looked for at the release.
-  local function pop(queue, times, grant)
-    on('LREM', queue, 1, grant)
-    on('ZREM', times, grant)
-    if not seen.last then
-      local last = on('LINDEX', queue, -1)
-      if last and is_ours(last) then seen.last = last else seen = {} end
-      if last and not is_ours(last) then tidy_end(queue, times) end
-    elseif seen.last == grant then
-      -- It was the only one, and the keys are gone.
-      seen.last, seen.is_kept = nil, false
-    end
-  end
-
   local function give_up(key, grant)
     local queue, times = names_of(key)
-    local was_first = on('LINDEX', queue, 0) == grant
-    if was_first and not is_released(key) then return pop(queue, times, grant) end
+    local firsts = first_ones(key, queue)
+    local was_first = firsts[1] == grant
+    if was_first and not is_released(key) then return come_and_go(key, held(key), firsts) end
     seen = {}
     local upto = time_of(times, grant)
     local function go() leave(queue, times, grant, upto) end
@@ -344,6 +420,7 @@ local function add_fair_steps()
     end
     -- It was told already that the lock was released, also where that is kept for a while yet.
     if was_first and first and is_released(key) then tell(channel_of(key, first)) end
+    return 0
   end
 
   function steps.release_fair(key, grant, keep)
@@ -352,19 +429,17 @@ local function add_fair_steps()
       return others('keep').keep(key, grant, keep, next_channel(key))
     end
     local holder = seen_of(key).holder
-    if holder and holder[1] ~= grant then
-      local done, why = pcall(give_up, key, grant)
-      -- Other data in place of the queue is a loss like any other; what a server refuses is not done.
-      if not done and not string.find(tostring(type(why) == 'table' and why.failed or why), 'WRONGTYPE', 1, true) then
-        error(why)
-      end
-      return 0
+    local is_waiter = holder and holder[1] ~= grant
+    if not is_waiter then
+      seen = {}
+      local gone = ask('HDEL', key, grant)
+      if gone == 1 then return released(tell(next_channel(key))) end
+      if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end
     end
-    seen = {}
-    local gone = ask('HDEL', key, grant)
-    if gone == 1 then return released(tell(next_channel(key))) end
-    if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end
-    pcall(give_up, key, grant)
+    local done, answer = pcall(give_up, key, grant)
+    if done then return answer end
+    -- What a server refuses is not done.
+    if is_waiter and not is_loss(answer) then error(answer) end
     return 0
   end
 

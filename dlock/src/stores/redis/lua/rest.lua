@@ -45,7 +45,6 @@
       local steps, acquire_as = parts.others(what)
       local count = tonumber(ARGV[at + 1])
       local step_of_kind = acquire_as[what]
-      words = 1 + count
       if step_of_kind then acquires = acquires - 1 end
       if step_of_kind and (late or abstains) then
         reply = { 'late' }
@@ -53,6 +52,8 @@
         reply = parts.attempt(step_of_kind or steps[what], key, unpack(ARGV, at + 2, at + 1 + count))
       end
       if step_of_kind then abstains = false end
+      -- It may have taken others behind it, too.
+      words = 1 + ARGV[at + 1]
     end
   end
   -- With tokens for all the acquire is tried once more.
