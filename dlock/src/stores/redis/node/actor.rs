@@ -8,11 +8,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use redis::{RedisError, Value};
-use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::flow_control::{CALLS, FlowControl};
+use super::delivery::Answers;
+use super::flow_control::{CALLS, FlowControl, has_threads};
 use super::late_copies::{LateCopies, micros};
 use super::replicas::{ConnectionRole, Replicas, Wires};
 use super::responses::After;
@@ -197,6 +197,8 @@ pub(super) struct Actor {
     pub(super) calls: VecDeque<InFlight>,
     pub(super) late_copies: LateCopies,
     flow_control: FlowControl,
+    /// Answers on their way to their callers.
+    pub(super) answers: Answers,
     /// The state of acknowledgements by replicas, if configured.
     pub(super) replicas: Option<Replicas>,
     /// The run id of the connected server process.
@@ -229,7 +231,8 @@ impl Actor {
             next: 0,
             calls: VecDeque::new(),
             late_copies: LateCopies::new(),
-            flow_control: FlowControl::new(),
+            flow_control: FlowControl::new(false),
+            answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
             was_master: !connector.endpoint.is_fixed(),
@@ -385,15 +388,16 @@ impl Actor {
             let left: Timer = Box::pin(async move { endpoint.left(&address).await });
             left
         });
-        self.flow_control = FlowControl::on(&Handle::current());
+        self.flow_control = FlowControl::new(has_threads());
+        self.answers = Answers::new(has_threads());
         let mut wires = Wires::new(connected);
         let mut silent = Silence::new();
         let mut spare: Option<Spare> = None;
         // A spare was tried since the last answer, and was useless.
         let mut was_tried = false;
         let end = loop {
-            // Callers with a reply run first, so that their next requests are sent together; waiting steps are sent
-            // before that, so that the server works in the meantime.
+            // On one thread callers with a reply run first, so that their next requests are sent together; waiting steps
+            // are sent before that, so that the server works in the meantime.
             if self.flow_control.answered_come_first() {
                 if self.depart(&mut wires) {
                     wires.write().await;
@@ -431,12 +435,14 @@ impl Actor {
                 }
                 Event::Spare(Err(_)) => continue,
                 Event::Asked(0) => break End::Closed,
-                Event::Asked(_) => {
+                Event::Asked(count) => {
                     let mut taken = std::mem::take(&mut self.taken);
                     taken.drain(..).for_each(|request| self.take_in(request));
                     self.taken = taken;
-                    if self.flow_control.expects_more(self.calls.len()) {
-                        self.let_others_come().await;
+                    self.flow_control.came(count);
+                    if self.flow_control.expects_more() {
+                        let count = self.let_others_come().await;
+                        self.flow_control.came(count);
                     }
                     continue;
                 }
@@ -483,6 +489,7 @@ impl Actor {
                 }
             }
         };
+        self.answers.deliver();
         // The connection is dropped first, so that no more replies to the failed calls arrive.
         drop(wires);
         if let Some(replicas) = &mut self.replicas {
@@ -496,12 +503,15 @@ impl Actor {
         end
     }
 
-    /// Lets the ready tasks run, and accepts their requests.
-    async fn let_others_come(&mut self) {
+    /// Lets the ready tasks run, and accepts their requests. Returns how many.
+    async fn let_others_come(&mut self) -> usize {
         tokio::task::yield_now().await;
+        let mut count = 0;
         while let Ok(request) = self.requests.try_recv() {
             self.take_in(request);
+            count += 1;
         }
+        count
     }
 
     /// Sends what may be sent now. Returns whether that was anything.
@@ -566,6 +576,8 @@ impl Actor {
                 return Poll::Ready(Event::Response(at, replied.result));
             }
         }
+        let answered = self.answers.deliver();
+        self.flow_control.delivered(answered);
         if left
             .as_mut()
             .is_some_and(|left| left.as_mut().poll(cx).is_ready())

@@ -9,8 +9,7 @@
 //! are needed for the next one to end soon.
 //!
 //! On a runtime with several threads the first of several callers wakes the sending task, which then runs before the
-//! others have arrived. So with many callers, it lets them come first. With few calls in flight that costs more than it
-//! saves: the next call is sent at once, and so is the call after one with few steps.
+//! others have arrived. So it lets them come first while callers that were answered have not asked again.
 
 use std::time::Duration;
 
@@ -23,11 +22,6 @@ const CROWD: usize = 16;
 /// Only for a server that answers this fast; a distant one is sent all at once.
 const NEAR: Duration = Duration::from_millis(1);
 
-/// With this many calls in flight a step lets others come first, on a runtime with several threads.
-const MANY_CALLS: usize = 4;
-/// After a call with this many steps the answered callers come first, there.
-const MANY_STEPS: usize = 8;
-
 /// The maximum number of calls in flight if each waits for those before it: with acknowledgements by replicas, and for
 /// one slot of a Cluster.
 pub(super) const CALLS: usize = 2;
@@ -39,11 +33,16 @@ const MOST_CALLS: usize = 32;
 /// How soon the next call in flight should end, and so how often a call may be sent.
 const SOON: Duration = Duration::from_micros(250);
 
+/// Whether the runtime that polls this has several threads.
+pub(super) fn has_threads() -> bool {
+    Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread
+}
+
 pub(super) struct FlowControl {
     /// Steps of the last answered call, until the steps that follow its answers have arrived.
     pub(super) answered: usize,
-    /// Steps of the last answered call.
-    last: usize,
+    /// Answers that were delivered on a runtime with several threads, and whose callers have not asked again.
+    owed: usize,
     /// The duration of that call.
     round_trip: Duration,
     /// The duration of the fastest call: the network, without the time of a busy server.
@@ -52,39 +51,43 @@ pub(super) struct FlowControl {
 }
 
 impl FlowControl {
-    pub(super) fn new() -> FlowControl {
+    pub(super) fn new(has_threads: bool) -> FlowControl {
         FlowControl {
             answered: 0,
-            last: 0,
+            owed: 0,
             round_trip: Duration::MAX,
             fastest: Duration::MAX,
-            has_threads: false,
-        }
-    }
-
-    /// For a connection that is served on this runtime.
-    pub(super) fn on(runtime: &Handle) -> FlowControl {
-        FlowControl {
-            has_threads: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
-            ..FlowControl::new()
+            has_threads,
         }
     }
 
     pub(super) fn answered_call(&mut self, steps: usize, round_trip: Duration) {
         self.answered = steps;
-        self.last = steps;
         self.round_trip = round_trip;
         self.fastest = self.fastest.min(round_trip);
     }
 
-    /// Whether more steps are likely to arrive right after this one, with this many calls in flight.
-    pub(super) fn expects_more(&self, under_way: usize) -> bool {
-        self.has_threads && (under_way >= MANY_CALLS || self.last > 1)
+    /// Counts answers that were delivered.
+    pub(super) fn delivered(&mut self, answers: usize) {
+        self.owed += answers;
+    }
+
+    /// Counts requests that came in. Where none did, the callers have something else to do.
+    pub(super) fn came(&mut self, requests: usize) {
+        self.owed = match requests {
+            0 => 0,
+            _ => self.owed.saturating_sub(requests),
+        };
+    }
+
+    /// Whether more steps are likely to arrive right after this one. A single caller is not waited for.
+    pub(super) fn expects_more(&self) -> bool {
+        self.has_threads && self.owed > 1
     }
 
     /// Whether the callers that have just been answered come before the next call.
     pub(super) fn answered_come_first(&self) -> bool {
-        self.answered >= if self.has_threads { MANY_STEPS } else { 2 }
+        !self.has_threads && self.answered > 1
     }
 
     /// The duration of the fastest call, if one was answered.
@@ -115,7 +118,7 @@ mod tests {
     use super::*;
 
     fn after(answered: usize, round_trip: Duration) -> FlowControl {
-        let mut pace = FlowControl::new();
+        let mut pace = FlowControl::new(false);
         pace.answered_call(answered, round_trip);
         pace
     }
@@ -132,13 +135,13 @@ mod tests {
     fn few_go_together_and_so_do_all_for_a_distant_server() {
         assert_eq!(after(5, Duration::from_micros(200)).half(10), None);
         assert_eq!(after(32, Duration::from_millis(2)).half(32), None);
-        assert_eq!(FlowControl::new().half(64), None);
+        assert_eq!(FlowControl::new(false).half(64), None);
     }
 
     #[test]
     fn the_more_distant_the_server_the_more_calls_are_under_way() {
         let calls = |micros| after(1, Duration::from_micros(micros)).calls();
-        assert_eq!(FlowControl::new().calls(), 8);
+        assert_eq!(FlowControl::new(false).calls(), 8);
         assert_eq!([0, 80, 500, 1000].map(calls), [8; 4]);
         assert_eq!([2000, 5000, 100_000].map(calls), [8, 20, 32]);
     }
@@ -152,30 +155,30 @@ mod tests {
 
     #[test]
     fn others_are_let_come_first_where_they_run_on_other_threads() {
-        let threads = |steps| FlowControl {
-            has_threads: true,
-            ..after(steps, Duration::from_micros(80))
+        let expects = |has_threads, answers, requests: &[usize]| {
+            let mut pace = FlowControl::new(has_threads);
+            pace.delivered(answers);
+            requests.iter().for_each(|count| pace.came(*count));
+            pace.expects_more()
         };
-        assert!(threads(1).expects_more(4) && threads(2).expects_more(0));
-        // A single caller waits for no other, nor do few.
-        assert!(!threads(1).expects_more(0) && !threads(0).expects_more(3));
-        assert!(!after(2, Duration::from_micros(80)).expects_more(4));
+        assert!(expects(true, 3, &[1]) && expects(true, 8, &[2, 3]));
+        assert!(!expects(true, 1, &[1]) && !expects(true, 2, &[1]) && !expects(true, 8, &[5, 3]));
+        // Those who did not come have something else to do.
+        assert!(!expects(true, 8, &[1, 0]));
+        assert!(!expects(false, 8, &[1]));
     }
 
     #[test]
-    fn answered_callers_come_first_where_they_are_many_or_on_the_same_thread() {
+    fn answered_callers_come_first_where_they_are_on_the_same_thread() {
         let come_first = |has_threads, steps| {
             let near = after(steps, Duration::from_micros(80));
             FlowControl { has_threads, ..near }.answered_come_first()
         };
         assert_eq!(
-            [1, 2, 7, 8].map(|steps| come_first(true, steps)),
-            [false, false, false, true]
-        );
-        assert_eq!(
             [0, 1, 2, 8].map(|steps| come_first(false, steps)),
             [false, false, true, true]
         );
+        assert!(!come_first(true, 8));
     }
 
     #[test]

@@ -308,7 +308,7 @@ impl Actor {
             };
             let repeated = step.sent > 1;
             if let Some(reply) = step.reply.take() {
-                let _ = reply.send(Ok(Done { answer, repeated }));
+                self.answers.push(reply, Ok(Done { answer, repeated }));
             }
         }
         After::Fine

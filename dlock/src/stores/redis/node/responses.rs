@@ -333,7 +333,8 @@ impl Actor {
         };
         let repeated = step.sent > 1;
         if let Some(reply) = step.reply.take() {
-            let _ = reply.send(answer.map(|answer| Done { answer, repeated }));
+            self.answers
+                .push(reply, answer.map(|answer| Done { answer, repeated }));
         }
     }
 
