@@ -133,6 +133,9 @@ macro_rules! __contract {
                 set_is_granted_with_a_token_for_each_key,
                 set_with_a_busy_key_grants_nothing,
             }
+            random [] {
+                random_steps_have_the_replies_of_memory,
+            }
             names [Kind(Mutex)] {
                 short_long_and_odd_names_are_locks,
                 similar_names_are_different_locks,

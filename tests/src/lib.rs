@@ -12,7 +12,6 @@
 //! | [`mysql`] | the same of MariaDB |
 //! | [`child`] | other processes that must die with the tests |
 //! | [`chaos`] | the machine that tries to break it all |
-//! | [`property`] | random sequences of operations, compared with a model |
 //! | [`eventually`] | waiting for what another process does |
 //!
 //! None of it works under a paused clock: time would jump while the servers work.
@@ -33,7 +32,6 @@ pub mod permissions;
 mod port;
 pub mod postgres;
 mod process;
-pub mod property;
 mod proxy;
 pub mod records;
 pub mod redisson;

@@ -16,6 +16,7 @@ pub mod notifications;
 pub mod order;
 pub mod permits;
 pub mod prefer_writers;
+pub mod random;
 pub mod read_write;
 pub mod release;
 pub mod renewal;

@@ -9,7 +9,6 @@ mod both_locks;
 mod both_multi;
 mod both_operations;
 mod both_prefer_writers;
-mod both_properties;
 mod both_read_write;
 mod both_read_write_frames;
 mod both_records;

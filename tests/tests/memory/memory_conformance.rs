@@ -328,6 +328,7 @@ mod broken {
             &[
                 "release::release_of_foreign_grant_changes_nothing",
                 "release::release_of_expired_grant_leaves_next_holder_alone",
+                "random::random_steps_have_the_replies_of_memory",
             ],
         ),
         (
@@ -344,6 +345,7 @@ mod broken {
                 "renewal::renewal_of_released_grant_says_gone",
                 "renewal::renewal_after_expiry_says_gone",
                 "renewal::renewals_are_answered_in_their_order",
+                "random::random_steps_have_the_replies_of_memory",
             ],
         ),
         (RenewsWithoutEffect, &["renewal::renewal_extends_lease"]),
@@ -353,6 +355,7 @@ mod broken {
                 "tokens::tokens_grow_over_release",
                 "tokens::tokens_grow_over_expiry",
                 "tokens::tokens_grow_over_forced_release",
+                "random::random_steps_have_the_replies_of_memory",
             ],
         ),
         (BlocksOverlap, &["tokens::tokens_of_blocks_do_not_overlap"]),
