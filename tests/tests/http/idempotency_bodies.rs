@@ -69,38 +69,35 @@ async fn a_request_of_the_limit_passes_and_one_byte_more_is_refused_with_nothing
 /// A client that sends no body holds a lock outside for the bound of the body only, and claims nothing.
 #[tokio::test(start_paused = true)]
 async fn request_body_that_does_not_come_ends_in_408_with_nothing_claimed() {
-    bounded(async {
-        for (limit, seconds) in [(None, 30), (Some(SECOND * 2), 2)] {
-            let store = Faulty::new();
-            let locks = LockClient::memory();
-            let lock = LockLayer::new(locks.clone(), key::fixed("account")).streaming();
-            let layer = match limit {
-                None => store.layer(),
-                Some(limit) => store.layer().body_timeout(limit),
-            };
-            let handler = tower::service_fn(|_: Request<Streamed>| async {
-                Ok::<_, Infallible>(Response::new(Full::from("run")))
-            });
-            let service = lock.layer(layer.layer(handler));
-            let ask = |body: Streamed| {
-                let request = Request::post("/pay").header("idempotency-key", "k");
-                service.clone().oneshot(request.body(body).unwrap())
-            };
-            let begun = tokio::time::Instant::now();
-            let never = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>());
-            let Ok(refused) = ask(never.boxed_unsync()).await;
-            let refused = answer(refused).await;
-            assert_eq!(refused.problem(), problem(408, "body-timeout"));
-            assert_eq!(
-                (refused.not_started(), begun.elapsed().as_secs()),
-                (true, seconds)
-            );
-            assert_eq!((locks.held(), store.faults.seen()), (0, (0, 0, 0, 0)));
-            let Ok(retry) = ask(slowly(vec![data(1)], SECOND)).await;
-            assert_eq!(answer(retry).await.text(), "run");
-        }
-    })
-    .await;
+    for (limit, seconds) in [(None, 30), (Some(SECOND * 2), 2)] {
+        let store = Faulty::new();
+        let locks = LockClient::memory();
+        let lock = LockLayer::new(locks.clone(), key::fixed("account")).streaming();
+        let layer = match limit {
+            None => store.layer(),
+            Some(limit) => store.layer().body_timeout(limit),
+        };
+        let handler = tower::service_fn(|_: Request<Streamed>| async {
+            Ok::<_, Infallible>(Response::new(Full::from("run")))
+        });
+        let service = lock.layer(layer.layer(handler));
+        let ask = |body: Streamed| {
+            let request = Request::post("/pay").header("idempotency-key", "k");
+            service.clone().oneshot(request.body(body).unwrap())
+        };
+        let begun = tokio::time::Instant::now();
+        let never = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>());
+        let Ok(refused) = ask(never.boxed_unsync()).await;
+        let refused = answer(refused).await;
+        assert_eq!(refused.problem(), problem(408, "body-timeout"));
+        assert_eq!(
+            (refused.not_started(), begun.elapsed().as_secs()),
+            (true, seconds)
+        );
+        assert_eq!((locks.held(), store.faults.seen()), (0, (0, 0, 0, 0)));
+        let Ok(retry) = ask(slowly(vec![data(1)], SECOND)).await;
+        assert_eq!(answer(retry).await.text(), "run");
+    }
 }
 
 /// Sends the same request twice to a handler that answers with this body.
@@ -123,42 +120,39 @@ async fn twice(
 
 #[tokio::test(start_paused = true)]
 async fn a_response_of_the_limit_is_kept_and_of_one_byte_more_only_that_there_was_one() {
-    bounded(async {
-        for pause in [Duration::ZERO, SECOND] {
-            for pieces in [vec![100], vec![60, 40], vec![1; 100], vec![0, 100, 0]] {
-                let what = format!("{pause:?} {pieces:?}");
-                let layer = layer().response_limit(100);
-                let body = move |more: usize| {
-                    let pieces = pieces.clone();
-                    move || {
-                        slowly(
-                            pieces
-                                .iter()
-                                .copied()
-                                .chain((more > 0).then_some(more))
-                                .map(data)
-                                .collect(),
-                            pause,
-                        )
-                    }
-                };
-                let (runs, first, second) = twice(&layer, body(0)).await;
-                assert_eq!(
-                    (runs, first.body.len(), second.body.len()),
-                    (1, 100, 100),
-                    "{what}"
-                );
-                assert!(second.is_replay());
-                let layer = layer.namespace("2");
-                let (runs, first, second) = twice(&layer, body(1)).await;
-                assert_eq!((runs, first.body.len()), (1, 101), "{what}");
-                assert_eq!(second.problem(), problem(409, "result-unavailable"), "{what}");
-                assert_eq!(second.header("retry-after"), None);
-                assert!(!second.not_started());
-            }
+    for pause in [Duration::ZERO, SECOND] {
+        for pieces in [vec![100], vec![60, 40], vec![1; 100], vec![0, 100, 0]] {
+            let what = format!("{pause:?} {pieces:?}");
+            let layer = layer().response_limit(100);
+            let body = move |more: usize| {
+                let pieces = pieces.clone();
+                move || {
+                    slowly(
+                        pieces
+                            .iter()
+                            .copied()
+                            .chain((more > 0).then_some(more))
+                            .map(data)
+                            .collect(),
+                        pause,
+                    )
+                }
+            };
+            let (runs, first, second) = twice(&layer, body(0)).await;
+            assert_eq!(
+                (runs, first.body.len(), second.body.len()),
+                (1, 100, 100),
+                "{what}"
+            );
+            assert!(second.is_replay());
+            let layer = layer.namespace("2");
+            let (runs, first, second) = twice(&layer, body(1)).await;
+            assert_eq!((runs, first.body.len()), (1, 101), "{what}");
+            assert_eq!(second.problem(), problem(409, "result-unavailable"), "{what}");
+            assert_eq!(second.header("retry-after"), None);
+            assert!(!second.not_started());
         }
-    })
-    .await;
+    }
 }
 
 #[tokio::test]
@@ -187,44 +181,41 @@ async fn a_large_response_of_known_size_reaches_the_first_caller_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn the_tombstone_is_stored_before_the_first_byte_past_the_limit_goes_out() {
-    bounded(async {
-        for pause in [Duration::ZERO, SECOND] {
-            let store = Faulty::new();
-            let layer = store.layer().response_limit(100);
-            let run = Counting::default();
-            let service = around(
-                &layer,
-                run.answering(move |_| async move {
-                    Response::new(slowly(vec![data(100), data(1), data(1)], pause))
-                }),
-            );
-            let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
-            let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
-            assert_eq!(first.len(), 100);
-            if !pause.is_zero() {
-                assert_eq!(store.faults.seen().2, 0);
-                assert_eq!(
-                    send(&service, post("k")).await.problem(),
-                    problem(409, "in-progress")
-                );
-            }
-            body.frame().await.unwrap().unwrap();
-            assert_eq!(store.faults.seen().2, 1);
+    for pause in [Duration::ZERO, SECOND] {
+        let store = Faulty::new();
+        let layer = store.layer().response_limit(100);
+        let run = Counting::default();
+        let service = around(
+            &layer,
+            run.answering(
+                move |_| async move { Response::new(slowly(vec![data(100), data(1), data(1)], pause)) },
+            ),
+        );
+        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+        let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(first.len(), 100);
+        if !pause.is_zero() {
+            assert_eq!(store.faults.seen().2, 0);
             assert_eq!(
                 send(&service, post("k")).await.problem(),
-                problem(409, "result-unavailable")
+                problem(409, "in-progress")
             );
-            // The client goes away in the middle: so it stays.
-            drop(body);
-            layer.handle().shutdown(SECOND).await;
-            assert_eq!(
-                send(&service, post("k")).await.problem(),
-                problem(409, "result-unavailable")
-            );
-            assert_eq!((run.count(), layer.handle().claims()), (1, 0));
         }
-    })
-    .await;
+        body.frame().await.unwrap().unwrap();
+        assert_eq!(store.faults.seen().2, 1);
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "result-unavailable")
+        );
+        // The client goes away in the middle: so it stays.
+        drop(body);
+        layer.handle().shutdown(SECOND).await;
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "result-unavailable")
+        );
+        assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+    }
 }
 
 #[tokio::test]
@@ -262,94 +253,85 @@ async fn of_event_streams_and_upgrades_it_is_stored_before_the_head() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_goes_out_as_it_comes_and_is_kept_at_its_end() {
-    bounded(async {
-        let layer = layer();
-        let service = around(
-            &layer,
-            Counting::default()
-                .answering(|_| async { Response::new(slowly(vec![data(5), data(5), data(5)], SECOND)) }),
-        );
-        let begun = tokio::time::Instant::now();
-        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
-        assert!(begun.elapsed() < SECOND, "the head does not wait for the body");
-        for n in 1..=3 {
-            body.frame().await.unwrap().unwrap();
-            assert!(begun.elapsed() < SECOND * n + SECOND / 2);
-            if n < 3 {
-                assert_eq!(
-                    send(&service, post("k")).await.problem(),
-                    problem(409, "in-progress")
-                );
-            }
+    let layer = layer();
+    let service = around(
+        &layer,
+        Counting::default()
+            .answering(|_| async { Response::new(slowly(vec![data(5), data(5), data(5)], SECOND)) }),
+    );
+    let begun = tokio::time::Instant::now();
+    let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+    assert!(begun.elapsed() < SECOND, "the head does not wait for the body");
+    for n in 1..=3 {
+        body.frame().await.unwrap().unwrap();
+        assert!(begun.elapsed() < SECOND * n + SECOND / 2);
+        if n < 3 {
+            assert_eq!(
+                send(&service, post("k")).await.problem(),
+                problem(409, "in-progress")
+            );
         }
-        assert!(body.frame().await.is_none());
-        let again = send(&service, post("k")).await;
-        assert!(again.is_replay() && again.body.len() == 15);
-        assert_eq!(layer.handle().claims(), 0);
-    })
-    .await;
+    }
+    assert!(body.frame().await.is_none());
+    let again = send(&service, post("k")).await;
+    assert!(again.is_replay() && again.body.len() == 15);
+    assert_eq!(layer.handle().claims(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn caller_that_knows_the_length_finds_the_result_stored_with_the_last_byte() {
-    bounded(async {
-        let service = around(
-            &layer(),
-            Counting::default().answering(|_| async {
-                let mut response = Response::new(slowly(vec![data(5), data(5)], SECOND));
-                response
-                    .headers_mut()
-                    .insert("content-length", HeaderValue::from_static("10"));
-                response
-            }),
-        );
-        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
-        body.frame().await.unwrap().unwrap();
-        body.frame().await.unwrap().unwrap();
-        // As a server does that has sent all that was announced.
-        drop(body);
-        assert!(send(&service, post("k")).await.is_replay());
-    })
-    .await;
+    let service = around(
+        &layer(),
+        Counting::default().answering(|_| async {
+            let mut response = Response::new(slowly(vec![data(5), data(5)], SECOND));
+            response
+                .headers_mut()
+                .insert("content-length", HeaderValue::from_static("10"));
+            response
+        }),
+    );
+    let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    body.frame().await.unwrap().unwrap();
+    // As a server does that has sent all that was announced.
+    drop(body);
+    assert!(send(&service, post("k")).await.is_replay());
 }
 
 /// A response that ends before its `Content-Length` is no result: its caller sees it break off, and a retry is told that
 /// there is none, instead of a part that passes for the whole.
 #[tokio::test(start_paused = true)]
 async fn response_shorter_than_its_content_length_is_not_replayed() {
-    bounded(async {
-        for pause in [Duration::ZERO, SECOND] {
-            for gone in [false, true] {
-                let (layer, run) = (layer(), Counting::default());
-                let service = around(
-                    &layer,
-                    run.answering(move |_| async move {
-                        let mut response = Response::new(slowly(vec![data(5), data(2)], pause));
-                        response
-                            .headers_mut()
-                            .insert("content-length", HeaderValue::from_static("10"));
-                        response
-                    }),
-                );
-                let body = service.clone().oneshot(post("k")).await.unwrap().into_body();
-                if gone {
-                    drop(body);
-                } else {
-                    let error = body.collect().await.unwrap_err().to_string();
-                    assert!(error.contains("7 of 10 bytes"), "{error}");
-                }
-                layer.handle().shutdown(SECOND * 10).await;
-                let again = send(&service, post("k")).await;
-                assert_eq!(
-                    again.problem(),
-                    problem(409, "result-unavailable"),
-                    "{pause:?} {gone}"
-                );
-                assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+    for pause in [Duration::ZERO, SECOND] {
+        for gone in [false, true] {
+            let (layer, run) = (layer(), Counting::default());
+            let service = around(
+                &layer,
+                run.answering(move |_| async move {
+                    let mut response = Response::new(slowly(vec![data(5), data(2)], pause));
+                    response
+                        .headers_mut()
+                        .insert("content-length", HeaderValue::from_static("10"));
+                    response
+                }),
+            );
+            let body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+            if gone {
+                drop(body);
+            } else {
+                let error = body.collect().await.unwrap_err().to_string();
+                assert!(error.contains("7 of 10 bytes"), "{error}");
             }
+            layer.handle().shutdown(SECOND * 10).await;
+            let again = send(&service, post("k")).await;
+            assert_eq!(
+                again.problem(),
+                problem(409, "result-unavailable"),
+                "{pause:?} {gone}"
+            );
+            assert_eq!((run.count(), layer.handle().claims()), (1, 0));
         }
-    })
-    .await;
+    }
 }
 
 /// An answer to `HEAD` announces a body that does not come.
@@ -393,146 +375,126 @@ async fn request_shorter_than_its_content_length_claims_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_whose_client_goes_away_is_read_on_and_kept() {
-    bounded(async {
-        let layer = layer();
-        let run = Counting::default();
-        let service = around(
-            &layer,
-            run.answering(|_| async { Response::new(slowly((0..10).map(|_| data(5)).collect(), SECOND)) }),
-        );
-        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
-        body.frame().await.unwrap().unwrap();
-        drop(body);
-        assert_eq!(layer.handle().tasks(), 1);
-        assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
-        let again = send(&service, post("k")).await;
-        assert!(again.is_replay() && again.body.len() == 50);
-        assert_eq!((run.count(), layer.handle().claims()), (1, 0));
-    })
-    .await;
+    let layer = layer();
+    let run = Counting::default();
+    let service = around(
+        &layer,
+        run.answering(|_| async { Response::new(slowly((0..10).map(|_| data(5)).collect(), SECOND)) }),
+    );
+    let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    drop(body);
+    assert_eq!(layer.handle().tasks(), 1);
+    assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    let again = send(&service, post("k")).await;
+    assert!(again.is_replay() && again.body.len() == 50);
+    assert_eq!((run.count(), layer.handle().claims()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_breaks_is_not_run_again() {
-    bounded(async {
-        for pause in [Duration::ZERO, SECOND] {
-            for gone in [false, true] {
-                let layer = layer();
-                let run = Counting::default();
-                let service = around(
-                    &layer,
-                    run.answering(
-                        move |_| async move { Response::new(slowly(vec![data(5), broken()], pause)) },
-                    ),
-                );
-                let response = service.clone().oneshot(post("k")).await.unwrap();
-                let mut body = response.into_body();
-                if !gone {
-                    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 5);
-                    assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "it broke");
-                }
-                drop(body);
-                layer.handle().shutdown(SECOND * 10).await;
-                assert_eq!(
-                    send(&service, post("k")).await.problem(),
-                    problem(409, "result-unavailable")
-                );
-                assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+    for pause in [Duration::ZERO, SECOND] {
+        for gone in [false, true] {
+            let layer = layer();
+            let run = Counting::default();
+            let service = around(
+                &layer,
+                run.answering(move |_| async move { Response::new(slowly(vec![data(5), broken()], pause)) }),
+            );
+            let response = service.clone().oneshot(post("k")).await.unwrap();
+            let mut body = response.into_body();
+            if !gone {
+                assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 5);
+                assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "it broke");
             }
+            drop(body);
+            layer.handle().shutdown(SECOND * 10).await;
+            assert_eq!(
+                send(&service, post("k")).await.problem(),
+                problem(409, "result-unavailable")
+            );
+            assert_eq!((run.count(), layer.handle().claims()), (1, 0));
         }
-    })
-    .await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn with_cancel_on_disconnect_a_stream_is_dropped_and_not_run_again() {
-    bounded(async {
-        let layer = layer().cancel_on_disconnect();
-        let run = Counting::default();
-        let service = around(
-            &layer,
-            run.answering(|_| async { Response::new(slowly(vec![data(5), data(5)], SECOND)) }),
-        );
-        drop(service.clone().oneshot(post("k")).await.unwrap());
-        layer.handle().shutdown(SECOND).await;
-        assert_eq!(
-            send(&service, post("k")).await.problem(),
-            problem(409, "result-unavailable")
-        );
-        assert_eq!((run.count(), layer.handle().claims()), (1, 0));
-    })
-    .await;
+    let layer = layer().cancel_on_disconnect();
+    let run = Counting::default();
+    let service = around(
+        &layer,
+        run.answering(|_| async { Response::new(slowly(vec![data(5), data(5)], SECOND)) }),
+    );
+    drop(service.clone().oneshot(post("k")).await.unwrap());
+    layer.handle().shutdown(SECOND).await;
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "result-unavailable")
+    );
+    assert_eq!((run.count(), layer.handle().claims()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn trailers_are_kept() {
-    bounded(async {
-        for pause in [Duration::ZERO, SECOND] {
-            let (_, first, second) = twice(&layer(), move || {
-                let mut trailers = HeaderMap::new();
-                trailers.append("x-sum", HeaderValue::from_static("1"));
-                trailers.append("x-sum", HeaderValue::from_static("2"));
-                trailers.append("set-cookie", HeaderValue::from_static("no"));
-                slowly(vec![data(5), Ok(Frame::trailers(trailers))], pause)
-            })
-            .await;
-            assert_eq!(first.trailers.unwrap().len(), 3);
-            let kept = second.trailers.unwrap();
-            assert_eq!(kept.get_all("x-sum").iter().collect::<Vec<_>>(), ["1", "2"]);
-            assert_eq!(
-                (kept.len(), second.parts.headers["trailer"].as_bytes()),
-                (2, b"x-sum".as_slice())
-            );
-        }
-    })
-    .await;
+    for pause in [Duration::ZERO, SECOND] {
+        let (_, first, second) = twice(&layer(), move || {
+            let mut trailers = HeaderMap::new();
+            trailers.append("x-sum", HeaderValue::from_static("1"));
+            trailers.append("x-sum", HeaderValue::from_static("2"));
+            trailers.append("set-cookie", HeaderValue::from_static("no"));
+            slowly(vec![data(5), Ok(Frame::trailers(trailers))], pause)
+        })
+        .await;
+        assert_eq!(first.trailers.unwrap().len(), 3);
+        let kept = second.trailers.unwrap();
+        assert_eq!(kept.get_all("x-sum").iter().collect::<Vec<_>>(), ["1", "2"]);
+        assert_eq!(
+            (kept.len(), second.parts.headers["trailer"].as_bytes()),
+            (2, b"x-sum".as_slice())
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_releases_is_not_read() {
-    bounded(async {
-        let run = Counting::default();
-        let service = around(
-            &layer(),
-            run.answering(|_| async {
-                let mut response = Response::new(
-                    StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>()).boxed_unsync(),
-                );
-                response.extensions_mut().insert(Outcome::Retry);
-                response
-            }),
-        );
-        for n in 1..=2 {
-            drop(service.clone().oneshot(post("k")).await.unwrap());
-            assert_eq!(run.count(), n);
-        }
-    })
-    .await;
+    let run = Counting::default();
+    let service = around(
+        &layer(),
+        run.answering(|_| async {
+            let mut response = Response::new(
+                StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>()).boxed_unsync(),
+            );
+            response.extensions_mut().insert(Outcome::Retry);
+            response
+        }),
+    );
+    for n in 1..=2 {
+        drop(service.clone().oneshot(post("k")).await.unwrap());
+        assert_eq!(run.count(), n);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_away_at_the_limit_does_not_cut_the_response() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer().response_limit(10);
-        let faults = store.faults.clone();
-        let service = around(
-            &layer,
-            Counting::default().answering(move |_| {
-                faults.set_down(true);
-                async { Response::new(slowly(vec![data(8), data(8)], SECOND)) }
-            }),
-        );
-        let first = send(&service, post("k")).await;
-        assert_eq!(first.body.len(), 16);
-        store.faults.set_down(false);
-        layer.handle().shutdown(SECOND * 20).await;
-        assert_eq!(
-            send(&service, post("k")).await.problem(),
-            problem(409, "result-unavailable")
-        );
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer().response_limit(10);
+    let faults = store.faults.clone();
+    let service = around(
+        &layer,
+        Counting::default().answering(move |_| {
+            faults.set_down(true);
+            async { Response::new(slowly(vec![data(8), data(8)], SECOND)) }
+        }),
+    );
+    let first = send(&service, post("k")).await;
+    assert_eq!(first.body.len(), 16);
+    store.faults.set_down(false);
+    layer.handle().shutdown(SECOND * 20).await;
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "result-unavailable")
+    );
 }
 
 #[tokio::test]

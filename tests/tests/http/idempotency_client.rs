@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::idempotency_support::{Answer, Counting, SECOND, answer, bounded, layer};
+use crate::idempotency_support::{Answer, Counting, SECOND, answer, layer};
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
@@ -75,267 +75,240 @@ fn key(headers: &HeaderMap) -> &str {
 
 #[tokio::test(start_paused = true)]
 async fn each_request_gets_a_key_and_keeps_it_over_its_retries() {
-    bounded(async {
-        let (client, seen) = answering(|n| {
-            if n % 3 == 0 {
-                Ok(status(201))
-            } else {
-                Ok(status(503))
-            }
-        });
-        let client = RetryLayer::new().layer(client);
-        for _ in 0..2 {
-            let response = client.clone().oneshot(pay()).await.unwrap();
-            assert_eq!(response.status(), 201);
-            let sent = response.extensions().get::<Sent>().unwrap();
-            assert_eq!(sent.attempts, 3);
-            assert_eq!(
-                sent.key.to_str().unwrap(),
-                key(seen.lock().unwrap().last().unwrap())
-            );
+    let (client, seen) = answering(|n| {
+        if n % 3 == 0 {
+            Ok(status(201))
+        } else {
+            Ok(status(503))
         }
-        let seen = seen.lock().unwrap();
-        let keys: Vec<&str> = seen.iter().map(key).collect();
-        assert!(keys[0] == keys[1] && keys[1] == keys[2] && keys[3] == keys[5]);
-        assert_ne!(keys[0], keys[3]);
-        assert!(keys[0].len() == 38 && keys[0].starts_with('"') && keys[0].ends_with('"'));
-    })
-    .await;
+    });
+    let client = RetryLayer::new().layer(client);
+    for _ in 0..2 {
+        let response = client.clone().oneshot(pay()).await.unwrap();
+        assert_eq!(response.status(), 201);
+        let sent = response.extensions().get::<Sent>().unwrap();
+        assert_eq!(sent.attempts, 3);
+        assert_eq!(
+            sent.key.to_str().unwrap(),
+            key(seen.lock().unwrap().last().unwrap())
+        );
+    }
+    let seen = seen.lock().unwrap();
+    let keys: Vec<&str> = seen.iter().map(key).collect();
+    assert!(keys[0] == keys[1] && keys[1] == keys[2] && keys[3] == keys[5]);
+    assert_ne!(keys[0], keys[3]);
+    assert!(keys[0].len() == 38 && keys[0].starts_with('"') && keys[0].ends_with('"'));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_there_already_stays() {
-    bounded(async {
-        let (client, seen) = answering(|n| Ok(status(if n == 1 { 502 } else { 200 })));
-        let mut request = pay();
-        request
-            .headers_mut()
-            .insert("idempotency-key", "mine".parse().unwrap());
-        RetryLayer::new().layer(client).oneshot(request).await.unwrap();
-        assert!(seen.lock().unwrap().iter().all(|headers| key(headers) == "mine"));
-    })
-    .await;
+    let (client, seen) = answering(|n| Ok(status(if n == 1 { 502 } else { 200 })));
+    let mut request = pay();
+    request
+        .headers_mut()
+        .insert("idempotency-key", "mine".parse().unwrap());
+    RetryLayer::new().layer(client).oneshot(request).await.unwrap();
+    assert!(seen.lock().unwrap().iter().all(|headers| key(headers) == "mine"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_sent_again_and_what_is_not() {
-    bounded(async {
-        let replayed = || {
-            let mut response = status(503);
-            response
-                .headers_mut()
-                .insert("idempotent-replayed", "true".parse().unwrap());
-            response
-        };
-        let other_conflict = || {
-            let mut response = status(409);
-            response
-                .headers_mut()
-                .insert("content-type", "application/problem+json".parse().unwrap());
-            response
-        };
-        let cases: Vec<(&str, Answers, usize)> = vec![
-            ("failure", Box::new(|| Err("broken")), 5),
-            ("429", Box::new(|| Ok(status(429))), 5),
-            ("502", Box::new(|| Ok(status(502))), 5),
-            ("503", Box::new(|| Ok(status(503))), 5),
-            ("504", Box::new(|| Ok(status(504))), 5),
-            ("replayed", Box::new(move || Ok(replayed())), 1),
-            ("other conflict", Box::new(move || Ok(other_conflict())), 1),
-            ("conflict", Box::new(|| Ok(status(409))), 1),
-            ("200", Box::new(|| Ok(status(200))), 1),
-            ("422", Box::new(|| Ok(status(422))), 1),
-            ("500", Box::new(|| Ok(status(500))), 1),
-        ];
-        for (what, answer, times) in cases {
-            let answer = Arc::new(Mutex::new(
-                std::iter::repeat_with(answer).take(9).collect::<Vec<_>>(),
-            ));
-            let next = answer.clone();
-            let (client, seen) = answering(move |_| next.lock().unwrap().pop().unwrap());
-            let outcome = RetryLayer::new().layer(client).oneshot(pay()).await;
-            assert_eq!(seen.lock().unwrap().len(), times, "{what}");
-            assert_eq!(outcome.is_err(), what == "failure");
-        }
-    })
-    .await;
+    let replayed = || {
+        let mut response = status(503);
+        response
+            .headers_mut()
+            .insert("idempotent-replayed", "true".parse().unwrap());
+        response
+    };
+    let other_conflict = || {
+        let mut response = status(409);
+        response
+            .headers_mut()
+            .insert("content-type", "application/problem+json".parse().unwrap());
+        response
+    };
+    let cases: Vec<(&str, Answers, usize)> = vec![
+        ("failure", Box::new(|| Err("broken")), 5),
+        ("429", Box::new(|| Ok(status(429))), 5),
+        ("502", Box::new(|| Ok(status(502))), 5),
+        ("503", Box::new(|| Ok(status(503))), 5),
+        ("504", Box::new(|| Ok(status(504))), 5),
+        ("replayed", Box::new(move || Ok(replayed())), 1),
+        ("other conflict", Box::new(move || Ok(other_conflict())), 1),
+        ("conflict", Box::new(|| Ok(status(409))), 1),
+        ("200", Box::new(|| Ok(status(200))), 1),
+        ("422", Box::new(|| Ok(status(422))), 1),
+        ("500", Box::new(|| Ok(status(500))), 1),
+    ];
+    for (what, answer, times) in cases {
+        let answer = Arc::new(Mutex::new(
+            std::iter::repeat_with(answer).take(9).collect::<Vec<_>>(),
+        ));
+        let next = answer.clone();
+        let (client, seen) = answering(move |_| next.lock().unwrap().pop().unwrap());
+        let outcome = RetryLayer::new().layer(client).oneshot(pay()).await;
+        assert_eq!(seen.lock().unwrap().len(), times, "{what}");
+        assert_eq!(outcome.is_err(), what == "failure");
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_body_of_a_conflict_is_not_lost_by_looking_at_it() {
-    bounded(async {
-        let (client, _) = answering(|_| Ok(in_progress()));
-        let response = RetryLayer::new()
-            .total_time(Duration::ZERO)
-            .layer(client)
-            .oneshot(pay())
-            .await
-            .unwrap();
-        let json = answer(response).await.json();
-        assert_eq!(json["type"], "urn:dlock:problem:idempotency-in-progress");
-    })
-    .await;
+    let (client, _) = answering(|_| Ok(in_progress()));
+    let response = RetryLayer::new()
+        .total_time(Duration::ZERO)
+        .layer(client)
+        .oneshot(pay())
+        .await
+        .unwrap();
+    let json = answer(response).await.json();
+    assert_eq!(json["type"], "urn:dlock:problem:idempotency-in-progress");
 }
 
 /// Answers "in progress" use up no attempts: only the total time bounds them ("What is sent again" of the client's docs).
 #[tokio::test(start_paused = true)]
 async fn in_progress_answers_are_bounded_by_the_total_time_alone() {
-    bounded(async {
-        let begun = Instant::now();
-        // The work takes 25 of the 30 s.
-        let (client, seen) = answering(move |_| match begun.elapsed() < SECOND * 25 {
-            true => Ok(in_progress()),
-            false => Ok(status(201)),
-        });
-        let response = RetryLayer::new().layer(client).oneshot(pay()).await.unwrap();
-        assert_eq!(response.status(), 201);
-        let sent = response.extensions().get::<Sent>().unwrap();
-        assert_eq!(sent.attempts as usize, seen.lock().unwrap().len());
-        assert!(sent.attempts > 15, "{sent:?}");
-        // It never ends: the caller gets the last answer when the time is over, and not before.
-        let (client, _) = answering(|_| Ok(in_progress()));
-        let begun = Instant::now();
-        let response = RetryLayer::new().layer(client).oneshot(pay()).await.unwrap();
-        let took = begun.elapsed();
-        assert_eq!(response.status(), 409);
-        assert!(took > SECOND * 27 && took <= SECOND * 30, "{took:?}");
-    })
-    .await;
+    let begun = Instant::now();
+    // The work takes 25 of the 30 s.
+    let (client, seen) = answering(move |_| match begun.elapsed() < SECOND * 25 {
+        true => Ok(in_progress()),
+        false => Ok(status(201)),
+    });
+    let response = RetryLayer::new().layer(client).oneshot(pay()).await.unwrap();
+    assert_eq!(response.status(), 201);
+    let sent = response.extensions().get::<Sent>().unwrap();
+    assert_eq!(sent.attempts as usize, seen.lock().unwrap().len());
+    assert!(sent.attempts > 15, "{sent:?}");
+    // It never ends: the caller gets the last answer when the time is over, and not before.
+    let (client, _) = answering(|_| Ok(in_progress()));
+    let begun = Instant::now();
+    let response = RetryLayer::new().layer(client).oneshot(pay()).await.unwrap();
+    let took = begun.elapsed();
+    assert_eq!(response.status(), 409);
+    assert!(took > SECOND * 27 && took <= SECOND * 30, "{took:?}");
 }
 
 /// A caller that got no response is told the key that the layer drew, and can send the same request later.
 #[tokio::test(start_paused = true)]
 async fn error_tells_the_drawn_key_and_the_number_of_tries() {
-    bounded(async {
-        let (client, seen) = answering(|_| Err("broken"));
-        let layer = RetryLayer::new().attempts(2);
-        let error: SendError = layer.layer(client).oneshot(pay()).await.unwrap_err();
-        assert_eq!(
-            error.key().unwrap().to_str().unwrap(),
-            key(&seen.lock().unwrap()[1])
-        );
-        assert_eq!(error.sent().unwrap().attempts, 2);
-        let key = error.key().unwrap().to_str().unwrap();
-        assert!(error.to_string().contains(key), "{error}");
-        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "broken");
-        // A typed error is found again, whatever the client is.
-        let failing = tower::service_fn(|_: Request<Full<Bytes>>| async {
-            Err::<Res, _>(std::io::Error::from(std::io::ErrorKind::TimedOut))
-        });
-        let error = RetryLayer::new().layer(failing).oneshot(pay()).await.unwrap_err();
-        assert_eq!(
-            error.downcast_ref::<std::io::Error>().unwrap().kind(),
-            std::io::ErrorKind::TimedOut
-        );
-        let mut get = pay();
-        *get.method_mut() = Method::GET;
-        let (client, _) = answering(|_| Err("broken"));
-        assert_eq!(
-            RetryLayer::new()
-                .layer(client)
-                .oneshot(get)
-                .await
-                .unwrap_err()
-                .key(),
-            None
-        );
-    })
-    .await;
+    let (client, seen) = answering(|_| Err("broken"));
+    let layer = RetryLayer::new().attempts(2);
+    let error: SendError = layer.layer(client).oneshot(pay()).await.unwrap_err();
+    assert_eq!(
+        error.key().unwrap().to_str().unwrap(),
+        key(&seen.lock().unwrap()[1])
+    );
+    assert_eq!(error.sent().unwrap().attempts, 2);
+    let key = error.key().unwrap().to_str().unwrap();
+    assert!(error.to_string().contains(key), "{error}");
+    assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "broken");
+    // A typed error is found again, whatever the client is.
+    let failing = tower::service_fn(|_: Request<Full<Bytes>>| async {
+        Err::<Res, _>(std::io::Error::from(std::io::ErrorKind::TimedOut))
+    });
+    let error = RetryLayer::new().layer(failing).oneshot(pay()).await.unwrap_err();
+    assert_eq!(
+        error.downcast_ref::<std::io::Error>().unwrap().kind(),
+        std::io::ErrorKind::TimedOut
+    );
+    let mut get = pay();
+    *get.method_mut() = Method::GET;
+    let (client, _) = answering(|_| Err("broken"));
+    assert_eq!(
+        RetryLayer::new()
+            .layer(client)
+            .oneshot(get)
+            .await
+            .unwrap_err()
+            .key(),
+        None
+    );
 }
 
 /// Failures in between use up attempts, and answers "in progress" give none back.
 #[tokio::test(start_paused = true)]
 async fn failures_between_in_progress_answers_use_up_the_attempts() {
-    bounded(async {
-        let (client, seen) = answering(|n| match n % 2 {
-            0 => Ok(in_progress()),
-            _ => Ok(status(503)),
-        });
-        let response = RetryLayer::new()
-            .attempts(3)
-            .layer(client)
-            .oneshot(pay())
-            .await
-            .unwrap();
-        assert_eq!((response.status().as_u16(), seen.lock().unwrap().len()), (503, 5));
-    })
-    .await;
+    let (client, seen) = answering(|n| match n % 2 {
+        0 => Ok(in_progress()),
+        _ => Ok(status(503)),
+    });
+    let response = RetryLayer::new()
+        .attempts(3)
+        .layer(client)
+        .oneshot(pay())
+        .await
+        .unwrap();
+    assert_eq!((response.status().as_u16(), seen.lock().unwrap().len()), (503, 5));
 }
 
 #[tokio::test(start_paused = true)]
 async fn retry_after_is_honoured_and_the_tries_are_bounded() {
-    bounded(async {
-        let after = |seconds: &'static str| {
-            move |n: usize| {
-                let mut response = status(if n < 3 { 503 } else { 200 });
-                response
-                    .headers_mut()
-                    .insert("retry-after", seconds.parse().unwrap());
-                Ok(response)
-            }
-        };
-        let (client, _) = answering(after("7"));
-        let begun = Instant::now();
-        assert_eq!(
-            RetryLayer::new()
-                .layer(client)
-                .oneshot(pay())
-                .await
-                .unwrap()
-                .status(),
-            200
-        );
-        let took = begun.elapsed();
-        assert!(took >= SECOND * 14 && took < SECOND * 15, "{took:?}");
-        // There is no time for it.
-        let (client, seen) = answering(after("20"));
-        let begun = Instant::now();
-        assert_eq!(
-            RetryLayer::new()
-                .layer(client)
-                .oneshot(pay())
-                .await
-                .unwrap()
-                .status(),
-            503
-        );
-        assert!(begun.elapsed() < SECOND * 21);
-        assert_eq!(seen.lock().unwrap().len(), 2);
-        // Without it the pauses grow.
-        let (client, seen) = answering(|_| Err("broken"));
-        let begun = Instant::now();
-        let layer = RetryLayer::new().attempts(8).pauses(SECOND / 10, SECOND * 2);
-        assert_eq!(
-            layer
-                .layer(client)
-                .oneshot(pay())
-                .await
-                .unwrap_err()
-                .into_source()
-                .to_string(),
-            "broken"
-        );
-        let took = begun.elapsed();
-        assert!(took > SECOND * 3 && took < SECOND * 10, "{took:?}");
-        assert_eq!(seen.lock().unwrap().len(), 8);
-    })
-    .await;
+    let after = |seconds: &'static str| {
+        move |n: usize| {
+            let mut response = status(if n < 3 { 503 } else { 200 });
+            response
+                .headers_mut()
+                .insert("retry-after", seconds.parse().unwrap());
+            Ok(response)
+        }
+    };
+    let (client, _) = answering(after("7"));
+    let begun = Instant::now();
+    assert_eq!(
+        RetryLayer::new()
+            .layer(client)
+            .oneshot(pay())
+            .await
+            .unwrap()
+            .status(),
+        200
+    );
+    let took = begun.elapsed();
+    assert!(took >= SECOND * 14 && took < SECOND * 15, "{took:?}");
+    // There is no time for it.
+    let (client, seen) = answering(after("20"));
+    let begun = Instant::now();
+    assert_eq!(
+        RetryLayer::new()
+            .layer(client)
+            .oneshot(pay())
+            .await
+            .unwrap()
+            .status(),
+        503
+    );
+    assert!(begun.elapsed() < SECOND * 21);
+    assert_eq!(seen.lock().unwrap().len(), 2);
+    // Without it the pauses grow.
+    let (client, seen) = answering(|_| Err("broken"));
+    let begun = Instant::now();
+    let layer = RetryLayer::new().attempts(8).pauses(SECOND / 10, SECOND * 2);
+    assert_eq!(
+        layer
+            .layer(client)
+            .oneshot(pay())
+            .await
+            .unwrap_err()
+            .into_source()
+            .to_string(),
+        "broken"
+    );
+    let took = begun.elapsed();
+    assert!(took > SECOND * 3 && took < SECOND * 10, "{took:?}");
+    assert_eq!(seen.lock().unwrap().len(), 8);
 }
 
 #[tokio::test(start_paused = true)]
 async fn other_methods_and_failures_of_no_use_are_left_alone() {
-    bounded(async {
-        let (client, seen) = answering(|_| Err("no"));
-        let layer = RetryLayer::new();
-        let mut get = pay();
-        *get.method_mut() = Method::GET;
-        assert!(layer.layer(client.clone()).oneshot(get).await.is_err());
-        assert!(!seen.lock().unwrap()[0].contains_key("idempotency-key"));
-        let picky = layer.retry_error(|error: &&'static str| *error != "no");
-        assert!(picky.layer(client).oneshot(pay()).await.is_err());
-        assert_eq!(seen.lock().unwrap().len(), 2);
-    })
-    .await;
+    let (client, seen) = answering(|_| Err("no"));
+    let layer = RetryLayer::new();
+    let mut get = pay();
+    *get.method_mut() = Method::GET;
+    assert!(layer.layer(client.clone()).oneshot(get).await.is_err());
+    assert!(!seen.lock().unwrap()[0].contains_key("idempotency-key"));
+    let picky = layer.retry_error(|error: &&'static str| *error != "no");
+    assert!(picky.layer(client).oneshot(pay()).await.is_err());
+    assert_eq!(seen.lock().unwrap().len(), 2);
 }
 
 /// A shop that loses its first answers: the work is done, and the connection breaks.

@@ -33,171 +33,147 @@ async fn poll_times<F: Future>(future: F, times: usize) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn dropped_at_any_poll_a_request_runs_once_and_its_retry_is_served() {
-    bounded(async {
-        for times in 0..40 {
-            let store = Faulty::new();
-            let run = Counting::default();
-            let layer = store.layer();
-            let service = around(
-                &layer,
-                run.answering(|n| async move {
-                    for _ in 0..10 {
-                        sleep(Duration::from_millis(3)).await;
-                    }
-                    Response::new(Full::from(format!("run {n}")))
-                }),
-            );
-            let done = poll_times(service.clone().oneshot(post("k")), times).await;
-            assert_eq!(layer.handle().shutdown(SECOND * 10).await, 0, "{times}");
-            let answer = send(&service, post("k")).await;
-            assert_eq!(answer.both(), (200, "run 1"), "{times}");
-            assert_eq!((run.count(), layer.handle().claims()), (1, 0), "{times}");
-            if done {
-                assert!(times > 5);
-                return;
-            }
+    for times in 0..40 {
+        let store = Faulty::new();
+        let run = Counting::default();
+        let layer = store.layer();
+        let service = around(
+            &layer,
+            run.answering(|n| async move {
+                for _ in 0..10 {
+                    sleep(Duration::from_millis(3)).await;
+                }
+                Response::new(Full::from(format!("run {n}")))
+            }),
+        );
+        let done = poll_times(service.clone().oneshot(post("k")), times).await;
+        assert_eq!(layer.handle().shutdown(SECOND * 10).await, 0, "{times}");
+        let answer = send(&service, post("k")).await;
+        assert_eq!(answer.both(), (200, "run 1"), "{times}");
+        assert_eq!((run.count(), layer.handle().claims()), (1, 0), "{times}");
+        if done {
+            assert!(times > 5);
+            return;
         }
-        panic!("it was never done");
-    })
-    .await;
+    }
+    panic!("it was never done");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_handler_runs_on_when_the_client_goes_away() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.taking(SECOND * 60));
-        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-        assert_eq!((layer.handle().tasks(), layer.stats().detached), (1, 1));
-        // Longer than the lease: it is renewed.
-        sleep(SECOND * 50).await;
-        assert_eq!(
-            send(&service, post("k")).await.problem(),
-            problem(409, "in-progress")
-        );
-        assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
-        let answer = send(&service, post("k")).await;
-        assert!(answer.is_replay() && answer.text() == "run 1");
-        assert_eq!(layer.handle().claims(), 0);
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.taking(SECOND * 60));
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    assert_eq!((layer.handle().tasks(), layer.stats().detached), (1, 1));
+    // Longer than the lease: it is renewed.
+    sleep(SECOND * 50).await;
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "in-progress")
+    );
+    assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
+    let answer = send(&service, post("k")).await;
+    assert!(answer.is_replay() && answer.text() == "run 1");
+    assert_eq!(layer.handle().claims(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_shutdown_is_bounded_and_counts_what_is_left() {
-    bounded(async {
-        let layer = layer();
-        let service = around(&layer, Counting::default().taking(SECOND * 60));
-        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-        assert_eq!(layer.handle().shutdown(SECOND).await, 1);
-        assert_eq!(layer.handle().shutdown(SECOND * 100).await, 0);
-    })
-    .await;
+    let layer = layer();
+    let service = around(&layer, Counting::default().taking(SECOND * 60));
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    assert_eq!(layer.handle().shutdown(SECOND).await, 1);
+    assert_eq!(layer.handle().shutdown(SECOND * 100).await, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_was_not_awaited_is_taken_back() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.service());
-        store.faults.claim_answers_held.store(true, Ordering::SeqCst);
-        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-        store.faults.claim_answers_held.store(false, Ordering::SeqCst);
-        layer.handle().shutdown(SECOND).await;
-        assert_eq!(run.count(), 0);
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.service());
+    store.faults.claim_answers_held.store(true, Ordering::SeqCst);
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    store.faults.claim_answers_held.store(false, Ordering::SeqCst);
+    layer.handle().shutdown(SECOND).await;
+    assert_eq!(run.count(), 0);
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_result_on_its_way_to_the_store_gets_there_without_the_client() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer();
-        let service = around(&layer, Counting::default().service());
-        store.faults.complete_held.store(true, Ordering::SeqCst);
-        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-        store.faults.complete_held.store(false, Ordering::SeqCst);
-        layer.handle().shutdown(SECOND).await;
-        assert!(send(&service, post("k")).await.is_replay());
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer();
+    let service = around(&layer, Counting::default().service());
+    store.faults.complete_held.store(true, Ordering::SeqCst);
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    store.faults.complete_held.store(false, Ordering::SeqCst);
+    layer.handle().shutdown(SECOND).await;
+    assert!(send(&service, post("k")).await.is_replay());
 }
 
 /// A handler that was not begun, since a lock layer inside still waited, spends no key when its client goes away.
 #[tokio::test(start_paused = true)]
 async fn dropped_request_releases_the_key_when_lock_layers_inside_still_wait() {
-    bounded(async {
-        let locks = LockClient::memory();
-        let lock = |name: &'static str| LockLayer::new(locks.clone(), key::fixed(name)).wait(SECOND * 60);
-        let layer = layer().cancel_on_disconnect();
-        let run = Counting::default();
-        // One of them has its lock, the other waits.
-        let service = layer.layer(lock("free").layer(lock("busy").layer(run.service())));
-        let guard = locks.lock("busy").acquire().await.unwrap();
-        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-        layer.handle().shutdown(SECOND).await;
-        guard.release().await.unwrap();
-        let answer = send(&service, post("k")).await;
-        assert_eq!((answer.both(), answer.is_replay()), ((200, "run 1"), false));
-    })
-    .await;
+    let locks = LockClient::memory();
+    let lock = |name: &'static str| LockLayer::new(locks.clone(), key::fixed(name)).wait(SECOND * 60);
+    let layer = layer().cancel_on_disconnect();
+    let run = Counting::default();
+    // One of them has its lock, the other waits.
+    let service = layer.layer(lock("free").layer(lock("busy").layer(run.service())));
+    let guard = locks.lock("busy").acquire().await.unwrap();
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    layer.handle().shutdown(SECOND).await;
+    guard.release().await.unwrap();
+    let answer = send(&service, post("k")).await;
+    assert_eq!((answer.both(), answer.is_replay()), ((200, "run 1"), false));
 }
 
 /// A lock layer that still waits says nothing of a handler that a layer in between has begun another time.
 #[tokio::test(start_paused = true)]
 async fn dropped_request_keeps_the_key_when_it_was_let_in_another_time() {
-    bounded(async {
-        let locks = LockClient::memory();
-        let lock = LockLayer::new(locks.clone(), key::fixed("account")).wait(SECOND * 60);
-        let layer = layer().cancel_on_disconnect();
-        let run = Counting::default();
-        let locked = lock.layer(run.taking(SECOND * 60));
-        let hedged = tower::service_fn(move |request: Req| {
-            let (first, second) = (locked.clone(), locked.clone());
-            async move {
-                let again = request.clone();
-                tokio::select! {
-                    answer = first.oneshot(request) => answer,
-                    answer = second.oneshot(again) => answer,
-                }
+    let locks = LockClient::memory();
+    let lock = LockLayer::new(locks.clone(), key::fixed("account")).wait(SECOND * 60);
+    let layer = layer().cancel_on_disconnect();
+    let run = Counting::default();
+    let locked = lock.layer(run.taking(SECOND * 60));
+    let hedged = tower::service_fn(move |request: Req| {
+        let (first, second) = (locked.clone(), locked.clone());
+        async move {
+            let again = request.clone();
+            tokio::select! {
+                answer = first.oneshot(request) => answer,
+                answer = second.oneshot(again) => answer,
             }
-        });
-        let service = layer.layer(hedged);
-        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-        layer.handle().shutdown(SECOND).await;
-        let answer = send(&service, post("k")).await;
-        assert_eq!((answer.problem(), run.count()), (problem(500, "failed"), 1));
-    })
-    .await;
+        }
+    });
+    let service = layer.layer(hedged);
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    layer.handle().shutdown(SECOND).await;
+    let answer = send(&service, post("k")).await;
+    assert_eq!((answer.problem(), run.count()), (problem(500, "failed"), 1));
 }
 
 /// The same when the lock of a layer outside is lost meanwhile.
 #[tokio::test(start_paused = true)]
 async fn request_that_loses_its_outer_lock_releases_the_key_when_an_inner_one_still_waits() {
-    bounded(async {
-        let locks = LockClient::memory();
-        let outer = LockLayer::new(locks.clone(), key::fixed("outer")).max_hold(SECOND);
-        let inner = LockLayer::new(locks.clone(), key::fixed("inner")).wait(SECOND * 60);
-        let layer = layer();
-        let run = Counting::default();
-        let service = outer.layer(layer.layer(inner.layer(run.service())));
-        let ask = || async {
-            let Ok(response) = service.clone().oneshot(post("k")).await;
-            answer(response).await
-        };
-        let guard = locks.lock("inner").acquire().await.unwrap();
-        assert_eq!(ask().await.status(), 503);
-        layer.handle().shutdown(SECOND).await;
-        guard.release().await.unwrap();
-        assert_eq!(ask().await.both(), (200, "run 1"));
-    })
-    .await;
+    let locks = LockClient::memory();
+    let outer = LockLayer::new(locks.clone(), key::fixed("outer")).max_hold(SECOND);
+    let inner = LockLayer::new(locks.clone(), key::fixed("inner")).wait(SECOND * 60);
+    let layer = layer();
+    let run = Counting::default();
+    let service = outer.layer(layer.layer(inner.layer(run.service())));
+    let ask = || async {
+        let Ok(response) = service.clone().oneshot(post("k")).await;
+        answer(response).await
+    };
+    let guard = locks.lock("inner").acquire().await.unwrap();
+    assert_eq!(ask().await.status(), 503);
+    layer.handle().shutdown(SECOND).await;
+    guard.release().await.unwrap();
+    assert_eq!(ask().await.both(), (200, "run 1"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,41 +184,38 @@ async fn with_cancel_on_disconnect_the_handler_is_dropped_and_the_policy_decides
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    bounded(async {
-        for (layer, second) in [
-            (layer().cancel_on_disconnect(), (500, "failed")),
-            (layer().cancel_on_disconnect().retry_ambiguous(), (200, "run 2")),
-        ] {
-            let (run, dropped) = (Counting::default(), Arc::new(AtomicBool::new(false)));
-            let seen = dropped.clone();
-            let service = around(
-                &layer,
-                run.answering(move |n| {
-                    let dropped = Dropped(seen.clone());
-                    async move {
-                        if n == 1 {
-                            sleep(SECOND * 60).await;
-                            drop(dropped);
-                        }
-                        Response::new(Full::from(format!("run {n}")))
+    for (layer, second) in [
+        (layer().cancel_on_disconnect(), (500, "failed")),
+        (layer().cancel_on_disconnect().retry_ambiguous(), (200, "run 2")),
+    ] {
+        let (run, dropped) = (Counting::default(), Arc::new(AtomicBool::new(false)));
+        let seen = dropped.clone();
+        let service = around(
+            &layer,
+            run.answering(move |n| {
+                let dropped = Dropped(seen.clone());
+                async move {
+                    if n == 1 {
+                        sleep(SECOND * 60).await;
+                        drop(dropped);
                     }
-                }),
-            );
-            assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
-            assert!(dropped.load(Ordering::SeqCst));
-            layer.handle().shutdown(SECOND).await;
-            let answer = send(&service, post("k")).await;
-            assert_eq!(answer.status(), second.0);
-            if second.0 == 500 {
-                assert_eq!(answer.problem(), problem(500, second.1));
-                assert!(!answer.not_started());
-            } else {
-                assert_eq!(answer.text(), second.1);
-            }
-            assert_eq!(layer.handle().claims(), 0);
+                    Response::new(Full::from(format!("run {n}")))
+                }
+            }),
+        );
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        assert!(dropped.load(Ordering::SeqCst));
+        layer.handle().shutdown(SECOND).await;
+        let answer = send(&service, post("k")).await;
+        assert_eq!(answer.status(), second.0);
+        if second.0 == 500 {
+            assert_eq!(answer.problem(), problem(500, second.1));
+            assert!(!answer.not_started());
+        } else {
+            assert_eq!(answer.text(), second.1);
         }
-    })
-    .await;
+        assert_eq!(layer.handle().claims(), 0);
+    }
 }
 
 /// Panics at its n-th poll, and again if it is ever polled after that.
@@ -262,46 +235,43 @@ impl Future for Panics {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_panics_is_never_polled_again_and_the_policy_decides() {
-    bounded(async {
-        for (layer, runs) in [(layer(), 1), (layer().retry_ambiguous(), 2)] {
-            for detached in [false, true] {
-                let polls = Arc::new(AtomicUsize::new(0));
-                let run = Counting::default();
-                let handler = {
-                    let (polls, run) = (polls.clone(), run.clone());
-                    tower::service_fn(move |_: Req| {
-                        run.next();
-                        Panics(3, polls.clone())
-                    })
-                };
-                let service = around(&layer, handler);
-                let key = format!("k{detached}");
-                let (shared, request) = (service.clone(), post(&key));
-                let first = tokio::spawn(async move {
-                    let mut first = Box::pin(shared.oneshot(request));
-                    if detached {
-                        let _ = futures_util::poll!(&mut first);
-                    } else {
-                        let _ = first.await;
-                    }
-                });
-                assert_eq!(first.await.is_err(), !detached);
-                layer.handle().shutdown(SECOND).await;
-                assert_eq!(polls.load(Ordering::SeqCst), 3);
-                assert_eq!(layer.handle().claims(), 0);
-                let second = tokio::spawn(service.oneshot(post(&key))).await;
-                match second {
-                    Ok(response) => {
-                        assert_eq!(answer(response.unwrap()).await.problem(), problem(500, "failed"))
-                    }
-                    Err(panicked) => assert!(panicked.is_panic()),
+    for (layer, runs) in [(layer(), 1), (layer().retry_ambiguous(), 2)] {
+        for detached in [false, true] {
+            let polls = Arc::new(AtomicUsize::new(0));
+            let run = Counting::default();
+            let handler = {
+                let (polls, run) = (polls.clone(), run.clone());
+                tower::service_fn(move |_: Req| {
+                    run.next();
+                    Panics(3, polls.clone())
+                })
+            };
+            let service = around(&layer, handler);
+            let key = format!("k{detached}");
+            let (shared, request) = (service.clone(), post(&key));
+            let first = tokio::spawn(async move {
+                let mut first = Box::pin(shared.oneshot(request));
+                if detached {
+                    let _ = futures_util::poll!(&mut first);
+                } else {
+                    let _ = first.await;
                 }
-                assert_eq!(run.count(), runs);
-                layer.handle().shutdown(SECOND).await;
+            });
+            assert_eq!(first.await.is_err(), !detached);
+            layer.handle().shutdown(SECOND).await;
+            assert_eq!(polls.load(Ordering::SeqCst), 3);
+            assert_eq!(layer.handle().claims(), 0);
+            let second = tokio::spawn(service.oneshot(post(&key))).await;
+            match second {
+                Ok(response) => {
+                    assert_eq!(answer(response.unwrap()).await.problem(), problem(500, "failed"))
+                }
+                Err(panicked) => assert!(panicked.is_panic()),
             }
+            assert_eq!(run.count(), runs);
+            layer.handle().shutdown(SECOND).await;
         }
-    })
-    .await;
+    }
 }
 
 #[tokio::test]
@@ -348,74 +318,68 @@ impl Service<Req> for NotReady {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_does_not_become_ready_releases_the_key() {
-    bounded(async {
-        let layer = layer();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let service = layer.layer(NotReady(asked.clone(), true));
-        for _ in 0..2 {
-            assert_eq!(service.clone().oneshot(post("k")).await.unwrap_err(), "shut");
-        }
-        let service = layer.layer(NotReady(asked.clone(), false));
-        let mut idle = service.clone();
-        assert!(
-            futures_util::future::poll_fn(|cx| idle.poll_ready(cx))
-                .await
-                .is_ok(),
-            "always ready"
-        );
-        assert_eq!(
-            asked.load(Ordering::SeqCst),
-            2,
-            "the inner service was not asked for that"
-        );
-        assert!(timeout(SECOND, service.oneshot(post("k"))).await.is_err());
-        layer.handle().shutdown(SECOND).await;
-        let run = Counting::default();
-        assert_eq!(
-            send(&around(&layer, run.service()), post("k")).await.text(),
-            "run 1"
-        );
-    })
-    .await;
+    let layer = layer();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let service = layer.layer(NotReady(asked.clone(), true));
+    for _ in 0..2 {
+        assert_eq!(service.clone().oneshot(post("k")).await.unwrap_err(), "shut");
+    }
+    let service = layer.layer(NotReady(asked.clone(), false));
+    let mut idle = service.clone();
+    assert!(
+        futures_util::future::poll_fn(|cx| idle.poll_ready(cx))
+            .await
+            .is_ok(),
+        "always ready"
+    );
+    assert_eq!(
+        asked.load(Ordering::SeqCst),
+        2,
+        "the inner service was not asked for that"
+    );
+    assert!(timeout(SECOND, service.oneshot(post("k"))).await.is_err());
+    layer.handle().shutdown(SECOND).await;
+    let run = Counting::default();
+    assert_eq!(
+        send(&around(&layer, run.service()), post("k")).await.text(),
+        "run 1"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_runs_on_keeps_its_lock_frame() {
-    bounded(async {
-        // Around both: a frame of its own, that the request is polled in.
-        let client = LockClient::memory();
-        let layer = IdempotencyLayer::new(client.records().unwrap(), public());
-        let inner = client.clone();
-        let handler = tower::service_fn(move |_: Req| {
-            let client = inner.clone();
-            async move {
-                sleep(SECOND * 5).await;
-                let lock = client.lock("account").wait(SECOND);
-                let text = match lock.acquire().await {
-                    Ok(_) => "entered",
-                    Err(_) => "outside of the frame",
-                };
-                Ok::<_, Infallible>(Response::new(Full::from(text)))
-            }
-        });
-        let lock = LockLayer::new(client.clone(), key::fixed("account"));
-        // The lock layer inside: it lives on with the handler.
-        let service = layer.layer(lock.layer(handler.clone()));
-        assert!(timeout(SECOND, service.clone().oneshot(post("k"))).await.is_err());
-        assert_eq!(client.held(), 1);
-        layer.handle().shutdown(SECOND * 10).await;
-        assert_eq!(client.held(), 0);
-        let response = service.oneshot(post("k")).await.unwrap();
-        assert_eq!(answer(response).await.text(), "entered");
-        // A frame further out.
-        let guard = client.lock("account").acquire().await.unwrap();
-        let service = around(&layer, handler);
-        let request = guard.scope(timeout(SECOND, service.clone().oneshot(post("k2"))));
-        assert!(request.await.is_err());
-        layer.handle().shutdown(SECOND * 10).await;
-        assert_eq!(send(&service, post("k2")).await.text(), "entered");
-    })
-    .await;
+    // Around both: a frame of its own, that the request is polled in.
+    let client = LockClient::memory();
+    let layer = IdempotencyLayer::new(client.records().unwrap(), public());
+    let inner = client.clone();
+    let handler = tower::service_fn(move |_: Req| {
+        let client = inner.clone();
+        async move {
+            sleep(SECOND * 5).await;
+            let lock = client.lock("account").wait(SECOND);
+            let text = match lock.acquire().await {
+                Ok(_) => "entered",
+                Err(_) => "outside of the frame",
+            };
+            Ok::<_, Infallible>(Response::new(Full::from(text)))
+        }
+    });
+    let lock = LockLayer::new(client.clone(), key::fixed("account"));
+    // The lock layer inside: it lives on with the handler.
+    let service = layer.layer(lock.layer(handler.clone()));
+    assert!(timeout(SECOND, service.clone().oneshot(post("k"))).await.is_err());
+    assert_eq!(client.held(), 1);
+    layer.handle().shutdown(SECOND * 10).await;
+    assert_eq!(client.held(), 0);
+    let response = service.oneshot(post("k")).await.unwrap();
+    assert_eq!(answer(response).await.text(), "entered");
+    // A frame further out.
+    let guard = client.lock("account").acquire().await.unwrap();
+    let service = around(&layer, handler);
+    let request = guard.scope(timeout(SECOND, service.clone().oneshot(post("k2"))));
+    assert!(request.await.is_err());
+    layer.handle().shutdown(SECOND * 10).await;
+    assert_eq!(send(&service, post("k2")).await.text(), "entered");
 }
 
 #[test]
@@ -493,18 +457,15 @@ fn claims_are_renewed_on_each_runtime_when_another_one_blocks_or_ends() {
 async fn a_handler_that_runs_on_keeps_its_span() {
     use tracing::Instrument;
     let _logs = tracing::subscriber::set_default(tracing_subscriber::registry());
-    bounded(async {
-        let layer = layer();
-        let handler = tower::service_fn(|_: Req| async {
-            sleep(SECOND * 2).await;
-            let name = tracing::Span::current().metadata().map(|span| span.name());
-            Ok::<_, Infallible>(Response::new(Full::from(name.unwrap_or("no span"))))
-        });
-        let service = around(&layer, handler);
-        let request = timeout(SECOND, service.clone().oneshot(post("k")));
-        assert!(request.instrument(tracing::info_span!("request")).await.is_err());
-        layer.handle().shutdown(SECOND * 10).await;
-        assert_eq!(send(&service, post("k")).await.text(), "request");
-    })
-    .await;
+    let layer = layer();
+    let handler = tower::service_fn(|_: Req| async {
+        sleep(SECOND * 2).await;
+        let name = tracing::Span::current().metadata().map(|span| span.name());
+        Ok::<_, Infallible>(Response::new(Full::from(name.unwrap_or("no span"))))
+    });
+    let service = around(&layer, handler);
+    let request = timeout(SECOND, service.clone().oneshot(post("k")));
+    assert!(request.instrument(tracing::info_span!("request")).await.is_err());
+    layer.handle().shutdown(SECOND * 10).await;
+    assert_eq!(send(&service, post("k")).await.text(), "request");
 }

@@ -26,92 +26,83 @@ type Streamed = UnsyncBoxBody<Bytes, Error>;
 /// refused with their keys free, results are still replayed, and a handler that runs is never dropped.
 #[tokio::test(start_paused = true)]
 async fn detached_handlers_are_bounded_and_none_is_dropped() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer().max_detached(2);
-        let service = around(&layer, run.taking(SECOND * 60));
-        let gone = async |key: &str| timeout(SECOND, send(&service, post(key))).await.is_err();
-        assert!(gone("a").await && gone("b").await);
-        for key in ["c", "d"] {
-            let refused = send(&service, post(key)).await;
-            assert_eq!(refused.problem(), problem(503, "overloaded"));
-            assert_eq!(refused.header("retry-after"), Some("1"));
-            assert!(refused.not_started() && Problem::Overloaded.is_retryable());
-        }
-        assert_eq!((run.count(), layer.stats().overloaded), (2, 2));
-        // A request for work in progress is told so, as ever.
-        assert_eq!(
-            send(&service, post("a")).await.problem(),
-            problem(409, "in-progress")
-        );
-        sleep(SECOND * 58 + SECOND / 2).await;
-        // The first is done; the second is not, by half a second.
-        assert!(send(&service, post("a")).await.is_replay());
-        assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
-        assert!(send(&service, post("b")).await.is_replay());
-        assert_eq!(send(&service, post("c")).await.text(), "run 3");
-        assert_eq!(layer.handle().claims(), 0);
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer().max_detached(2);
+    let service = around(&layer, run.taking(SECOND * 60));
+    let gone = async |key: &str| timeout(SECOND, send(&service, post(key))).await.is_err();
+    assert!(gone("a").await && gone("b").await);
+    for key in ["c", "d"] {
+        let refused = send(&service, post(key)).await;
+        assert_eq!(refused.problem(), problem(503, "overloaded"));
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        assert!(refused.not_started() && Problem::Overloaded.is_retryable());
+    }
+    assert_eq!((run.count(), layer.stats().overloaded), (2, 2));
+    // A request for work in progress is told so, as ever.
+    assert_eq!(
+        send(&service, post("a")).await.problem(),
+        problem(409, "in-progress")
+    );
+    sleep(SECOND * 58 + SECOND / 2).await;
+    // The first is done; the second is not, by half a second.
+    assert!(send(&service, post("a")).await.is_replay());
+    assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
+    assert!(send(&service, post("b")).await.is_replay());
+    assert_eq!(send(&service, post("c")).await.text(), "run 3");
+    assert_eq!(layer.handle().claims(), 0);
 }
 
 /// At the limit of detached handlers a result is still replayed.
 #[tokio::test(start_paused = true)]
 async fn results_are_replayed_at_the_limit_of_detached_handlers() {
-    bounded(async {
-        let run = Counting::default();
-        let layer = layer().max_detached(1);
-        let service = around(
-            &layer,
-            run.answering(|n| async move {
-                sleep(if n == 1 { Duration::ZERO } else { SECOND * 60 }).await;
-                Response::new(Full::from(format!("run {n}")))
-            }),
-        );
-        assert_eq!(send(&service, post("done")).await.text(), "run 1");
-        assert!(timeout(SECOND, send(&service, post("slow"))).await.is_err());
-        assert_eq!(send(&service, post("new")).await.status(), 503);
-        assert!(send(&service, post("done")).await.is_replay());
-        layer.handle().shutdown(SECOND * 100).await;
-        assert_eq!(send(&service, post("new")).await.text(), "run 3");
-    })
-    .await;
+    let run = Counting::default();
+    let layer = layer().max_detached(1);
+    let service = around(
+        &layer,
+        run.answering(|n| async move {
+            sleep(if n == 1 { Duration::ZERO } else { SECOND * 60 }).await;
+            Response::new(Full::from(format!("run {n}")))
+        }),
+    );
+    assert_eq!(send(&service, post("done")).await.text(), "run 1");
+    assert!(timeout(SECOND, send(&service, post("slow"))).await.is_err());
+    assert_eq!(send(&service, post("new")).await.status(), 503);
+    assert!(send(&service, post("done")).await.is_replay());
+    layer.handle().shutdown(SECOND * 100).await;
+    assert_eq!(send(&service, post("new")).await.text(), "run 3");
 }
 
 /// Requests that wait keep their bodies in memory, so their number is bounded; the others are told at once.
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_bounded() {
-    bounded(async {
-        for (most, layer) in [
-            (256, layer()),
-            (3, layer().max_waiters(3)),
-            (0, layer().max_waiters(0)),
-        ] {
-            let run = Counting::default();
-            let layer = layer.wait(SECOND * 60);
-            let service = around(&layer, run.taking(SECOND * 10));
-            for _ in 0..2 {
-                let begun = Instant::now();
-                let key = format!("k{}", run.count());
-                let all = join_all((0..most + 6).map(|_| async {
-                    let answer = send(&service, post(&key)).await;
-                    (answer, begun.elapsed())
-                }))
-                .await;
-                let (told, served): (Vec<_>, Vec<_>) =
-                    all.into_iter().partition(|(answer, _)| answer.status() == 409);
-                assert_eq!((told.len(), served.len()), (5, most + 1));
-                for (answer, after) in told {
-                    assert_eq!(answer.problem(), problem(409, "in-progress"));
-                    assert_eq!(answer.header("retry-after"), Some("1"));
-                    assert!(after < SECOND);
-                }
+    for (most, layer) in [
+        (256, layer()),
+        (3, layer().max_waiters(3)),
+        (0, layer().max_waiters(0)),
+    ] {
+        let run = Counting::default();
+        let layer = layer.wait(SECOND * 60);
+        let service = around(&layer, run.taking(SECOND * 10));
+        for _ in 0..2 {
+            let begun = Instant::now();
+            let key = format!("k{}", run.count());
+            let all = join_all((0..most + 6).map(|_| async {
+                let answer = send(&service, post(&key)).await;
+                (answer, begun.elapsed())
+            }))
+            .await;
+            let (told, served): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|(answer, _)| answer.status() == 409);
+            assert_eq!((told.len(), served.len()), (5, most + 1));
+            for (answer, after) in told {
+                assert_eq!(answer.problem(), problem(409, "in-progress"));
+                assert_eq!(answer.header("retry-after"), Some("1"));
+                assert!(after < SECOND);
             }
-            assert_eq!(run.count(), 2);
         }
-    })
-    .await;
+        assert_eq!(run.count(), 2);
+    }
 }
 
 /// Counts those of its kind that live.
@@ -143,46 +134,9 @@ fn endless(living: &Arc<AtomicUsize>, pause: Duration) -> Streamed {
 /// that there is no result, and nothing runs again.
 #[tokio::test(start_paused = true)]
 async fn endless_body_ends_with_its_client() {
-    bounded(async {
-        for clients_stay in [Duration::ZERO, SECOND * 600] {
-            let (living, run) = (Arc::new(AtomicUsize::new(0)), Counting::default());
-            let layer = layer();
-            let made = living.clone();
-            let service = around(
-                &layer,
-                run.answering(move |_| {
-                    let body = endless(&made, SECOND);
-                    async move { Response::new(body) }
-                }),
-            );
-            for n in 0..50 {
-                let response = service.clone().oneshot(post(&format!("k{n}"))).await.unwrap();
-                let reading = async {
-                    let mut body = response.into_body();
-                    while let Some(frame) = body.frame().await {
-                        frame.unwrap();
-                    }
-                };
-                if n == 0 {
-                    assert!(timeout(clients_stay, reading).await.is_err());
-                }
-            }
-            sleep(SECOND * 11).await;
-            assert_eq!((living.load(Ordering::SeqCst), layer.handle().tasks()), (0, 0));
-            let again = send_streamed(&service, "k0").await;
-            assert_eq!(again.problem(), problem(409, "result-unavailable"));
-            assert_eq!((run.count(), layer.handle().claims()), (50, 0));
-        }
-    })
-    .await;
-}
-
-/// The end of the service does not wait for bodies without an end.
-#[tokio::test(start_paused = true)]
-async fn shutdown_ends_bodies_that_are_not_read() {
-    bounded(async {
+    for clients_stay in [Duration::ZERO, SECOND * 600] {
         let (living, run) = (Arc::new(AtomicUsize::new(0)), Counting::default());
-        let layer = layer().read_on(SECOND * 3600);
+        let layer = layer();
         let made = living.clone();
         let service = around(
             &layer,
@@ -192,21 +146,52 @@ async fn shutdown_ends_bodies_that_are_not_read() {
             }),
         );
         for n in 0..50 {
-            drop(service.clone().oneshot(post(&format!("k{n}"))).await.unwrap());
+            let response = service.clone().oneshot(post(&format!("k{n}"))).await.unwrap();
+            let reading = async {
+                let mut body = response.into_body();
+                while let Some(frame) = body.frame().await {
+                    frame.unwrap();
+                }
+            };
+            if n == 0 {
+                assert!(timeout(clients_stay, reading).await.is_err());
+            }
         }
-        sleep(SECOND).await;
-        assert_eq!(living.load(Ordering::SeqCst), 50);
-        assert_eq!(layer.handle().shutdown(SECOND * 4).await, 0);
-        assert_eq!(living.load(Ordering::SeqCst), 0);
+        sleep(SECOND * 11).await;
+        assert_eq!((living.load(Ordering::SeqCst), layer.handle().tasks()), (0, 0));
         let again = send_streamed(&service, "k0").await;
         assert_eq!(again.problem(), problem(409, "result-unavailable"));
-        // A layer that goes on reads on again, however long it was given for its end.
-        layer.handle().shutdown(Duration::MAX).await;
-        drop(service.clone().oneshot(post("later")).await.unwrap());
-        sleep(SECOND * 60).await;
-        assert_eq!(living.load(Ordering::SeqCst), 1);
-    })
-    .await;
+        assert_eq!((run.count(), layer.handle().claims()), (50, 0));
+    }
+}
+
+/// The end of the service does not wait for bodies without an end.
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_bodies_that_are_not_read() {
+    let (living, run) = (Arc::new(AtomicUsize::new(0)), Counting::default());
+    let layer = layer().read_on(SECOND * 3600);
+    let made = living.clone();
+    let service = around(
+        &layer,
+        run.answering(move |_| {
+            let body = endless(&made, SECOND);
+            async move { Response::new(body) }
+        }),
+    );
+    for n in 0..50 {
+        drop(service.clone().oneshot(post(&format!("k{n}"))).await.unwrap());
+    }
+    sleep(SECOND).await;
+    assert_eq!(living.load(Ordering::SeqCst), 50);
+    assert_eq!(layer.handle().shutdown(SECOND * 4).await, 0);
+    assert_eq!(living.load(Ordering::SeqCst), 0);
+    let again = send_streamed(&service, "k0").await;
+    assert_eq!(again.problem(), problem(409, "result-unavailable"));
+    // A layer that goes on reads on again, however long it was given for its end.
+    layer.handle().shutdown(Duration::MAX).await;
+    drop(service.clone().oneshot(post("later")).await.unwrap());
+    sleep(SECOND * 60).await;
+    assert_eq!(living.load(Ordering::SeqCst), 1);
 }
 
 async fn send_streamed<S>(service: &S, key: &str) -> Answer
@@ -224,34 +209,31 @@ where
 /// nothing runs again. What fits is stored as ever.
 #[tokio::test(start_paused = true)]
 async fn full_store_keeps_that_the_work_was_done() {
-    bounded(async {
-        let store = Faulty::new();
-        store.faults.room.store(1000, Ordering::SeqCst);
-        let (layer, run) = (store.layer(), Counting::default());
-        let service = around(
-            &layer,
-            run.answering(|n| async move { Response::new(Full::from(vec![b'x'; n * 900])) }),
-        );
-        assert_eq!(send(&service, post("small")).await.status(), 200);
-        assert!(send(&service, post("small")).await.is_replay());
-        assert_eq!(send(&service, post("large")).await.body.len(), 1800);
-        let again = send(&service, post("large")).await;
-        assert_eq!(again.problem(), problem(409, "result-unavailable"));
-        assert_eq!(run.count(), 2);
-        assert_eq!((layer.stats().tombstones, layer.handle().claims()), (1, 0));
-        // A store that takes nothing at all gets the whole result as soon as it takes one.
-        store.faults.room.store(1, Ordering::SeqCst);
-        assert_eq!(send(&service, post("none")).await.body.len(), 2700);
-        assert_eq!(
-            send(&service, post("none")).await.problem(),
-            problem(409, "in-progress")
-        );
-        store.faults.room.store(0, Ordering::SeqCst);
-        layer.handle().shutdown(SECOND * 20).await;
-        assert_eq!(send(&service, post("none")).await.body.len(), 2700);
-        assert_eq!(run.count(), 3);
-    })
-    .await;
+    let store = Faulty::new();
+    store.faults.room.store(1000, Ordering::SeqCst);
+    let (layer, run) = (store.layer(), Counting::default());
+    let service = around(
+        &layer,
+        run.answering(|n| async move { Response::new(Full::from(vec![b'x'; n * 900])) }),
+    );
+    assert_eq!(send(&service, post("small")).await.status(), 200);
+    assert!(send(&service, post("small")).await.is_replay());
+    assert_eq!(send(&service, post("large")).await.body.len(), 1800);
+    let again = send(&service, post("large")).await;
+    assert_eq!(again.problem(), problem(409, "result-unavailable"));
+    assert_eq!(run.count(), 2);
+    assert_eq!((layer.stats().tombstones, layer.handle().claims()), (1, 0));
+    // A store that takes nothing at all gets the whole result as soon as it takes one.
+    store.faults.room.store(1, Ordering::SeqCst);
+    assert_eq!(send(&service, post("none")).await.body.len(), 2700);
+    assert_eq!(
+        send(&service, post("none")).await.problem(),
+        problem(409, "in-progress")
+    );
+    store.faults.room.store(0, Ordering::SeqCst);
+    layer.handle().shutdown(SECOND * 20).await;
+    assert_eq!(send(&service, post("none")).await.body.len(), 2700);
+    assert_eq!(run.count(), 3);
 }
 
 /// A client that hangs up is noticed though its handler reads no body: each layer has read it, so that the server sees the

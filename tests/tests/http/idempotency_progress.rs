@@ -22,108 +22,93 @@ fn with_status(status: u16, n: usize) -> Res {
 
 #[tokio::test(start_paused = true)]
 async fn while_a_request_is_in_progress_an_equal_one_is_told_so() {
-    bounded(async {
-        let run = Counting::default();
-        let service = around(&layer(), run.taking(SECOND));
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, post("k")).await }
-        });
-        sleep(SECOND / 2).await;
-        let second = send(&service, post("k")).await;
-        assert_eq!(second.problem(), problem(409, "in-progress"));
-        assert_eq!(second.header("retry-after"), Some("1"));
-        assert_eq!(second.json()["retryable"], true);
-        assert!(!second.not_started(), "the work has begun");
-        assert_eq!(
-            send(&service, request("POST", "/pay", "k", "other"))
-                .await
-                .status(),
-            422
-        );
-        assert_eq!(first.await.unwrap().text(), "run 1");
-        assert!(send(&service, post("k")).await.is_replay());
-        assert_eq!(run.count(), 1);
-    })
-    .await;
+    let run = Counting::default();
+    let service = around(&layer(), run.taking(SECOND));
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await }
+    });
+    sleep(SECOND / 2).await;
+    let second = send(&service, post("k")).await;
+    assert_eq!(second.problem(), problem(409, "in-progress"));
+    assert_eq!(second.header("retry-after"), Some("1"));
+    assert_eq!(second.json()["retryable"], true);
+    assert!(!second.not_started(), "the work has begun");
+    assert_eq!(
+        send(&service, request("POST", "/pay", "k", "other"))
+            .await
+            .status(),
+        422
+    );
+    assert_eq!(first.await.unwrap().text(), "run 1");
+    assert!(send(&service, post("k")).await.is_replay());
+    assert_eq!(run.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn or_waits_for_its_result() {
-    bounded(async {
-        let run = Counting::default();
-        let service = around(&layer().wait(SECOND * 5), run.taking(SECOND * 2));
-        let all = futures_util::future::join_all((0..10).map(|_| send(&service, post("k")))).await;
-        assert!(all.iter().all(|answer| answer.both() == (200, "run 1")));
-        assert_eq!(all.iter().filter(|answer| answer.is_replay()).count(), 9);
-    })
-    .await;
+    let run = Counting::default();
+    let service = around(&layer().wait(SECOND * 5), run.taking(SECOND * 2));
+    let all = futures_util::future::join_all((0..10).map(|_| send(&service, post("k")))).await;
+    assert!(all.iter().all(|answer| answer.both() == (200, "run 1")));
+    assert_eq!(all.iter().filter(|answer| answer.is_replay()).count(), 9);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_wait_is_bounded() {
-    bounded(async {
-        let service = around(&layer().wait(SECOND), Counting::default().taking(SECOND * 60));
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, post("k")).await }
-        });
-        sleep(SECOND).await;
-        let begun = Instant::now();
-        assert_eq!(
-            send(&service, post("k")).await.problem(),
-            problem(409, "in-progress")
-        );
-        assert_eq!(begun.elapsed(), SECOND);
-        assert_eq!(first.await.unwrap().status(), 200);
-    })
-    .await;
+    let service = around(&layer().wait(SECOND), Counting::default().taking(SECOND * 60));
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await }
+    });
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "in-progress")
+    );
+    assert_eq!(begun.elapsed(), SECOND);
+    assert_eq!(first.await.unwrap().status(), 200);
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiter_for_a_request_that_releases_runs_itself() {
-    bounded(async {
-        let run = Counting::default();
-        let service = around(
-            &layer().wait(SECOND * 10),
-            run.answering(|n| async move {
-                sleep(SECOND).await;
-                let mut response = with_status(if n < 3 { 429 } else { 200 }, n);
-                if n < 3 {
-                    response
-                        .extensions_mut()
-                        .insert(dlock_tower::idempotency::Outcome::Retry);
-                }
+    let run = Counting::default();
+    let service = around(
+        &layer().wait(SECOND * 10),
+        run.answering(|n| async move {
+            sleep(SECOND).await;
+            let mut response = with_status(if n < 3 { 429 } else { 200 }, n);
+            if n < 3 {
                 response
-            }),
-        );
-        let all = futures_util::future::join_all((0..5).map(|_| send(&service, post("k")))).await;
-        let mut statuses: Vec<u16> = all.iter().map(Answer::status).collect();
-        statuses.sort_unstable();
-        assert_eq!((run.count(), statuses), (3, vec![200, 200, 200, 429, 429]));
-    })
-    .await;
+                    .extensions_mut()
+                    .insert(dlock_tower::idempotency::Outcome::Retry);
+            }
+            response
+        }),
+    );
+    let all = futures_util::future::join_all((0..5).map(|_| send(&service, post("k")))).await;
+    let mut statuses: Vec<u16> = all.iter().map(Answer::status).collect();
+    statuses.sort_unstable();
+    assert_eq!((run.count(), statuses), (3, vec![200, 200, 200, 429, 429]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_wait_ends_with_the_client_and_leaves_nothing() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer().wait(SECOND * 30);
-        let service = around(&layer, Counting::default().taking(SECOND * 20));
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, post("k")).await }
-        });
-        sleep(SECOND).await;
-        let waiter = send(&service, post("k"));
-        assert!(tokio::time::timeout(SECOND, waiter).await.is_err());
-        let (claims, ..) = store.faults.seen();
-        assert_eq!(layer.handle().tasks(), 0);
-        first.await.unwrap();
-        assert_eq!((store.faults.seen().0, layer.handle().claims()), (claims, 0));
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer().wait(SECOND * 30);
+    let service = around(&layer, Counting::default().taking(SECOND * 20));
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await }
+    });
+    sleep(SECOND).await;
+    let waiter = send(&service, post("k"));
+    assert!(tokio::time::timeout(SECOND, waiter).await.is_err());
+    let (claims, ..) = store.faults.seen();
+    assert_eq!(layer.handle().tasks(), 0);
+    first.await.unwrap();
+    assert_eq!((store.faults.seen().0, layer.handle().claims()), (claims, 0));
 }
 
 #[tokio::test]
@@ -238,78 +223,69 @@ impl dlock::record::RecordStore for Noting {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_crashed_process_began_is_run_again_as_the_next_attempt() {
-    bounded(async {
-        let store = Faulty::new();
-        orphan(&store, SECOND * 10).await;
-        let handler = tower::service_fn(|request: Req| {
-            let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
-            async move {
-                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(format!(
-                    "attempt {} fence {}",
-                    idempotency.attempt(),
-                    idempotency.fence() > 0
-                ))))
-            }
-        });
-        let layer = store.layer();
-        let service = around(&layer, handler);
-        assert_eq!(
-            send(&service, post("k")).await.problem(),
-            problem(409, "in-progress")
-        );
-        assert_eq!(
-            send(&service, request("POST", "/pay", "k", "other"))
-                .await
-                .status(),
-            422
-        );
-        sleep(SECOND * 11).await;
-        assert_eq!(
-            send(&service, request("POST", "/pay", "k", "other"))
-                .await
-                .status(),
-            422,
-            "of orphans too"
-        );
-        assert_eq!(send(&service, post("k")).await.text(), "attempt 2 fence true");
-        assert!(send(&service, post("k")).await.is_replay());
-        assert_eq!(layer.stats().taken_over, 1);
-    })
-    .await;
+    let store = Faulty::new();
+    orphan(&store, SECOND * 10).await;
+    let handler = tower::service_fn(|request: Req| {
+        let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
+        async move {
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(format!(
+                "attempt {} fence {}",
+                idempotency.attempt(),
+                idempotency.fence() > 0
+            ))))
+        }
+    });
+    let layer = store.layer();
+    let service = around(&layer, handler);
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "in-progress")
+    );
+    assert_eq!(
+        send(&service, request("POST", "/pay", "k", "other"))
+            .await
+            .status(),
+        422
+    );
+    sleep(SECOND * 11).await;
+    assert_eq!(
+        send(&service, request("POST", "/pay", "k", "other"))
+            .await
+            .status(),
+        422,
+        "of orphans too"
+    );
+    assert_eq!(send(&service, post("k")).await.text(), "attempt 2 fence true");
+    assert!(send(&service, post("k")).await.is_replay());
+    assert_eq!(layer.stats().taken_over, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn or_its_outcome_is_unknown_for_good() {
-    bounded(async {
-        let store = Faulty::new();
-        orphan(&store, SECOND * 10).await;
-        let run = Counting::default();
-        let service = around(&store.layer().on_orphan(OnOrphan::Leave), run.service());
-        for wait in [11, 3000] {
-            sleep(SECOND * wait).await;
-            let answer = send(&service, post("k")).await;
-            assert_eq!(answer.problem(), problem(409, "outcome-unknown"));
-            assert_eq!(
-                (answer.header("retry-after"), answer.not_started()),
-                (None, false)
-            );
-            assert_eq!(answer.json()["retryable"], false);
-        }
-        assert_eq!(run.count(), 0);
-    })
-    .await;
+    let store = Faulty::new();
+    orphan(&store, SECOND * 10).await;
+    let run = Counting::default();
+    let service = around(&store.layer().on_orphan(OnOrphan::Leave), run.service());
+    for wait in [11, 3000] {
+        sleep(SECOND * wait).await;
+        let answer = send(&service, post("k")).await;
+        assert_eq!(answer.problem(), problem(409, "outcome-unknown"));
+        assert_eq!(
+            (answer.header("retry-after"), answer.not_started()),
+            (None, false)
+        );
+        assert_eq!(answer.json()["retryable"], false);
+    }
+    assert_eq!(run.count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiter_for_a_crashed_owner_takes_over_at_the_end_of_its_lease() {
-    bounded(async {
-        let store = Faulty::new();
-        orphan(&store, SECOND * 4).await;
-        let run = Counting::default();
-        let service = around(&store.layer().wait(SECOND * 30), run.service());
-        let begun = Instant::now();
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-        assert!(begun.elapsed() < SECOND * 5, "{:?}", begun.elapsed());
-    })
-    .await;
+    let store = Faulty::new();
+    orphan(&store, SECOND * 4).await;
+    let run = Counting::default();
+    let service = around(&store.layer().wait(SECOND * 30), run.service());
+    let begun = Instant::now();
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    assert!(begun.elapsed() < SECOND * 5, "{:?}", begun.elapsed());
 }

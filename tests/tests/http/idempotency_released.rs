@@ -108,19 +108,16 @@ async fn busy_lock_after_the_body_began_keeps_the_key() {
 /// A lock that was lost half way does not release the key: the work has begun.
 #[tokio::test(start_paused = true)]
 async fn loss_of_the_lock_of_a_handler_keeps_the_key() {
-    bounded(async {
-        let app = App::new();
-        let router = Router::new()
-            .route("/slow/{id}", route(too_slow))
-            .layer(app.layer())
-            .with_state(app.clone());
-        for _ in 0..2 {
-            let lost = call(&router, "/slow/7").await;
-            assert_eq!((lost.status(), app.run.count()), (503, 1));
-            assert!(!lost.not_started());
-        }
-    })
-    .await;
+    let app = App::new();
+    let router = Router::new()
+        .route("/slow/{id}", route(too_slow))
+        .layer(app.layer())
+        .with_state(app.clone());
+    for _ in 0..2 {
+        let lost = call(&router, "/slow/7").await;
+        assert_eq!((lost.status(), app.run.count()), (503, 1));
+        assert!(!lost.not_started());
+    }
 }
 
 /// A helper that no router can call says nothing of the handler around it, which may have had effects.
@@ -284,21 +281,18 @@ async fn not_started_of_a_handler_and_of_an_error_handler_releases_the_key() {
 /// An equal request that a layer further in works on is no result: once it is done, a retry gets that.
 #[tokio::test(start_paused = true)]
 async fn in_progress_answer_of_a_layer_inside_releases_the_key() {
-    bounded(async {
-        let app = App::new();
-        let inner = app.layer().namespace("inner");
-        let slow = inner.layer(app.run.taking(SECOND));
-        let both = app.layer().namespace("outer").layer(slow.clone());
-        let first = tokio::spawn({
-            let slow = slow.clone();
-            async move { send(&slow, post("k")).await }
-        });
-        tokio::time::sleep(SECOND / 10).await;
-        let meanwhile = send(&both, post("k")).await;
-        assert_eq!(meanwhile.problem(), problem(409, "in-progress"));
-        assert_eq!(first.await.unwrap().text(), "run 1");
-        let again = send(&both, post("k")).await;
-        assert_eq!((again.status(), again.text()), (200, "run 1"));
-    })
-    .await;
+    let app = App::new();
+    let inner = app.layer().namespace("inner");
+    let slow = inner.layer(app.run.taking(SECOND));
+    let both = app.layer().namespace("outer").layer(slow.clone());
+    let first = tokio::spawn({
+        let slow = slow.clone();
+        async move { send(&slow, post("k")).await }
+    });
+    tokio::time::sleep(SECOND / 10).await;
+    let meanwhile = send(&both, post("k")).await;
+    assert_eq!(meanwhile.problem(), problem(409, "in-progress"));
+    assert_eq!(first.await.unwrap().text(), "run 1");
+    let again = send(&both, post("k")).await;
+    assert_eq!((again.status(), again.text()), (200, "run 1"));
 }

@@ -14,394 +14,346 @@ use tokio::time::{Instant, sleep};
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_down_at_the_claim_refuses_and_nothing_runs() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.service());
-        store.faults.set_down(true);
-        let begun = Instant::now();
-        let answer = send(&service, post("k")).await;
-        assert_eq!(answer.problem(), problem(503, "unavailable"));
-        assert_eq!(answer.header("retry-after"), Some("1"));
-        assert!(answer.not_started());
-        assert_eq!(answer.json()["retryable"], true);
-        assert!(!answer.text().contains("10.0.0.7"), "not told to strangers");
-        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
-        assert_eq!((run.count(), layer.handle().tasks()), (0, 0));
-        store.faults.set_down(false);
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-        assert_eq!(layer.stats().unavailable, 1);
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.service());
+    store.faults.set_down(true);
+    let begun = Instant::now();
+    let answer = send(&service, post("k")).await;
+    assert_eq!(answer.problem(), problem(503, "unavailable"));
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert!(answer.not_started());
+    assert_eq!(answer.json()["retryable"], true);
+    assert!(!answer.text().contains("10.0.0.7"), "not told to strangers");
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    assert_eq!((run.count(), layer.handle().tasks()), (0, 0));
+    store.faults.set_down(false);
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    assert_eq!(layer.stats().unavailable, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_is_asked_again_first() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let service = around(&store.layer().retry_for(SECOND), run.service());
-        store.faults.set_down(true);
-        let back = async {
-            sleep(SECOND / 2).await;
-            store.faults.set_down(false);
-        };
-        let (answer, ()) = tokio::join!(send(&service, post("k")), back);
-        assert_eq!(answer.both(), (200, "run 1"));
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let service = around(&store.layer().retry_for(SECOND), run.service());
+    store.faults.set_down(true);
+    let back = async {
+        sleep(SECOND / 2).await;
+        store.faults.set_down(false);
+    };
+    let (answer, ()) = tokio::join!(send(&service, post("k")), back);
+    assert_eq!(answer.both(), (200, "run 1"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_lets_requests_run_open_only_where_that_was_asked_for() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let service = around(&store.layer().fail_open(), run.service());
-        store.faults.set_down(true);
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-        assert_eq!(send(&service, post("k")).await.text(), "run 2");
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let service = around(&store.layer().fail_open(), run.service());
+    store.faults.set_down(true);
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    assert_eq!(send(&service, post("k")).await.text(), "run 2");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_was_lost_is_asked_for_again_and_is_the_first_attempt() {
-    bounded(async {
-        let store = Faulty::new();
-        let handler = tower::service_fn(|request: Req| {
-            let attempt = request.extensions().get::<Idempotency>().unwrap().attempt();
-            async move { Ok::<_, Infallible>(Response::new(Full::from(format!("attempt {attempt}")))) }
-        });
-        let service = around(&store.layer(), handler);
-        store.faults.claim_answers_lost.store(1, Ordering::SeqCst);
-        assert_eq!(send(&service, post("k")).await.text(), "attempt 1");
-    })
-    .await;
+    let store = Faulty::new();
+    let handler = tower::service_fn(|request: Req| {
+        let attempt = request.extensions().get::<Idempotency>().unwrap().attempt();
+        async move { Ok::<_, Infallible>(Response::new(Full::from(format!("attempt {attempt}")))) }
+    });
+    let service = around(&store.layer(), handler);
+    store.faults.claim_answers_lost.store(1, Ordering::SeqCst);
+    assert_eq!(send(&service, post("k")).await.text(), "attempt 1");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_in_doubt_is_taken_back() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.service());
-        store.faults.claim_answers_lost.store(100, Ordering::SeqCst);
-        assert_eq!(
-            send(&service, post("k")).await.problem(),
-            problem(503, "unavailable")
-        );
-        store.faults.claim_answers_lost.store(0, Ordering::SeqCst);
-        layer.handle().shutdown(SECOND).await;
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.service());
+    store.faults.claim_answers_lost.store(100, Ordering::SeqCst);
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(503, "unavailable")
+    );
+    store.faults.claim_answers_lost.store(0, Ordering::SeqCst);
+    layer.handle().shutdown(SECOND).await;
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
 }
 
 #[tokio::test(start_paused = true)]
 async fn down_at_the_completion_the_caller_gets_the_response_and_it_is_stored_later() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.taking(SECOND));
-        let faults = store.faults.clone();
-        let outage = async {
-            sleep(SECOND / 2).await;
-            faults.set_down(true);
-        };
-        let (first, ()) = tokio::join!(send(&service, post("k")), outage);
-        assert_eq!(first.both(), (200, "run 1"));
-        // Longer than the lease, which cannot be renewed now.
-        sleep(SECOND * 60).await;
-        assert_eq!(layer.handle().tasks(), 1);
-        assert!(layer.stats().settle_failures > 5);
-        store.faults.set_down(false);
-        assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
-        let again = send(&service, post("k")).await;
-        assert!(again.is_replay() && again.text() == "run 1");
-        assert_eq!(
-            (run.count(), layer.handle().claims(), layer.stats().lost),
-            (1, 0, 0)
-        );
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.taking(SECOND));
+    let faults = store.faults.clone();
+    let outage = async {
+        sleep(SECOND / 2).await;
+        faults.set_down(true);
+    };
+    let (first, ()) = tokio::join!(send(&service, post("k")), outage);
+    assert_eq!(first.both(), (200, "run 1"));
+    // Longer than the lease, which cannot be renewed now.
+    sleep(SECOND * 60).await;
+    assert_eq!(layer.handle().tasks(), 1);
+    assert!(layer.stats().settle_failures > 5);
+    store.faults.set_down(false);
+    assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    let again = send(&service, post("k")).await;
+    assert!(again.is_replay() && again.text() == "run 1");
+    assert_eq!(
+        (run.count(), layer.handle().claims(), layer.stats().lost),
+        (1, 0, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn while_the_completion_is_repeated_the_claim_is_kept() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.service());
-        // Only completions do not get through.
-        store.faults.complete_held.store(true, Ordering::SeqCst);
-        let begun = Instant::now();
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-        assert_eq!(begun.elapsed(), SECOND * 3, "the caller does not wait for ever");
-        for _ in 0..10 {
-            sleep(SECOND * 6).await;
-            assert_eq!(
-                send(&service, post("k")).await.problem(),
-                problem(409, "in-progress")
-            );
-        }
-        store.faults.complete_held.store(false, Ordering::SeqCst);
-        assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
-        assert!(send(&service, post("k")).await.is_replay());
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.service());
+    // Only completions do not get through.
+    store.faults.complete_held.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    assert_eq!(begun.elapsed(), SECOND * 3, "the caller does not wait for ever");
+    for _ in 0..10 {
+        sleep(SECOND * 6).await;
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "in-progress")
+        );
+    }
+    store.faults.complete_held.store(false, Ordering::SeqCst);
+    assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    assert!(send(&service, post("k")).await.is_replay());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_completion_whose_answer_was_lost_is_stored_once() {
-    bounded(async {
-        let store = Faulty::new();
-        let run = Counting::default();
-        let layer = store.layer();
-        let service = around(&layer, run.service());
-        store.faults.complete_answers_lost.store(1, Ordering::SeqCst);
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-        assert!(send(&service, post("k")).await.is_replay());
-        layer.handle().shutdown(SECOND).await;
-        assert!(send(&service, post("k")).await.is_replay());
-        assert_eq!((run.count(), layer.stats().lost), (1, 0));
-    })
-    .await;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer();
+    let service = around(&layer, run.service());
+    store.faults.complete_answers_lost.store(1, Ordering::SeqCst);
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    assert!(send(&service, post("k")).await.is_replay());
+    layer.handle().shutdown(SECOND).await;
+    assert!(send(&service, post("k")).await.is_replay());
+    assert_eq!((run.count(), layer.stats().lost), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_release_that_did_not_reach_the_store_is_repeated() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer();
-        let run = Counting::default();
-        let faults = store.faults.clone();
-        let service = around(
-            &layer,
-            run.answering(move |n| {
-                faults.set_down(n == 1);
-                async move {
-                    let mut response = Response::new(Full::from(format!("run {n}")));
-                    *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
-                    response
-                        .extensions_mut()
-                        .insert(dlock_tower::idempotency::Outcome::Retry);
-                    response
-                }
-            }),
-        );
-        assert_eq!(send(&service, post("k")).await.text(), "run 1");
-        store.faults.set_down(false);
-        layer.handle().shutdown(SECOND * 20).await;
-        assert_eq!(send(&service, post("k")).await.text(), "run 2");
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer();
+    let run = Counting::default();
+    let faults = store.faults.clone();
+    let service = around(
+        &layer,
+        run.answering(move |n| {
+            faults.set_down(n == 1);
+            async move {
+                let mut response = Response::new(Full::from(format!("run {n}")));
+                *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+                response
+                    .extensions_mut()
+                    .insert(dlock_tower::idempotency::Outcome::Retry);
+                response
+            }
+        }),
+    );
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    store.faults.set_down(false);
+    layer.handle().shutdown(SECOND * 20).await;
+    assert_eq!(send(&service, post("k")).await.text(), "run 2");
 }
 
 /// A release whose answer was lost is repeated, and finds the claim of the next request: nothing was lost, and nothing ran
 /// twice at a time. An owner that outlived its lease before it released did lose its claim.
 #[tokio::test(start_paused = true)]
 async fn repeated_release_that_finds_the_next_claim_is_no_loss() {
-    bounded(async {
-        for outlived in [false, true] {
-            let store = Faulty::new();
-            let layer = store.layer().lease(SECOND * 3);
-            let run = Counting::default();
-            let faults = store.faults.clone();
-            let service = around(
-                &layer,
-                run.answering(move |n| {
-                    if n == 1 {
-                        faults.release_answers_lost.store(1, Ordering::SeqCst);
+    for outlived in [false, true] {
+        let store = Faulty::new();
+        let layer = store.layer().lease(SECOND * 3);
+        let run = Counting::default();
+        let faults = store.faults.clone();
+        let service = around(
+            &layer,
+            run.answering(move |n| {
+                if n == 1 {
+                    faults.release_answers_lost.store(1, Ordering::SeqCst);
+                }
+                faults.extend_down.store(n == 1 && outlived, Ordering::SeqCst);
+                async move {
+                    if n == 1 && outlived {
+                        sleep(SECOND * 4).await;
+                    } else if n == 2 {
+                        sleep(SECOND * 30).await;
                     }
-                    faults.extend_down.store(n == 1 && outlived, Ordering::SeqCst);
-                    async move {
-                        if n == 1 && outlived {
-                            sleep(SECOND * 4).await;
-                        } else if n == 2 {
-                            sleep(SECOND * 30).await;
-                        }
-                        let mut response = Response::new(Full::from(format!("run {n}")));
-                        response.extensions_mut().insert(Outcome::Retry);
-                        response
-                    }
-                }),
-            );
-            let second = async {
-                // The first has just released, or is about to.
-                sleep(SECOND / 100 + if outlived { SECOND * 3 } else { Duration::ZERO }).await;
-                send(&service, post("k")).await
-            };
-            let (first, second) = tokio::join!(send(&service, post("k")), second);
-            assert_eq!((first.text(), second.text()), ("run 1", "run 2"));
-            layer.handle().shutdown(SECOND * 60).await;
-            assert_eq!(layer.stats().lost, u64::from(outlived));
-        }
-    })
-    .await;
+                    let mut response = Response::new(Full::from(format!("run {n}")));
+                    response.extensions_mut().insert(Outcome::Retry);
+                    response
+                }
+            }),
+        );
+        let second = async {
+            // The first has just released, or is about to.
+            sleep(SECOND / 100 + if outlived { SECOND * 3 } else { Duration::ZERO }).await;
+            send(&service, post("k")).await
+        };
+        let (first, second) = tokio::join!(send(&service, post("k")), second);
+        assert_eq!((first.text(), second.text()), ("run 1", "run 2"));
+        layer.handle().shutdown(SECOND * 60).await;
+        assert_eq!(layer.stats().lost, u64::from(outlived));
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_results_are_not_sent_again_all_at_once() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer();
-        let service = around(&layer, Counting::default().taking(SECOND));
-        let faults = store.faults.clone();
-        let requests = (0..200).map(|n| {
-            let service = service.clone();
-            async move { send(&service, post(&n.to_string())).await }
-        });
-        let outage = async {
-            sleep(SECOND / 2).await;
-            faults.set_down(true);
-        };
-        let (answers, ()) = tokio::join!(futures_util::future::join_all(requests), outage);
-        assert!(answers.iter().all(|answer| answer.status() == 200));
-        store.faults.most_completing.store(0, Ordering::SeqCst);
-        sleep(SECOND * 30).await;
-        store.faults.set_down(false);
-        assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
-        let most = store.faults.most_completing.load(Ordering::SeqCst);
-        assert!((1..=16).contains(&most), "{most}");
-        assert!(send(&service, post("7")).await.is_replay());
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer();
+    let service = around(&layer, Counting::default().taking(SECOND));
+    let faults = store.faults.clone();
+    let requests = (0..200).map(|n| {
+        let service = service.clone();
+        async move { send(&service, post(&n.to_string())).await }
+    });
+    let outage = async {
+        sleep(SECOND / 2).await;
+        faults.set_down(true);
+    };
+    let (answers, ()) = tokio::join!(futures_util::future::join_all(requests), outage);
+    assert!(answers.iter().all(|answer| answer.status() == 200));
+    store.faults.most_completing.store(0, Ordering::SeqCst);
+    sleep(SECOND * 30).await;
+    store.faults.set_down(false);
+    assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
+    let most = store.faults.most_completing.load(Ordering::SeqCst);
+    assert!((1..=16).contains(&most), "{most}");
+    assert!(send(&service, post("7")).await.is_replay());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_renewed_at_a_third_of_its_lease_and_no_longer_than_it_is_needed() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer().lease(SECOND * 9);
-        let service = around(&layer, Counting::default().taking(SECOND * 100));
-        send(&service, post("k")).await;
-        assert_eq!(store.faults.seen(), (1, 33, 1, 0));
-        sleep(SECOND * 100).await;
-        assert_eq!((store.faults.seen(), layer.handle().claims()), ((1, 33, 1, 0), 0));
-        // Quick ones are not renewed at all, however many there are.
-        let service = around(&layer, Counting::default().taking(SECOND * 2));
-        for n in 0..50 {
-            send(&service, post(&n.to_string())).await;
-        }
-        sleep(SECOND * 100).await;
-        assert_eq!(store.faults.seen(), (51, 33, 51, 0));
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer().lease(SECOND * 9);
+    let service = around(&layer, Counting::default().taking(SECOND * 100));
+    send(&service, post("k")).await;
+    assert_eq!(store.faults.seen(), (1, 33, 1, 0));
+    sleep(SECOND * 100).await;
+    assert_eq!((store.faults.seen(), layer.handle().claims()), ((1, 33, 1, 0), 0));
+    // Quick ones are not renewed at all, however many there are.
+    let service = around(&layer, Counting::default().taking(SECOND * 2));
+    for n in 0..50 {
+        send(&service, post(&n.to_string())).await;
+    }
+    sleep(SECOND * 100).await;
+    assert_eq!(store.faults.seen(), (51, 33, 51, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_of_many_claims_is_renewed() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer().lease(SECOND * 9);
-        let service = around(&layer, Counting::default().taking(SECOND * 20));
-        let requests = (0..100).map(|n: u64| {
-            let service = service.clone();
-            async move {
-                sleep(Duration::from_millis(n * 37)).await;
-                send(&service, post(&n.to_string())).await
-            }
-        });
-        futures_util::future::join_all(requests).await;
-        assert_eq!(store.faults.seen(), (100, 600, 100, 0));
-        assert_eq!(layer.stats().lost, 0);
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer().lease(SECOND * 9);
+    let service = around(&layer, Counting::default().taking(SECOND * 20));
+    let requests = (0..100).map(|n: u64| {
+        let service = service.clone();
+        async move {
+            sleep(Duration::from_millis(n * 37)).await;
+            send(&service, post(&n.to_string())).await
+        }
+    });
+    futures_util::future::join_all(requests).await;
+    assert_eq!(store.faults.seen(), (100, 600, 100, 0));
+    assert_eq!(layer.stats().lost, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewals_that_fail_are_repeated_with_urgency_and_the_claim_survives_a_short_outage() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer().lease(SECOND * 9);
-        let run = Counting::default();
-        let service = around(&layer, run.taking(SECOND * 30));
-        let faults = store.faults.clone();
-        let outage = async {
-            faults.extend_down.store(true, Ordering::SeqCst);
-            sleep(SECOND * 8).await;
-            assert!(faults.seen().1 > 4, "{}", faults.seen().1);
-            faults.extend_down.store(false, Ordering::SeqCst);
-            sleep(SECOND * 10).await;
-            assert_eq!(
-                send(&service, post("k")).await.problem(),
-                problem(409, "in-progress")
-            );
-        };
-        tokio::join!(send(&service, post("k")), outage);
-        assert!(send(&service, post("k")).await.is_replay());
-        assert_eq!((run.count(), layer.stats().lost), (1, 0));
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer().lease(SECOND * 9);
+    let run = Counting::default();
+    let service = around(&layer, run.taking(SECOND * 30));
+    let faults = store.faults.clone();
+    let outage = async {
+        faults.extend_down.store(true, Ordering::SeqCst);
+        sleep(SECOND * 8).await;
+        assert!(faults.seen().1 > 4, "{}", faults.seen().1);
+        faults.extend_down.store(false, Ordering::SeqCst);
+        sleep(SECOND * 10).await;
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "in-progress")
+        );
+    };
+    tokio::join!(send(&service, post("k")), outage);
+    assert!(send(&service, post("k")).await.is_replay());
+    assert_eq!((run.count(), layer.stats().lost), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_lost_its_claim_stores_nothing_and_its_caller_gets_the_true_response() {
-    bounded(async {
-        for releases in [false, true] {
-            let store = Faulty::new();
-            let layer = store.layer().lease(SECOND);
-            let run = Counting::default();
-            // The first is cut off from the store, and outlives its lease.
-            let service = around(
-                &layer,
-                run.answering(move |n| async move {
-                    sleep(SECOND * if n == 1 { 10 } else { 1 }).await;
-                    let mut response = Response::new(Full::from(format!("run {n}")));
-                    if n == 1 && releases {
-                        *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
-                        response
-                            .extensions_mut()
-                            .insert(dlock_tower::idempotency::Outcome::Retry);
-                    }
+    for releases in [false, true] {
+        let store = Faulty::new();
+        let layer = store.layer().lease(SECOND);
+        let run = Counting::default();
+        // The first is cut off from the store, and outlives its lease.
+        let service = around(
+            &layer,
+            run.answering(move |n| async move {
+                sleep(SECOND * if n == 1 { 10 } else { 1 }).await;
+                let mut response = Response::new(Full::from(format!("run {n}")));
+                if n == 1 && releases {
+                    *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
                     response
-                }),
-            );
-            store.faults.extend_down.store(true, Ordering::SeqCst);
-            let second = async {
-                sleep(SECOND * 5).await;
-                send(&service, post("k")).await
-            };
-            let (first, second) = tokio::join!(send(&service, post("k")), second);
-            assert_eq!(first.text(), "run 1");
-            assert_eq!(second.text(), "run 2");
-            let third = send(&service, post("k")).await;
-            assert!(third.is_replay());
-            assert_eq!(third.text(), "run 2", "the first owner did not overwrite it");
-            let stats = layer.stats();
-            assert_eq!((stats.lost, stats.taken_over, layer.handle().claims()), (1, 1, 0));
-        }
-    })
-    .await;
+                        .extensions_mut()
+                        .insert(dlock_tower::idempotency::Outcome::Retry);
+                }
+                response
+            }),
+        );
+        store.faults.extend_down.store(true, Ordering::SeqCst);
+        let second = async {
+            sleep(SECOND * 5).await;
+            send(&service, post("k")).await
+        };
+        let (first, second) = tokio::join!(send(&service, post("k")), second);
+        assert_eq!(first.text(), "run 1");
+        assert_eq!(second.text(), "run 2");
+        let third = send(&service, post("k")).await;
+        assert!(third.is_replay());
+        assert_eq!(third.text(), "run 2", "the first owner did not overwrite it");
+        let stats = layer.stats();
+        assert_eq!((stats.lost, stats.taken_over, layer.handle().claims()), (1, 1, 0));
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_tells_the_handler_that_its_claim_is_lost() {
-    bounded(async {
-        let store = Faulty::new();
-        let layer = store.layer().lease(SECOND);
-        let inner = store.inner().clone();
-        let handler = tower::service_fn(move |request: Req| {
-            let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
-            let inner = inner.clone();
-            async move {
-                let (record, token) = (idempotency.record_key(), idempotency.claim_token());
-                inner.release(record, token).await.unwrap();
-                sleep(SECOND).await;
-                Ok::<_, Infallible>(Response::new(Full::from(format!(
-                    "lost: {}",
-                    idempotency.is_lost()
-                ))))
-            }
-        });
-        let answer = send(&around(&layer, handler), post("k")).await;
-        assert_eq!(answer.text(), "lost: true");
-        assert_eq!((layer.stats().lost, store.faults.seen().2), (1, 0));
-    })
-    .await;
+    let store = Faulty::new();
+    let layer = store.layer().lease(SECOND);
+    let inner = store.inner().clone();
+    let handler = tower::service_fn(move |request: Req| {
+        let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
+        let inner = inner.clone();
+        async move {
+            let (record, token) = (idempotency.record_key(), idempotency.claim_token());
+            inner.release(record, token).await.unwrap();
+            sleep(SECOND).await;
+            Ok::<_, Infallible>(Response::new(Full::from(format!(
+                "lost: {}",
+                idempotency.is_lost()
+            ))))
+        }
+    });
+    let answer = send(&around(&layer, handler), post("k")).await;
+    assert_eq!(answer.text(), "lost: true");
+    assert_eq!((layer.stats().lost, store.faults.seen().2), (1, 0));
 }

@@ -85,111 +85,99 @@ async fn two(
 
 #[tokio::test(start_paused = true)]
 async fn what_was_committed_is_sent_however_the_handler_ends() {
-    bounded(async {
-        for end in [
-            End::Answers(200),
-            End::Answers(500),
-            End::Answers(429),
-            End::Panics,
-            End::StoreAway,
-        ] {
-            let store = Faulty::new();
-            let (first, second, runs) = two(&store, &store.layer().retry_ambiguous(), true, end).await;
-            assert_eq!(
-                (second.text(), second.is_replay(), runs),
-                ("committed 1", true, 1),
-                "{end:?}"
-            );
-            match (end, first) {
-                (End::Panics, first) => assert!(first.is_none()),
-                (End::StoreAway, first) => assert_eq!(first.unwrap().text(), "answered 1"),
-                (_, first) => {
-                    let first = first.unwrap();
-                    assert_eq!(
-                        (first.both(), first.is_replay()),
-                        ((200, "committed 1"), false),
-                        "{end:?}"
-                    );
-                    assert_eq!(first.header("x-first"), Some("1"));
-                    assert_eq!(
-                        (store.faults.seen(), store.faults.reads.load(Ordering::SeqCst)),
-                        ((2, 0, 0, 0), 1)
-                    );
-                }
+    for end in [
+        End::Answers(200),
+        End::Answers(500),
+        End::Answers(429),
+        End::Panics,
+        End::StoreAway,
+    ] {
+        let store = Faulty::new();
+        let (first, second, runs) = two(&store, &store.layer().retry_ambiguous(), true, end).await;
+        assert_eq!(
+            (second.text(), second.is_replay(), runs),
+            ("committed 1", true, 1),
+            "{end:?}"
+        );
+        match (end, first) {
+            (End::Panics, first) => assert!(first.is_none()),
+            (End::StoreAway, first) => assert_eq!(first.unwrap().text(), "answered 1"),
+            (_, first) => {
+                let first = first.unwrap();
+                assert_eq!(
+                    (first.both(), first.is_replay()),
+                    ((200, "committed 1"), false),
+                    "{end:?}"
+                );
+                assert_eq!(first.header("x-first"), Some("1"));
+                assert_eq!(
+                    (store.faults.seen(), store.faults.reads.load(Ordering::SeqCst)),
+                    ((2, 0, 0, 0), 1)
+                );
             }
         }
-    })
-    .await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_was_rolled_back_was_not_done_and_the_handlers_answer_counts() {
-    bounded(async {
-        let cases = [
-            (End::Answers(409), (409, "answered 1", 1)),
-            (End::Answers(429), (200, "run 2", 2)),
-            (End::Answers(500), (200, "run 2", 2)),
-            (End::Panics, (200, "run 2", 2)),
-        ];
-        for (end, wanted) in cases {
-            let store = Faulty::new();
-            let (_, second, runs) = two(&store, &store.layer().retry_ambiguous(), false, end).await;
-            assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
-        }
-    })
-    .await;
+    let cases = [
+        (End::Answers(409), (409, "answered 1", 1)),
+        (End::Answers(429), (200, "run 2", 2)),
+        (End::Answers(500), (200, "run 2", 2)),
+        (End::Panics, (200, "run 2", 2)),
+    ];
+    for (end, wanted) in cases {
+        let store = Faulty::new();
+        let (_, second, runs) = two(&store, &store.layer().retry_ambiguous(), false, end).await;
+        assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
+    }
 }
 
 /// A transaction that was rolled back has had no effect: a conflict with another transaction does not spend
 /// the key, by any policy. A refusal that the handler meant stays one.
 #[tokio::test(start_paused = true)]
 async fn rolled_back_transaction_releases_the_key_unless_the_handler_refused() {
-    bounded(async {
-        let cases = [
-            (End::Answers(409), (409, "answered 1", 1)),
-            (End::Answers(500), (200, "run 2", 2)),
-            (End::Answers(503), (200, "run 2", 2)),
-            (End::Panics, (200, "run 2", 2)),
-            (End::StoreAwayAndFails, (200, "run 2", 2)),
-        ];
-        for (end, wanted) in cases {
-            let store = Faulty::new();
-            let (_, second, runs) = two(&store, &store.layer(), false, end).await;
-            assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
-        }
-    })
-    .await;
+    let cases = [
+        (End::Answers(409), (409, "answered 1", 1)),
+        (End::Answers(500), (200, "run 2", 2)),
+        (End::Answers(503), (200, "run 2", 2)),
+        (End::Panics, (200, "run 2", 2)),
+        (End::StoreAwayAndFails, (200, "run 2", 2)),
+    ];
+    for (end, wanted) in cases {
+        let store = Faulty::new();
+        let (_, second, runs) = two(&store, &store.layer(), false, end).await;
+        assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
+    }
 }
 
 /// A handler whose effects are all in a transaction says so before it begins: a conflict in its first statement
 /// has spent nothing.
 #[tokio::test(start_paused = true)]
 async fn transactional_handler_that_fails_before_its_record_releases_the_key() {
-    bounded(async {
-        for (status, runs) in [(500, 2), (0, 2), (409, 1), (200, 1)] {
-            let (store, run) = (Faulty::new(), Counting::default());
-            let (layer, counting) = (store.layer(), run.clone());
-            let handler = tower::service_fn(move |request: Req| {
-                let n = counting.next();
-                let claim = request.extensions().get::<Idempotency>().unwrap().clone();
-                async move {
-                    claim.transactional();
-                    assert_ne!(status, 0, "a panic in run {n}");
-                    let mut response = Response::new(Full::<Bytes>::from(format!("run {n}")));
-                    *response.status_mut() = StatusCode::from_u16(status).unwrap();
-                    Ok::<_, Infallible>(response)
-                }
-            });
-            let service = around(&layer, handler);
-            for _ in 0..2 {
-                let service = service.clone();
-                let _ = tokio::spawn(async move { send(&service, post("k")).await }).await;
-                assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    for (status, runs) in [(500, 2), (0, 2), (409, 1), (200, 1)] {
+        let (store, run) = (Faulty::new(), Counting::default());
+        let (layer, counting) = (store.layer(), run.clone());
+        let handler = tower::service_fn(move |request: Req| {
+            let n = counting.next();
+            let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+            async move {
+                claim.transactional();
+                assert_ne!(status, 0, "a panic in run {n}");
+                let mut response = Response::new(Full::<Bytes>::from(format!("run {n}")));
+                *response.status_mut() = StatusCode::from_u16(status).unwrap();
+                Ok::<_, Infallible>(response)
             }
-            assert_eq!(run.count(), runs, "{status}");
+        });
+        let service = around(&layer, handler);
+        for _ in 0..2 {
+            let service = service.clone();
+            let _ = tokio::spawn(async move { send(&service, post("k")).await }).await;
+            assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
         }
-    })
-    .await;
+        assert_eq!(run.count(), runs, "{status}");
+    }
 }
 
 #[tokio::test]
@@ -210,42 +198,39 @@ async fn a_store_that_cannot_tell_leaves_the_word_to_the_handler() {
 /// A handler that was not told of its COMMIT, and tries again with another response, has the one sent that is stored.
 #[tokio::test(start_paused = true)]
 async fn committed_response_is_sent_when_a_second_transaction_put_another_one() {
-    bounded(async {
-        for (first_body, second_body, sent) in [
-            ("A", "B", (201, "A")),
-            ("much too long", "B", (409, "result-unavailable")),
-            ("much too long", "also too long", (409, "result-unavailable")),
-        ] {
-            let store = Faulty::new();
-            let records = store.clone();
-            let handler = tower::service_fn(move |request: Req| {
-                let store = records.clone();
-                let claim = request.extensions().get::<Idempotency>().unwrap().clone();
-                async move {
-                    let mut response = Response::new(Bytes::from(first_body));
-                    *response.status_mut() = StatusCode::CREATED;
-                    let bytes = claim.in_transaction(response);
-                    let (record, token) = (claim.record_key(), claim.claim_token());
-                    let kept = claim.retention();
-                    store.inner().complete(record, token, bytes, kept).await.unwrap();
-                    // The reply to the COMMIT is lost; the second transaction changes no row.
-                    let _ = claim.in_transaction(Response::new(Bytes::from(second_body)));
-                    let mut response = Response::new(Full::from("failed"));
-                    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-                    Ok::<_, Infallible>(response)
-                }
-            });
-            let layer = store.layer().response_limit(4);
-            let service = around(&layer, handler);
-            for is_replay in [false, true] {
-                let answer = send(&service, post("k")).await;
-                if sent.0 == 409 {
-                    assert_eq!(answer.problem(), problem(sent.0, sent.1));
-                } else {
-                    assert_eq!((answer.both(), answer.is_replay()), (sent, is_replay));
-                }
+    for (first_body, second_body, sent) in [
+        ("A", "B", (201, "A")),
+        ("much too long", "B", (409, "result-unavailable")),
+        ("much too long", "also too long", (409, "result-unavailable")),
+    ] {
+        let store = Faulty::new();
+        let records = store.clone();
+        let handler = tower::service_fn(move |request: Req| {
+            let store = records.clone();
+            let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+            async move {
+                let mut response = Response::new(Bytes::from(first_body));
+                *response.status_mut() = StatusCode::CREATED;
+                let bytes = claim.in_transaction(response);
+                let (record, token) = (claim.record_key(), claim.claim_token());
+                let kept = claim.retention();
+                store.inner().complete(record, token, bytes, kept).await.unwrap();
+                // The reply to the COMMIT is lost; the second transaction changes no row.
+                let _ = claim.in_transaction(Response::new(Bytes::from(second_body)));
+                let mut response = Response::new(Full::from("failed"));
+                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let layer = store.layer().response_limit(4);
+        let service = around(&layer, handler);
+        for is_replay in [false, true] {
+            let answer = send(&service, post("k")).await;
+            if sent.0 == 409 {
+                assert_eq!(answer.problem(), problem(sent.0, sent.1));
+            } else {
+                assert_eq!((answer.both(), answer.is_replay()), (sent, is_replay));
             }
         }
-    })
-    .await;
+    }
 }

@@ -19,7 +19,7 @@ use hyper::body::{Body, Frame};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::tower_support::{bounded, pair};
+use crate::tower_support::pair;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MAX: Duration = Duration::from_secs(60);
@@ -107,167 +107,145 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn the_lock_is_held_to_the_end_of_the_body_which_runs_in_the_frame() {
-    bounded(async {
-        let (client, other) = pair().await;
-        let mut trailers = HeaderMap::new();
-        trailers.insert("x-sum", "3".parse().unwrap());
-        let (body, in_frame) =
-            Script::new([Step::Data("a"), Step::Data("b"), Step::Trailers(trailers.clone())]);
-        let response = sent(LockLayer::new(client.clone(), fixed("k")).until_body(MAX), body).await;
-        let mut body = response.into_body();
-        for data in ["a", "b"] {
-            assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
-            assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), data);
-        }
-        assert_eq!(
-            body.frame().await.unwrap().unwrap().into_trailers().unwrap(),
-            trailers
-        );
-        assert!(!body.is_end_stream());
-        assert!(body.frame().await.is_none());
-        drop(
-            other
-                .lock("k")
-                .try_acquire()
-                .await
-                .expect("free before the end is told"),
-        );
-        assert!(body.is_end_stream() && body.frame().await.is_none());
-        assert!(in_frame.load(Ordering::Relaxed));
-        assert_eq!(client.held(), 0);
-    })
-    .await;
+    let (client, other) = pair().await;
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", "3".parse().unwrap());
+    let (body, in_frame) = Script::new([Step::Data("a"), Step::Data("b"), Step::Trailers(trailers.clone())]);
+    let response = sent(LockLayer::new(client.clone(), fixed("k")).until_body(MAX), body).await;
+    let mut body = response.into_body();
+    for data in ["a", "b"] {
+        assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), data);
+    }
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_trailers().unwrap(),
+        trailers
+    );
+    assert!(!body.is_end_stream());
+    assert!(body.frame().await.is_none());
+    drop(
+        other
+            .lock("k")
+            .try_acquire()
+            .await
+            .expect("free before the end is told"),
+    );
+    assert!(body.is_end_stream() && body.frame().await.is_none());
+    assert!(in_frame.load(Ordering::Relaxed));
+    assert_eq!(client.held(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn by_default_the_lock_is_free_when_the_answer_is_there() {
-    bounded(async {
-        let (client, other) = pair().await;
-        let (body, _) = Script::new([Step::Data("a")]);
-        let response = sent(LockLayer::new(client, fixed("k")), body).await;
-        drop(other.lock("k").try_acquire().await.expect("free"));
-        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a");
-    })
-    .await;
+    let (client, other) = pair().await;
+    let (body, _) = Script::new([Step::Data("a")]);
+    let response = sent(LockLayer::new(client, fixed("k")), body).await;
+    drop(other.lock("k").try_acquire().await.expect("free"));
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_empty_body_holds_nothing() {
-    bounded(async {
-        let (client, other) = pair().await;
-        let response = sent(
-            LockLayer::new(client, fixed("k")).until_body(MAX),
-            Empty::<Bytes>::new(),
-        )
-        .await;
-        drop(other.lock("k").try_acquire().await.expect("free"));
-        assert!(response.into_body().is_end_stream());
-    })
+    let (client, other) = pair().await;
+    let response = sent(
+        LockLayer::new(client, fixed("k")).until_body(MAX),
+        Empty::<Bytes>::new(),
+    )
     .await;
+    drop(other.lock("k").try_acquire().await.expect("free"));
+    assert!(response.into_body().is_end_stream());
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_error_or_a_drop_of_the_body_gives_the_lock_back() {
-    bounded(async {
-        let (client, other) = pair().await;
-        let layer = LockLayer::new(client.clone(), fixed("k")).until_body(MAX);
-        let (body, in_frame) = Script::new([Step::Data("a"), Step::Error("broken")]);
-        let mut body = sent(layer.clone(), body).await.into_body();
-        body.frame().await.unwrap().unwrap();
-        assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "broken");
-        assert_eq!(client.held(), 0);
-        assert!(in_frame.load(Ordering::Relaxed));
-        assert!(body.frame().await.is_none());
-        drop(other.lock("k").acquire().await.unwrap());
+    let (client, other) = pair().await;
+    let layer = LockLayer::new(client.clone(), fixed("k")).until_body(MAX);
+    let (body, in_frame) = Script::new([Step::Data("a"), Step::Error("broken")]);
+    let mut body = sent(layer.clone(), body).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "broken");
+    assert_eq!(client.held(), 0);
+    assert!(in_frame.load(Ordering::Relaxed));
+    assert!(body.frame().await.is_none());
+    drop(other.lock("k").acquire().await.unwrap());
 
-        let (body, in_frame) = Script::new([Step::Data("a"), Step::Never]);
-        let mut body = sent(layer, body).await.into_body();
-        body.frame().await.unwrap().unwrap();
-        assert_eq!(client.held(), 1);
-        drop(body);
-        assert_eq!(client.held(), 0);
-        assert!(
-            in_frame.load(Ordering::Relaxed),
-            "what a body does when dropped, it does in the frame"
-        );
-        drop(other.lock("k").acquire().await.unwrap());
-    })
-    .await;
+    let (body, in_frame) = Script::new([Step::Data("a"), Step::Never]);
+    let mut body = sent(layer, body).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    assert_eq!(client.held(), 1);
+    drop(body);
+    assert_eq!(client.held(), 0);
+    assert!(
+        in_frame.load(Ordering::Relaxed),
+        "what a body does when dropped, it does in the frame"
+    );
+    drop(other.lock("k").acquire().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_never_reads_loses_the_lock_at_max_hold() {
-    bounded(async {
-        let (client, other) = pair().await;
-        let layer = LockLayer::new(client, fixed("k")).until_body(10 * SECOND);
-        let (body, _) = Script::new([Step::Data("a"), Step::Data("b")]);
-        let started = tokio::time::Instant::now();
-        let mut body = sent(layer, body).await.into_body();
-        // The body is not polled, and the next request still gets in.
-        drop(other.lock("k").acquire().await.unwrap());
-        assert!(
-            (started.elapsed().as_secs_f64() - 10.0).abs() < 0.5,
-            "{:?}",
-            started.elapsed()
-        );
-        // Should the client wake up now, its response is broken, and not just short.
-        let error = body.frame().await.unwrap().unwrap_err();
-        let lost = error.downcast_ref::<LockLost>().expect("the loss is told");
-        assert_eq!((lost.key.as_str(), lost.loss), ("k", Loss::MaxHold));
-        assert!(body.frame().await.is_none());
-    })
-    .await;
+    let (client, other) = pair().await;
+    let layer = LockLayer::new(client, fixed("k")).until_body(10 * SECOND);
+    let (body, _) = Script::new([Step::Data("a"), Step::Data("b")]);
+    let started = tokio::time::Instant::now();
+    let mut body = sent(layer, body).await.into_body();
+    // The body is not polled, and the next request still gets in.
+    drop(other.lock("k").acquire().await.unwrap());
+    assert!(
+        (started.elapsed().as_secs_f64() - 10.0).abs() < 0.5,
+        "{:?}",
+        started.elapsed()
+    );
+    // Should the client wake up now, its response is broken, and not just short.
+    let error = body.frame().await.unwrap().unwrap_err();
+    let lost = error.downcast_ref::<LockLost>().expect("the loss is told");
+    assert_eq!((lost.key.as_str(), lost.loss), ("k", Loss::MaxHold));
+    assert!(body.frame().await.is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_lock_ends_a_waiting_body_with_an_error_unless_it_may_run_on() {
-    bounded(async {
-        let layer = LockLayer::new(LockClient::memory(), fixed("k")).until_body(SECOND);
-        let (body, in_frame) = Script::new([Step::Never]);
-        let mut body = sent(layer.clone(), body).await.into_body();
-        assert!(body.frame().await.unwrap().unwrap_err().is::<LockLost>());
-        assert!(in_frame.load(Ordering::Relaxed));
+    let layer = LockLayer::new(LockClient::memory(), fixed("k")).until_body(SECOND);
+    let (body, in_frame) = Script::new([Step::Never]);
+    let mut body = sent(layer.clone(), body).await.into_body();
+    assert!(body.frame().await.unwrap().unwrap_err().is::<LockLost>());
+    assert!(in_frame.load(Ordering::Relaxed));
 
-        let (script, _) = Script::new([Step::Data("a"), Step::Data("b")]);
-        let mut body = sent(layer.on_lost(OnLost::RunOn), script).await.into_body();
-        body.frame().await.unwrap().unwrap();
-        sleep(2 * SECOND).await;
-        assert_eq!(body.collect().await.unwrap().to_bytes(), "b");
-    })
-    .await;
+    let (script, _) = Script::new([Step::Data("a"), Step::Data("b")]);
+    let mut body = sent(layer.on_lost(OnLost::RunOn), script).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    sleep(2 * SECOND).await;
+    assert_eq!(body.collect().await.unwrap().to_bytes(), "b");
 }
 
 /// A gRPC call under a lock that is lost ends with a status, as gRPC clients need it, and one that they do not retry by
 /// themselves.
 #[tokio::test(start_paused = true)]
 async fn lost_lock_ends_a_grpc_stream_with_its_status() {
-    bounded(async {
-        let layer = LockLayer::new(LockClient::memory(), fixed("k")).until_body(SECOND);
-        let handler = service_fn(|_: Request<()>| async {
-            let (body, _) = Script::new([Step::Data("a"), Step::Never]);
-            let mut response = Response::new(body);
-            let kind = "application/grpc+proto".parse().unwrap();
-            response.headers_mut().insert("content-type", kind);
-            Ok::<_, Infallible>(response)
-        });
-        let response = layer
-            .streaming()
-            .layer(handler)
-            .oneshot(Request::new(()))
-            .await
-            .unwrap();
-        let body = response.into_body().collect().await.unwrap();
-        let trailers = body.trailers().unwrap();
-        assert_eq!(trailers["grpc-status"], "2");
-        assert!(
-            trailers["grpc-message"]
-                .to_str()
-                .unwrap()
-                .contains("stopped half way")
-        );
-        assert_eq!(body.to_bytes(), "a");
-    })
-    .await;
+    let layer = LockLayer::new(LockClient::memory(), fixed("k")).until_body(SECOND);
+    let handler = service_fn(|_: Request<()>| async {
+        let (body, _) = Script::new([Step::Data("a"), Step::Never]);
+        let mut response = Response::new(body);
+        let kind = "application/grpc+proto".parse().unwrap();
+        response.headers_mut().insert("content-type", kind);
+        Ok::<_, Infallible>(response)
+    });
+    let response = layer
+        .streaming()
+        .layer(handler)
+        .oneshot(Request::new(()))
+        .await
+        .unwrap();
+    let body = response.into_body().collect().await.unwrap();
+    let trailers = body.trailers().unwrap();
+    assert_eq!(trailers["grpc-status"], "2");
+    assert!(
+        trailers["grpc-message"]
+            .to_str()
+            .unwrap()
+            .contains("stopped half way")
+    );
+    assert_eq!(body.to_bytes(), "a");
 }
 
 /// The body of a request is read before the lock is taken.
@@ -328,99 +306,84 @@ mod the_body_of_a_request {
     /// A client that sends nothing holds no lock, whatever it announced.
     #[tokio::test(start_paused = true)]
     async fn that_does_not_come_holds_no_lock_and_ends_in_408() {
-        bounded(async {
-            let (client, other) = pair().await;
-            let service = by_header(&client).layer(service_fn(echo));
-            let started = tokio::time::Instant::now();
-            let mut first = pin!(service.clone().oneshot(post(never())));
-            assert!(timeout(SECOND, &mut first).await.is_err());
-            assert_eq!((client.held(), client.waited_for()), (0, 0));
-            drop(other.lock("7").try_acquire().await.expect("free"));
-            let second = service.oneshot(post(slow(&["a"], Duration::ZERO))).await.unwrap();
-            assert_eq!(second.status(), 200);
-            let response = first.await.unwrap();
-            assert_eq!(started.elapsed().as_secs(), 30);
-            assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
-            assert!(response.extensions().get::<NotStarted>().is_some());
-            let body = response.into_body().collect().await.unwrap().to_bytes();
-            let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
-            assert_eq!(problem["type"], "urn:dlock:problem:body-timeout");
-        })
-        .await;
+        let (client, other) = pair().await;
+        let service = by_header(&client).layer(service_fn(echo));
+        let started = tokio::time::Instant::now();
+        let mut first = pin!(service.clone().oneshot(post(never())));
+        assert!(timeout(SECOND, &mut first).await.is_err());
+        assert_eq!((client.held(), client.waited_for()), (0, 0));
+        drop(other.lock("7").try_acquire().await.expect("free"));
+        let second = service.oneshot(post(slow(&["a"], Duration::ZERO))).await.unwrap();
+        assert_eq!(second.status(), 200);
+        let response = first.await.unwrap();
+        assert_eq!(started.elapsed().as_secs(), 30);
+        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+        assert!(response.extensions().get::<NotStarted>().is_some());
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(problem["type"], "urn:dlock:problem:body-timeout");
     }
 
     /// The lock is taken when the last byte is there, and not before.
     #[tokio::test(start_paused = true)]
     async fn that_comes_slowly_reaches_the_handler_whole() {
-        bounded(async {
-            let (client, other) = pair().await;
-            let service = by_header(&client).layer(service_fn(echo));
-            let body = slow(&["a", "b", "c"], 5 * SECOND);
-            let (response, ()) = tokio::join!(service.oneshot(post(body)), async {
-                for _ in 0..14 {
-                    drop(other.lock("7").try_acquire().await.expect("free"));
-                    sleep(SECOND).await;
-                }
-            });
-            let response = response.unwrap();
-            assert_eq!(response.headers()["x-size"], "Some(3)");
-            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "abc");
-        })
-        .await;
+        let (client, other) = pair().await;
+        let service = by_header(&client).layer(service_fn(echo));
+        let body = slow(&["a", "b", "c"], 5 * SECOND);
+        let (response, ()) = tokio::join!(service.oneshot(post(body)), async {
+            for _ in 0..14 {
+                drop(other.lock("7").try_acquire().await.expect("free"));
+                sleep(SECOND).await;
+            }
+        });
+        let response = response.unwrap();
+        assert_eq!(response.headers()["x-size"], "Some(3)");
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "abc");
     }
 
     #[tokio::test(start_paused = true)]
     async fn reaches_the_handler_with_its_trailers() {
-        bounded(async {
-            let mut trailers = HeaderMap::new();
-            trailers.insert("x-sum", "3".parse().unwrap());
-            let body = frames(futures_util::stream::iter([
-                Ok(Frame::data(Bytes::from("a"))),
-                Ok(Frame::trailers(trailers)),
-            ]));
-            let service = by_header(&LockClient::memory()).layer(service_fn(echo));
-            let response = service.oneshot(post(body)).await.unwrap();
-            assert_eq!(response.headers()["x-sum"], "3");
-            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a");
-        })
-        .await;
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", "3".parse().unwrap());
+        let body = frames(futures_util::stream::iter([
+            Ok(Frame::data(Bytes::from("a"))),
+            Ok(Frame::trailers(trailers)),
+        ]));
+        let service = by_header(&LockClient::memory()).layer(service_fn(echo));
+        let response = service.oneshot(post(body)).await.unwrap();
+        assert_eq!(response.headers()["x-sum"], "3");
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a");
     }
 
     /// 413 by what is announced, without a look at the body; and by what comes.
     #[tokio::test(start_paused = true)]
     async fn that_is_too_large_is_refused_before_anything_is_locked() {
-        bounded(async {
-            let (client, other) = pair().await;
-            // No request gets as far as to wait for it.
-            let _held = other.lock("7").acquire().await.unwrap();
-            let service = by_header(&client).body_limit(3).layer(service_fn(echo));
-            let announced = Full::from("abcd").map_err(|never| match never {}).boxed_unsync();
-            for body in [announced, slow(&["ab", "cd"], Duration::ZERO)] {
-                let response = service.clone().oneshot(post(body)).await.unwrap();
-                assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
-                assert!(response.extensions().get::<NotStarted>().is_some());
-            }
-            let layer = by_header(&client).body_limit(3).try_once();
-            let fits = layer
-                .layer(service_fn(echo))
-                .oneshot(post(slow(&["abc"], Duration::ZERO)));
-            assert_eq!(fits.await.unwrap().status(), StatusCode::LOCKED);
-        })
-        .await;
+        let (client, other) = pair().await;
+        // No request gets as far as to wait for it.
+        let _held = other.lock("7").acquire().await.unwrap();
+        let service = by_header(&client).body_limit(3).layer(service_fn(echo));
+        let announced = Full::from("abcd").map_err(|never| match never {}).boxed_unsync();
+        for body in [announced, slow(&["ab", "cd"], Duration::ZERO)] {
+            let response = service.clone().oneshot(post(body)).await.unwrap();
+            assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+            assert!(response.extensions().get::<NotStarted>().is_some());
+        }
+        let layer = by_header(&client).body_limit(3).try_once();
+        let fits = layer
+            .layer(service_fn(echo))
+            .oneshot(post(slow(&["abc"], Duration::ZERO)));
+        assert_eq!(fits.await.unwrap().status(), StatusCode::LOCKED);
     }
 
     #[tokio::test(start_paused = true)]
     async fn that_breaks_is_refused_before_anything_is_locked() {
-        bounded(async {
-            let (client, other) = pair().await;
-            let _held = other.lock("7").acquire().await.unwrap();
-            let service = by_header(&client).layer(service_fn(echo));
-            let body = frames(futures_util::stream::iter([Err("the client hung up")]));
-            let response = service.oneshot(post(body)).await.unwrap();
-            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
-            assert!(response.extensions().get::<NotStarted>().is_some());
-        })
-        .await;
+        let (client, other) = pair().await;
+        let _held = other.lock("7").acquire().await.unwrap();
+        let service = by_header(&client).layer(service_fn(echo));
+        let body = frames(futures_util::stream::iter([Err("the client hung up")]));
+        let response = service.oneshot(post(body)).await.unwrap();
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        assert!(response.extensions().get::<NotStarted>().is_some());
     }
 
     /// A body that is gone over to the handler as it came, and must not be touched.
@@ -454,95 +417,83 @@ mod the_body_of_a_request {
     /// (`Expect: 100-continue`), nor is one that needs no lock, nor a tunnel.
     #[tokio::test(start_paused = true)]
     async fn is_not_touched_where_there_is_none_or_nothing_to_lock() {
-        bounded(async {
-            let client = LockClient::memory();
-            let handler = service_fn(|_: Request<Untouched>| async {
-                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
-            });
-            let required = by_header(&client).layer(handler);
-            let optional = LockLayer::new(client, header("k").optional()).layer(handler);
-            let request = |method: &str, ended| {
-                let request = Request::builder().method(method);
-                request.body(Untouched { ended }).unwrap()
-            };
-            let mut get = request("GET", true);
-            get.headers_mut().insert("k", "7".parse().unwrap());
-            assert_eq!(required.clone().oneshot(get).await.unwrap().status(), 200);
-            let without_key = required.clone().oneshot(request("POST", false)).await.unwrap();
-            assert_eq!(without_key.status(), 400);
-            let passes = optional.oneshot(request("POST", false)).await.unwrap();
-            assert_eq!(passes.status(), 200);
-            let mut tunnel = request("CONNECT", false);
-            tunnel.headers_mut().insert("k", "7".parse().unwrap());
-            assert_eq!(required.oneshot(tunnel).await.unwrap().status(), 200);
-        })
-        .await;
+        let client = LockClient::memory();
+        let handler = service_fn(|_: Request<Untouched>| async {
+            Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+        });
+        let required = by_header(&client).layer(handler);
+        let optional = LockLayer::new(client, header("k").optional()).layer(handler);
+        let request = |method: &str, ended| {
+            let request = Request::builder().method(method);
+            request.body(Untouched { ended }).unwrap()
+        };
+        let mut get = request("GET", true);
+        get.headers_mut().insert("k", "7".parse().unwrap());
+        assert_eq!(required.clone().oneshot(get).await.unwrap().status(), 200);
+        let without_key = required.clone().oneshot(request("POST", false)).await.unwrap();
+        assert_eq!(without_key.status(), 400);
+        let passes = optional.oneshot(request("POST", false)).await.unwrap();
+        assert_eq!(passes.status(), 200);
+        let mut tunnel = request("CONNECT", false);
+        tunnel.headers_mut().insert("k", "7".parse().unwrap());
+        assert_eq!(required.oneshot(tunnel).await.unwrap().status(), 200);
     }
 
     /// With `streaming` the handler reads it under the lock, which `max_hold` bounds.
     #[tokio::test(start_paused = true)]
     async fn is_read_under_the_lock_where_the_layer_streams() {
-        bounded(async {
-            let (client, other) = pair().await;
-            let layer = by_header(&client).streaming().max_hold(10 * SECOND);
-            let service = layer.layer(service_fn(echo));
-            let body = slow(&["a", "b"], SECOND);
-            let (response, busy) = tokio::join!(service.clone().oneshot(post(body)), async {
-                sleep(SECOND).await;
-                other.lock("7").try_acquire().await.unwrap_err().is_busy()
-            });
-            assert!(busy);
-            let response = response.unwrap();
-            assert_eq!(response.headers()["x-size"], "None");
-            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "ab");
-            assert_eq!(service.oneshot(post(never())).await.unwrap().status(), 503);
-        })
-        .await;
+        let (client, other) = pair().await;
+        let layer = by_header(&client).streaming().max_hold(10 * SECOND);
+        let service = layer.layer(service_fn(echo));
+        let body = slow(&["a", "b"], SECOND);
+        let (response, busy) = tokio::join!(service.clone().oneshot(post(body)), async {
+            sleep(SECOND).await;
+            other.lock("7").try_acquire().await.unwrap_err().is_busy()
+        });
+        assert!(busy);
+        let response = response.unwrap();
+        assert_eq!(response.headers()["x-size"], "None");
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "ab");
+        assert_eq!(service.oneshot(post(never())).await.unwrap().status(), 503);
     }
 
     /// Clients of gRPC are told in its own way, and renderers what it was.
     #[tokio::test(start_paused = true)]
     async fn that_does_not_come_is_told_to_grpc_and_to_renderers() {
-        bounded(async {
-            let seen = Arc::new(parking_lot::Mutex::new(None));
-            let slot = seen.clone();
-            let layer = by_header(&LockClient::memory()).body_timeout(SECOND);
-            let service = layer.clone().layer(service_fn(echo));
-            let mut request = post(never());
-            let grpc = "application/grpc".parse().unwrap();
-            request.headers_mut().insert("content-type", grpc);
-            let response = service.oneshot(request).await.unwrap();
-            assert_eq!(
-                (response.status().as_u16(), &response.headers()["grpc-status"]),
-                (200, &"4".parse().unwrap())
-            );
-            let rendering = layer.render(move |rejection| {
-                *slot.lock() = Some(rejection.reason());
-                rejection.response()
-            });
-            rendering
-                .layer(service_fn(echo))
-                .oneshot(post(never()))
-                .await
-                .unwrap();
-            assert_eq!(*seen.lock(), Some(Reason::BodyTimeout));
-        })
-        .await;
+        let seen = Arc::new(parking_lot::Mutex::new(None));
+        let slot = seen.clone();
+        let layer = by_header(&LockClient::memory()).body_timeout(SECOND);
+        let service = layer.clone().layer(service_fn(echo));
+        let mut request = post(never());
+        let grpc = "application/grpc".parse().unwrap();
+        request.headers_mut().insert("content-type", grpc);
+        let response = service.oneshot(request).await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["grpc-status"]),
+            (200, &"4".parse().unwrap())
+        );
+        let rendering = layer.render(move |rejection| {
+            *slot.lock() = Some(rejection.reason());
+            rejection.response()
+        });
+        rendering
+            .layer(service_fn(echo))
+            .oneshot(post(never()))
+            .await
+            .unwrap();
+        assert_eq!(*seen.lock(), Some(Reason::BodyTimeout));
     }
 
     /// A key that is taken from the body does not wait for ever either.
     #[tokio::test(start_paused = true)]
     async fn that_does_not_come_ends_the_search_for_a_key_in_it() {
-        bounded(async {
-            let key = dlock_tower::key::json_field("id").timeout(SECOND);
-            let service = LockLayer::new(LockClient::memory(), key).layer(service_fn(echo));
-            let started = tokio::time::Instant::now();
-            let response = service.oneshot(post(never())).await.unwrap();
-            assert_eq!(
-                (response.status().as_u16(), started.elapsed().as_secs()),
-                (408, 1)
-            );
-        })
-        .await;
+        let key = dlock_tower::key::json_field("id").timeout(SECOND);
+        let service = LockLayer::new(LockClient::memory(), key).layer(service_fn(echo));
+        let started = tokio::time::Instant::now();
+        let response = service.oneshot(post(never())).await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), started.elapsed().as_secs()),
+            (408, 1)
+        );
     }
 }

@@ -21,8 +21,6 @@ use hyper::body::{Body, Frame};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::tower_support::bounded;
-
 type Req = Request<Full<Bytes>>;
 type Res = Response<Full<Bytes>>;
 
@@ -135,172 +133,154 @@ mod a_handler_without_its_client {
     /// "One holder at a time": in either order of the layers, a handler that runs on keeps its lock.
     #[tokio::test(start_paused = true)]
     async fn keeps_the_lock_in_either_order_of_the_layers() {
-        bounded(async {
-            for lock_outside in [true, false] {
-                let (client, other, once) = setup().await;
-                let lock = LockLayer::new(client.clone(), fixed("a")).try_once();
-                let seen = Arc::<Seen>::default();
-                let handle = once.handle();
-                let run = async |key: &str, wait: Duration| {
-                    let sent = async {
-                        if lock_outside {
-                            status(&lock.layer(once.layer(minute(&seen))), post(key)).await
-                        } else {
-                            status(&once.layer(lock.layer(minute(&seen))), post(key)).await
-                        }
-                    };
-                    timeout(wait, sent).await.ok()
+        for lock_outside in [true, false] {
+            let (client, other, once) = setup().await;
+            let lock = LockLayer::new(client.clone(), fixed("a")).try_once();
+            let seen = Arc::<Seen>::default();
+            let handle = once.handle();
+            let run = async |key: &str, wait: Duration| {
+                let sent = async {
+                    if lock_outside {
+                        status(&lock.layer(once.layer(minute(&seen))), post(key)).await
+                    } else {
+                        status(&once.layer(lock.layer(minute(&seen))), post(key)).await
+                    }
                 };
-                assert_eq!(run("1", SECOND).await, None, "the client leaves");
-                assert_eq!((handle.tasks(), client.held()), (1, 1), "{lock_outside}");
-                assert_eq!(run("2", SECOND).await, Some(423), "{lock_outside}");
-                assert!(!is_free(&other, "a").await);
-                sleep(60 * SECOND).await;
-                assert_eq!((handle.tasks(), client.held()), (0, 0), "{lock_outside}");
-                assert!(is_free(&other, "a").await);
-                assert_eq!(run("1", SECOND).await, Some(200), "the result was stored");
-                assert_eq!(run("2", 100 * SECOND).await, Some(200));
-                assert_eq!(seen.counts(), (1, 2, 0), "{lock_outside}");
-            }
-        })
-        .await;
+                timeout(wait, sent).await.ok()
+            };
+            assert_eq!(run("1", SECOND).await, None, "the client leaves");
+            assert_eq!((handle.tasks(), client.held()), (1, 1), "{lock_outside}");
+            assert_eq!(run("2", SECOND).await, Some(423), "{lock_outside}");
+            assert!(!is_free(&other, "a").await);
+            sleep(60 * SECOND).await;
+            assert_eq!((handle.tasks(), client.held()), (0, 0), "{lock_outside}");
+            assert!(is_free(&other, "a").await);
+            assert_eq!(run("1", SECOND).await, Some(200), "the result was stored");
+            assert_eq!(run("2", 100 * SECOND).await, Some(200));
+            assert_eq!(seen.counts(), (1, 2, 0), "{lock_outside}");
+        }
     }
 
     /// The same whichever poll the client leaves after.
     #[tokio::test(start_paused = true)]
     async fn keeps_the_lock_whenever_the_client_leaves() {
-        bounded(async {
-            for millis in 0..30 {
-                let (client, other, once) = setup().await;
-                let lock = LockLayer::new(client.clone(), fixed("a"));
-                let in_handler = Arc::new(AtomicBool::new(false));
-                let (flag, probe) = (in_handler.clone(), other.clone());
-                let handler = service_fn(move |_: Req| {
-                    let (flag, probe) = (flag.clone(), probe.clone());
-                    async move {
-                        flag.store(true, Ordering::SeqCst);
-                        for _ in 0..10 {
-                            sleep(Duration::from_millis(2)).await;
-                            assert!(!is_free(&probe, "a").await);
-                        }
-                        flag.store(false, Ordering::SeqCst);
-                        Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
+        for millis in 0..30 {
+            let (client, other, once) = setup().await;
+            let lock = LockLayer::new(client.clone(), fixed("a"));
+            let in_handler = Arc::new(AtomicBool::new(false));
+            let (flag, probe) = (in_handler.clone(), other.clone());
+            let handler = service_fn(move |_: Req| {
+                let (flag, probe) = (flag.clone(), probe.clone());
+                async move {
+                    flag.store(true, Ordering::SeqCst);
+                    for _ in 0..10 {
+                        sleep(Duration::from_millis(2)).await;
+                        assert!(!is_free(&probe, "a").await);
                     }
-                });
-                let service = lock.layer(once.layer(handler));
-                let _ = timeout(Duration::from_millis(millis), status(&service, post("1"))).await;
-                assert_eq!(once.handle().shutdown(SECOND).await, 0);
-                assert!(!in_handler.load(Ordering::SeqCst), "it came to its end");
-                sleep(SECOND).await;
-                assert!(is_free(&other, "a").await);
-            }
-        })
-        .await;
+                    flag.store(false, Ordering::SeqCst);
+                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
+                }
+            });
+            let service = lock.layer(once.layer(handler));
+            let _ = timeout(Duration::from_millis(millis), status(&service, post("1"))).await;
+            assert_eq!(once.handle().shutdown(SECOND).await, 0);
+            assert!(!in_handler.load(Ordering::SeqCst), "it came to its end");
+            sleep(SECOND).await;
+            assert!(is_free(&other, "a").await);
+        }
     }
 
     /// Its frame is there: what it calls re-enters, also long after the client left.
     #[tokio::test(start_paused = true)]
     async fn re_enters() {
-        bounded(async {
-            let (client, _other, once) = setup().await;
-            let lock = LockLayer::new(client.clone(), fixed("a"));
-            let re_entered = Arc::new(AtomicBool::new(false));
-            let (inner, flag) = (client.clone(), re_entered.clone());
-            let handler = service_fn(move |request: Req| {
-                let (client, flag) = (inner.clone(), flag.clone());
-                async move {
-                    sleep(60 * SECOND).await;
-                    let held = request.extensions().get::<dlock::Held>().unwrap();
-                    assert!(held.is_held());
-                    assert_eq!(
-                        dlock::current().map(|held| held.fencing_token()),
-                        Some(held.fencing_token())
-                    );
-                    let again = client.lock("a").try_acquire().await.expect("re-entered");
-                    flag.store(again.fencing_token() == held.fencing_token(), Ordering::SeqCst);
-                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
-                }
-            });
-            let service = lock.layer(once.layer(handler));
-            let left = timeout(SECOND, status(&service, post("1"))).await;
-            assert!(left.is_err());
-            assert_eq!(once.handle().shutdown(100 * SECOND).await, 0);
-            assert!(re_entered.load(Ordering::SeqCst));
-            assert_eq!(client.held(), 0);
-        })
-        .await;
+        let (client, _other, once) = setup().await;
+        let lock = LockLayer::new(client.clone(), fixed("a"));
+        let re_entered = Arc::new(AtomicBool::new(false));
+        let (inner, flag) = (client.clone(), re_entered.clone());
+        let handler = service_fn(move |request: Req| {
+            let (client, flag) = (inner.clone(), flag.clone());
+            async move {
+                sleep(60 * SECOND).await;
+                let held = request.extensions().get::<dlock::Held>().unwrap();
+                assert!(held.is_held());
+                assert_eq!(
+                    dlock::current().map(|held| held.fencing_token()),
+                    Some(held.fencing_token())
+                );
+                let again = client.lock("a").try_acquire().await.expect("re-entered");
+                flag.store(again.fencing_token() == held.fencing_token(), Ordering::SeqCst);
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+            }
+        });
+        let service = lock.layer(once.layer(handler));
+        let left = timeout(SECOND, status(&service, post("1"))).await;
+        assert!(left.is_err());
+        assert_eq!(once.handle().shutdown(100 * SECOND).await, 0);
+        assert!(re_entered.load(Ordering::SeqCst));
+        assert_eq!(client.held(), 0);
     }
 
     /// Keys that are taken together, layers one inside the other, readers.
     #[tokio::test(start_paused = true)]
     async fn keeps_several_locks_and_every_kind() {
-        bounded(async {
-            let (client, other, once) = setup().await;
-            let seen = Arc::<Seen>::default();
-            let both = LockLayer::new(client.clone(), each_of((fixed("a"), fixed("b"))));
-            let third = LockLayer::new(client.clone(), fixed("c"));
-            let again = LockLayer::new(client.clone(), fixed("a"));
-            let service = both.layer(third.layer(again.layer(once.layer(minute(&seen)))));
-            assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
-            for key in ["a", "b", "c"] {
-                assert!(!is_free(&other, key).await, "{key}");
-            }
-            sleep(60 * SECOND).await;
-            for key in ["a", "b", "c"] {
-                assert!(is_free(&other, key).await, "{key}");
-            }
-            let read = LockLayer::new(client.clone(), fixed("d")).kind(LockKind::Read);
-            let service = read.layer(once.layer(minute(&seen)));
-            assert!(timeout(SECOND, status(&service, post("2"))).await.is_err());
-            let rw = other.rw_lock("d");
-            drop(rw.read().try_acquire().await.expect("readers share"));
-            assert!(rw.write().try_acquire().await.unwrap_err().is_busy());
-            sleep(60 * SECOND).await;
-            drop(rw.write().try_acquire().await.expect("the reader is gone"));
-            assert_eq!((client.held(), seen.counts()), (0, (1, 2, 0)));
-        })
-        .await;
+        let (client, other, once) = setup().await;
+        let seen = Arc::<Seen>::default();
+        let both = LockLayer::new(client.clone(), each_of((fixed("a"), fixed("b"))));
+        let third = LockLayer::new(client.clone(), fixed("c"));
+        let again = LockLayer::new(client.clone(), fixed("a"));
+        let service = both.layer(third.layer(again.layer(once.layer(minute(&seen)))));
+        assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
+        for key in ["a", "b", "c"] {
+            assert!(!is_free(&other, key).await, "{key}");
+        }
+        sleep(60 * SECOND).await;
+        for key in ["a", "b", "c"] {
+            assert!(is_free(&other, key).await, "{key}");
+        }
+        let read = LockLayer::new(client.clone(), fixed("d")).kind(LockKind::Read);
+        let service = read.layer(once.layer(minute(&seen)));
+        assert!(timeout(SECOND, status(&service, post("2"))).await.is_err());
+        let rw = other.rw_lock("d");
+        drop(rw.read().try_acquire().await.expect("readers share"));
+        assert!(rw.write().try_acquire().await.unwrap_err().is_busy());
+        sleep(60 * SECOND).await;
+        drop(rw.write().try_acquire().await.expect("the reader is gone"));
+        assert_eq!((client.held(), seen.counts()), (0, (1, 2, 0)));
     }
 
     /// A handler that panics without its client releases the lock.
     #[tokio::test(start_paused = true)]
     async fn gives_the_lock_back_when_it_panics() {
-        bounded(async {
-            let (client, other, once) = setup().await;
-            let handler = service_fn(|_: Req| async {
-                sleep(10 * SECOND).await;
-                if true {
-                    panic!("as told");
-                }
-                Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
-            });
-            let service = LockLayer::new(client.clone(), fixed("a")).layer(once.layer(handler));
-            assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
-            assert!(!is_free(&other, "a").await);
+        let (client, other, once) = setup().await;
+        let handler = service_fn(|_: Req| async {
             sleep(10 * SECOND).await;
-            assert!(is_free(&other, "a").await);
-            assert_eq!((client.held(), once.handle().claims()), (0, 0));
-        })
-        .await;
+            if true {
+                panic!("as told");
+            }
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        });
+        let service = LockLayer::new(client.clone(), fixed("a")).layer(once.layer(handler));
+        assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
+        assert!(!is_free(&other, "a").await);
+        sleep(10 * SECOND).await;
+        assert!(is_free(&other, "a").await);
+        assert_eq!((client.held(), once.handle().claims()), (0, 0));
     }
 
     /// The client's shutdown waits for it as for every holder, and tells that it is there.
     #[tokio::test(start_paused = true)]
     async fn is_counted_by_the_shutdown() {
-        bounded(async {
-            let (client, _other, once) = setup().await;
-            let seen = Arc::<Seen>::default();
-            let service = LockLayer::new(client.clone(), fixed("a")).layer(once.layer(minute(&seen)));
-            assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
-            assert_eq!(once.handle().shutdown(SECOND).await, 1);
-            assert_eq!(client.held(), 1);
-            assert_eq!(once.handle().shutdown(100 * SECOND).await, 0);
-            // The release has arrived before the task counts as done.
-            assert_eq!(client.held(), 0);
-            let left = client.shutdown(SECOND).await;
-            assert_eq!((left.lost, left.unconfirmed), (0, 0));
-        })
-        .await;
+        let (client, _other, once) = setup().await;
+        let seen = Arc::<Seen>::default();
+        let service = LockLayer::new(client.clone(), fixed("a")).layer(once.layer(minute(&seen)));
+        assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
+        assert_eq!(once.handle().shutdown(SECOND).await, 1);
+        assert_eq!(client.held(), 1);
+        assert_eq!(once.handle().shutdown(100 * SECOND).await, 0);
+        // The release has arrived before the task counts as done.
+        assert_eq!(client.held(), 0);
+        let left = client.shutdown(SECOND).await;
+        assert_eq!((left.lost, left.unconfirmed), (0, 0));
     }
 }
 
@@ -314,65 +294,56 @@ mod a_loss {
     /// A handler whose lock is lost is stopped, with its client and without; its key counts as ambiguous.
     #[tokio::test(start_paused = true)]
     async fn stops_the_handler_with_its_client_and_without() {
-        bounded(async {
-            for stays in [true, false] {
-                let (client, other, once) = setup().await;
-                let seen = Arc::<Seen>::default();
-                let service = fixed_lease(&client).layer(once.layer(minute(&seen)));
-                if stays {
-                    assert_eq!(status(&service, post("1")).await, 503);
-                } else {
-                    assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
-                    sleep(10 * SECOND).await;
-                }
-                assert_eq!(seen.counts(), (1, 0, 1), "stays: {stays}");
-                sleep(SECOND).await;
-                assert!(is_free(&other, "a").await);
-                assert_eq!((once.handle().tasks(), once.handle().claims()), (0, 0));
-                assert_eq!(
-                    status(&service, post("1")).await,
-                    500,
-                    "it is unknown how far it got"
-                );
-                assert_eq!(seen.counts(), (1, 0, 1));
+        for stays in [true, false] {
+            let (client, other, once) = setup().await;
+            let seen = Arc::<Seen>::default();
+            let service = fixed_lease(&client).layer(once.layer(minute(&seen)));
+            if stays {
+                assert_eq!(status(&service, post("1")).await, 503);
+            } else {
+                assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
+                sleep(10 * SECOND).await;
             }
-        })
-        .await;
+            assert_eq!(seen.counts(), (1, 0, 1), "stays: {stays}");
+            sleep(SECOND).await;
+            assert!(is_free(&other, "a").await);
+            assert_eq!((once.handle().tasks(), once.handle().claims()), (0, 0));
+            assert_eq!(
+                status(&service, post("1")).await,
+                500,
+                "it is unknown how far it got"
+            );
+            assert_eq!(seen.counts(), (1, 0, 1));
+        }
     }
 
     /// With `OnLost::RunOn` it comes to its end all the same.
     #[tokio::test(start_paused = true)]
     async fn lets_the_handler_run_on_where_the_layer_says_so() {
-        bounded(async {
-            let (client, _other, once) = setup().await;
-            let seen = Arc::<Seen>::default();
-            let lock = fixed_lease(&client).on_lost(OnLost::RunOn);
-            let service = lock.layer(once.layer(minute(&seen)));
-            assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
-            assert_eq!(once.handle().shutdown(100 * SECOND).await, 0);
-            assert_eq!(seen.counts(), (1, 1, 0));
-            assert_eq!(status(&service, post("1")).await, 200);
-        })
-        .await;
+        let (client, _other, once) = setup().await;
+        let seen = Arc::<Seen>::default();
+        let lock = fixed_lease(&client).on_lost(OnLost::RunOn);
+        let service = lock.layer(once.layer(minute(&seen)));
+        assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
+        assert_eq!(once.handle().shutdown(100 * SECOND).await, 0);
+        assert_eq!(seen.counts(), (1, 1, 0));
+        assert_eq!(status(&service, post("1")).await, 200);
     }
 
     /// A client that leaves after the loss does not make a handler run on without the lock.
     #[tokio::test(start_paused = true)]
     async fn is_not_outlived_by_a_handler_whose_client_leaves_at_that_moment() {
-        bounded(async {
-            let (client, _other, once) = setup().await;
-            let seen = Arc::<Seen>::default();
-            let service = fixed_lease(&client).layer(once.layer(minute(&seen)));
-            let mut sent = Box::pin(status(&service, post("1")));
-            assert!(timeout(SECOND, &mut sent).await.is_err());
-            // Not polled while the lease runs out.
-            sleep(20 * SECOND).await;
-            drop(sent);
-            assert_eq!(seen.counts(), (1, 0, 1));
-            sleep(SECOND).await;
-            assert_eq!(once.handle().tasks(), 0);
-        })
-        .await;
+        let (client, _other, once) = setup().await;
+        let seen = Arc::<Seen>::default();
+        let service = fixed_lease(&client).layer(once.layer(minute(&seen)));
+        let mut sent = Box::pin(status(&service, post("1")));
+        assert!(timeout(SECOND, &mut sent).await.is_err());
+        // Not polled while the lease runs out.
+        sleep(20 * SECOND).await;
+        drop(sent);
+        assert_eq!(seen.counts(), (1, 0, 1));
+        sleep(SECOND).await;
+        assert_eq!(once.handle().tasks(), 0);
     }
 }
 
@@ -396,63 +367,54 @@ mod a_body {
     /// With `until_body` the lock is held until the body without a waiting client has been read to its end.
     #[tokio::test(start_paused = true)]
     async fn that_is_read_on_without_its_client_keeps_the_lock() {
-        bounded(async {
-            let (client, other, once) = setup().await;
-            let lock = LockLayer::new(client.clone(), fixed("a")).until_body(60 * SECOND);
-            let service = lock.layer(once.layer(service_fn(streaming)));
-            let Ok(response) = service.clone().oneshot(post("1")).await;
-            let mut body = response.into_body();
-            assert!(body.frame().await.is_some());
-            drop(body);
-            assert_eq!((once.handle().tasks(), client.held()), (1, 1));
-            assert!(!is_free(&other, "a").await);
-            sleep(10 * SECOND).await;
-            assert!(is_free(&other, "a").await);
-            let Ok(response) = service.oneshot(post("1")).await;
-            assert_eq!(
-                response.into_body().collect().await.unwrap().to_bytes(),
-                "0123456789"
-            );
-        })
-        .await;
+        let (client, other, once) = setup().await;
+        let lock = LockLayer::new(client.clone(), fixed("a")).until_body(60 * SECOND);
+        let service = lock.layer(once.layer(service_fn(streaming)));
+        let Ok(response) = service.clone().oneshot(post("1")).await;
+        let mut body = response.into_body();
+        assert!(body.frame().await.is_some());
+        drop(body);
+        assert_eq!((once.handle().tasks(), client.held()), (1, 1));
+        assert!(!is_free(&other, "a").await);
+        sleep(10 * SECOND).await;
+        assert!(is_free(&other, "a").await);
+        let Ok(response) = service.oneshot(post("1")).await;
+        assert_eq!(
+            response.into_body().collect().await.unwrap().to_bytes(),
+            "0123456789"
+        );
     }
 
     /// A body that is read without its client ends with the lock.
     #[tokio::test(start_paused = true)]
     async fn whose_lock_is_lost_is_not_read_on() {
-        bounded(async {
-            let (client, other, once) = setup().await;
-            let lock = LockLayer::new(client.clone(), fixed("a")).until_body(5 * SECOND);
-            let service = lock.layer(once.layer(service_fn(streaming)));
-            let Ok(response) = service.clone().oneshot(post("1")).await;
-            let mut body = response.into_body();
-            assert!(body.frame().await.is_some());
-            drop(body);
-            sleep(5 * SECOND).await;
-            assert_eq!((once.handle().tasks(), once.handle().claims()), (0, 0));
-            assert!(is_free(&other, "a").await);
-            assert_eq!(
-                status(&service, post("1")).await,
-                409,
-                "the result is not complete"
-            );
-        })
-        .await;
+        let (client, other, once) = setup().await;
+        let lock = LockLayer::new(client.clone(), fixed("a")).until_body(5 * SECOND);
+        let service = lock.layer(once.layer(service_fn(streaming)));
+        let Ok(response) = service.clone().oneshot(post("1")).await;
+        let mut body = response.into_body();
+        assert!(body.frame().await.is_some());
+        drop(body);
+        sleep(5 * SECOND).await;
+        assert_eq!((once.handle().tasks(), once.handle().claims()), (0, 0));
+        assert!(is_free(&other, "a").await);
+        assert_eq!(
+            status(&service, post("1")).await,
+            409,
+            "the result is not complete"
+        );
     }
 
     /// Without `until_body` the lock ends with the head, however the body is read.
     #[tokio::test(start_paused = true)]
     async fn keeps_no_lock_that_ends_with_the_head() {
-        bounded(async {
-            let (client, other, once) = setup().await;
-            let service = LockLayer::new(client, fixed("a")).layer(once.layer(service_fn(streaming)));
-            let Ok(response) = service.oneshot(post("1")).await;
-            assert!(is_free(&other, "a").await);
-            drop(response);
-            assert_eq!(once.handle().tasks(), 1);
-            assert!(is_free(&other, "a").await);
-        })
-        .await;
+        let (client, other, once) = setup().await;
+        let service = LockLayer::new(client, fixed("a")).layer(once.layer(service_fn(streaming)));
+        let Ok(response) = service.oneshot(post("1")).await;
+        assert!(is_free(&other, "a").await);
+        drop(response);
+        assert_eq!(once.handle().tasks(), 1);
+        assert!(is_free(&other, "a").await);
     }
 }
 
@@ -462,98 +424,86 @@ mod work_of_the_users_own {
     /// A spawned task that keeps the lock runs in its frame, and the answer does not wait for it.
     #[tokio::test(start_paused = true)]
     async fn keeps_the_lock_for_as_long_as_it_runs() {
-        bounded(async {
-            let (client, other, _) = setup().await;
-            let inner = client.clone();
-            let handler = service_fn(move |request: Req| {
-                let client = inner.clone();
-                async move {
-                    let locks = request.extensions().get::<RequestLocks>().unwrap();
-                    let kept = locks.keep().expect("the handler holds it");
-                    tokio::spawn(kept.run(async move {
-                        sleep(60 * SECOND).await;
-                        drop(client.lock("a").try_acquire().await.expect("re-entered"));
-                    }));
-                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
-                }
-            });
-            let service = LockLayer::new(client.clone(), fixed("a")).layer(handler);
-            let sent = timeout(SECOND, status(&service, post("1"))).await;
-            assert_eq!(sent, Ok(200), "the answer does not wait");
-            assert!(!is_free(&other, "a").await);
-            sleep(61 * SECOND).await;
-            assert!(is_free(&other, "a").await);
-            assert_eq!(client.held(), 0);
-        })
-        .await;
+        let (client, other, _) = setup().await;
+        let inner = client.clone();
+        let handler = service_fn(move |request: Req| {
+            let client = inner.clone();
+            async move {
+                let locks = request.extensions().get::<RequestLocks>().unwrap();
+                let kept = locks.keep().expect("the handler holds it");
+                tokio::spawn(kept.run(async move {
+                    sleep(60 * SECOND).await;
+                    drop(client.lock("a").try_acquire().await.expect("re-entered"));
+                }));
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+            }
+        });
+        let service = LockLayer::new(client.clone(), fixed("a")).layer(handler);
+        let sent = timeout(SECOND, status(&service, post("1"))).await;
+        assert_eq!(sent, Ok(200), "the answer does not wait");
+        assert!(!is_free(&other, "a").await);
+        sleep(61 * SECOND).await;
+        assert!(is_free(&other, "a").await);
+        assert_eq!(client.held(), 0);
     }
 
     /// The handle alone prolongs nothing, and after the release it gives nothing.
     #[tokio::test(start_paused = true)]
     async fn that_forgets_the_handle_prolongs_nothing() {
-        bounded(async {
-            let (client, other, _) = setup().await;
-            let kept = Arc::new(parking_lot::Mutex::new(None));
-            let slot = kept.clone();
-            let handler = service_fn(move |request: Req| {
-                *slot.lock() = request.extensions().get::<RequestLocks>().cloned();
-                async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
-            });
-            let service = LockLayer::new(client, fixed("a")).layer(handler);
-            assert_eq!(status(&service, post("1")).await, 200);
-            assert!(is_free(&other, "a").await);
-            assert!(kept.lock().take().unwrap().keep().is_none());
-        })
-        .await;
+        let (client, other, _) = setup().await;
+        let kept = Arc::new(parking_lot::Mutex::new(None));
+        let slot = kept.clone();
+        let handler = service_fn(move |request: Req| {
+            *slot.lock() = request.extensions().get::<RequestLocks>().cloned();
+            async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
+        });
+        let service = LockLayer::new(client, fixed("a")).layer(handler);
+        assert_eq!(status(&service, post("1")).await, 200);
+        assert!(is_free(&other, "a").await);
+        assert!(kept.lock().take().unwrap().keep().is_none());
     }
 
     /// It is dropped when the lock is lost, and told.
     #[tokio::test(start_paused = true)]
     async fn is_stopped_by_a_loss() {
-        bounded(async {
-            let (client, _other, _) = setup().await;
-            let (send, told) = tokio::sync::oneshot::channel();
-            let send = Arc::new(parking_lot::Mutex::new(Some(send)));
-            let handler = service_fn(move |request: Req| {
-                let kept = request
-                    .extensions()
-                    .get::<RequestLocks>()
-                    .unwrap()
-                    .keep()
-                    .unwrap();
-                let send = send.lock().take().unwrap();
-                tokio::spawn(async move { send.send(kept.run(std::future::pending::<()>()).await) });
-                async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
-            });
-            let layer = LockLayer::new(client.clone(), fixed("a")).max_hold(10 * SECOND);
-            assert_eq!(status(&layer.layer(handler), post("1")).await, 200);
-            assert_eq!(client.held(), 1);
-            let lost = told.await.unwrap().unwrap_err();
-            assert_eq!((lost.key.as_str(), lost.loss), ("a", Loss::MaxHold));
-            sleep(SECOND).await;
-            assert_eq!(client.held(), 0);
-        })
-        .await;
+        let (client, _other, _) = setup().await;
+        let (send, told) = tokio::sync::oneshot::channel();
+        let send = Arc::new(parking_lot::Mutex::new(Some(send)));
+        let handler = service_fn(move |request: Req| {
+            let kept = request
+                .extensions()
+                .get::<RequestLocks>()
+                .unwrap()
+                .keep()
+                .unwrap();
+            let send = send.lock().take().unwrap();
+            tokio::spawn(async move { send.send(kept.run(std::future::pending::<()>()).await) });
+            async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
+        });
+        let layer = LockLayer::new(client.clone(), fixed("a")).max_hold(10 * SECOND);
+        assert_eq!(status(&layer.layer(handler), post("1")).await, 200);
+        assert_eq!(client.held(), 1);
+        let lost = told.await.unwrap().unwrap_err();
+        assert_eq!((lost.key.as_str(), lost.loss), ("a", Loss::MaxHold));
+        sleep(SECOND).await;
+        assert_eq!(client.held(), 0);
     }
 
     /// A layer that spawns what is inside of it does not take the lock away from a handler that runs on.
     #[tokio::test(start_paused = true)]
     async fn between_the_layers_does_not_cost_the_handler_its_lock() {
-        bounded(async {
-            let (client, other, once) = setup().await;
-            let seen = Arc::<Seen>::default();
-            let inner = once.layer(minute(&seen));
-            let spawning = service_fn(move |request: Req| {
-                let sent = tokio::spawn(inner.clone().oneshot(request));
-                async move { sent.await.unwrap() }
-            });
-            let service = LockLayer::new(client, fixed("a")).layer(spawning);
-            assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
-            assert!(!is_free(&other, "a").await);
-            sleep(60 * SECOND).await;
-            assert!(is_free(&other, "a").await);
-            assert_eq!(seen.counts(), (1, 1, 0));
-        })
-        .await;
+        let (client, other, once) = setup().await;
+        let seen = Arc::<Seen>::default();
+        let inner = once.layer(minute(&seen));
+        let spawning = service_fn(move |request: Req| {
+            let sent = tokio::spawn(inner.clone().oneshot(request));
+            async move { sent.await.unwrap() }
+        });
+        let service = LockLayer::new(client, fixed("a")).layer(spawning);
+        assert!(timeout(SECOND, status(&service, post("1"))).await.is_err());
+        assert!(!is_free(&other, "a").await);
+        sleep(60 * SECOND).await;
+        assert!(is_free(&other, "a").await);
+        assert_eq!(seen.counts(), (1, 1, 0));
     }
 }

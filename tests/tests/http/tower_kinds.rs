@@ -19,8 +19,6 @@ use tokio::sync::Barrier;
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::tower_support::bounded;
-
 type Req = Request<Full<Bytes>>;
 type Res = Response<Full<Bytes>>;
 
@@ -69,60 +67,57 @@ fn teller(
 
 #[tokio::test(start_paused = true)]
 async fn with_read_write_safe_methods_share_and_others_do_not() {
-    bounded(async {
-        let store = TestStore::new();
-        let (a, b) = (store.client(), store.client());
-        // Each waits for the other inside, which takes both at a time.
-        let both = Arc::new(Barrier::new(2));
-        let service = |client: &LockClient| {
+    let store = TestStore::new();
+    let (a, b) = (store.client(), store.client());
+    // Each waits for the other inside, which takes both at a time.
+    let both = Arc::new(Barrier::new(2));
+    let service = |client: &LockClient| {
+        let both = both.clone();
+        let handler = service_fn(move |_: Req| {
             let both = both.clone();
-            let handler = service_fn(move |_: Req| {
-                let both = both.clone();
-                async move {
-                    both.wait().await;
-                    Ok::<_, Infallible>(answer("read"))
-                }
-            });
-            LockLayer::new(client.clone(), query("doc"))
-                .read_write()
-                .layer(handler)
-        };
-        // In one process and across.
-        for (one, other) in [(&a, &a), (&a, &b)] {
-            let one = service(one).oneshot(get("/?doc=1"));
-            let other = service(other).oneshot(request(Method::HEAD, "/?doc=1"));
-            let (one, other) = tokio::join!(one, other);
-            assert_eq!(
-                (one.unwrap().status(), other.unwrap().status()),
-                (StatusCode::OK, StatusCode::OK)
-            );
-        }
-
-        // A writer waits until the last reader has left, and keeps them out.
-        let writes = LockLayer::new(b.clone(), query("doc"))
+            async move {
+                both.wait().await;
+                Ok::<_, Infallible>(answer("read"))
+            }
+        });
+        LockLayer::new(client.clone(), query("doc"))
             .read_write()
-            .wait(100 * MS);
-        let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
-        let busy = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
-        assert_eq!(busy.status(), StatusCode::LOCKED);
-        reading.release().await.unwrap();
-        let told = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
-        assert_eq!(text(told).await, "1 write true");
-        let writing = a.lock("1").kind(LockKind::Write).acquire().await.unwrap();
-        for method in [Method::GET, Method::HEAD, Method::POST, Method::DELETE] {
-            let answer = writes.layer(teller(&b)).oneshot(request(method, "/?doc=1")).await;
-            assert_eq!(answer.unwrap().status(), StatusCode::LOCKED);
-        }
-        // Nothing is locked for a question about what is allowed.
-        let options = writes
-            .layer(teller(&b))
-            .oneshot(request(Method::OPTIONS, "/?doc=1"))
-            .await;
-        assert_eq!(text(options.unwrap()).await, "");
-        drop(writing);
-        assert_eq!((a.held(), b.held(), store.held()), (0, 0, 0));
-    })
-    .await;
+            .layer(handler)
+    };
+    // In one process and across.
+    for (one, other) in [(&a, &a), (&a, &b)] {
+        let one = service(one).oneshot(get("/?doc=1"));
+        let other = service(other).oneshot(request(Method::HEAD, "/?doc=1"));
+        let (one, other) = tokio::join!(one, other);
+        assert_eq!(
+            (one.unwrap().status(), other.unwrap().status()),
+            (StatusCode::OK, StatusCode::OK)
+        );
+    }
+
+    // A writer waits until the last reader has left, and keeps them out.
+    let writes = LockLayer::new(b.clone(), query("doc"))
+        .read_write()
+        .wait(100 * MS);
+    let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
+    let busy = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
+    assert_eq!(busy.status(), StatusCode::LOCKED);
+    reading.release().await.unwrap();
+    let told = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
+    assert_eq!(text(told).await, "1 write true");
+    let writing = a.lock("1").kind(LockKind::Write).acquire().await.unwrap();
+    for method in [Method::GET, Method::HEAD, Method::POST, Method::DELETE] {
+        let answer = writes.layer(teller(&b)).oneshot(request(method, "/?doc=1")).await;
+        assert_eq!(answer.unwrap().status(), StatusCode::LOCKED);
+    }
+    // Nothing is locked for a question about what is allowed.
+    let options = writes
+        .layer(teller(&b))
+        .oneshot(request(Method::OPTIONS, "/?doc=1"))
+        .await;
+    assert_eq!(text(options.unwrap()).await, "");
+    drop(writing);
+    assert_eq!((a.held(), b.held(), store.held()), (0, 0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,48 +166,45 @@ async fn a_kind_is_for_all_methods() {
 
 #[tokio::test(start_paused = true)]
 async fn several_keys_are_held_together_in_whatever_order_they_are_named() {
-    bounded(async {
-        let store = TestStore::new();
-        let client = store.client();
-        let accounts: Arc<Vec<AtomicI64>> = Arc::new((0..3).map(|_| AtomicI64::new(100)).collect());
-        let key = each_of((query("from"), query("to"))).prefix("account:");
-        let handler = {
+    let store = TestStore::new();
+    let client = store.client();
+    let accounts: Arc<Vec<AtomicI64>> = Arc::new((0..3).map(|_| AtomicI64::new(100)).collect());
+    let key = each_of((query("from"), query("to"))).prefix("account:");
+    let handler = {
+        let (accounts, client) = (accounts.clone(), client.clone());
+        service_fn(move |request: Req| {
             let (accounts, client) = (accounts.clone(), client.clone());
-            service_fn(move |request: Req| {
-                let (accounts, client) = (accounts.clone(), client.clone());
-                async move {
-                    let held = request.extensions().get::<Held>().unwrap();
-                    let keys: Vec<_> = held.keys().map(LockKey::as_str).collect();
-                    let at = |name: &str| name["account:".len()..].parse::<usize>().unwrap();
-                    let (one, other) = (at(keys[0]), at(keys[1]));
-                    // Each of them alone is entered below.
-                    drop(client.lock(keys[1]).try_acquire().await.unwrap());
-                    let before = [one, other].map(|at| accounts[at].load(Ordering::SeqCst));
-                    sleep(MS).await;
-                    accounts[one].store(before[0] - 1, Ordering::SeqCst);
-                    accounts[other].store(before[1] + 1, Ordering::SeqCst);
-                    Ok::<_, Infallible>(answer("moved"))
-                }
-            })
-        };
-        let service = LockLayer::new(client.clone(), key)
-            .wait(Duration::from_secs(60))
-            .layer(handler);
-        let pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)];
-        let requests = (0..60).map(|i| {
-            let (from, to) = pairs[i % pairs.len()];
-            service.clone().oneshot(post(&format!("/?from={from}&to={to}")))
-        });
-        for response in join_all(requests).await {
-            assert_eq!(response.unwrap().status(), StatusCode::OK);
-        }
-        assert_eq!(
-            accounts.iter().map(|a| a.load(Ordering::SeqCst)).sum::<i64>(),
-            300
-        );
-        assert_eq!((client.held(), store.held(), store.watched()), (0, 0, 0));
-    })
-    .await;
+            async move {
+                let held = request.extensions().get::<Held>().unwrap();
+                let keys: Vec<_> = held.keys().map(LockKey::as_str).collect();
+                let at = |name: &str| name["account:".len()..].parse::<usize>().unwrap();
+                let (one, other) = (at(keys[0]), at(keys[1]));
+                // Each of them alone is entered below.
+                drop(client.lock(keys[1]).try_acquire().await.unwrap());
+                let before = [one, other].map(|at| accounts[at].load(Ordering::SeqCst));
+                sleep(MS).await;
+                accounts[one].store(before[0] - 1, Ordering::SeqCst);
+                accounts[other].store(before[1] + 1, Ordering::SeqCst);
+                Ok::<_, Infallible>(answer("moved"))
+            }
+        })
+    };
+    let service = LockLayer::new(client.clone(), key)
+        .wait(Duration::from_secs(60))
+        .layer(handler);
+    let pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)];
+    let requests = (0..60).map(|i| {
+        let (from, to) = pairs[i % pairs.len()];
+        service.clone().oneshot(post(&format!("/?from={from}&to={to}")))
+    });
+    for response in join_all(requests).await {
+        assert_eq!(response.unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(
+        accounts.iter().map(|a| a.load(Ordering::SeqCst)).sum::<i64>(),
+        300
+    );
+    assert_eq!((client.held(), store.held(), store.watched()), (0, 0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -248,40 +240,37 @@ async fn one_that_is_busy_keeps_the_request_out_and_the_others_free() {
 
 #[tokio::test(start_paused = true)]
 async fn the_loss_of_one_stops_the_handler_and_frees_the_others() {
-    bounded(async {
-        let store = TestStore::new();
-        let client = store.client();
-        let stopped = Arc::new(AtomicUsize::new(0));
-        struct Stops(Arc<AtomicUsize>);
-        impl Drop for Stops {
-            fn drop(&mut self) {
-                self.0.fetch_add(1, Ordering::SeqCst);
-            }
+    let store = TestStore::new();
+    let client = store.client();
+    let stopped = Arc::new(AtomicUsize::new(0));
+    struct Stops(Arc<AtomicUsize>);
+    impl Drop for Stops {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
         }
-        let handler = {
-            let stopped = stopped.clone();
-            service_fn(move |_: Req| {
-                let stops = Stops(stopped.clone());
-                async move {
-                    let _stops = stops;
-                    std::future::pending::<Result<Res, Infallible>>().await
-                }
-            })
-        };
-        let layer = LockLayer::new(client.clone(), each_of((fixed("a"), fixed("b"))));
-        let lost = async {
-            sleep(MS).await;
-            assert!(store.lose("b"));
-        };
-        let (response, ()) = tokio::join!(layer.layer(handler).oneshot(post("/")), lost);
-        let response = response.unwrap();
-        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert!(response.extensions().get::<NotStarted>().is_none());
-        assert_eq!(stopped.load(Ordering::SeqCst), 1);
+    }
+    let handler = {
+        let stopped = stopped.clone();
+        service_fn(move |_: Req| {
+            let stops = Stops(stopped.clone());
+            async move {
+                let _stops = stops;
+                std::future::pending::<Result<Res, Infallible>>().await
+            }
+        })
+    };
+    let layer = LockLayer::new(client.clone(), each_of((fixed("a"), fixed("b"))));
+    let lost = async {
         sleep(MS).await;
-        assert_eq!((store.held(), client.held()), (0, 0));
-    })
-    .await;
+        assert!(store.lose("b"));
+    };
+    let (response, ()) = tokio::join!(layer.layer(handler).oneshot(post("/")), lost);
+    let response = response.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(response.extensions().get::<NotStarted>().is_none());
+    assert_eq!(stopped.load(Ordering::SeqCst), 1);
+    sleep(MS).await;
+    assert_eq!((store.held(), client.held()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -395,33 +384,30 @@ async fn closures_may_name_several_or_none() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_read_stand_back_for_one_that_writes_where_writers_are_preferred() {
-    bounded(async {
-        let store = TestStore::new();
-        let (a, b) = (store.client(), store.client());
-        let layer = |client: &LockClient| LockLayer::new(client.clone(), query("doc")).read_write();
-        for prefers in [false, true] {
-            let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
-            let writes = match prefers {
-                true => layer(&b).prefer_writers(),
-                false => layer(&b),
-            };
-            let write = tokio::spawn(writes.layer(teller(&b)).oneshot(post("/?doc=1")));
-            sleep(MS).await;
-            let read = layer(&a).try_once().layer(teller(&a)).oneshot(get("/?doc=1"));
-            let expected = if prefers {
-                StatusCode::LOCKED
-            } else {
-                StatusCode::OK
-            };
-            assert_eq!(read.await.unwrap().status(), expected);
-            reading.release().await.unwrap();
-            let told = write.await.unwrap().unwrap();
-            assert_eq!(text(told).await, "1 write true");
-        }
-        // A lock without readers has none that stand back.
-        let wrong = LockLayer::new(a.clone(), query("doc")).prefer_writers();
-        assert!(wrong.check().unwrap_err().to_string().contains("prefer_writers"));
-        assert_eq!((a.held(), b.held(), store.held()), (0, 0, 0));
-    })
-    .await;
+    let store = TestStore::new();
+    let (a, b) = (store.client(), store.client());
+    let layer = |client: &LockClient| LockLayer::new(client.clone(), query("doc")).read_write();
+    for prefers in [false, true] {
+        let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
+        let writes = match prefers {
+            true => layer(&b).prefer_writers(),
+            false => layer(&b),
+        };
+        let write = tokio::spawn(writes.layer(teller(&b)).oneshot(post("/?doc=1")));
+        sleep(MS).await;
+        let read = layer(&a).try_once().layer(teller(&a)).oneshot(get("/?doc=1"));
+        let expected = if prefers {
+            StatusCode::LOCKED
+        } else {
+            StatusCode::OK
+        };
+        assert_eq!(read.await.unwrap().status(), expected);
+        reading.release().await.unwrap();
+        let told = write.await.unwrap().unwrap();
+        assert_eq!(text(told).await, "1 write true");
+    }
+    // A lock without readers has none that stand back.
+    let wrong = LockLayer::new(a.clone(), query("doc")).prefer_writers();
+    assert!(wrong.check().unwrap_err().to_string().contains("prefer_writers"));
+    assert_eq!((a.held(), b.held(), store.held()), (0, 0, 0));
 }

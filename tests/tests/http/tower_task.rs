@@ -17,8 +17,6 @@ use futures_util::future::{join_all, poll_fn};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::tower_support::bounded;
-
 const MS: Duration = Duration::from_millis(1);
 
 /// A job on an account, with the time that it takes in ms.
@@ -53,95 +51,86 @@ async fn does(job: Job) -> Result<u64, String> {
 
 #[tokio::test(start_paused = true)]
 async fn busy_is_told_at_once_with_the_name_and_the_lease_and_nothing_was_started() {
-    bounded(async {
-        let client = LockClient::memory();
-        let elsewhere = client.lock("a").acquire().await.unwrap();
-        let calls = Arc::new(AtomicUsize::new(0));
-        let counted = calls.clone();
-        let worker = TaskLockLayer::new(client, account).layer(service_fn(move |job| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            does(job)
-        }));
-        let begun = tokio::time::Instant::now();
-        let busy = worker.clone().oneshot(job("a", 1)).await.unwrap_err();
-        assert!(begun.elapsed() < MS, "it waited for {:?}", begun.elapsed());
-        assert!(busy.is_busy() && busy.is_not_started() && busy.retry_after().is_some());
-        match busy {
-            TaskError::Busy { key, remaining, .. } => {
-                assert_eq!(key.as_str(), "a");
-                assert!(
-                    remaining.is_some_and(|left| left > Duration::from_secs(20)),
-                    "{remaining:?}"
-                );
-            }
-            other => panic!("{other:?}"),
+    let client = LockClient::memory();
+    let elsewhere = client.lock("a").acquire().await.unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let worker = TaskLockLayer::new(client, account).layer(service_fn(move |job| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        does(job)
+    }));
+    let begun = tokio::time::Instant::now();
+    let busy = worker.clone().oneshot(job("a", 1)).await.unwrap_err();
+    assert!(begun.elapsed() < MS, "it waited for {:?}", begun.elapsed());
+    assert!(busy.is_busy() && busy.is_not_started() && busy.retry_after().is_some());
+    match busy {
+        TaskError::Busy { key, remaining, .. } => {
+            assert_eq!(key.as_str(), "a");
+            assert!(
+                remaining.is_some_and(|left| left > Duration::from_secs(20)),
+                "{remaining:?}"
+            );
         }
-        assert_eq!(calls.load(Ordering::SeqCst), 0);
-        elsewhere.release().await.unwrap();
-        assert!(worker.oneshot(job("a", 1)).await.is_ok());
-    })
-    .await;
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+    elsewhere.release().await.unwrap();
+    assert!(worker.oneshot(job("a", 1)).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn jobs_of_an_account_exclude_each_other_and_release_before_they_answer() {
-    bounded(async {
-        let client = LockClient::memory();
-        let inside = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
-        let counted = inside.clone();
-        let service = service_fn(move |job: Job| {
-            let counted = counted.clone();
-            async move {
-                let now = counted.0.fetch_add(1, Ordering::SeqCst) + 1;
-                counted.1.fetch_max(now, Ordering::SeqCst);
-                let done = does(job).await;
-                counted.0.fetch_sub(1, Ordering::SeqCst);
-                done
-            }
-        });
-        let worker = TaskLockLayer::new(client.clone(), account)
-            .wait(Duration::from_secs(600))
-            .layer(service);
-        let jobs = (0..20).map(|_| worker.clone().oneshot(job("a", 10)));
-        let mut tokens: Vec<u64> = join_all(jobs).await.into_iter().map(Result::unwrap).collect();
-        tokens.sort_unstable();
-        tokens.dedup();
-        assert_eq!((tokens.len(), inside.1.load(Ordering::SeqCst)), (20, 1));
-        assert!(
-            client.lock("a").try_acquire().await.is_ok(),
-            "answered while it was held"
-        );
-    })
-    .await;
+    let client = LockClient::memory();
+    let inside = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+    let counted = inside.clone();
+    let service = service_fn(move |job: Job| {
+        let counted = counted.clone();
+        async move {
+            let now = counted.0.fetch_add(1, Ordering::SeqCst) + 1;
+            counted.1.fetch_max(now, Ordering::SeqCst);
+            let done = does(job).await;
+            counted.0.fetch_sub(1, Ordering::SeqCst);
+            done
+        }
+    });
+    let worker = TaskLockLayer::new(client.clone(), account)
+        .wait(Duration::from_secs(600))
+        .layer(service);
+    let jobs = (0..20).map(|_| worker.clone().oneshot(job("a", 10)));
+    let mut tokens: Vec<u64> = join_all(jobs).await.into_iter().map(Result::unwrap).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!((tokens.len(), inside.1.load(Ordering::SeqCst)), (20, 1));
+    assert!(
+        client.lock("a").try_acquire().await.is_ok(),
+        "answered while it was held"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn error_of_the_work_and_of_the_set_up_are_told_apart() {
-    bounded(async {
-        let client = LockClient::memory();
-        let worker = TaskLockLayer::new(client.clone(), account).layer(service_fn(does));
-        let failed = worker.oneshot(job("broken", 1)).await.unwrap_err();
-        assert!(!failed.is_not_started());
-        assert_eq!(failed.into_inner().as_deref(), Some("no such account"));
-        assert!(client.lock("broken").try_acquire().await.is_ok());
+    let client = LockClient::memory();
+    let worker = TaskLockLayer::new(client.clone(), account).layer(service_fn(does));
+    let failed = worker.oneshot(job("broken", 1)).await.unwrap_err();
+    assert!(!failed.is_not_started());
+    assert_eq!(failed.into_inner().as_deref(), Some("no such account"));
+    assert!(client.lock("broken").try_acquire().await.is_ok());
 
-        for layer in [
-            TaskLockLayer::new(client.clone(), account).lease(Duration::ZERO),
-            TaskLockLayer::new(client.clone(), account).at_most_here(0),
-        ] {
-            assert!(layer.check().is_err());
-            let refused = layer.layer(service_fn(does)).oneshot(job("a", 1)).await;
-            assert!(
-                matches!(refused, Err(TaskError::Store(Error::InvalidOption { .. }))),
-                "{refused:?}"
-            );
-        }
-        client.shutdown(Duration::ZERO).await;
-        let worker = TaskLockLayer::new(client, account).layer(service_fn(does));
-        let closed = worker.oneshot(job("a", 1)).await.unwrap_err();
-        assert!(matches!(closed, TaskError::Store(Error::ClientClosed)) && closed.is_not_started());
-    })
-    .await;
+    for layer in [
+        TaskLockLayer::new(client.clone(), account).lease(Duration::ZERO),
+        TaskLockLayer::new(client.clone(), account).at_most_here(0),
+    ] {
+        assert!(layer.check().is_err());
+        let refused = layer.layer(service_fn(does)).oneshot(job("a", 1)).await;
+        assert!(
+            matches!(refused, Err(TaskError::Store(Error::InvalidOption { .. }))),
+            "{refused:?}"
+        );
+    }
+    client.shutdown(Duration::ZERO).await;
+    let worker = TaskLockLayer::new(client, account).layer(service_fn(does));
+    let closed = worker.oneshot(job("a", 1)).await.unwrap_err();
+    assert!(matches!(closed, TaskError::Store(Error::ClientClosed)) && closed.is_not_started());
 }
 
 /// Tells whether it was dropped before its end, and whether the lock was held then.
@@ -156,65 +145,59 @@ impl Drop for Witness {
 
 #[tokio::test(start_paused = true)]
 async fn work_whose_lock_is_lost_or_whose_caller_goes_away_is_dropped_under_the_lock() {
-    bounded(async {
-        let store = TestStore::new();
-        let client = store.client();
-        let other = store.client();
-        let dropped = Arc::new(parking_lot::Mutex::new(None));
-        let (told, witnessed) = (dropped.clone(), other.clone());
-        let service = service_fn(move |_: Job| {
-            let witness = Witness(witnessed.clone(), told.clone());
-            async move {
-                let _witness = witness;
-                pending::<()>().await;
-                Ok::<_, Infallible>(())
-            }
-        });
-        let worker = TaskLockLayer::new(client.clone(), account);
-        // lost
-        let limited = worker.clone().max_hold(50 * MS).layer(service.clone());
-        let lost = limited.oneshot(job("a", 0)).await.unwrap_err();
-        assert!(
-            matches!(&lost, TaskError::Lost { key, .. } if key.as_str() == "a"),
-            "{lost:?}"
-        );
-        assert!(!lost.is_not_started() && lost.retry_after().is_none());
-        assert_eq!(dropped.lock().take(), Some(true));
-        // gone
-        let gone = timeout(50 * MS, worker.layer(service).oneshot(job("a", 0)));
-        assert!(gone.await.is_err());
-        assert_eq!(dropped.lock().take(), Some(true));
-        let again = other.lock("a").wait(Duration::from_secs(1)).acquire().await;
-        assert!(again.is_ok(), "the lock of a dropped job stays held");
-    })
-    .await;
+    let store = TestStore::new();
+    let client = store.client();
+    let other = store.client();
+    let dropped = Arc::new(parking_lot::Mutex::new(None));
+    let (told, witnessed) = (dropped.clone(), other.clone());
+    let service = service_fn(move |_: Job| {
+        let witness = Witness(witnessed.clone(), told.clone());
+        async move {
+            let _witness = witness;
+            pending::<()>().await;
+            Ok::<_, Infallible>(())
+        }
+    });
+    let worker = TaskLockLayer::new(client.clone(), account);
+    // lost
+    let limited = worker.clone().max_hold(50 * MS).layer(service.clone());
+    let lost = limited.oneshot(job("a", 0)).await.unwrap_err();
+    assert!(
+        matches!(&lost, TaskError::Lost { key, .. } if key.as_str() == "a"),
+        "{lost:?}"
+    );
+    assert!(!lost.is_not_started() && lost.retry_after().is_none());
+    assert_eq!(dropped.lock().take(), Some(true));
+    // gone
+    let gone = timeout(50 * MS, worker.layer(service).oneshot(job("a", 0)));
+    assert!(gone.await.is_err());
+    assert_eq!(dropped.lock().take(), Some(true));
+    let again = other.lock("a").wait(Duration::from_secs(1)).acquire().await;
+    assert!(again.is_ok(), "the lock of a dropped job stays held");
 }
 
 #[tokio::test(start_paused = true)]
 async fn readers_share_and_inner_acquires_of_the_key_reenter() {
-    bounded(async {
-        let client = LockClient::memory();
-        let readers = TaskLockLayer::new(client.clone(), account).kind(LockKind::Read);
-        let worker = readers.layer(service_fn(|job: Job| async move {
-            sleep(job.takes * MS).await;
-            Ok::<_, Infallible>(())
-        }));
-        let begun = tokio::time::Instant::now();
-        let both = join_all([
-            worker.clone().oneshot(job("r", 100)),
-            worker.oneshot(job("r", 100)),
-        ])
-        .await;
-        assert!(both.iter().all(Result::is_ok) && begun.elapsed() < 150 * MS);
-
-        let inner = client.clone();
-        let nested = TaskLockLayer::new(client, account).layer(service_fn(move |_: Job| {
-            let inner = inner.clone();
-            async move { inner.lock("a").try_acquire().await.map(drop) }
-        }));
-        assert!(nested.oneshot(job("a", 0)).await.is_ok());
-    })
+    let client = LockClient::memory();
+    let readers = TaskLockLayer::new(client.clone(), account).kind(LockKind::Read);
+    let worker = readers.layer(service_fn(|job: Job| async move {
+        sleep(job.takes * MS).await;
+        Ok::<_, Infallible>(())
+    }));
+    let begun = tokio::time::Instant::now();
+    let both = join_all([
+        worker.clone().oneshot(job("r", 100)),
+        worker.oneshot(job("r", 100)),
+    ])
     .await;
+    assert!(both.iter().all(Result::is_ok) && begun.elapsed() < 150 * MS);
+
+    let inner = client.clone();
+    let nested = TaskLockLayer::new(client, account).layer(service_fn(move |_: Job| {
+        let inner = inner.clone();
+        async move { inner.lock("a").try_acquire().await.map(drop) }
+    }));
+    assert!(nested.oneshot(job("a", 0)).await.is_ok());
 }
 
 async fn is_ready<S: Service<Job>>(service: &mut S) -> bool {
@@ -223,53 +206,50 @@ async fn is_ready<S: Service<Job>>(service: &mut S) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn bound_of_the_process_is_kept_and_places_return_from_dropped_and_cloned_services() {
-    bounded(async {
-        let layer = TaskLockLayer::new(LockClient::memory(), account).at_most_here(2);
-        let mut one = layer.layer(service_fn(does));
-        // The bound is of the layer, with its clones.
-        let mut two = layer.clone().layer(service_fn(does));
-        assert!(is_ready(&mut one).await && is_ready(&mut two).await);
-        assert!(is_ready(&mut one).await, "a second poll takes a second place");
-        // A clone of a ready service has no place.
-        let mut clone = one.clone();
-        assert!(!is_ready(&mut clone).await);
-        // Dropped while it was ready, it returns its place, and wakes the next.
-        let waiting = tokio::spawn(async move {
-            let clone = clone.ready().await.unwrap();
-            clone.call(job("a", 10)).await
-        });
-        sleep(MS).await;
-        drop(one);
-        sleep(MS).await;
-        assert!(
-            !is_ready(&mut layer.layer(service_fn(does))).await,
-            "more than two"
-        );
-        assert!(waiting.await.unwrap().is_ok());
-        // A call keeps its place to its end, also when it fails, is busy or is dropped.
-        assert!(is_ready(&mut layer.layer(service_fn(does))).await);
-        let mut three = layer.layer(service_fn(does));
-        assert!(is_ready(&mut three).await);
-        let call = three.call(job("broken", 50));
-        assert!(!is_ready(&mut layer.layer(service_fn(does))).await);
-        assert!(call.await.is_err());
-        let gone = timeout(5 * MS, three.ready().await.unwrap().call(job("a", 50)));
-        assert!(gone.await.is_err());
-        assert!(is_ready(&mut layer.layer(service_fn(does))).await);
-        drop(two);
-        // Called without having been ready, it waits for a place.
-        let calls: Vec<_> = (0..6)
-            .map(|n| {
-                layer
-                    .layer(service_fn(does))
-                    .call(job(["a", "b", "c", "d", "e", "f"][n], 10))
-            })
-            .collect();
-        let begun = tokio::time::Instant::now();
-        assert!(join_all(calls).await.iter().all(Result::is_ok));
-        assert!(begun.elapsed() >= 30 * MS, "more than two at a time");
-    })
-    .await;
+    let layer = TaskLockLayer::new(LockClient::memory(), account).at_most_here(2);
+    let mut one = layer.layer(service_fn(does));
+    // The bound is of the layer, with its clones.
+    let mut two = layer.clone().layer(service_fn(does));
+    assert!(is_ready(&mut one).await && is_ready(&mut two).await);
+    assert!(is_ready(&mut one).await, "a second poll takes a second place");
+    // A clone of a ready service has no place.
+    let mut clone = one.clone();
+    assert!(!is_ready(&mut clone).await);
+    // Dropped while it was ready, it returns its place, and wakes the next.
+    let waiting = tokio::spawn(async move {
+        let clone = clone.ready().await.unwrap();
+        clone.call(job("a", 10)).await
+    });
+    sleep(MS).await;
+    drop(one);
+    sleep(MS).await;
+    assert!(
+        !is_ready(&mut layer.layer(service_fn(does))).await,
+        "more than two"
+    );
+    assert!(waiting.await.unwrap().is_ok());
+    // A call keeps its place to its end, also when it fails, is busy or is dropped.
+    assert!(is_ready(&mut layer.layer(service_fn(does))).await);
+    let mut three = layer.layer(service_fn(does));
+    assert!(is_ready(&mut three).await);
+    let call = three.call(job("broken", 50));
+    assert!(!is_ready(&mut layer.layer(service_fn(does))).await);
+    assert!(call.await.is_err());
+    let gone = timeout(5 * MS, three.ready().await.unwrap().call(job("a", 50)));
+    assert!(gone.await.is_err());
+    assert!(is_ready(&mut layer.layer(service_fn(does))).await);
+    drop(two);
+    // Called without having been ready, it waits for a place.
+    let calls: Vec<_> = (0..6)
+        .map(|n| {
+            layer
+                .layer(service_fn(does))
+                .call(job(["a", "b", "c", "d", "e", "f"][n], 10))
+        })
+        .collect();
+    let begun = tokio::time::Instant::now();
+    assert!(join_all(calls).await.iter().all(Result::is_ok));
+    assert!(begun.elapsed() >= 30 * MS, "more than two at a time");
 }
 
 fn tenants(
@@ -281,132 +261,117 @@ fn tenants(
 
 #[tokio::test(start_paused = true)]
 async fn limit_of_a_tenant_is_that_of_each_request_and_leaves_nothing_behind() {
-    bounded(async {
-        let store = TestStore::new();
-        let limit = Arc::new(AtomicU32::new(2));
-        let services: Vec<_> = (0..3)
-            .map(|_| tenants(store.client(), limit.clone()).layer(service_fn(does)))
-            .collect();
-        let running: Vec<_> = (0..2)
-            .map(|n| tokio::spawn(services[n].clone().oneshot(job("t", 100))))
-            .collect();
-        sleep(10 * MS).await;
-        let busy = services[2].clone().oneshot(job("t", 1)).await.unwrap_err();
-        assert!(busy.is_busy() && busy.is_not_started(), "{busy:?}");
-        // Another tenant has a limit of its own.
-        assert!(services[2].clone().oneshot(job("u", 1)).await.is_ok());
-        // Raised and lowered at run time, without a step at the store.
-        limit.store(3, Ordering::SeqCst);
-        assert!(services[2].clone().oneshot(job("t", 1)).await.is_ok());
-        limit.store(1, Ordering::SeqCst);
-        assert!(services[2].clone().oneshot(job("t", 1)).await.is_err());
-        let permits = store.client().semaphore("t").limit(1);
-        let status = permits.status().await.unwrap().expect("a limit is a total");
-        assert_eq!((status.total, status.held, status.available), (1, 2, -1));
-        for job in running {
-            assert!(job.await.unwrap().is_ok(), "a smaller limit stopped what ran");
-        }
-        assert_eq!(permits.available().await.unwrap(), 1);
-        assert_eq!(
-            store.client().semaphore("t").status().await.unwrap(),
-            None,
-            "a number is stored"
-        );
-        assert!(services[2].clone().oneshot(job("t", 1)).await.is_ok());
-    })
-    .await;
+    let store = TestStore::new();
+    let limit = Arc::new(AtomicU32::new(2));
+    let services: Vec<_> = (0..3)
+        .map(|_| tenants(store.client(), limit.clone()).layer(service_fn(does)))
+        .collect();
+    let running: Vec<_> = (0..2)
+        .map(|n| tokio::spawn(services[n].clone().oneshot(job("t", 100))))
+        .collect();
+    sleep(10 * MS).await;
+    let busy = services[2].clone().oneshot(job("t", 1)).await.unwrap_err();
+    assert!(busy.is_busy() && busy.is_not_started(), "{busy:?}");
+    // Another tenant has a limit of its own.
+    assert!(services[2].clone().oneshot(job("u", 1)).await.is_ok());
+    // Raised and lowered at run time, without a step at the store.
+    limit.store(3, Ordering::SeqCst);
+    assert!(services[2].clone().oneshot(job("t", 1)).await.is_ok());
+    limit.store(1, Ordering::SeqCst);
+    assert!(services[2].clone().oneshot(job("t", 1)).await.is_err());
+    let permits = store.client().semaphore("t").limit(1);
+    let status = permits.status().await.unwrap().expect("a limit is a total");
+    assert_eq!((status.total, status.held, status.available), (1, 2, -1));
+    for job in running {
+        assert!(job.await.unwrap().is_ok(), "a smaller limit stopped what ran");
+    }
+    assert_eq!(permits.available().await.unwrap(), 1);
+    assert_eq!(
+        store.client().semaphore("t").status().await.unwrap(),
+        None,
+        "a number is stored"
+    );
+    assert!(services[2].clone().oneshot(job("t", 1)).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_waits_for_a_permit_of_its_tenant_and_a_limit_of_zero_admits_nothing() {
-    bounded(async {
-        let store = TestStore::new();
-        let limit = Arc::new(AtomicU32::new(2));
-        let layers = [0, 1].map(|_| tenants(store.client(), limit.clone()).wait(Duration::from_secs(60)));
-        let begun = tokio::time::Instant::now();
-        let jobs = (0..8).map(|n| layers[n % 2].layer(service_fn(does)).oneshot(job("t", 100)));
-        assert!(join_all(jobs).await.iter().all(Result::is_ok));
-        let took = begun.elapsed();
-        assert!(took >= 400 * MS && took < 600 * MS, "{took:?}");
-        limit.store(0, Ordering::SeqCst);
-        let begun = tokio::time::Instant::now();
-        let refused = layers[0].layer(service_fn(does)).oneshot(job("t", 1)).await;
-        assert!(refused.is_err_and(|error| error.is_busy()));
-        assert!(begun.elapsed() >= Duration::from_secs(60));
-    })
-    .await;
+    let store = TestStore::new();
+    let limit = Arc::new(AtomicU32::new(2));
+    let layers = [0, 1].map(|_| tenants(store.client(), limit.clone()).wait(Duration::from_secs(60)));
+    let begun = tokio::time::Instant::now();
+    let jobs = (0..8).map(|n| layers[n % 2].layer(service_fn(does)).oneshot(job("t", 100)));
+    assert!(join_all(jobs).await.iter().all(Result::is_ok));
+    let took = begun.elapsed();
+    assert!(took >= 400 * MS && took < 600 * MS, "{took:?}");
+    limit.store(0, Ordering::SeqCst);
+    let begun = tokio::time::Instant::now();
+    let refused = layers[0].layer(service_fn(does)).oneshot(job("t", 1)).await;
+    assert!(refused.is_err_and(|error| error.is_busy()));
+    assert!(begun.elapsed() >= Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
 async fn highest_limit_is_as_good_as_none() {
-    bounded(async {
-        let limit = LockClient::memory().semaphore("t").limit(u32::MAX);
-        let (one, other) = (
-            limit.try_acquire().await.unwrap(),
-            limit.acquire_many(2).await.unwrap(),
-        );
-        let status = limit.status().await.unwrap().unwrap();
-        assert_eq!((status.total, status.held), (i64::from(u32::MAX), 3));
-        drop((one, other));
-    })
-    .await;
+    let limit = LockClient::memory().semaphore("t").limit(u32::MAX);
+    let (one, other) = (
+        limit.try_acquire().await.unwrap(),
+        limit.acquire_many(2).await.unwrap(),
+    );
+    let status = limit.status().await.unwrap().unwrap();
+    assert_eq!((status.total, status.held), (i64::from(u32::MAX), 3));
+    drop((one, other));
 }
 
 #[tokio::test(start_paused = true)]
 async fn limit_and_number_of_permits_are_not_given_together() {
-    bounded(async {
-        let client = LockClient::memory();
-        let both = client.semaphore("t").permits(2).limit(3).try_acquire().await;
-        assert!(
-            matches!(both, Err(Error::InvalidOption { option: "limit", .. })),
-            "{both:?}"
-        );
-        // On one name both bind.
-        client.semaphore("t").set_permits(1).await.unwrap();
-        let limit = client.semaphore("t").limit(3);
-        let one = limit.try_acquire().await.unwrap();
-        assert!(limit.try_acquire().await.is_err_and(|error| error.is_busy()));
-        assert_eq!(limit.available().await.unwrap(), 0);
-        one.release().await.unwrap();
-        assert_eq!(limit.available().await.unwrap(), 1);
-    })
-    .await;
+    let client = LockClient::memory();
+    let both = client.semaphore("t").permits(2).limit(3).try_acquire().await;
+    assert!(
+        matches!(both, Err(Error::InvalidOption { option: "limit", .. })),
+        "{both:?}"
+    );
+    // On one name both bind.
+    client.semaphore("t").set_permits(1).await.unwrap();
+    let limit = client.semaphore("t").limit(3);
+    let one = limit.try_acquire().await.unwrap();
+    assert!(limit.try_acquire().await.is_err_and(|error| error.is_busy()));
+    assert_eq!(limit.available().await.unwrap(), 0);
+    one.release().await.unwrap();
+    assert_eq!(limit.available().await.unwrap(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn message_that_is_delivered_again_gets_the_response_of_the_first_time() {
-    bounded(async {
-        let client = recording().await;
-        let calls = Arc::new(AtomicUsize::new(0));
-        let consumer = || {
-            let calls = calls.clone();
-            let layer = TaskOnceLayer::new(client.clone(), account);
-            layer.layer(service_fn(move |job: Job| {
-                let attempt = calls.fetch_add(1, Ordering::SeqCst);
-                async move {
-                    sleep(job.takes * MS).await;
-                    match job.account {
-                        "fails once" if attempt == 0 => Err("no".to_owned()),
-                        _ => Ok(job.takes),
-                    }
+    let client = recording().await;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let consumer = || {
+        let calls = calls.clone();
+        let layer = TaskOnceLayer::new(client.clone(), account);
+        layer.layer(service_fn(move |job: Job| {
+            let attempt = calls.fetch_add(1, Ordering::SeqCst);
+            async move {
+                sleep(job.takes * MS).await;
+                match job.account {
+                    "fails once" if attempt == 0 => Err("no".to_owned()),
+                    _ => Ok(job.takes),
                 }
-            }))
-        };
-        let first = consumer().oneshot(job("m", 5)).await.unwrap();
-        assert!(matches!(first, Done::Ran(5)) && first.ran_here());
-        let again = consumer().oneshot(job("m", 7)).await.unwrap();
-        assert!(matches!(again, Done::Earlier(5)) && !again.ran_here());
-        assert_eq!(calls.swap(0, Ordering::SeqCst), 1);
+            }
+        }))
+    };
+    let first = consumer().oneshot(job("m", 5)).await.unwrap();
+    assert!(matches!(first, Done::Ran(5)) && first.ran_here());
+    let again = consumer().oneshot(job("m", 7)).await.unwrap();
+    assert!(matches!(again, Done::Earlier(5)) && !again.ran_here());
+    assert_eq!(calls.swap(0, Ordering::SeqCst), 1);
 
-        let failed = consumer().oneshot(job("fails once", 1)).await.unwrap_err();
-        assert!(!failed.is_not_started() && !failed.is_done() && !failed.is_given_up());
-        assert_eq!(failed.into_inner().as_deref(), Some("no"));
-        assert!(matches!(
-            consumer().oneshot(job("fails once", 1)).await,
-            Ok(Done::Ran(1))
-        ));
-    })
-    .await;
+    let failed = consumer().oneshot(job("fails once", 1)).await.unwrap_err();
+    assert!(!failed.is_not_started() && !failed.is_done() && !failed.is_given_up());
+    assert_eq!(failed.into_inner().as_deref(), Some("no"));
+    assert!(matches!(
+        consumer().oneshot(job("fails once", 1)).await,
+        Ok(Done::Ran(1))
+    ));
 }
 
 #[tokio::test]
@@ -424,139 +389,130 @@ async fn store_without_records_is_told_by_the_check() {
 
 #[tokio::test(start_paused = true)]
 async fn message_that_is_done_elsewhere_is_an_error_for_its_consumer_until_it_is_done() {
-    bounded(async {
-        let client = recording().await;
-        let answers = service_fn(|job: Job| async move {
-            sleep(job.takes * MS).await;
-            Ok::<_, String>(job.takes)
-        });
-        let layer = || TaskOnceLayer::new(client.clone(), account);
-        let running = tokio::spawn(layer().layer(answers).oneshot(job("m", 100)));
-        sleep(10 * MS).await;
-        let elsewhere = layer().layer(answers).oneshot(job("m", 1)).await.unwrap_err();
-        match &elsewhere {
-            TaskOnceError::Elsewhere {
-                key,
-                attempt: 1,
-                remaining,
-                ..
-            } => {
-                assert!(key.as_str() == "m" && *remaining > Duration::from_secs(20));
-            }
-            other => panic!("{other:?}"),
+    let client = recording().await;
+    let answers = service_fn(|job: Job| async move {
+        sleep(job.takes * MS).await;
+        Ok::<_, String>(job.takes)
+    });
+    let layer = || TaskOnceLayer::new(client.clone(), account);
+    let running = tokio::spawn(layer().layer(answers).oneshot(job("m", 100)));
+    sleep(10 * MS).await;
+    let elsewhere = layer().layer(answers).oneshot(job("m", 1)).await.unwrap_err();
+    match &elsewhere {
+        TaskOnceError::Elsewhere {
+            key,
+            attempt: 1,
+            remaining,
+            ..
+        } => {
+            assert!(key.as_str() == "m" && *remaining > Duration::from_secs(20));
         }
-        assert!(elsewhere.is_not_started() && !elsewhere.is_done());
-        let expired = layer().wait(20 * MS).layer(answers).oneshot(job("m", 1)).await;
-        assert!(matches!(expired, Err(TaskOnceError::Elsewhere { .. })));
-        let waited = layer()
-            .wait(Duration::from_secs(9))
-            .layer(answers)
-            .oneshot(job("m", 1))
-            .await;
-        assert!(matches!(waited, Ok(Done::Earlier(100))), "{waited:?}");
-        assert!(matches!(running.await.unwrap(), Ok(Done::Ran(100))));
-    })
-    .await;
+        other => panic!("{other:?}"),
+    }
+    assert!(elsewhere.is_not_started() && !elsewhere.is_done());
+    let expired = layer().wait(20 * MS).layer(answers).oneshot(job("m", 1)).await;
+    assert!(matches!(expired, Err(TaskOnceError::Elsewhere { .. })));
+    let waited = layer()
+        .wait(Duration::from_secs(9))
+        .layer(answers)
+        .oneshot(job("m", 1))
+        .await;
+    assert!(matches!(waited, Ok(Done::Earlier(100))), "{waited:?}");
+    assert!(matches!(running.await.unwrap(), Ok(Done::Ran(100))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn attempt_that_is_dropped_is_repeated_or_given_up_and_each_request_learns_its_attempt() {
-    bounded(async {
-        let client = recording().await;
-        let layer = || {
-            TaskOnceLayer::new(client.clone(), account)
-                .tell_claim(|job: &mut Job, claim| job.takes += claim.attempt())
-                .at_most_here(1)
-        };
-        let answers = service_fn(|job: Job| async move {
-            sleep(100 * MS).await;
-            Ok::<_, String>(job.takes)
-        });
-        assert!(
-            timeout(50 * MS, layer().layer(answers).oneshot(job("m", 10)))
-                .await
-                .is_err()
-        );
-        sleep(MS).await;
-        let second = layer().layer(answers).oneshot(job("m", 10)).await;
-        assert!(matches!(second, Ok(Done::Ran(12))), "{second:?}");
+    let client = recording().await;
+    let layer = || {
+        TaskOnceLayer::new(client.clone(), account)
+            .tell_claim(|job: &mut Job, claim| job.takes += claim.attempt())
+            .at_most_here(1)
+    };
+    let answers = service_fn(|job: Job| async move {
+        sleep(100 * MS).await;
+        Ok::<_, String>(job.takes)
+    });
+    assert!(
+        timeout(50 * MS, layer().layer(answers).oneshot(job("m", 10)))
+            .await
+            .is_err()
+    );
+    sleep(MS).await;
+    let second = layer().layer(answers).oneshot(job("m", 10)).await;
+    assert!(matches!(second, Ok(Done::Ran(12))), "{second:?}");
 
-        let left = layer().on_orphan(OnOrphan::Leave);
-        assert!(
-            timeout(50 * MS, left.layer(answers).oneshot(job("n", 10)))
-                .await
-                .is_err()
-        );
-        sleep(MS).await;
-        let given_up = left.layer(answers).oneshot(job("n", 10)).await.unwrap_err();
-        assert!(
-            given_up.is_given_up() && !given_up.is_not_started(),
-            "{given_up:?}"
-        );
+    let left = layer().on_orphan(OnOrphan::Leave);
+    assert!(
+        timeout(50 * MS, left.layer(answers).oneshot(job("n", 10)))
+            .await
+            .is_err()
+    );
+    sleep(MS).await;
+    let given_up = left.layer(answers).oneshot(job("n", 10)).await.unwrap_err();
+    assert!(
+        given_up.is_given_up() && !given_up.is_not_started(),
+        "{given_up:?}"
+    );
 
-        let once = layer().on_failure(OnFailure::Keep);
-        let fails = service_fn(|_: Job| async { Err::<u32, _>("no".to_owned()) });
-        assert!(
-            once.layer(fails)
-                .oneshot(job("o", 1))
-                .await
-                .unwrap_err()
-                .into_inner()
-                .is_some()
-        );
-        assert!(
-            once.layer(fails)
-                .oneshot(job("o", 1))
-                .await
-                .unwrap_err()
-                .is_given_up()
-        );
+    let once = layer().on_failure(OnFailure::Keep);
+    let fails = service_fn(|_: Job| async { Err::<u32, _>("no".to_owned()) });
+    assert!(
+        once.layer(fails)
+            .oneshot(job("o", 1))
+            .await
+            .unwrap_err()
+            .into_inner()
+            .is_some()
+    );
+    assert!(
+        once.layer(fails)
+            .oneshot(job("o", 1))
+            .await
+            .unwrap_err()
+            .is_given_up()
+    );
 
-        // The work was done: a consumer acknowledges, whatever there is to read.
-        let other = TaskOnceLayer::new(client.clone(), account);
-        let text = service_fn(|_: Job| async { Ok::<_, String>("text".to_owned()) });
-        let unreadable = other.layer(text).oneshot(job("m", 1)).await.unwrap_err();
-        assert!(
-            unreadable.is_done() && !unreadable.is_not_started(),
-            "{unreadable:?}"
-        );
-        assert!(layer().keep(MS).check().is_err() && layer().at_most_here(0).check().is_err());
-    })
-    .await;
+    // The work was done: a consumer acknowledges, whatever there is to read.
+    let other = TaskOnceLayer::new(client.clone(), account);
+    let text = service_fn(|_: Job| async { Ok::<_, String>("text".to_owned()) });
+    let unreadable = other.layer(text).oneshot(job("m", 1)).await.unwrap_err();
+    assert!(
+        unreadable.is_done() && !unreadable.is_not_started(),
+        "{unreadable:?}"
+    );
+    assert!(layer().keep(MS).check().is_err() && layer().at_most_here(0).check().is_err());
 }
 
 /// An inner service with one place, as a buffer or a concurrency limit has.
 #[tokio::test(start_paused = true)]
 async fn readiness_is_that_of_the_inner_service_and_the_one_that_was_ready_is_called() {
-    bounded(async {
-        let client = LockClient::memory();
-        let inner = tower::limit::ConcurrencyLimit::new(service_fn(does), 1);
-        let mut worker = TaskLockLayer::new(client.clone(), account).layer(inner);
-        let running = tokio::spawn(worker.ready().await.unwrap().call(job("a", 50)));
-        sleep(MS).await;
-        // Of a clone, which goes: one that waits to become ready stands in the inner service's queue.
-        assert!(
-            !is_ready(&mut worker.clone()).await,
-            "a job is fetched that nothing could run"
-        );
-        assert!(running.await.unwrap().is_ok());
-        // A busy job, and one that ran, return the inner service's place.
-        let elsewhere = client.lock("a").acquire().await.unwrap();
-        assert!(
-            worker
-                .clone()
-                .oneshot(job("a", 1))
-                .await
-                .is_err_and(|error| error.is_busy())
-        );
-        elsewhere.release().await.unwrap();
-        assert!(worker.clone().oneshot(job("a", 1)).await.is_ok());
-        assert!(is_ready(&mut worker).await);
-        // Around a service whose error is a `BoxError`, which is no `Error` itself, it is one all the same.
-        let boxed = service_fn(|_: Job| async { Err::<(), tower::BoxError>("inner".into()) });
-        let worker = TaskLockLayer::new(LockClient::memory(), account).layer(boxed);
-        let error: tower::BoxError = worker.oneshot(job("a", 1)).await.unwrap_err().into();
-        assert_eq!(error.to_string(), "inner");
-    })
-    .await;
+    let client = LockClient::memory();
+    let inner = tower::limit::ConcurrencyLimit::new(service_fn(does), 1);
+    let mut worker = TaskLockLayer::new(client.clone(), account).layer(inner);
+    let running = tokio::spawn(worker.ready().await.unwrap().call(job("a", 50)));
+    sleep(MS).await;
+    // Of a clone, which goes: one that waits to become ready stands in the inner service's queue.
+    assert!(
+        !is_ready(&mut worker.clone()).await,
+        "a job is fetched that nothing could run"
+    );
+    assert!(running.await.unwrap().is_ok());
+    // A busy job, and one that ran, return the inner service's place.
+    let elsewhere = client.lock("a").acquire().await.unwrap();
+    assert!(
+        worker
+            .clone()
+            .oneshot(job("a", 1))
+            .await
+            .is_err_and(|error| error.is_busy())
+    );
+    elsewhere.release().await.unwrap();
+    assert!(worker.clone().oneshot(job("a", 1)).await.is_ok());
+    assert!(is_ready(&mut worker).await);
+    // Around a service whose error is a `BoxError`, which is no `Error` itself, it is one all the same.
+    let boxed = service_fn(|_: Job| async { Err::<(), tower::BoxError>("inner".into()) });
+    let worker = TaskLockLayer::new(LockClient::memory(), account).layer(boxed);
+    let error: tower::BoxError = worker.oneshot(job("a", 1)).await.unwrap_err().into();
+    assert_eq!(error.to_string(), "inner");
 }

@@ -25,8 +25,6 @@ use http_body_util::{BodyExt, Full};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt};
 
-pub(crate) use crate::tower_support::bounded;
-
 pub(crate) type Req = Request<Full<Bytes>>;
 pub(crate) type Res = Response<Full<Bytes>>;
 
