@@ -129,30 +129,6 @@ fn a_waker_that_blocks_takes_nothing_from_min_hold() {
     });
 }
 
-/// The first copy had no reply: whether it was carried out is unknown, whatever the store says of the next one.
-#[tokio::test(start_paused = true)]
-async fn release_that_is_refused_when_sent_again_has_an_unknown_outcome() {
-    for (faults, is_unknown) in [
-        (&[Fault::Refused][..], false),
-        (&[Fault::Unreachable, Fault::Refused], false),
-        (&[Fault::AnswerLost, Fault::Refused], true),
-        (&[Fault::RequestLost, Fault::Refused], true),
-    ] {
-        let store = TestStore::new();
-        let guard = store.client().lock("k").acquire().await.unwrap();
-        faults
-            .iter()
-            .for_each(|fault| store.fail_next(Step::Release, *fault));
-        let error = guard.release().await.unwrap_err();
-        assert_eq!(
-            matches!(error, Error::OutcomeUnknown { .. }),
-            is_unknown,
-            "{faults:?}: {error:?}"
-        );
-        assert_eq!(matches!(error, Error::Refused { .. }), !is_unknown, "{faults:?}");
-    }
-}
-
 #[test]
 fn a_waker_may_drop_the_acquire_that_a_release_wakes() {
     in_time(|| {
@@ -319,19 +295,6 @@ async fn the_closure_of_run_is_inside_the_frame_before_its_future_is() {
     entered.unwrap().unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_fixed_lease_capped_by_max_hold_is_not_stretched_by_a_confirmation() {
-    let client = LockClient::memory();
-    let lock = client
-        .lock("k")
-        .fixed_lease(Duration::from_secs(3600))
-        .max_hold(Duration::from_secs(10));
-    let guard = lock.acquire().await.unwrap();
-    assert!(guard.ensure(Duration::from_secs(20)).await.is_err());
-    let left = client.inspect("k").await.unwrap().unwrap().remaining.unwrap();
-    assert!(left <= Duration::from_secs(10), "{left:?}");
-}
-
 /// How a [`Strange`] store behaves.
 #[derive(Default)]
 struct Manners {
@@ -442,50 +405,6 @@ impl Store for Strange {
 async fn strange(manners: Manners) -> LockClient {
     let store = Strange(Arc::new(MemoryStore::new()), Arc::new(manners));
     LockClient::builder().store(store).build().await.unwrap()
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_acquire_answered_after_the_shutdown_is_no_lock() {
-    let client = strange(Manners {
-        acquire_takes: Some(500 * MS),
-        ..Manners::default()
-    })
-    .await;
-    let asked = tokio::spawn(client.lock("k").try_acquire());
-    sleep(MS).await;
-    client.shutdown(10 * MS).await;
-    let answer = asked.await.unwrap();
-    assert!(matches!(answer, Err(Error::ClientClosed)), "{answer:?}");
-    assert!(client.inspect("k").await.unwrap().is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_late_answer_takes_nothing_from_what_ensure_has_promised() {
-    let client = strange(Manners {
-        first_renewal_takes: Some(3000 * MS),
-        ..Manners::default()
-    })
-    .await;
-    let guard = client.lock("k").acquire().await.unwrap();
-    sleep(Duration::from_millis(12_500)).await;
-    guard.ensure(Duration::from_millis(29_600)).await.unwrap();
-    sleep(Duration::from_millis(600)).await;
-    let left = guard.remaining();
-    assert!(left >= Duration::from_millis(29_000), "{left:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_holder_without_end_can_be_waited_for() {
-    let client = strange(Manners {
-        endless: true,
-        ..Manners::default()
-    })
-    .await;
-    let guard = client.lock("k").acquire().await.unwrap();
-    let waits = tokio::spawn(client.lock("k").acquire());
-    sleep(10 * MS).await;
-    drop(guard);
-    drop(waits.await.unwrap().unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,13 +7,12 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use dlock::stores::memory::MemoryStore;
-use dlock::testing::{Fault, Step, TestStore};
+use dlock::testing::TestStore;
 use dlock::{Error, Lock, LockClient, LockGuard};
-use dlock_tests::{Watched, paused};
+use dlock_tests::paused;
 use futures_util::poll;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -138,54 +137,4 @@ fn store_that_stays_away_is_reported_in_time_and_leaves_the_queue_empty() {
         drop(guard);
         drop(b.fair_lock("k").wait(10 * SEC).acquire().await.unwrap());
     });
-}
-
-/// A waiter whose first question never reached the store has no place yet: it comes after those that wait already.
-#[tokio::test(start_paused = true)]
-async fn waiter_whose_first_request_was_not_done_overtakes_no_waiter() {
-    let store = TestStore::new();
-    let (a, b, c) = (store.client(), store.client(), store.client());
-    let holder = a.fair_lock("k").acquire().await.unwrap();
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let waits = |client: &LockClient, name: &'static str| {
-        let (lock, order) = (client.fair_lock("k"), order.clone());
-        tokio::spawn(async move {
-            let guard = lock.acquire().await.unwrap();
-            order.lock().push(name);
-            guard.release().await.unwrap();
-        })
-    };
-    let first = waits(&b, "first");
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    store.fail_next(Step::Acquire, Fault::Unreachable);
-    let second = waits(&c, "second");
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    holder.release().await.unwrap();
-    first.await.unwrap();
-    second.await.unwrap();
-    assert_eq!(*order.lock(), ["first", "second"]);
-}
-
-/// A lock that a shutdown releases while its grant is on its way to the waiter is not the waiter's.
-#[tokio::test(start_paused = true)]
-async fn grant_that_a_shutdown_released_is_no_guard() {
-    let memory = MemoryStore::new();
-    let watched = Watched::new(memory.clone());
-    watched.seen().slow_answers.store(50, SeqCst);
-    let ending = LockClient::builder().store(watched).build().await.unwrap();
-    let other = client(&memory).await;
-    let mut waiting = std::pin::pin!(ending.fair_lock("k").acquire());
-    assert!(poll!(&mut waiting).is_pending());
-    sleep(60 * MS).await;
-    let shutdown = tokio::spawn({
-        let ending = ending.clone();
-        async move { ending.shutdown(30 * SEC).await }
-    });
-    sleep(60 * MS).await;
-    let held = other.fair_lock("k").try_acquire().await.unwrap();
-    let outcome = waiting.await;
-    assert!(matches!(outcome, Err(Error::ClientClosed)), "{outcome:?}");
-    assert!(held.is_held());
-    drop(held);
-    shutdown.await.unwrap();
 }

@@ -68,55 +68,6 @@ fn three_locks_are_one_step_where_the_store_can_and_one_each_where_it_cannot() {
 }
 
 #[test]
-fn one_that_is_busy_costs_the_others_nothing_or_a_moment() {
-    for together in [true, false] {
-        paused(async {
-            let setting = setting(together).await;
-            let busy = setting.b.lock("c").acquire().await.unwrap();
-            let error = setting.a.multi(["a", "b", "c"]).try_acquire().await.unwrap_err();
-            assert!(error.is_busy(), "{error}");
-            let releases = setting.watched.seen().releases.load(SeqCst);
-            assert_eq!(releases, if together { 0 } else { 2 });
-            // Acquired locks are released when the reply arrives, not some time later.
-            drop(setting.b.multi(["a", "b"]).try_acquire().await.unwrap());
-            drop(busy);
-            setting.assert_clean("").await;
-        });
-    }
-}
-
-#[test]
-fn whatever_fails_half_way_nothing_stays() {
-    let faults = [
-        Fault::Unreachable,
-        Fault::RequestLost,
-        Fault::AnswerLost,
-        Fault::Refused,
-    ];
-    for fault in faults {
-        paused(async {
-            let store = TestStore::new();
-            let (a, b) = (store.client(), store.client());
-            store.fail_next(Step::Acquire, fault);
-            let error = a.multi(["a", "b"]).try_acquire().await.unwrap_err();
-            assert!(error.is_unavailable(), "{fault:?}: {error}");
-            sleep(SEC).await;
-            assert_eq!(store.held(), 0, "{fault:?}");
-            // A waiter goes on where that makes sense.
-            store.fail_next(Step::Acquire, fault);
-            let outcome = a.multi(["a", "b"]).acquire().await;
-            match fault {
-                Fault::Refused => assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}"),
-                _ => drop(outcome.unwrap()),
-            }
-            sleep(SEC).await;
-            assert_eq!((store.held(), store.watched()), (0, 0), "{fault:?}");
-            drop(b.multi(["a", "b"]).try_acquire().await.unwrap());
-        });
-    }
-}
-
-#[test]
 fn a_release_that_fails_for_one_is_repeated_and_the_others_are_free_at_once() {
     paused(async {
         let store = TestStore::new();

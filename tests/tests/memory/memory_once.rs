@@ -167,17 +167,6 @@ fn dropped_work_is_an_orphan_at_once() {
 }
 
 #[test]
-fn call_that_is_dropped_before_the_work_leaves_nothing() {
-    paused(async {
-        let [a, b] = clients().await;
-        let never_begun = a.once("w").run(async |_| Ok::<u8, String>(0));
-        drop(never_begun);
-        let first = b.once("w").run(async |claim| Ok(claim.attempt()));
-        assert_eq!(ran(first.await), 1);
-    });
-}
-
-#[test]
 fn failures_follow_their_policy() {
     paused(async {
         let [a, b] = clients().await;
@@ -275,19 +264,6 @@ fn result_that_cannot_be_given_is_never_made_again() {
         ran(a.once("text").run(async |_| Ok("text".to_owned())).await);
         let later: Reply<u64> = b.once("text").run(async |_| panic!("it was done")).await;
         assert!(matches!(later, Err(OnceError::Unreadable { .. })), "{later:?}");
-    });
-}
-
-#[test]
-fn after_its_time_a_result_is_made_anew() {
-    paused(async {
-        let [a, b] = clients().await;
-        let kept = |client: &LockClient| client.once("w").lease(SEC).keep(10 * SEC);
-        assert_eq!(ran(kept(&a).run(async |_| Ok(1)).await), 1);
-        sleep(9999 * MS).await;
-        assert_eq!(earlier(kept(&b).run(async |_| Ok(2)).await), 1);
-        sleep(MS).await;
-        assert_eq!(ran(kept(&b).run(async |_| Ok(2)).await), 2);
     });
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, LockClient, OnFailure, OnceError, SlotReply};
+use dlock::{Error, LockClient, OnceError, SlotReply};
 use dlock_tests::paused_for;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -74,39 +74,6 @@ fn slots_are_done_once_by_processes_that_loop() {
             slots.windows(2).all(|pair| pair[1] - pair[0] == 1_000_000),
             "{slots:?}"
         );
-    });
-}
-
-#[test]
-fn slot_that_was_done_early_is_kept_for_as_long_as_it_may_be_asked_for() {
-    paused(async {
-        let clients = clients(2).await;
-        let (minute, keep) = (60 * SEC, 120 * SEC);
-        until(&clients[0], minute, Duration::ZERO).await;
-        let key = clients[0].once("w").record_key().unwrap();
-        let now = clients[0]
-            .records()
-            .unwrap()
-            .inspect(&key, false)
-            .await
-            .unwrap()
-            .now;
-        let slot = now + 4 * minute; // the clock of this scheduler is four minutes fast
-        let run = async |client: &LockClient| -> Reply<()> {
-            let once = client.once("w").lease(20 * SEC).keep(keep).slot(slot);
-            once.run(async |_| Ok(())).await
-        };
-        assert!(matches!(run(&clients[0]).await, Ok(SlotReply::Ran(()))));
-        for after in [119, 2, 118, 2, 118] {
-            sleep(after * SEC).await;
-            let late = run(&clients[1]).await.unwrap();
-            assert!(
-                matches!(late, SlotReply::Earlier(()) | SlotReply::Missed { .. }),
-                "{late:?}"
-            );
-        }
-        sleep(2 * SEC).await;
-        assert!(matches!(run(&clients[1]).await, Ok(SlotReply::Missed { .. })));
     });
 }
 
@@ -191,80 +158,6 @@ fn slot_behind_a_run_that_goes_on_is_skipped_and_counted() {
             named.run(async |_| Ok::<u64, String>(0)).await.unwrap(),
             SlotReply::Missed { .. }
         ));
-    });
-}
-
-#[test]
-fn waiter_for_a_slot_takes_over_in_that_slot() {
-    paused(async {
-        let clients = clients(2).await;
-        let first = clients[0].once("w").lease(3 * SEC).every(60 * SEC);
-        until(&clients[0], 60 * SEC, SEC).await;
-        let crashed = tokio::spawn(first.run(async |_| {
-            sleep(30 * SEC).await;
-            Ok::<_, String>(1)
-        }));
-        sleep(SEC).await;
-        let waiting = clients[1].once("w").wait(60 * SEC).every(60 * SEC);
-        let (slot, attempt) = (Mutex::new(None), Mutex::new(0));
-        let (reply, ()) = tokio::join!(
-            waiting.run(async |claim| {
-                (*slot.lock(), *attempt.lock()) = (claim.slot(), claim.attempt());
-                Ok::<_, String>(2)
-            }),
-            async {
-                sleep(35 * SEC).await;
-                crashed.abort();
-            }
-        );
-        // It was done in time, so there was nothing to take over.
-        assert!(matches!(reply.unwrap(), SlotReply::Earlier(1)));
-        sleep(60 * SEC).await;
-        let dropped = tokio::spawn(first.run(async |_| {
-            sleep(300 * SEC).await;
-            Ok::<_, String>(1)
-        }));
-        sleep(20 * SEC).await;
-        let (reply, ()) = tokio::join!(
-            waiting.run(async |claim| {
-                (*slot.lock(), *attempt.lock()) = (claim.slot(), claim.attempt());
-                Ok::<_, String>(2)
-            }),
-            async {
-                // By then another slot is nearer.
-                sleep(20 * SEC).await;
-                dropped.abort();
-            }
-        );
-        assert!(matches!(reply.unwrap(), SlotReply::Ran(2)));
-        assert_eq!(*attempt.lock(), 2, "of the same slot");
-        assert_eq!(micros(slot.lock().unwrap()) % 60_000_000, 0);
-    });
-}
-
-#[test]
-fn failures_of_a_slot_are_of_no_account_for_the_next() {
-    paused(async {
-        let clients = clients(1).await;
-        let every = clients[0]
-            .once("w")
-            .on_failure(OnFailure::AtMost(2))
-            .every(60 * SEC);
-        until(&clients[0], 60 * SEC, SEC).await;
-        for _ in 0..2 {
-            for _ in 0..2 {
-                let failed: Reply<u8> = every.run(async |_| Err("no".to_owned())).await;
-                assert!(matches!(failed, Err(OnceError::Work(_))), "{failed:?}");
-            }
-            let given_up: Reply<u8> = every.run(async |_| panic!("it is not tried again")).await;
-            assert!(
-                matches!(given_up, Err(OnceError::Failed { attempts: 2, .. })),
-                "{given_up:?}"
-            );
-            sleep(60 * SEC).await;
-        }
-        let done: Reply<u8> = every.run(async |claim| Ok(claim.attempt() as u8)).await;
-        assert!(matches!(done, Ok(SlotReply::Ran(1))), "{done:?}");
     });
 }
 

@@ -84,51 +84,6 @@ async fn silent_store_is_never_reported_as_busy() {
     }
 }
 
-/// What the store told the queue's head holds for the calls behind it, and for the next head too.
-#[tokio::test(start_paused = true)]
-async fn busy_lock_is_reported_as_busy_to_all_that_wait() {
-    for kind in [
-        LockKind::Mutex,
-        LockKind::Fair,
-        LockKind::Fenced,
-        LockKind::Read,
-        LockKind::Write,
-    ] {
-        let s = setting().await;
-        let holder = match kind {
-            LockKind::Read => LockKind::Write,
-            kind => kind,
-        };
-        let held = s.other.lock("k").kind(holder).acquire().await.unwrap();
-        s.watched.seen().slow_answers.store(1, SeqCst);
-        let lock = s.client.lock("k").kind(kind).wait(100 * MS);
-        let waiting: Vec<_> = (0..10).map(|_| tokio::spawn(lock.acquire())).collect();
-        for call in waiting {
-            let error = call.await.unwrap().unwrap_err();
-            assert!(error.is_busy(), "{kind}: {error}");
-        }
-        drop(held);
-    }
-}
-
-/// Another caller of the same process is another holder.
-#[tokio::test(start_paused = true)]
-async fn lock_that_is_held_in_the_process_is_reported_as_busy() {
-    for kind in [LockKind::Mutex, LockKind::Write] {
-        let s = setting().await;
-        let lock = s.client.lock("k").kind(kind);
-        let held = lock.acquire().await.unwrap();
-        let (next, late) = (tokio::spawn(lock.acquire()), lock.clone().wait(20 * SEC));
-        sleep(MS).await;
-        let late = tokio::spawn(late.acquire());
-        drop(held);
-        // It was handed off by now, and is held while the last one waits.
-        let held = next.await.unwrap().unwrap();
-        assert!(late.await.unwrap().unwrap_err().is_busy());
-        drop(held);
-    }
-}
-
 /// "Busy" from before the lock was released does not hold for ever: a store that has been silent since is at fault.
 #[tokio::test(start_paused = true)]
 async fn store_that_falls_silent_after_a_release_is_not_reported_as_busy() {
@@ -150,18 +105,6 @@ async fn store_that_falls_silent_after_a_release_is_not_reported_as_busy() {
         }
         s.hangs(false);
     }
-}
-
-/// A latch is closed only where the store has said so.
-#[tokio::test(start_paused = true)]
-async fn silent_store_is_never_reported_as_a_closed_latch() {
-    let s = setting().await;
-    let latch = s.client.latch("l");
-    s.hangs(true);
-    assert!(latch.wait_for(SEC).await.unwrap_err().is_unavailable());
-    s.hangs(false);
-    latch.try_set_count(1).await.unwrap();
-    assert!(!latch.wait_for(SEC).await.unwrap());
 }
 
 /// A dropped acquire stands before the next attempt of its process, as a dropped guard does: the attempt never finds the
@@ -320,35 +263,6 @@ async fn head_that_is_not_polled_blocks_no_waiter_behind_it() {
     }
 }
 
-/// The same for permits and for several keys.
-#[tokio::test(start_paused = true)]
-async fn head_that_waits_for_permits_or_several_keys_and_is_not_polled_blocks_no_waiter() {
-    let s = setting().await;
-    let semaphore = |client: &LockClient| client.semaphore("s").permits(1);
-    let held = semaphore(&s.other).acquire().await.unwrap();
-    let mut head = Box::pin(semaphore(&s.client).acquire());
-    assert!(poll!(&mut head).is_pending());
-    let next = tokio::spawn(semaphore(&s.client).acquire());
-    sleep(100 * MS).await;
-    held.release().await.unwrap();
-    let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
-    assert!(served < GONE, "{served:?}");
-    head.await.unwrap().release().await.unwrap();
-
-    let multi = |client: &LockClient| client.multi(["a", "b"]);
-    let held = s.other.lock("b").acquire().await.unwrap();
-    let mut head = Box::pin(multi(&s.client).acquire());
-    assert!(poll!(&mut head).is_pending());
-    let next = tokio::spawn(multi(&s.client).acquire());
-    sleep(100 * MS).await;
-    held.release().await.unwrap();
-    let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
-    assert!(served < GONE, "{served:?}");
-    head.await.unwrap().release().await.unwrap();
-    sleep(20 * MS).await;
-    assert!(s.watched.memory().is_empty());
-}
-
 /// A lock that the store granted is released when the waiter does not come for it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_released_when_its_waiter_is_not_polled() {
@@ -390,37 +304,4 @@ async fn waiter_that_is_polled_rarely_is_served() {
             sleep(2500 * MS).await;
         }
     }
-}
-
-/// A lock that was handed off and is lost before its waiter looks costs neither the place nor, with `max_waiters`, the
-/// wait.
-#[tokio::test(start_paused = true)]
-async fn waiter_that_lost_what_it_was_handed_waits_on_in_its_position() {
-    let s = setting().await;
-    let lock = s.client.lock("k").lease(SEC / 2).max_waiters(1);
-    let held = lock.acquire().await.unwrap();
-    let first = silent(&lock).await;
-    held.release().await.unwrap();
-    // It has been handed the lock, and loses it.
-    assert!(s.other.force_release("k").await.unwrap());
-    let other = s.other.lock("k").acquire().await.unwrap();
-    // The poll deadline, twice.
-    sleep(2 * SEC + 100 * MS).await;
-    let second = tokio::spawn(lock.acquire());
-    sleep(MS).await;
-    let third = tokio::spawn(lock.clone().max_waiters(9).acquire());
-    sleep(MS).await;
-    let mut first = tokio::spawn(first);
-    sleep(MS).await;
-    assert!(
-        poll!(&mut first).is_pending(),
-        "too many waiters, though it was let in before"
-    );
-    other.release().await.unwrap();
-    second.await.unwrap().unwrap().release().await.unwrap();
-    let guard = first.await.unwrap().unwrap();
-    sleep(SEC).await;
-    assert!(!third.is_finished(), "the later waiter went first");
-    guard.release().await.unwrap();
-    third.await.unwrap().unwrap().release().await.unwrap();
 }
