@@ -1,7 +1,6 @@
 //! The main job on memory: the service a newcomer starts first.
 
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, path::Path};
@@ -263,68 +262,6 @@ async fn the_buyers_program_gives_the_verdict() {
 }
 
 #[tokio::test]
-async fn a_purchase_under_a_key_happens_once() {
-    let shop = Checkout::start(&["--think", "50ms"]);
-    shop.put("sneaker", 3).await;
-    let buy = |key: &'static str, quantity: i64| {
-        let shop = &shop;
-        async move {
-            let body = json!({ "quantity": quantity });
-            shop.post_once(key, "/items/sneaker/buy", body).await.unwrap()
-        }
-    };
-    let first = buy("\"cart-1\"", 1).await;
-    assert!(first.status == 201 && !first.replayed, "{first:?}");
-    // with and without the quotes it is the same key
-    for key in ["\"cart-1\"", "cart-1"] {
-        let again = buy(key, 1).await;
-        assert!(again.status == 201 && again.replayed, "{again:?}");
-        assert_eq!(
-            (again.body, again.content_type),
-            (first.body.clone(), "application/json".to_owned())
-        );
-    }
-    assert_eq!(shop.item("sneaker").await, (2, 1));
-    let said = shop.log();
-    assert_eq!(said.matches("replayed: nothing was done").count(), 2, "{said}");
-    assert_eq!(said.matches(" sold ").count(), 1, "{said}");
-
-    let other = buy("cart-1", 2).await;
-    assert!(
-        other.is_problem(422, "urn:dlock:problem:idempotency-mismatch"),
-        "{other:?}"
-    );
-    let bad = buy("\"", 1).await;
-    assert!(
-        bad.is_problem(400, "urn:dlock:problem:idempotency-key-invalid"),
-        "{bad:?}"
-    );
-
-    // at the same time: one is at it, the others are told so or get what it got
-    let all = futures_util::future::join_all((0..10).map(|_| buy("cart-2", 1))).await;
-    let sold: Vec<&Answer> = all.iter().filter(|answer| answer.status == 201).collect();
-    assert_eq!(sold.iter().filter(|answer| !answer.replayed).count(), 1);
-    assert!(sold.iter().all(|answer| answer.body == sold[0].body));
-    let busy = "urn:dlock:problem:idempotency-in-progress";
-    let told = |answer: &Answer| {
-        answer.status == 201 || answer.is_problem(409, busy) && answer.retry_after.is_some()
-    };
-    assert!(all.iter().all(told), "{all:?}");
-    assert_eq!(shop.item("sneaker").await, (1, 2));
-
-    // a refusal is an answer as well
-    let refused = [buy("cart-3", 2).await, buy("cart-3", 2).await];
-    shop.put("sneaker", 9).await;
-    for (n, answer) in refused.into_iter().chain([buy("cart-3", 2).await]).enumerate() {
-        assert!(
-            answer.is_problem(409, "urn:checkout:problem:sold-out"),
-            "{answer:?}"
-        );
-        assert_eq!(answer.replayed, n > 0);
-    }
-}
-
-#[tokio::test]
 async fn the_page_is_one_document_and_what_is_unsafe_is_there_in_demo_mode_only() {
     for args in [&[][..], &["--demo"]] {
         let shop = Checkout::start(args);
@@ -382,55 +319,6 @@ async fn the_page_is_one_document_and_what_is_unsafe_is_there_in_demo_mode_only(
 }
 
 #[tokio::test]
-async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
-    let (shop, said) = in_rounds("the page is opened before the purchase", async || {
-        let shop = Checkout::start(&["--think", "100ms"]);
-        shop.put("sneaker", 5).await;
-        let (said, ()) = tokio::join!(shop.events("event: replay"), async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            let buy = || shop.post_once("cart-12345", "/items/sneaker/buy", json!({ "quantity": 1 }));
-            assert_eq!(
-                (buy().await.unwrap().status, buy().await.unwrap().status),
-                (201, 201)
-            );
-        });
-        match said.matches("event: sale").count() {
-            1 => Ok((shop, said)),
-            _ => Err(said),
-        }
-    })
-    .await;
-    let events: Vec<(&str, Value)> = said
-        .split_terminator("\n\n")
-        .filter_map(|event| {
-            let line = |name| event.lines().find_map(|line| line.strip_prefix(name));
-            Some((line("event: ")?, serde_json::from_str(line("data: ")?).ok()?))
-        })
-        .collect();
-    let names: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
-    assert_eq!(names, ["snapshot", "item", "sale", "replay"]);
-    let snapshot = &events[0].1;
-    assert_eq!(
-        snapshot["items"],
-        json!([{ "sku": "sneaker", "stock": 5, "sold": 0, "promised": 0 }])
-    );
-    let sale = &events[2].1;
-    assert!(sale["token"].is_u64(), "{sale}");
-    assert_eq!(events[3].1["order"], sale["order"]);
-    assert!(shop.url().ends_with(sale["copy"].as_str().unwrap()));
-    assert!(!said.contains("cart-12345"), "keys are private");
-
-    // an open page does not keep it from ending
-    let (rest, ()) = tokio::join!(reqwest::get(format!("{}/events", shop.url())), async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        shop.signal(Signal::SIGINT);
-        assert_eq!(shop.ended(SLACK).code(), Some(0));
-    });
-    assert!(!shop.log().contains("will be cut off"), "{}", shop.log());
-    assert!(rest.unwrap().text().await.unwrap().starts_with("event: snapshot"));
-}
-
-#[tokio::test]
 async fn it_ends_cleanly_on_ctrl_c_and_on_sigterm() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         in_rounds("a sale under way is finished", async || {
@@ -453,28 +341,6 @@ async fn it_ends_cleanly_on_ctrl_c_and_on_sigterm() {
         })
         .await;
     }
-}
-
-#[tokio::test]
-async fn neither_an_open_connection_nor_a_long_request_keeps_it_from_ending() {
-    let shop = Checkout::start(&[]);
-    let address = shop.url().trim_start_matches("http://");
-    let mut half = TcpStream::connect(address).unwrap();
-    half.write_all(b"POST /items/sneaker/buy HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n")
-        .unwrap();
-    let (holder, waiter, ()) = tokio::join!(
-        shop.ask(Method::GET, "/lock?hold_ms=60000", None),
-        shop.ask(Method::GET, "/lock?hold_ms=60000", None),
-        async {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            shop.signal(Signal::SIGINT);
-            let wait = shop.ended(Duration::from_secs(10) + SLACK);
-            assert_eq!(wait.code(), Some(0));
-        }
-    );
-    assert!(holder.is_err() || holder.is_ok_and(|answer| answer.status == 503));
-    assert!(waiter.is_err() || waiter.is_ok_and(|answer| answer.status == 503));
-    assert!(shop.log().contains("nothing held"), "{}", shop.log());
 }
 
 #[test]

@@ -162,57 +162,6 @@ async fn a_retry_at_another_copy_gets_the_answer_of_the_first() {
 }
 
 #[tokio::test]
-async fn a_purchase_of_a_copy_that_was_killed_is_made_by_another_one_within_the_lease() {
-    let server = server().await;
-    let dies = copy(&server, &["--lease", "2s", "--think", "10s"]);
-    let other = copy(&server, &["--lease", "2s"]);
-    dies.put("sneaker", 5).await;
-    let buy = |shop| Checkout::post_once(shop, "cart-1", "/items/sneaker/buy", json!({ "quantity": 1 }));
-    let before = token(&server).await;
-    let (answer, ()) = tokio::join!(buy(&dies), async {
-        newer_token(&server, before).await;
-        let busy = buy(&other).await.unwrap();
-        assert!(
-            busy.is_problem(409, "urn:dlock:problem:idempotency-in-progress"),
-            "{busy:?}"
-        );
-        dies.signal(Signal::SIGKILL);
-    });
-    assert!(answer.is_err());
-    within(Duration::from_secs(4), "the takeover", async {
-        eventually("the other copy takes over", async || {
-            buy(&other).await.unwrap().status == 201
-        })
-        .await;
-    })
-    .await;
-    assert!(buy(&other).await.unwrap().replayed);
-    assert_eq!(other.item("sneaker").await, (4, 1));
-}
-
-#[tokio::test]
-async fn the_page_of_a_copy_shows_what_another_one_has_sold() {
-    in_rounds("the page is opened before the sale", async || {
-        let server = server().await;
-        let (a, b) = (copy(&server, &[]), copy(&server, &[]));
-        a.put("sneaker", 5).await;
-        let (said, ()) = tokio::join!(b.events("\"promised\":1"), async {
-            tokio::time::sleep(Duration::from_millis(700)).await;
-            assert_eq!(a.buy("sneaker").await.unwrap().status, 201);
-        });
-        if !said.contains(r#"{"sku":"sneaker","stock":5,"sold":0,"promised":0}"#) {
-            return Err(said);
-        }
-        assert!(
-            said.ends_with("{\"sku\":\"sneaker\",\"stock\":4,\"sold\":1,\"promised\":1}\n\n"),
-            "{said}"
-        );
-        Ok(())
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn a_copy_stopped_past_its_lease_cannot_write_afterwards() {
     in_rounds("the copy is stopped before it writes", async || {
         let server = server().await;
@@ -345,41 +294,4 @@ async fn it_ends_in_bounded_time_while_the_server_hangs() {
         }
     })
     .await;
-}
-
-#[tokio::test]
-async fn other_data_in_place_of_a_record_is_an_error_and_stays() {
-    let server = server().await;
-    let shop = copy(&server, &[]);
-    for fill in [&["SET", RECORD, "something else"][..], &["LPUSH", RECORD, "x"]] {
-        server.command(&["DEL", RECORD]).await;
-        server.command(fill).await;
-        let answer = shop.buy("sneaker").await.unwrap();
-        assert!(
-            answer.status >= 500 && answer.content_type == "application/problem+json",
-            "{answer:?}"
-        );
-    }
-    assert_eq!(server.query::<String>(&["TYPE", RECORD]).await, "list");
-}
-
-#[tokio::test]
-async fn a_wrong_password_is_one_line_that_does_not_repeat_it() {
-    let server = Server::builder(Flavor::from_env())
-        .password("right")
-        .start()
-        .await;
-    let (right, wrong) = (server.url(), format!("redis://:hunter2@{}", server.addr()));
-    for (locks, store) in [(&wrong, &right), (&right, &wrong)] {
-        let args = ["--listen", "127.0.0.1:0", "--locks", locks, "--store", store];
-        let output = run("checkout", &args, Duration::from_secs(60));
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{error}");
-        assert_eq!(error.lines().count(), 1, "{error}");
-        assert!(!error.contains("hunter2") && !error.contains("right"), "{error}");
-    }
-    let shop = copy(&server, &[]);
-    shop.put("sneaker", 1).await;
-    assert_eq!(shop.buy("sneaker").await.unwrap().status, 201);
-    assert!(!shop.log().contains("right"), "{}", shop.log());
 }
