@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dlock::{Error, HoldState, LockClient, LockKey, Loss};
-use dlock_tests::faults::{SLACK, in_rounds, is_confirmed};
+use dlock::{HoldState, LockClient, LockKey};
+use dlock_tests::faults::{SLACK, in_rounds};
 use dlock_tests::redisson::{Kind, Redisson};
 use dlock_tests::{Server, Store, eventually, settle};
 use parking_lot::Mutex;
@@ -307,127 +307,5 @@ async fn neither_side_overtakes_waiters_by_trying() {
     let tried = java.call(1, &["tryLock", "fair", "k"]).await.unwrap();
     assert!(tried.acquired());
     java.unlock(1, Kind::Fair, "k").await.unwrap();
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_side_can_force_the_other_out_and_wakes_the_first_waiter() {
-    let store = Store::server().await;
-    let server = store.as_server();
-    let (java, client) = (
-        Redisson::on(&store).await,
-        store.client_with(|builder| builder.lease(LONG)).await,
-    );
-    for name in NAMES {
-        // Java forces dlock out: the one of ours that waits has it next.
-        let guard = client.fair_lock(raw(name)).acquire().await.unwrap();
-        let waiter = tokio::spawn(client.fair_lock(raw(name)).acquire());
-        in_queue(server, name, 1).await;
-        assert!(java.force_unlock(Kind::Fair, name).await.unwrap());
-        let next = waiter.await.unwrap().unwrap();
-        let told = guard.ensure(LONG).await;
-        assert!(
-            matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })),
-            "{told:?}"
-        );
-        // What was lost is not reported as released, and touches no other lock.
-        assert!(guard.release().await.unwrap_err().is_lost());
-        is_confirmed(&next).await;
-
-        // dlock forces dlock out: the one of Java's that waits has it next.
-        let force = async {
-            in_queue(server, name, 1).await;
-            listens(server, name, 0).await;
-            let before = SystemTime::now();
-            assert!(client.force_release(raw(name)).await.unwrap());
-            before
-        };
-        let (locked, forced) = tokio::join!(java.lock(1, Kind::Fair, name, None), force);
-        let locked = locked.unwrap();
-        // Its lease was 90 s.
-        assert!(locked.since(forced) < SLACK);
-        assert_eq!(
-            client.inspect(raw(name)).await.unwrap().unwrap().id,
-            locked.holder
-        );
-        drop(next);
-        assert!(java.is_held(1, Kind::Fair, name).await.unwrap());
-        java.unlock(1, Kind::Fair, name).await.unwrap();
-    }
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_side_sees_the_others_holds() {
-    let store = Store::server().await;
-    let (java, client) = (Redisson::on(&store).await, store.client().await);
-    for name in NAMES {
-        let lease = Some(60 * SECOND);
-        let first = java.lock(1, Kind::Fair, name, lease).await.unwrap();
-        java.lock(1, Kind::Fair, name, lease).await.unwrap();
-        let holder = client.inspect(raw(name)).await.unwrap().unwrap();
-        assert_eq!((holder.id.as_str(), holder.holds), (first.holder.as_str(), 2));
-        let left = holder.remaining.unwrap();
-        assert!(left > 30 * SECOND && left <= 60 * SECOND, "{left:?}");
-        for _ in 0..2 {
-            assert!(
-                client
-                    .fair_lock(raw(name))
-                    .try_acquire()
-                    .await
-                    .unwrap_err()
-                    .is_busy()
-            );
-            java.unlock(1, Kind::Fair, name).await.unwrap();
-        }
-        assert_eq!(client.inspect(raw(name)).await.unwrap(), None);
-
-        let guard = client
-            .fair_lock(raw(name))
-            .fixed_lease(60 * SECOND)
-            .acquire()
-            .await
-            .unwrap();
-        assert!(java.is_locked(Kind::Fair, name).await.unwrap());
-        assert!(!java.is_held(1, Kind::Fair, name).await.unwrap());
-        assert_eq!(java.hold_count(1, Kind::Fair, name).await.unwrap(), 0);
-        let left = java.remaining(Kind::Fair, name).await.unwrap();
-        assert!(left > 30_000 && left <= 60_000, "{left}");
-        // Plain locks of both sides are kept out by it, as it is by them.
-        let refused = java
-            .try_lock(1, Kind::Plain, name, Duration::ZERO, None)
-            .await
-            .unwrap();
-        assert!(!refused.acquired());
-        let error = java.unlock(1, Kind::Fair, name).await.unwrap_err();
-        assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
-        guard.release().await.unwrap();
-        assert!(!java.is_locked(Kind::Fair, name).await.unwrap());
-    }
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_ends_passes_on_without_a_message_to_either_side() {
-    let store = Store::server().await;
-    let server = store.as_server();
-    let (java, client) = (Redisson::on(&store).await, store.client().await);
-    // Java's lease ends, ours is first.
-    let locked = java.lock(1, Kind::Fair, "k", Some(700 * MS)).await.unwrap();
-    let guard = client.fair_lock("k").wait(LONG).acquire().await.unwrap();
-    let waited = SystemTime::now()
-        .duration_since(locked.done_at - locked.took)
-        .unwrap();
-    assert!(waited >= 690 * MS && waited < SLACK, "{waited:?}");
-    guard.release().await.unwrap();
-    // Ours ends, Java is first.
-    let guard = client.fair_lock("k").fixed_lease(SECOND).acquire().await.unwrap();
-    let locked = java.lock(2, Kind::Fair, "k", None).await.unwrap();
-    assert!(locked.took < SLACK, "{locked:?}");
-    assert!(!guard.is_held());
-    assert!(guard.release().await.unwrap_err().is_lost());
-    assert!(java.is_held(2, Kind::Fair, "k").await.unwrap());
-    java.unlock(2, Kind::Fair, "k").await.unwrap();
-    assert!(queue(server, "k").await.is_empty());
     store.assert_clean(&[&client]).await;
 }

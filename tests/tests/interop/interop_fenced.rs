@@ -3,12 +3,11 @@
 //!
 //! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use dlock::{LockClient, LockKey};
-use dlock_tests::faults::SLACK;
+use dlock_tests::Store;
 use dlock_tests::redisson::{Kind, Options, Redisson};
-use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
 /// Far more than anything here takes.
 const LONG: Duration = Duration::from_secs(90);
@@ -34,17 +33,6 @@ fn beside(prefix: &str, name: &str) -> String {
         true => format!("{prefix}:{name}"),
         false => format!("{prefix}:{{{name}}}"),
     }
-}
-
-/// Waits until the lock has a waiter, and a little longer: for its look after subscribing.
-async fn waited_for(server: &Server, name: &str) {
-    let channel = beside("redisson_lock__channel", name);
-    eventually("a waiter is subscribed", || async {
-        let (_, count): (String, u64) = server.query(&["PUBSUB", "NUMSUB", &channel]).await;
-        count == 1
-    })
-    .await;
-    settle().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,51 +100,5 @@ async fn every_token_is_given_once_under_contention() {
     all.sort_unstable();
     assert_eq!(all.len(), 6 * TIMES);
     assert!(all.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{all:?}");
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn they_exclude_and_wake_each_other() {
-    let store = Store::server().await;
-    let server = store.as_server();
-    let (java, client) = (java(&store).await, client(&store).await);
-    for name in NAMES {
-        // Java lets go, Rust waits.
-        java.lock(1, Kind::Fenced, name, None).await.unwrap();
-        assert!(
-            client
-                .fenced_lock(raw(name))
-                .try_acquire()
-                .await
-                .unwrap_err()
-                .is_busy()
-        );
-        let waiter = tokio::spawn(client.fenced_lock(raw(name)).acquire());
-        waited_for(server, name).await;
-        let unlocked = SystemTime::now();
-        java.unlock(1, Kind::Fenced, name).await.unwrap();
-        let guard = waiter.await.unwrap().unwrap();
-        let waited = unlocked.elapsed().unwrap();
-        assert!(waited < SLACK, "by the message: {waited:?}");
-        // Rust lets go, Java waits.
-        let tried = java
-            .try_lock(2, Kind::Fenced, name, Duration::ZERO, None)
-            .await
-            .unwrap();
-        assert!(!tried.acquired());
-        eventually("ours does not listen any more", || async {
-            server.pubsub_channels().await.is_empty()
-        })
-        .await;
-        let release = async {
-            waited_for(server, name).await;
-            let before = SystemTime::now();
-            guard.release().await.unwrap();
-            before
-        };
-        let (locked, released) = tokio::join!(java.lock(2, Kind::Fenced, name, None), release);
-        assert!(locked.unwrap().since(released) < SLACK);
-        java.unlock(2, Kind::Fenced, name).await.unwrap();
-    }
     store.assert_clean(&[&client]).await;
 }

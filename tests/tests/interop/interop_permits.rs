@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use dlock::{Error, LockClient, LockKey, Loss, Semaphore, SemaphoreStatus};
+use dlock::{Error, LockClient, LockKey, Semaphore, SemaphoreStatus};
 use dlock_tests::faults::{SLACK, SOON, in_rounds, within};
-use dlock_tests::redisson::{Answer, Error as Thrown, Kind, Redisson, add_one};
+use dlock_tests::redisson::{Answer, Error as Thrown, Redisson};
 use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
@@ -107,69 +107,6 @@ impl Permits<'_> {
             "as Java sees it"
         );
     }
-}
-
-/// Whether Java said that there is no such permit.
-fn is_refused(error: &Thrown) -> bool {
-    error.is_thrown("IllegalArgumentException") || error.is_thrown("RedisException")
-}
-
-/// Adds one to a number on the server, `times` times, in two steps with time between them.
-async fn count(
-    store: &Store,
-    take: impl AsyncFn() -> Option<dlock::Permit>,
-    give: impl AsyncFn(),
-    key: &str,
-    times: u32,
-) {
-    let mut conn = store.as_server().conn().await;
-    for _ in 0..times {
-        let permit = take().await;
-        add_one(&mut conn, key).await;
-        if let Some(permit) = permit {
-            permit.release().await.unwrap();
-        }
-        give().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_semaphore_of_one_permit_excludes_both_sides_under_contention() {
-    const TIMES: u32 = 12;
-    let store = Store::server().await;
-    let (java, client) = (Redisson::on(&store).await, store.client().await);
-    for name in NAMES {
-        for kind in [Kind::Permits, Kind::Semaphore] {
-            let key = format!("sum of {name} {kind:?}");
-            let owned = client.semaphore(raw(name)).permits(1);
-            let unowned = client.unowned_semaphore(raw(name)).permits(1);
-            assert!(owned.try_set_permits(1).await.unwrap());
-            let threads = [1, 2, 3].map(|thread| java.counter(thread, kind, name, &key, TIMES, MS / 2));
-            let take = async || match kind {
-                Kind::Permits => Some(owned.acquire().await.unwrap()),
-                _ => {
-                    unowned.acquire().await.unwrap();
-                    None
-                }
-            };
-            let give = async || {
-                if kind == Kind::Semaphore {
-                    unowned.release().await.unwrap();
-                }
-            };
-            let tasks = [0; 3].map(|_| count(&store, &take, &give, &key, TIMES));
-            let (threads, _) = tokio::join!(join_all(threads), join_all(tasks));
-            for failures in threads {
-                assert_eq!(failures.unwrap(), 0, "rounds of Java that threw");
-            }
-            let sum: u32 = store.as_server().query(&["GET", &key]).await;
-            assert_eq!(sum, 6 * TIMES, "an addition was lost: two were inside at a time");
-            assert_eq!(owned.available().await.unwrap(), 1);
-            store.as_server().command(&["DEL", &key]).await;
-            assert!(owned.delete().await.unwrap());
-        }
-    }
-    store.assert_clean(&[&client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -543,42 +480,6 @@ async fn permits_of_a_rust_process_that_is_gone_come_back_with_their_lease() {
     assert_eq!(permits.number("availablePermits").await, 3);
     permits.call(1, "delete", &[]).await.unwrap();
     store.assert_clean(&[]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_side_can_give_back_what_the_other_holds_and_a_permit_comes_back_once() {
-    let store = Store::server().await;
-    let (java, client) = (Redisson::on(&store).await, store.client().await);
-    for name in NAMES {
-        let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(raw(name)));
-        semaphore.set_permits(3).await.unwrap();
-        // Java releases one of two that dlock holds together: they are lost, and the other is released too.
-        let two = semaphore.acquire_many(2).await.unwrap();
-        let holders = client.holders(raw(name)).await.unwrap();
-        permits.release(1, &holders[0].id).await.unwrap();
-        permits.agree(&semaphore, 3, 1, 2).await;
-        let twice = permits.release(1, &holders[0].id).await.unwrap_err();
-        assert!(is_refused(&twice), "{twice}");
-        let told = two.ensure(60 * SECOND).await;
-        assert!(
-            matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })),
-            "{told:?}"
-        );
-        assert!(two.release().await.unwrap_err().is_lost());
-        permits.agree(&semaphore, 3, 0, 3).await;
-        // dlock forces Java out.
-        let id = permits.acquire(1, 60 * SECOND).await;
-        assert!(client.force_release(raw(name)).await.unwrap());
-        let gone = permits.release(1, &id).await.unwrap_err();
-        assert!(is_refused(&gone), "{gone}");
-        let unknown = permits
-            .call(1, "tryRelease", &["00112233445566778899aabbccddeeff"])
-            .await;
-        assert!(!unknown.unwrap().acquired());
-        permits.agree(&semaphore, 3, 0, 3).await;
-        assert!(semaphore.delete().await.unwrap());
-    }
-    store.assert_clean(&[&client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

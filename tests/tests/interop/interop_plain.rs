@@ -142,43 +142,6 @@ async fn they_wake_each_other_in_milliseconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_waiters_on_both_sides_are_all_served() {
-    let store = Store::server().await;
-    // A message that is missed costs 30 s, also where a waiter looks at the renewals of 90 s.
-    let java = Redisson::on(&store).await;
-    let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
-    let name = NAMES[0];
-    let guard = client.lock(name).acquire().await.unwrap();
-    let threads = futures_util::future::join_all((1..4).map(|thread| {
-        let java = &java;
-        async move {
-            let locked = java.lock(thread, Kind::Plain, name, None).await.unwrap();
-            java.unlock(thread, Kind::Plain, name).await.unwrap();
-            locked.took
-        }
-    }));
-    let tasks = futures_util::future::join_all((0..3).map(|_| async {
-        client
-            .lock(name)
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
-    }));
-    let release = async {
-        waited_for(store.as_server(), name, 2).await;
-        let released = Instant::now();
-        guard.release().await.unwrap();
-        released
-    };
-    let (_, _, released) = tokio::join!(threads, tasks, release);
-    assert!(released.elapsed() < SLACK, "{:?}", released.elapsed());
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
     const HELD: Duration = Duration::from_millis(900);
     let name = NAMES[0];
@@ -225,32 +188,6 @@ async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
         Ok(())
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_java_process_that_is_killed_leaves_the_lock_to_its_lease() {
-    let store = Store::server().await;
-    let java = Redisson::on_with(&store, &Options::new().watchdog(2 * SECOND)).await;
-    let client = store.client().await;
-    java.lock(1, Kind::Plain, "k", None).await.unwrap();
-    let lock = client.lock("k");
-    let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (Instant::now(), guard)) });
-    waited_for(store.as_server(), "k", 1).await;
-
-    java.kill();
-    let killed = Instant::now();
-    let left = store
-        .as_server()
-        .ttl("k")
-        .await
-        .expect("the lock outlives its holder");
-    let (acquired, guard) = waiter.await.unwrap().unwrap();
-    let waited = acquired - killed;
-    println!("the lock of a killed Java process came free {waited:?} later, its lease had {left:?} left");
-    assert!(waited + 20 * MS >= left, "before the lease ended");
-    assert!(waited < left + SLACK, "long after the lease ended");
-    guard.release().await.unwrap();
-    store.assert_clean(&[&client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

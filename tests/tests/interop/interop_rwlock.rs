@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{LockClient, LockKey, LockKind as As, RwLock};
 use dlock_tests::faults::SLACK;
-use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
+use dlock_tests::redisson::{Kind, Redisson, add_one};
 use dlock_tests::{Store, eventually};
 use futures_util::future::join_all;
 
@@ -248,56 +248,6 @@ async fn a_java_reader_with_a_negative_number_keeps_writers_out_when_ours_leaves
         java.unlock_as(-5, Kind::Write, name).await.unwrap();
         lock.read().try_acquire().await.unwrap().release().await.unwrap();
     }
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_side_renews_the_other_respects() {
-    let store = Store::server().await;
-    let java = Redisson::on_with(&store, &Options::new().watchdog(3 * SECOND)).await;
-    let client = store.client_with(|builder| builder.lease(6 * SECOND)).await;
-    let lock = rw_lock(&client, "prices");
-    // Together, and each alone after the other has gone.
-    let reader = lock.read().acquire().await.unwrap();
-    java.lock(1, Kind::Read, "prices", None).await.unwrap();
-    tokio::time::sleep(7 * SECOND).await;
-    assert!(reader.is_held() && java.is_held(1, Kind::Read, "prices").await.unwrap());
-    java.unlock(1, Kind::Read, "prices").await.unwrap();
-    tokio::time::sleep(4 * SECOND).await;
-    assert!(reader.is_held());
-    let tried = java
-        .try_lock(2, Kind::Write, "prices", Duration::ZERO, None)
-        .await;
-    assert!(!tried.unwrap().acquired(), "our reader renews");
-    java.lock(1, Kind::Read, "prices", None).await.unwrap();
-    reader.release().await.unwrap();
-    tokio::time::sleep(7 * SECOND).await;
-    assert!(
-        lock.write().try_acquire().await.unwrap_err().is_busy(),
-        "theirs renews"
-    );
-    java.unlock(1, Kind::Read, "prices").await.unwrap();
-    lock.write().try_acquire().await.unwrap().release().await.unwrap();
-    store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn either_side_may_force_it_open_and_outlives_the_crash_of_the_other() {
-    let store = Store::server().await;
-    let java = Redisson::on_with(&store, &Options::new().watchdog(3 * SECOND)).await;
-    let client = store.client().await;
-    let lock = rw_lock(&client, "prices");
-    let writer = lock.write().acquire().await.unwrap();
-    assert!(java.force_unlock(Kind::Write, "prices").await.unwrap());
-    java.lock(1, Kind::Write, "prices", None).await.unwrap();
-    assert!(writer.release().await.unwrap_err().is_lost());
-    assert!(client.force_release(LockKey::raw("prices")).await.unwrap());
-    let reader = lock.read().try_acquire().await.unwrap();
-    reader.release().await.unwrap();
-    java.lock(2, Kind::Write, "prices", None).await.unwrap();
-    java.kill();
-    let after = lock.write().wait(LONG).acquire().await.unwrap();
-    after.release().await.unwrap();
     store.assert_clean(&[&client]).await;
 }
 
