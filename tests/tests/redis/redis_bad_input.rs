@@ -12,7 +12,6 @@ use dlock_tests::{Flavor, Server, Store, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 /// The time that a failing call may take: the timeout of a step is 1 s, and machines stand still now and then.
 const BOUND: Duration = Duration::from_secs(20);
@@ -94,66 +93,6 @@ async fn names_that_break_a_rule_are_refused_before_anything_is_sent() {
     }
     assert!(monitor.commands().await.is_empty());
     store.assert_clean(&[&client]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
-    let store = Store::server().await;
-    let (server, client) = (store.as_server(), store.client().await);
-    let id = "11111111-2222-3333-4444-555555555555";
-    let reader = format!("{id}:1");
-    let cases: &[(&str, &str, &[&str])] = &[
-        ("string", "a string", &["SET", "string", "x"]),
-        ("list", "a list", &["RPUSH", "list", "x"]),
-        ("set", "a set", &["SADD", "set", "x"]),
-        ("zset", "a zset", &["ZADD", "zset", "1", "x"]),
-        ("stream", "a stream", &["XADD", "stream", "*", "a", "b"]),
-        (
-            "user",
-            "other data (a hash)",
-            &["HSET", "user", "name", "Bob", "age", "7"],
-        ),
-        ("one", "other data (a hash)", &["HSET", "one", "field", "x"]),
-        ("like", "other data (a hash)", &["HSET", "like", "user:42", "Bob"]),
-        ("count", "other data (a hash)", &["HSET", "count", "user:42", "7"]),
-        ("text", "other data (a hash)", &["HSET", "text", &reader, "Bob"]),
-        // Nearly a read-write lock.
-        ("mode", "other data (a hash)", &["HSET", "mode", "mode", "dark"]),
-    ];
-    for (name, says, make) in cases {
-        server.command(make).await;
-        let before: Vec<u8> = server.query(&["DUMP", name]).await;
-        let lock = client.lock(*name).wait(10 * SECOND);
-        let errors = [
-            fails("acquire", lock.acquire()).await,
-            fails("try_acquire", lock.try_acquire()).await,
-            fails("inspect", client.inspect(*name)).await,
-            fails("force_release", client.force_release(*name)).await,
-        ];
-        for error in errors {
-            assert!(matches!(error, Error::KeyTaken { .. }), "{error:?}");
-            assert_says(&error, &[name, says, "not a lock"]);
-        }
-        let after: Vec<u8> = server.query(&["DUMP", name]).await;
-        assert!(before == after, "{name} was changed");
-        assert_eq!(server.ttl(name).await, None);
-    }
-    // In one call with others it harms none of them.
-    let names = ["a", "string", "b", "user", "c", "like"];
-    let all = futures_util::future::join_all(names.map(|name| client.lock(name).try_acquire())).await;
-    let had: Vec<bool> = all.iter().map(Result::is_ok).collect();
-    assert_eq!(had, [true, false, true, false, true, false]);
-    // A key that is overwritten under a holder is a loss, and stays what it is now.
-    server.command(&["SET", "a", "x"]).await;
-    server.command(&["SET", "b", "x"]).await;
-    let mut guards = all.into_iter().filter_map(Result::ok);
-    let (a, b) = (guards.next().unwrap(), guards.next().unwrap());
-    let error = fails("a release", a.release()).await;
-    assert!(error.is_lost(), "{error:?}");
-    let error = fails("a renewal", b.ensure(30 * SECOND)).await;
-    assert!(error.is_lost() && !b.is_held(), "{error:?}");
-    let text: String = server.query(&["GET", "a"]).await;
-    assert_eq!(text, "x");
 }
 
 /// An invalid value in place of the last fencing token stops no client: tokens go on with the server's clock, which is
@@ -480,62 +419,6 @@ async fn a_server_that_still_loads_is_told_and_waited_for() {
         drop(client);
     };
     tokio::join!(server.restart(), probing);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_user_may_not_do_is_told() {
-    let server = server()
-        .acl("noscript on >hunter2 ~* &* +@all -eval -evalsha")
-        .acl("nowrite on >hunter2 ~* &* +@all -hset")
-        .acl("narrow on >hunter2 ~app:* ~dlock:fence &* +@all")
-        .acl("nofence on >hunter2 ~app:* &* +@all")
-        .acl("nochannel on >hunter2 ~* resetchannels +@all")
-        .acl("notime on >hunter2 ~* &* +@all -time")
-        .start()
-        .await;
-    let cases = [
-        ("noscript", "k", "no permissions to run the 'evalsha' command"),
-        // Redis does not say which.
-        ("nowrite", "k", "command"),
-        ("narrow", "k", "permission"),
-        ("nofence", "app:k", "permission"),
-    ];
-    for (user, key, says) in cases {
-        let client = ordinary(&server.url_as(user, "hunter2")).await;
-        let error = fails(user, client.lock(key).wait(10 * SECOND).acquire()).await;
-        assert_refused(&error, &[key, says, "dlock:fence", "docs/permissions.md"]);
-        assert!(
-            !server.keys().await.iter().any(|left| left == key),
-            "{user} left something behind"
-        );
-    }
-    let client = ordinary(&server.url_as("narrow", "hunter2")).await;
-    let names = ["app:a", "other", "app:b"];
-    let all = futures_util::future::join_all(names.map(|name| client.lock(name).try_acquire())).await;
-    assert_eq!(
-        all.iter().map(Result::is_ok).collect::<Vec<_>>(),
-        [true, false, true]
-    );
-    drop(all);
-
-    // Without channels a release is still a release, and waiters look now and then.
-    let client = ordinary(&server.url_as("nochannel", "hunter2")).await;
-    let guard = client.lock("k").acquire().await.unwrap();
-    let other = ordinary(&server.url_as("nochannel", "hunter2")).await;
-    let lock = other.lock("k").wait(3 * BOUND);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
-    tokio::time::sleep(300 * MS).await;
-    let released = Instant::now();
-    guard.release().await.unwrap();
-    waiter.await.unwrap().unwrap().release().await.unwrap();
-    assert!(released.elapsed() < BOUND, "{:?}", released.elapsed());
-
-    let error = connect_fails(
-        "a user that may not ask for the time",
-        &server.url_as("notime", "hunter2"),
-    )
-    .await;
-    assert_refused(&error, &["permission", "time"]);
 }
 
 /// The default client is one for the whole process.

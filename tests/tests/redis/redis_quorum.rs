@@ -5,10 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{Error, LockClient, LockClientBuilder};
-use dlock_tests::faults::{
-    PATIENCE, SOON, TIMEOUT, answered, in_rounds, is_free, is_free_soon, step, within,
-};
+use dlock::{LockClient, LockClientBuilder};
+use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, answered, is_free, is_free_soon, step, within};
 use dlock_tests::{Fault, Flavor, Proxy, Server, Swallow, eventually};
 use futures_util::future::join_all;
 
@@ -138,54 +136,6 @@ async fn one_holder_at_a_time_over_several_clients_while_servers_go_and_come() {
     }
     assert_eq!(count.load(Ordering::SeqCst), 54);
     q.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_started_anew_does_not_vote_until_every_lease_is_over() {
-    let q = Quorum::start(3).await;
-    let max_lease = Duration::from_secs(4);
-    let client = async || {
-        let builder = || q.builder().lease(max_lease).max_lease(max_lease);
-        answered(|| builder().build()).await.unwrap()
-    };
-    let (a, b) = (client().await, client().await);
-    let begun = Instant::now();
-    let error = answered(|| a.lock("k").try_acquire()).await.unwrap_err();
-    assert!(
-        error.is_busy() && error.to_string().contains("votes in"),
-        "{error}"
-    );
-    is_free_soon(&a, "k").await;
-    assert!(begun.elapsed() >= max_lease, "{:?}", begun.elapsed());
-    is_free(&a, "k").await;
-    // Its data are there, all but those that it may not have written yet.
-    q.servers[1].kill();
-    q.servers[1].restart().await;
-    let told = in_rounds("a server that has no vote", async || {
-        q.proxies[2].refuse();
-        q.proxies[2].cut();
-        let outcome = b.lock("k").try_acquire().await;
-        q.proxies[2].accept();
-        match outcome {
-            Err(error @ Error::NotAcquired { .. }) => Ok(error.to_string()),
-            outcome => Err(outcome.map(drop)),
-        }
-    })
-    .await;
-    assert!(
-        told.contains(&format!("{}: votes in", q.proxies[1].addr())),
-        "{told}"
-    );
-    // A flush takes the mark along.
-    is_free_soon(&b, "k").await;
-    q.servers[0].flush().await;
-    q.servers[2].flush().await;
-    let begun = Instant::now();
-    let error = answered(|| b.lock("k").try_acquire()).await.unwrap_err();
-    assert!(error.to_string().contains("votes in"), "{error}");
-    is_free_soon(&b, "k").await;
-    assert!(begun.elapsed() >= max_lease - 100 * MS, "{:?}", begun.elapsed());
-    q.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,17 +1,16 @@
 //! Completion in the owner's own transaction: effect and record commit together, or neither does, whatever dies.
 
 use std::fmt::Debug;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, RecordKey, Records};
 use dlock::store::{Outcome, Reason, StoreError};
 use dlock_postgres::{CompleteError, PostgresClaim, PostgresRecords};
+use dlock_tests::Swallow;
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
-use dlock_tests::postgres::{PgProxy, Postgres, connect, fresh_table};
+use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
 use dlock_tests::records::{ask, ask_for, claimed, fresh_key, leaving};
-use dlock_tests::{Swallow, child, eventually};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, IsolationLevel, NoTls};
@@ -478,149 +477,5 @@ async fn strict_isolation_takes_a_hold_at_the_beginning() {
             tx.commit().await.unwrap();
             assert_eq!(shop.ask(&claim).await, completed(b"sold"));
         }
-    }
-}
-
-/// Where a process dies that does the work of [`as_another_process`].
-const DEATHS: [&str; 5] = ["claimed", "sold", "completed", "committed", "never"];
-
-/// Another process of the shop, told by its environment what to do.
-#[tokio::test]
-#[ignore = "it is what the tests start as another process"]
-async fn as_another_process() {
-    let var = |name: &str| std::env::var(name).unwrap();
-    let (table, death, keys) = (var("SHOP_TABLE"), var("SHOP_DEATH"), var("SHOP_KEYS"));
-    let config: tokio_postgres::Config = var("SHOP_URL").parse().unwrap();
-    let builder = PostgresRecords::builder(config.clone(), NoTls)
-        .table(&table)
-        .connections(1)
-        .timeout(PATIENCE);
-    let store = builder.connect().await.unwrap();
-    let records = Records::new(store.clone());
-    let mut client = connect(&config).await.unwrap();
-    let die = |at: &str| {
-        if death == at {
-            std::process::abort();
-        }
-    };
-    for key in keys.split(',') {
-        let key = RecordKey::new(key).unwrap();
-        loop {
-            let request = ClaimRequest::new(key.clone(), ClaimToken::new(), [7; 32], 300 * MS, DAY);
-            let token = request.token.clone();
-            match records.claim(request).await.unwrap() {
-                ClaimReply::Claimed { .. } => {}
-                ClaimReply::Completed { .. } => break,
-                _ => {
-                    sleep(20 * MS).await;
-                    continue;
-                }
-            }
-            die("claimed");
-            let tx = client.transaction().await.unwrap();
-            let sale = format!("INSERT INTO {table}_sales VALUES ($1)");
-            tx.execute(&sale, &[&key.as_str()]).await.unwrap();
-            die("sold");
-            // Some are slower than their lease, and are overtaken.
-            if fastrand::u8(..4) == 0 {
-                sleep(400 * MS).await;
-            }
-            let done = store
-                .owned(&key, &token, DAY)
-                .complete_in(&tx, key.as_str().as_bytes())
-                .await;
-            die("completed");
-            match done {
-                Ok(()) => tx.commit().await.unwrap(),
-                Err(error) => assert!(error.is_claim_lost(), "{error}"),
-            }
-            die("committed");
-        }
-    }
-}
-
-fn start(shop: &Shop, death: &str, keys: &str) -> std::process::Child {
-    let mut command = child::command(std::env::current_exe().unwrap());
-    command.args([
-        "--exact",
-        "postgres_transaction::as_another_process",
-        "--ignored",
-        "--nocapture",
-    ]);
-    command
-        .env("SHOP_URL", shop.server.url_at(shop.server.addr()))
-        .env("SHOP_TABLE", &shop.table);
-    command.env("SHOP_DEATH", death).env("SHOP_KEYS", keys);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    child::spawn(command).unwrap()
-}
-
-async fn ends(mut process: std::process::Child, what: &str) -> bool {
-    let mut outcome = None;
-    eventually(what, || {
-        outcome = process.try_wait().unwrap();
-        std::future::ready(outcome.is_some())
-    })
-    .await;
-    outcome.unwrap().success()
-}
-
-#[tokio::test]
-async fn a_process_that_dies_anywhere_leaves_both_or_neither() {
-    let shop = shop().await;
-    for death in DEATHS {
-        let key = fresh_key();
-        let dead = start(&shop, death, key.as_str());
-        assert_eq!(ends(dead, "the process ends").await, death == "never", "{death}");
-        let happened = matches!(death, "committed" | "never");
-        // The server notices that its client is gone.
-        eventually("the transaction has ended", || async {
-            let expected = i64::from(happened);
-            shop.sales(&key).await == expected
-        })
-        .await;
-        sleep(400 * MS).await;
-        match shop.records.claim(leaving(ask(&key))).await.unwrap() {
-            ClaimReply::Completed { response } => assert!(happened && response == key.as_str().as_bytes()),
-            ClaimReply::Orphan { attempt: 1 } => {
-                assert!(!happened);
-                claimed(&shop.records, ask(&key), 2).await;
-            }
-            other => panic!("{death}: {other:?}"),
-        }
-    }
-}
-
-#[tokio::test]
-async fn processes_that_die_and_are_overtaken_sell_each_thing_once() {
-    let shop = shop().await;
-    let keys: Vec<RecordKey> = (0..20).map(|_| fresh_key()).collect();
-    let names: Vec<&str> = keys.iter().map(RecordKey::as_str).collect();
-    let mut mortals = Vec::new();
-    for (i, death) in DEATHS.into_iter().enumerate() {
-        // Each begins elsewhere, so that each has something to die of.
-        let mut names = names.clone();
-        names.rotate_left(4 * i);
-        mortals.push(start(&shop, death, &names.join(",")));
-    }
-    let survivors = [
-        start(&shop, "never", &names.join(",")),
-        start(&shop, "never", &names.join(",")),
-    ];
-    for survivor in survivors {
-        assert!(ends(survivor, "the survivor comes to an end").await);
-    }
-    for mortal in mortals {
-        ends(mortal, "everybody comes to an end").await;
-    }
-    for key in &keys {
-        assert_eq!(shop.sales(key).await, 1, "sold once");
-        assert_eq!(
-            shop.records.claim(ask(key)).await.unwrap(),
-            completed(key.as_str().as_bytes())
-        );
     }
 }
