@@ -7,7 +7,7 @@ use std::cell::Cell;
 pub struct Rule {
     /// Its name, in kebab case.
     pub name: &'static str,
-    /// What is taken back.
+    /// What the library does as long as the rule is not broken.
     pub what: &'static str,
     /// The invariant that has to detect it, stated before the first run.
     pub found_by: &'static str,
@@ -51,7 +51,7 @@ rules! {
     RenewalDeadlineFromReply "renewal-deadline-from-reply" LOSS
         "a renewed lease counts from before the renewal was sent, not from its reply"
     DeadlineNeverJudged "deadline-never-judged" LOSS
-        "a hold that is asked compares its deadline with the clock, and is not only told of it by a timer"
+        "a hold checks its deadline by the clock whenever it is asked, and does not rely on a timer"
     RenewsAtTheLastMoment "renews-at-the-last-moment" LOSS
         "a lease is renewed long before it ends"
     RenewalRevivesLostHold "renewal-revives-lost-hold" LOSS
@@ -69,7 +69,7 @@ rules! {
     ShutdownForgetsPartialSet "shutdown-forgets-partial-set" CLEANUP
         "a shutdown releases the locks of sets that are not complete"
     WaiterForgottenWhenHeadCancelled "waiter-forgotten-when-head-cancelled" WAITING
-        "the next waiter becomes the queue head when that is cancelled"
+        "the next waiter becomes the queue head when the head is cancelled"
     NotificationLostBeforeSleep "notification-lost-before-sleep" WAITING
         "a notification that comes between the request and the sleep ends the sleep"
     NotificationToldOnce "notification-told-once" WAITING
@@ -79,13 +79,13 @@ rules! {
     HandoffToUnpolledWaiter "handoff-to-unpolled-waiter" WAITING
         "a waiter that is not polled loses the lock that was handed to it"
     FairPositionKeptByDeadWaiter "fair-position-kept-by-dead-waiter" WAITING
-        "the queue position of a waiter that does not ask any more is given away"
+        "a waiter that sends no more requests loses its queue position"
     SliceNeverEnds "slice-never-ends" ORDER
         "a lock is handed off inside a process only for the time of a slice"
     ReaderOvertakesPreferredWriter "reader-overtakes-preferred-writer" ORDER
         "a new reader waits behind a preferred writer that waits"
     YieldNeverMade "yield-never-made" ORDER
-        "a process that gives a lock back lets those that wait elsewhere go first"
+        "a process that releases a lock lets waiters of other processes go first"
     NewestServedFirst "newest-served-first" ORDER
         "the first in the queue of a fair lock is served first"
     WaiterAsksAgainAtOnce "waiter-asks-again-at-once" BUDGET
@@ -97,11 +97,11 @@ rules! {
     MaxHoldIgnored "max-hold-ignored" BOUNDS
         "no renewal goes beyond max_hold"
     FrameCarriedIntoSpawnedTask "frame-carried-into-spawned-task" EXCLUSION
-        "the frames of a task are not those of tasks that the thread polls next"
+        "the frames of a task end with its poll, before the thread polls another task"
     ReleaseEndsForeignGrant "release-ends-foreign-grant" EXCLUSION
         "a release ends its own grant only"
     PermitsCountedOnce "permits-counted-once" EXCLUSION
-        "a grant of several permits takes as many"
+        "a grant of several permits counts each of them"
     WriterEntersBesideReaders "writer-enters-beside-readers" EXCLUSION
         "a writer waits until the last reader has left"
     ReaderEntersBesideWriter "reader-enters-beside-writer" EXCLUSION
@@ -121,13 +121,13 @@ rules! {
     OnceNotRenewed "once-not-renewed" RECORDS
         "the claim of work that is done once is renewed for as long as it lasts"
     SlotForgottenByRelease "slot-forgotten-by-release" RECORDS
-        "a claim of a slot that is given back leaves the record, so that no earlier slot is done again"
+        "a released claim of a slot leaves its record, so that no earlier slot is done again"
     EarlierSlotDone "earlier-slot-done" RECORDS
         "no slot is done after a later one was claimed"
     NoAnswerIsBusy "no-answer-is-busy" WAITING
         "a store that does not answer is not reported as a busy lock"
     ShutdownIgnoresPartialSet "shutdown-ignores-partial-set" CLEANUP
-        "what calls have before they are complete is in a list that a shutdown looks at"
+        "a shutdown knows what calls have acquired before they are complete"
     ReleaseInDoubtIsLoss "release-in-doubt-is-loss" LOSS
         "a release that finds nothing, after a copy that may have been carried out, is no loss"
     ReleasedFrameIsLost "released-frame-is-lost" WAITING
@@ -141,7 +141,7 @@ rules! {
     SleepsPastTheLease "sleeps-past-the-lease" WAITING
         "a waiter asks again when the lease that keeps it out is over"
     PositionForgottenWhenRefused "position-forgotten-when-refused" CLEANUP
-        "a place in the store's queue is given up by a waiter that leaves, also after a request that was refused"
+        "a waiter that leaves gives up its queue position at the store, also after a request that was refused"
     LateReleaseIsDone "late-release-is-done" LOSS
         "a release whose reply is that nothing is held, after the lease is over, is reported as unknown"
     LeftWaiterIsServed "left-waiter-is-served" WAITING
@@ -157,7 +157,7 @@ rules! {
     AskedForEver "asked-for-ever" LOSS
         "a grant whose renewal was answered is renewed again"
     UnpolledWaiterBlocks "unpolled-waiter-blocks" WAITING
-        "a waiter that was woken and is not polled loses what it has to others"
+        "a waiter that was woken and is not polled blocks no other waiter"
 }
 
 thread_local! {
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_rule_is_taken_back_at_a_time_by_its_name() {
+    fn one_rule_is_broken_at_a_time_by_its_name() {
         for (rule, broken) in RULES.iter().zip(ALL) {
             set(Some(rule.name));
             let all = ALL.iter().filter(|rule| is_broken(**rule));
