@@ -6,7 +6,6 @@ mod macro_behaviour;
 mod macro_companions;
 mod macro_default;
 mod macro_drops;
-mod macro_expansion;
 mod macro_instrument;
 mod macro_keys;
 mod macro_once;

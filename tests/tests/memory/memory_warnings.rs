@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::LockClient;
+use dlock::{Error, LockClient, distributed_lock};
 use dlock_tests::Log;
 use tokio::time::sleep;
 
@@ -23,6 +23,27 @@ async fn self_deadlock_is_warned_of_once_with_both_locations() {
         assert_eq!(log.count("inside the lock's own frame"), 1);
         assert_eq!(log.count(&format!("memory_warnings.rs:{inside}:")), 1);
         assert_eq!(log.count(&format!("memory_warnings.rs:{waits}:")), 1);
+    })
+    .await
+    .unwrap();
+}
+
+const ATTRIBUTE: u32 = line!() + 1;
+#[distributed_lock(key = "k", lock = client, wait = "60s")]
+async fn locked(client: &LockClient) -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_of_a_locked_function_is_located_at_its_attribute() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = LockClient::memory();
+    let (lock, inner) = (client.lock("k"), client.clone());
+    lock.run(|_| async move {
+        let _bare = inner.lock("k").acquire().await.unwrap();
+        assert!(locked(&inner).await.unwrap_err().is_busy());
+        assert_eq!(log.count(&format!("memory_warnings.rs:{ATTRIBUTE}:")), 1);
     })
     .await
     .unwrap();
