@@ -29,7 +29,7 @@ use crate::{Server, child};
 
 /// How long a server may take to start, to stop, or to answer the harness.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// As whom servers run that refuse to run as root, where the tests do.
+/// The user of servers that refuse to run as root, where the tests do.
 const OWNER: &str = "nobody:nogroup";
 
 /// A server that can be started again.
@@ -211,7 +211,7 @@ impl Process {
         self.child.lock().replace(child);
     }
 
-    /// A pause between two looks whether it serves, which was launched at this time.
+    /// The pause before the next check whether a process that was launched at this time serves.
     ///
     /// # Panics
     /// When it has ended, or takes too long.
@@ -291,7 +291,7 @@ pub(crate) fn unprivileged() -> Command {
     command
 }
 
-/// Makes the user as whom an [`unprivileged`] program runs the owner of a path.
+/// Gives a path to the user of [`unprivileged`] programs.
 ///
 /// # Panics
 /// When that fails.

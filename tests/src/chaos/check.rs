@@ -20,7 +20,7 @@ use super::store::{LONGEST_LEASE, TIMEOUT};
 /// The least margin of a lease, less what is lost to whole milliseconds on the server.
 const MARGIN: Nanos = 9_000_000;
 
-/// How long the answer to an acquire may be under way whose asker is gone: a step ends by then.
+/// How long the reply to an acquire may be in flight after its process is gone: a step ends by then.
 const ANSWER: Duration = TIMEOUT;
 
 /// What is wrong, and the holds that show it.
@@ -32,7 +32,7 @@ pub(crate) struct Finding {
     pub(crate) holds: Vec<usize>,
 }
 
-/// All that is wrong, by kind.
+/// All violations, by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) violations: Vec<Finding>,
@@ -141,7 +141,7 @@ impl OfKey<'_> {
         self.excused(first, second) || was_before && self.excused(second, first)
     }
 
-    /// Two at a time.
+    /// Two holders at a time.
     fn overlaps(&mut self) {
         let mut open: Vec<Certain> = Vec::new();
         for second in self.certain.clone() {
@@ -163,7 +163,7 @@ impl OfKey<'_> {
         }
     }
 
-    /// Told after another client was granted the lock.
+    /// Losses that were told after another client was granted the lock.
     fn late_losses(&mut self) {
         for at in 0..self.certain.len() {
             let first = self.certain[at];
@@ -174,7 +174,7 @@ impl OfKey<'_> {
                 continue;
             };
             let late = told(self.history, hold).into_iter().find(|told| match *told {
-                // It was asked after that, and believed.
+                // A later check answered held.
                 _ if first.to > second.from => true,
                 Told::Asked { before, heard } => {
                     second.from > before && heard > second.from && heard - before <= MARGIN
@@ -198,13 +198,13 @@ impl OfKey<'_> {
             match (excused, overlap) {
                 (false, _) => self.findings.late_losses.push(finding),
                 (true, false) => self.findings.unprotected.push(finding),
-                // It is counted there already.
+                // That kind counts it already.
                 (true, true) => {}
             }
         }
     }
 
-    /// Whoever holds it later has the greater token.
+    /// A later holder has the greater token.
     fn tokens_in_order_of_holds(&mut self) {
         for at in 1..self.certain.len() {
             let (first, second) = (self.certain[at - 1], self.certain[at]);
@@ -223,7 +223,7 @@ impl OfKey<'_> {
     }
 }
 
-/// When a hold was told.
+/// How a hold was told that it is lost.
 #[derive(Debug, Clone, Copy)]
 enum Told {
     /// By a check, the first after one that had answered held.
@@ -242,7 +242,7 @@ impl Told {
     }
 }
 
-/// In which ways a hold was told that it is lost.
+/// All ways in which a hold was told that it is lost.
 fn told(history: &History, hold: &Hold) -> Vec<Told> {
     let Some(lost) = &hold.lost else {
         return match &hold.gone {

@@ -109,7 +109,7 @@ pub(crate) struct Forgotten {
     pub(crate) to: Nanos,
     /// `None` for every key.
     pub(crate) key: Option<usize>,
-    /// Whether there may have been two stores: what was granted in that time, by one of them, may be what is lost.
+    /// Whether there may have been two masters: the grants of one of them in that time may be lost.
     pub(crate) splits: bool,
 }
 

@@ -21,13 +21,13 @@ use super::log::Log;
 use super::topology::Deployment;
 use crate::Server;
 
-/// Between two questions to a server.
+/// The pause between two requests to a server.
 const PERIOD: Duration = Duration::from_millis(25);
-/// How long an answer may take.
+/// How long a reply may take.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How many answers are kept of one history of data.
+/// How many replies are kept for one history of data.
 const KEPT: usize = 20_000;
-/// How long a server may take to go on as a replica, before it is taken for one that cannot.
+/// How long a server may take to continue as a replica before it counts as unable to.
 const TO_FOLLOW: Duration = Duration::from_secs(4);
 
 /// The state that a server reports.
@@ -37,7 +37,7 @@ pub(super) enum Role {
     Gone,
     /// It does not answer in time.
     Mute,
-    /// It has this history of data, up to there.
+    /// It is a master with this history of data, up to this offset.
     Master {
         history: String,
         upto: i64,
@@ -56,13 +56,13 @@ pub(super) enum Role {
 
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
-    /// When it was asked, and when it had answered.
+    /// When the request was sent, and when the reply had arrived.
     pub(super) asked: Nanos,
     pub(super) heard: Nanos,
     pub(super) role: Role,
 }
 
-/// A time in which a group may have lost what it was asked.
+/// A time in which a group may have lost requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lost {
     pub(super) from: Nanos,
@@ -70,17 +70,17 @@ pub(super) struct Lost {
     pub(super) why: String,
 }
 
-/// A change of masters that is not over: another server may still think that it is one.
+/// A change of masters that has not ended: another server may still act as a master.
 #[derive(Debug, Clone)]
 struct Change {
     master: usize,
     from: Nanos,
     why: String,
-    /// How often the new one had sent all data when it took over; `None` where there is no hope that all is there.
+    /// How often the new master had sent all data when it took over; `None` where some data are certainly missing.
     sent: Option<u64>,
-    /// When all others were masters no more.
+    /// When all others had ceased to be masters.
     over: Option<(Nanos, Instant)>,
-    /// All others were seen to follow the new one.
+    /// When all others were seen to follow the new master.
     followed: bool,
 }
 
@@ -88,20 +88,20 @@ struct Change {
 #[derive(Debug, Default)]
 pub(super) struct Group {
     last: BTreeMap<usize, Seen>,
-    /// What each was when it last answered.
+    /// The role that each server reported last.
     known: BTreeMap<usize, Role>,
     /// When each was first seen as no master since it was one.
     resigned: BTreeMap<usize, Nanos>,
-    /// How far a history had come when.
+    /// The offsets of a history, with times.
     histories: HashMap<String, VecDeque<(Nanos, i64)>>,
     changes: Vec<Change>,
-    /// When there was one master at most for the last time, as long as there are two.
+    /// While there are two masters: the last time at which there was at most one.
     two_since: Option<Nanos>,
     one_until: Nanos,
 }
 
 impl Group {
-    /// Takes in what the servers said, and gives what was lost.
+    /// Records what the servers reported, and returns what was lost.
     pub(super) fn learn(&mut self, round: BTreeMap<usize, Seen>) -> Vec<Lost> {
         for (&at, seen) in &round {
             match &seen.role {
@@ -146,7 +146,7 @@ impl Group {
         lost
     }
 
-    /// From when on the new master may lack what the old one was asked.
+    /// The time from which on the new master may lack requests to the old one.
     fn lost_from(&self, at: usize, before: &(String, i64)) -> (Nanos, String) {
         let (history, lacks) = before;
         let places = self.histories.get(history);
@@ -163,7 +163,7 @@ impl Group {
         }
     }
 
-    /// Those that are, or may be, masters.
+    /// The servers that are, or may be, masters.
     fn masters(&self) -> Vec<usize> {
         let known = self.known.iter();
         known
@@ -172,12 +172,12 @@ impl Group {
             .collect()
     }
 
-    /// While there are two masters, what one was asked the other one lacks.
+    /// While there are two masters, each lacks the requests to the other.
     fn two_at_a_time(&mut self) -> Option<Lost> {
         let asked = self.last.values().map(|seen| seen.asked).min().unwrap_or(0);
         let heard = self.last.values().map(|seen| seen.heard).max().unwrap_or(0);
         let masters = self.masters();
-        // What a change brings about is told with it.
+        // The loss by a change is reported with that change.
         if masters.len() > 1 && self.changes.iter().all(|change| change.over.is_some()) {
             self.two_since.get_or_insert(self.one_until);
             return None;
@@ -196,7 +196,7 @@ impl Group {
         for mut change in std::mem::take(&mut self.changes) {
             let others = || self.known.iter().filter(|(at, _)| **at != change.master);
             if !matches!(self.known.get(&change.master), Some(Role::Master { .. })) {
-                // It is none any more: whatever comes next is another change, and this one was not good for anything.
+                // It is no longer master: the next master is another change, and this one recovered no data.
                 change.sent = None;
                 change.over.get_or_insert((clock::now(), Instant::now()));
             }
@@ -222,7 +222,7 @@ impl Group {
                 Some(Role::Master { sent, .. }) => Some(*sent),
                 _ => None,
             };
-            // One that was sent everything had something that the new master lacks, or was started anew.
+            // A replica that needed all data had some that the new master lacks, or was restarted.
             let may_be = change.sent.is_some() && sent == change.sent;
             // What the new one says counts when it was asked after all others were seen to follow: of one round, answers
             // may be as far apart as a server is slow.
@@ -245,7 +245,7 @@ impl Group {
         lost
     }
 
-    /// What is not told yet.
+    /// What is not reported yet.
     fn rest(&mut self) -> Vec<Lost> {
         let now = clock::now();
         let changes = std::mem::take(&mut self.changes).into_iter();
@@ -264,7 +264,7 @@ impl Group {
         lost
     }
 
-    /// The master, when there is one and no other.
+    /// The master, if there is exactly one.
     fn master(&self) -> Option<usize> {
         match self.masters()[..] {
             [master] if matches!(self.last.get(&master)?.role, Role::Master { .. }) => Some(master),
@@ -294,7 +294,7 @@ pub(super) struct Lineage {
 }
 
 impl Lineage {
-    /// Begins to look.
+    /// Starts observing.
     pub(super) fn new(deployment: Arc<Deployment>, log: Arc<Log>) -> Lineage {
         let groups: Vec<Arc<Mutex<Group>>> = match deployment.topology.fails_over() {
             true => deployment.groups().iter().map(|_| Arc::default()).collect(),
@@ -312,7 +312,7 @@ impl Lineage {
         }
     }
 
-    /// The master of a group, if it is known and there is one only.
+    /// The master of a group, if there is exactly one and it is known.
     pub(super) fn master(&self, group: usize) -> Option<usize> {
         self.groups[group].lock().master()
     }
@@ -346,7 +346,7 @@ impl Lineage {
             .all(|whole| whole)
     }
 
-    /// Looks no more, and tells the rest.
+    /// Stops observing, and reports the rest.
     pub(super) fn end(&self) {
         for (at, (watcher, group)) in self.watchers.iter().zip(&self.groups).enumerate() {
             watcher.abort();
@@ -405,7 +405,7 @@ async fn look(server: &Server, connection: &mut Option<MultiplexedConnection>) -
     }
 }
 
-/// A server's own words.
+/// The reply of a server.
 pub(super) fn read(info: &str) -> Option<Role> {
     let fields: HashMap<_, _> = info
         .lines()

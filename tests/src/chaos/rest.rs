@@ -110,7 +110,7 @@ async fn fresh(
     Ok(())
 }
 
-/// What is still there when the time is over; looks until nothing is.
+/// What is still there when the time is over; repeats the check until nothing is.
 pub(crate) async fn settled<F>(until: Instant, look: impl Fn() -> F) -> anyhow::Result<Vec<String>>
 where
     F: Future<Output = anyhow::Result<Vec<String>>>,

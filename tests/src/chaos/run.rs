@@ -151,7 +151,7 @@ async fn storms(
     while rounds < storms {
         rounds += 1;
         let until = match options.broken {
-            // What was broken takes its time at each rest.
+            // At each rest, what was broken needs time to recover.
             Some(_) => Instant::now() + each,
             None => begun + total * rounds / storms,
         };

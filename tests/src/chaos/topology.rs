@@ -102,7 +102,7 @@ impl Topology {
         self != Topology::Quorum
     }
 
-    /// How many faults there are at a time: what strikes a replica set takes long, and only one of them can.
+    /// How many faults there are at a time: a fault of a replica set takes long, and there is at most one.
     pub(crate) fn at_once(self) -> usize {
         if self.fails_over() { 3 } else { 2 }
     }

@@ -9,9 +9,9 @@ use tokio::time::{sleep, timeout};
 use super::{Fiend, Kind, Made};
 use crate::topology::SERVICE;
 
-/// How long another one may take to be master.
+/// How long another server may take to become master.
 const TO_CHANGE: Duration = Duration::from_secs(20);
-/// How long one in good order may take before it is asked for again: it may be refused, or its election be lost.
+/// How long a planned fail-over may take before it is requested again: it may be refused, or lose its election.
 const TO_TRY: Duration = Duration::from_secs(2);
 /// How long a server may take to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -38,7 +38,7 @@ pub(crate) enum Kind {
     ServerStop,
     /// A server loses its data.
     Wipe,
-    /// A lock is taken away from whoever holds it.
+    /// A lock is released by force.
     ForceRelease,
     /// Connections are closed, and new ones refused.
     NetCut,
@@ -52,9 +52,9 @@ pub(crate) enum Kind {
     NetRefuse,
     /// The network is slow.
     NetSlow,
-    /// The server has done it, and its answer is lost.
+    /// The server carries out a command, and its reply is lost.
     ReplyLost,
-    /// A command is late, and arrives when its caller waits no longer.
+    /// A command is late, and arrives after its caller has given up.
     LateCommand,
     /// Messages of pub/sub are lost.
     MessagesLost,
@@ -64,7 +64,7 @@ pub(crate) enum Kind {
     ClientKill,
     /// The server forgets its scripts.
     ScriptFlush,
-    /// A minority of the servers is cut off from everybody.
+    /// A minority of the servers is cut off from clients and servers.
     Partition,
     /// A follower hears nothing of its leader, and its clients reach it.
     FollowerCut,

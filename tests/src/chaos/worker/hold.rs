@@ -1,4 +1,4 @@
-//! A hold from the moment at which it is given: asked again and again whether it is still there.
+//! A hold from its grant on, which is checked again and again.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::chaos::clock::{self, Nanos, nanos};
 use crate::chaos::event::{Said, word};
 use crate::chaos::log::Log;
 
-/// Between two checks.
+/// The pause between two checks.
 const PERIOD: Duration = Duration::from_millis(5);
-/// A check that answers held is written down when the last that was is so old.
+/// A check that answers held is logged when the last one in the log is this old.
 const WRITTEN: Nanos = nanos_of_millis(20);
 /// How long `lost()` is waited for when a check has answered that the lock is lost.
 const DEAF: Nanos = nanos_of_millis(500);
@@ -19,7 +19,7 @@ const fn nanos_of_millis(millis: u64) -> Nanos {
     millis * 1_000_000
 }
 
-/// What a panic on purpose carries.
+/// The payload of an intended panic.
 pub(super) struct OnPurpose;
 
 /// What is known of a hold.
@@ -50,7 +50,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Writes down what the guard answers now, and says whether the lock is held.
+    /// Logs what the guard answers now, and returns whether the lock is held.
     pub(super) fn check(&mut self, view: &Held) -> bool {
         let hold = self.number;
         let at = clock::now();
@@ -92,7 +92,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// The last check is written down whenever it was: the lock is released next.
+    /// Logs the last check however old the one before is: the lock is released next.
     pub(super) fn last_check(&mut self, view: &Held) -> bool {
         let held = self.check(view);
         if held && self.written != self.held {

@@ -1,4 +1,4 @@
-//! One of the processes that lock: it is killed and stopped at any time, and says all it does in a log.
+//! One of the processes that lock: it may be killed or stopped at any time, and logs all that it does.
 //!
 //! Its orders come by standard input (`go`, `rest N`, `ask`, `end`), and it answers by standard output: `up` when it is
 //! connected, `rests N` when nothing is asked for or held any more, `busy …` to `ask`, `count N` now and then, `bye`.
@@ -28,9 +28,9 @@ use super::log::Log;
 use super::store::{LONGEST_LEASE, StoreSpec};
 use task::Task;
 
-/// How long tasks may take to end that were at rest.
+/// How long tasks at rest may take to end.
 const TO_END: Duration = Duration::from_secs(3);
-/// One task in so many is for the keys that are often held for long.
+/// One task in so many uses the keys that are often held for long.
 const LONG_TASKS: usize = 4;
 
 /// What a worker is told when it is started.
@@ -83,7 +83,7 @@ impl Shared {
         self.busy.load(Ordering::SeqCst) == 0 && self.client.held() == 0 && self.client.waited_for() == 0
     }
 
-    /// What keeps it from its rest.
+    /// What keeps the worker from its rest.
     fn told(&self) -> String {
         let keys: Vec<_> = self.asking.lock().values().map(usize::to_string).collect();
         format!(
@@ -227,7 +227,7 @@ async fn work(orders: Orders) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says so when nothing is asked for or held any more.
+/// Reports when no lock is requested or held any more.
 async fn rest(shared: Arc<Shared>, number: String) {
     while !shared.is_idle() {
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -7,16 +7,16 @@ use fastrand::Rng;
 
 use crate::chaos::store::{KEYS, LEASE, LONG_KEYS, LONGEST_LEASE};
 
-/// How a lock is asked for.
+/// How a lock is acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// Until it comes.
+    /// Waits until it is available.
     Wait,
-    /// Once.
+    /// Tries once.
     Try,
-    /// For so long.
+    /// Waits for so long.
     Within(Duration),
-    /// It is dropped after so long, wherever it is then.
+    /// Is dropped after so long, at whatever step.
     Cancelled(Duration),
     /// The work runs inside, as the closure of `Lock::run`.
     Run,
@@ -39,7 +39,7 @@ pub(super) enum Terms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Release,
-    /// The release is dropped when it was begun.
+    /// The release is dropped after its start.
     Begun,
     Drop,
     Panic,
@@ -60,7 +60,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For a task that is often long at work, or for one of the others: these would soon all wait for those.
+    /// For a task that often works for long, or for another one: these would soon all wait for such tasks.
     pub(super) fn draw(rng: &mut Rng, often_long: bool) -> Plan {
         let key = match often_long {
             true => rng.usize(..LONG_KEYS),
@@ -112,7 +112,7 @@ impl Plan {
         }
     }
 
-    /// The same on a store that cannot have all of it.
+    /// The same on a store that does not support all of it.
     pub(super) fn on(mut self, store: &Capabilities) -> Plan {
         self.terms = match self.terms {
             Terms::Fixed(_) if !store.fixed_lease => Terms::Plain,

@@ -1,4 +1,4 @@
-//! One task of a worker: it locks, works, writes and releases, for ever.
+//! One task of a worker: it locks, works, writes and releases, again and again.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::chaos::event::{HoldId, Said};
 use crate::chaos::register::Writer;
 use crate::chaos::store::key_name;
 
-/// After an acquire that has failed: so that a server that is away does not fill the logs.
+/// The pause after a failed acquire, so that an unreachable server does not fill the logs.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
 pub(super) struct Task {
@@ -133,7 +133,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The acquire has come to an end.
+    /// The acquire has ended.
     fn asked_for(&self, event: Said) {
         self.shared.log.say(event);
         self.shared.asking.lock().remove(&self.number);

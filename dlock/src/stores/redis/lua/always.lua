@@ -4,7 +4,7 @@
 --   common.lua   what steps are made of, but for those in run.lua
 --   steps.lua    the rarer steps on locks; those on records are in records.lua, those of each further kind of lock in a
 --                file of that name, those on several locks at once in several.lua
---   operations.lua  the entries by which clients say who they are
+--   operations.lua  the entries in which clients describe themselves
 --   rare.lua     the end of what is made only in a call that needs it: all from common.lua on is one function
 --   run.lua      takes the steps in turn, and has the three that are most of the work; rest.lua is the end of its loop,
 --                with all that these do seldom, and all others
@@ -34,7 +34,7 @@
 --   acquire  two: the first fencing token, how many there are; or one: -2 - PTTL when the lock is busy
 --   renew    1 all are renewed; or { 'others', PLACE, 0 (gone) or MESSAGE (not done), ... } for those that
 --            are not, places counted from 1
---   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
+--   release  0 gone; released: 1 + how many were notified, -1 where notifications are forbidden
 -- Releases and renewals of other kinds answer in numbers likewise. All others are arrays whose first element says
 -- what they are:
 --   acquired FIRST COUNT | busy PTTL [AGAIN-ms or -1 [LISTENERS]] | late | released HEARD | gone |
@@ -68,7 +68,7 @@ local fence = KEYS[1]
 -- be ahead of every token ever given. They reach back by REACH at the most, in µs: a replica that takes over knows an
 -- older last token, and takes longer than that.
 local REACH = 5000
--- The server time in µs, and its text. Lua prints large numbers as 1.79e+15, and the server takes its time to print one.
+-- The server time in µs, and its text. Lua prints large numbers as 1.79e+15, and printing one is slow.
 local now, now_text
 local function look_at_the_clock()
   local time = redis.call('TIME')

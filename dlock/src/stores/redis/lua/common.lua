@@ -18,10 +18,10 @@ local function attempt(step, ...)
   return { 'failed', tostring(reply.failed or reply.err) }
 end
 
--- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
--- In a Cluster all listen to sharded channels, on the server that has the slot, as Redisson does. The plain way is left
--- for servers before 7, which know no sharded ones, and for channels that may be elsewhere: one is in the slot of its key
--- if it has the braces of the key alone, or none.
+-- Notifies other clients; a forbidden channel fails no release. Returns the number of receivers, or -1.
+-- In a Cluster, clients listen to sharded channels on the server that has the slot, as Redisson does. Plain channels are
+-- for servers before 7, which have no sharded ones, and for channels that may be in another slot: a channel is in the slot
+-- of its key if it has the braces of the key alone, or none.
 local function tell(channel, message)
   message = message or '0'
   local heard = in_cluster and ask('SPUBLISH', channel, message)
@@ -39,9 +39,9 @@ end
 local function released(heard) return heard < 0 and -1 or 1 + heard end
 
 -- Moves the last fencing token on, for so many acquires besides one: the least token that is free from then on, and the
--- last one. What is no token, or too large for one, is as good as lost: the clock is ahead of all that were given, and
--- whoever wrote it shall stop nobody. From 2^53 on Lua counts no more: there nobody may begin anew but who knows what that
--- does.
+-- last one. A value that is no token, or too large for one, counts as lost: the clock is ahead of all tokens that were
+-- given, and such a value must stop no client. From 2^53 on Lua cannot count: only an operator may begin anew, who knows
+-- the consequences.
 local function move_fence(besides)
   local before = ask('GET', fence)
   if is_error(before) then
@@ -62,7 +62,7 @@ end
 -- Reserves the tokens of all acquires with one write. Where there is no last token, it may have been flushed a moment ago,
 -- so nothing reaches back and each acquire has one.
 local function reserve(key, lease)
-  -- The present one is not counted any more.
+  -- The present acquire is no longer counted.
   local least, upto = move_fence(acquires)
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
   if key then run('PEXPIRE', key, lease) end
@@ -71,10 +71,10 @@ local function reserve(key, lease)
 end
 
 -- (wanted, key, lease in ms): fencing tokens for an acquire, once nothing can fail any more; the first, and how many.
--- One that is no plain acquire answers with { 'acquired', first, count }.
+-- Acquires of other kinds return { 'acquired', first, count }.
 local function take(wanted, key, lease)
   if not token then reserve(key, lease) end
-  -- One is left for each acquire after this.
+  -- Each later acquire keeps one.
   local count = math.min(wanted, last - acquires - token + 1)
   local first = token
   token = token + count

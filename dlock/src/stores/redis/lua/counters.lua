@@ -2,13 +2,13 @@
 --
 -- KEYS, ARGV and the reply to the whole call: see always.lua; KEYS[1 + i] is the semaphore or latch of step i.
 -- Answers:
---   permits FREE HELD | unset HELD (nobody has said how many there are) | changed 1-or-0 | number N | too-few N |
+--   permits FREE HELD | unset HELD (the total is not set) | changed 1-or-0 | number N | too-few N |
 --   too-many | late | taken WHAT (other data) | failed MESSAGE (nothing was changed)
 --
 -- Data: those of permits.lua, and as Redisson 4.7 has them for RCountDownLatch:
 --   STRING name   the count; there is none at zero, when redisson_countdownlatch__channel__{name}, always with
 --                 braces of its own, gets 0; it gets 1 when a count was set
--- Beside them, ours:
+-- In addition, dlock has:
 --   STRING {name}:dlock:REQUEST   the answer to a step that was carried out, for as long as it may come again
 
 -- Adds the steps, with what permits.lua has for semaphores.
@@ -67,7 +67,7 @@ local function add_counter_steps(semaphores)
     end
   end
 
-  -- how many in all, '1' only where nobody has said so
+  -- the total, '1' to set it only where none is set
   function counts.set(key, total, only_unset)
     local semaphore = semaphores.found(key)
     local held = semaphores.held(semaphore)
@@ -77,7 +77,7 @@ local function add_counter_steps(semaphores)
     return { 'changed', 1 }, alter(semaphore, by)
   end
 
-  -- the difference, '1' where nobody knows who has permits
+  -- the difference, '1' where the permits have no known holders
   function counts.add(key, by, unowned)
     local semaphore = semaphores.found(key)
     local held = semaphores.held(semaphore)
@@ -112,7 +112,7 @@ local function add_counter_steps(semaphores)
       run('DEL', semaphore.free_key)
       ask('DEL', semaphore.held_key)
       ask('DEL', semaphore.queue_key)
-      -- Who waits may say how many there are.
+      -- A waiter may set the total.
       tell(semaphore.channel, '1')
     end
   end

@@ -1,7 +1,7 @@
--- Steps on the entries by which clients say who they are, and on their mailboxes.
+-- Steps on the entries in which clients describe themselves, and on their mailboxes.
 --
 -- KEYS, ARGV and the reply to the whole call: see always.lua; KEYS[1 + i] is the entry of step i.
--- Answers: entry VALUE PTTL | mail MESSAGE... | number N (how many heard of it) | done 0 | free | beyond (it is full) |
+-- Answers: entry VALUE PTTL | mail MESSAGE... | number N (of receivers) | done 0 | free | beyond (it is full) |
 --   taken WHAT (other data) | failed MESSAGE
 --
 -- Data:

@@ -9,17 +9,17 @@
 --   STRING name             how many permits are free; below zero while more are held than there are
 --   ZSET   {name}:timeout   permit id (16 raw bytes) -> until when it is held, epoch ms; 922337203685477 for ever
 -- The channel redisson_sc:{name} gets the number of free permits whenever that grew and is above zero.
--- Beside them, ours:
---   HASH   {name}:dlock:queue     who waits while somebody waits for several: waiter -> "SINCE-µs AMOUNT UNTIL-ms"
---   STRING {name}:dlock:GRANT     the permits that a grant took and nobody is known to hold: their number, for as
---                                 long as it may yet be undone
+-- In addition, dlock has:
+--   HASH   {name}:dlock:queue     the waiters, while one waits for several permits: waiter -> "SINCE-µs AMOUNT UNTIL-ms"
+--   STRING {name}:dlock:GRANT     how many permits without a known holder a grant took, for as long as the grant may be
+--                                 undone
 
 -- Adds the steps, where one of them is asked for: calls without any do not pay for them. Answers with what
 -- counters.lua needs of it.
 local function add_permit_steps()
   local now_ms = math.floor(now / 1000)
   local never = '922337203685477'
-  -- For how long one who waits is kept in the queue without being heard of, and within which time it says so.
+  -- How long a waiter keeps its queue position without a request, and within which time it sends the next one.
   local kept, heard_within = 5000, 2000
 
   local function semaphore_of(key)
@@ -29,19 +29,18 @@ local function add_permit_steps()
     }
   end
 
-  -- What is told when the number of free permits grew, or others may go on; how many heard of it.
+  -- Notifies waiters that more permits are free, or that others may continue; returns the number of receivers.
   local function tell_free(semaphore)
-    -- Where there is no number, those who wait have limits of their own.
+    -- Without a total, waiters have limits of their own.
     if not semaphore.free then return tell(semaphore.channel, '1') end
     if semaphore.free <= 0 then return 0 end
     return tell(semaphore.channel, semaphore.free)
   end
 
-  -- A write that changes nothing: what is given back or renewed goes through on a full server from here on, see shorten.
+  -- A write that changes nothing: after it, a full server accepts releases and renewals, see shorten.
   local function begin_to_write(semaphore) ask('ZREM', semaphore.held_key, '') end
 
-  -- The number of free permits, nil where nobody has said how many there are. Those that were not given back
-  -- in time come back here.
+  -- The number of free permits, nil where no total is set. Permits whose leases have ended become free here.
   local function look(semaphore)
     semaphore.free = number_at(semaphore.free_key)
     local expired = ask('ZCOUNT', semaphore.held_key, '-inf', now_ms)
@@ -80,8 +79,8 @@ local function add_permit_steps()
     end
   end
 
-  -- The id of a permit that was released and stays taken for a while: nobody's, so that neither a renewal that was on
-  -- its way nor another release finds it. The bit is above all amounts.
+  -- The id of a permit that was released and stays taken for a while. No grant has it, so neither a renewal in flight
+  -- nor another release finds it. The bit is above all amounts.
   local function kept_id(id)
     return string.sub(id, 1, 12) .. string.char((string.byte(id, 13) + 128) % 256) .. string.sub(id, 14)
   end
@@ -107,8 +106,8 @@ local function add_permit_steps()
     return count
   end
 
-  -- Who waits, in order of arrival, without those who were not heard of for too long. Where all wait for one
-  -- permit there is no order: whoever comes first has it.
+  -- The waiters in order of arrival, without those that sent no request for too long. Where each waits for one permit
+  -- there is no order: the first request gets it.
   local function queue_of(semaphore)
     local fields = ask('HGETALL', semaphore.queue_key)
     if is_wrong_type(fields) then error({ taken = type_of(semaphore.queue_key) }) end
@@ -136,9 +135,9 @@ local function add_permit_steps()
     return queue
   end
 
-  -- Whether those who came before leave enough; its own place, if it has one; and in how many ms it is worth a
-  -- look whether one of those before has lost its place, -1 where there are none. Nobody is kept waiting for one
-  -- who wants more than there are.
+  -- Whether earlier waiters leave enough permits; the waiter's own queue position, if it has one; and in how many ms an
+  -- earlier waiter may have lost its position, -1 where there is none. A waiter for more permits than exist blocks no
+  -- other.
   local function has_room(free, queue, amount, waiter, total)
     local left, mine, look_in = free, nil, -1
     for _, other in ipairs(queue) do
@@ -155,7 +154,7 @@ local function add_permit_steps()
     return left >= amount, mine, look_in
   end
 
-  -- Takes a place, or keeps it, where somebody waits for several permits; when to ask again.
+  -- Takes or keeps a queue position where a waiter waits for several permits; returns when to ask again.
   local function stand_in_line(semaphore, queue, amount, waiter, mine, total, look_in)
     if waiter == '' then return look_in end
     if amount > total then
@@ -169,14 +168,14 @@ local function add_permit_steps()
     return look_in < 0 and heard_within or math.min(heard_within, look_in)
   end
 
-  -- How long it is until the first of those who hold permits loses one, in ms; -1 for ever.
+  -- The time until the first lease of a held permit ends, in ms; -1 for ever.
   local function first_end(semaphore)
     local first = run('ZRANGE', semaphore.held_key, 0, 0, 'WITHSCORES')
     if not first[1] or first[2] == never then return -1 end
     return math.max(0, tonumber(first[2]) - now_ms)
   end
 
-  -- Says how many permits there are, where nobody has; what is held already counts.
+  -- Sets the total where none is set; permits that are held already count.
   local function begin(semaphore, total)
     semaphore.free = tonumber(total) - held(semaphore)
     run('SET', semaphore.free_key, digits(semaphore.free))
@@ -257,7 +256,7 @@ local function add_permit_steps()
         error({ failed = gone.err })
       end
     end
-    -- Where some of them are gone the rest is of no use to who had them all.
+    -- Where some of them are gone, the holder has lost them all.
     local heard = tell_free(semaphore)
     return there * 16 == #ids and released(heard) or 0
   end
@@ -291,7 +290,7 @@ local function add_permit_steps()
       ask('DEL', mine)
       error({ failed = taken.err })
     end
-    -- There is no holder whom a fencing token could be of use to.
+    -- Without a holder there is no fencing token.
     return { 'acquired', 0, 1 }
   end
 

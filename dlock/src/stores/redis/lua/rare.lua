@@ -1,5 +1,5 @@
 
--- Of so many processes that wait for a plain lock each may ask when it comes free.
+-- Up to so many processes that wait for a plain lock may all ask when it becomes available.
 local FEW = 4
 
 -- What became of an acquire that is not as simple as it should be.
@@ -12,8 +12,8 @@ local function busy(key, left)
   return -2 - left
 end
 
--- Acquires a plain lock for one of many processes that heard of its release, and tells the others that it is taken: that
--- it is their turn to ask only if they hear nothing. Redisson looks at the messages 0 and 1 alone.
+-- Acquires a plain lock for one of many processes that were notified of its release, and tells the others that it is taken:
+-- they ask only if they hear nothing. Redisson looks at the messages 0 and 1 alone.
 local function add_crowded_steps()
   -- grant, lease in ms, how many tokens, whether to tell also where another one has it
   function acquire_as.crowded(key, grant, lease, tokens, always)

@@ -5,20 +5,20 @@
 -- Data, as Redisson 4.7 has them:
 --   HASH name              mode -> read or write; the id of a reader -> its holds; the writer's id with ':write'
 --                          behind it -> its holds. Its TTL is that of the longest lease among them.
---   STRING {name}:ID:rwlock_timeout:N   1, for the N-th hold of a reader, with its lease as TTL. A reader of whom
---                          none is left counts for nothing when somebody else leaves, and goes with the rest.
+--   STRING {name}:ID:rwlock_timeout:N   1, for the N-th hold of a reader, with its lease as TTL. A reader without
+--                          any of them does not count when another holder leaves, and is removed with the others.
 -- Here a reader is a grant with one hold; 0 in its STRING says that it was released and keeps its lock for a while
--- yet. Ours besides:
+-- yet. In addition, dlock has:
 --   STRING {name}:ID:write:rwlock_timeout:1   the same for our writer, from when a reader came in under it until
 --                          the last of these has left: meanwhile the hash may live longer than its lease.
 --   ZSET {name}:dlock:readers   the index: each reader of ours -> until when its lease lasts, in ms of the epoch; and
 --                          our writer -> inf, once a reader came in under it. Finds the longest lease without a look at
 --                          every reader. Its TTL is that of the hash or longer.
---   ZSET {name}:dlock:writers   writers whom readers of ours stand back for, while they wait: waiter -> until when it
+--   ZSET {name}:dlock:writers   waiting writers for which dlock's readers stand back: waiter -> until when it
 --                          counts unless it asks again, in ms of the epoch. Goes with the last of them.
 --
--- Channel: redisson_rwlock:{name}, with 0 where one of those who wait may come in, or sooner than it was told, with 1
--- where all may.
+-- Channel: redisson_rwlock:{name}, with 0 where one waiter may enter, or sooner than it was told, with 1 where all
+-- may.
 
 -- The index may lag behind the hash: a key was evicted, or Redisson deleted the hash, which leaves the index. So the index
 -- counts only where it has every holder of the hash, and that takes no look at all of them:
@@ -28,7 +28,7 @@
 --     Redisson's, or ours whose entries were lost until their next renewal. Only then all fields are looked at.
 
 local function add_read_write_steps()
-  -- For how long a writer counts that is not heard of, and within which time it asks again, in ms.
+  -- How long a writer counts without a request, and within which time it asks again, in ms.
   local KEPT, HEARD_WITHIN = 5000, 2000
   -- How many readers whose leases have run out one step removes, and by how much a TTL may be off, in ms.
   local MOST, INEXACT = 256, 250
@@ -101,8 +101,8 @@ local function add_read_write_steps()
     return left
   end
 
-  -- All who are inside: the readers and what each has left, the longest of that, and the field of the writer and
-  -- what it has left: nil where that is what the hash has left, below 1 where its lease has run out.
+  -- All holders: the readers and the remaining lease of each, the longest of these, and the field of the writer and
+  -- its remaining lease: nil where that is what the hash has left, below 1 where its lease has run out.
   local function look_into(key)
     local fields = run('HGETALL', key)
     local found = { readers = {}, count = 0, longest = -2 }
@@ -155,14 +155,14 @@ local function add_read_write_steps()
     return is_all and found or look_into(key)
   end
 
-  -- Nobody is inside any more. Says how many heard of it.
+  -- Frees the lock after the last holder. Returns the number of receivers.
   local function open(key, message)
     run('DEL', key)
     ask('DEL', index_of(key))
     return tell(channel_of(key), message)
   end
 
-  -- The writer has gone, and those who came in under it go on as readers: others may join them.
+  -- The writer has left, and the readers under it keep the lock: other readers may join them.
   local function leave_to_readers(key, found)
     if found.longest < 1 then return open(key, '1') end
     run('HSET', key, 'mode', 'read')
@@ -174,16 +174,16 @@ local function add_read_write_steps()
     return tell(channel_of(key), '1')
   end
 
-  -- Somebody has left, or has less time than before: the lock is kept for as long as the longest of those who are
-  -- inside, and comes free after the last. Says how many heard of that, or that it takes much less time than those
-  -- who wait believe: a lease that ends tells nobody.
+  -- A holder has left, or has less time than before: the lock is kept for the longest lease that is left, and becomes
+  -- available after the last. Notifies waiters of that, also where it takes much less time than they know, since the end
+  -- of a lease notifies no waiter. Returns the number of receivers.
   local function settle(key)
     -- Only its mode is left.
     if run('HLEN', key) == 1 then return open(key, '0') end
     local before = run('PTTL', key)
     local found, is_all = look_up(key)
     if not is_all then
-      -- Others are inside, too, none for longer than the longest of ours: nothing changes.
+      -- There are other holders, none for longer than the longest of dlock's: nothing changes.
       local is_longest = found.longest > 0 and before <= found.longest + INEXACT
       if is_longest and run('HGET', key, 'mode') == 'read' then return 0 end
       found = look_into(key)
@@ -205,7 +205,7 @@ local function add_read_write_steps()
     elseif not writer then
       return open(key, '0')
     end
-    -- What dead processes of ours have left behind. Redisson's readers may take theirs up again.
+    -- Removes what dead dlock processes left behind. Redisson's readers may continue their own.
     for _, reader in ipairs(found.readers or {}) do
       if reader.left < 1 and is_ours(reader.id) then
         ask('HDEL', key, reader.id)
@@ -225,7 +225,7 @@ local function add_read_write_steps()
 
   local function on_writers(command, key, ...) return on(command, writers_of(key), ...) end
 
-  -- In how many ms the last of the writers who wait would be gone, nil where readers have nobody to stand back for.
+  -- In how many ms the last waiting writer would be gone, nil where readers stand back for none.
   local function writers_wait(key)
     local last = on_writers('ZRANGE', key, -1, -1, 'WITHSCORES')
     local left = last[2] and tonumber(last[2]) - now_ms or 0
@@ -281,7 +281,7 @@ local function add_read_write_steps()
     if mode ~= 'write' or run('HGET', key, field) ~= '1' then return false end
     local timeout = timeout_of(key, field)
     if run('PTTL', timeout) > 0 then return true end
-    -- One that has let others in before has run out since.
+    -- A writer that admitted readers before has lost its lease since.
     if run('HLEN', key) > 2 then return false end
     local left = math.max(left_of(key), 1)
     run('SET', timeout, '1', 'PX', left)
@@ -306,7 +306,7 @@ local function add_read_write_steps()
     return enter(key, mode, grant, timeout_of(key, grant), lease, tokens)
   end
 
-  -- grant, lease in ms, fencing tokens wanted, who waits and has readers stand back or ''
+  -- grant, lease in ms, fencing tokens wanted, the waiter for which readers stand back or ''
   function acquire_as.write(key, grant, lease, tokens, waiter)
     local mode = held_as(key)
     if mode and waiter == '' then return { 'busy', left_of(key) } end
@@ -315,7 +315,7 @@ local function add_read_write_steps()
       return { 'busy', left_of(key), HEARD_WITHIN }
     end
     local answer = enter(key, nil, grant .. ':write', nil, lease, tokens)
-    -- Readers who stand back for it wait for what it holds now.
+    -- Readers that stood back for it now wait for its lock.
     if waiter ~= '' then ask('ZREM', writers_of(key), waiter) end
     return answer
   end
@@ -330,7 +330,7 @@ local function add_read_write_steps()
       run('SET', timeout, '0', 'PX', left)
       pcall(enlist_reader, key, grant, left, left_of(key))
       local heard = settled(key)
-      -- Those who wait learn the time.
+      -- Waiters learn the time.
       return heard == 1 and released(tell(channel_of(key))) or heard
     end
     strike_out(key, grant)
@@ -340,7 +340,7 @@ local function add_read_write_steps()
     return gone == 1 and settled(key) or 0
   end
 
-  -- grant, ms to keep the lock taken yet; also of one who waits no more, which answers 0
+  -- grant, ms to keep the lock taken yet; also of a writer that stops waiting, which answers 0
   function steps.release_write(key, grant, keep)
     local field = grant .. ':write'
     local timeout = timeout_of(key, field)
@@ -371,7 +371,7 @@ local function add_read_write_steps()
     local timeout = timeout_of(key, grant)
     local left = run('PTTL', timeout)
     if left < 1 then
-      -- Ours no more: the lock may go to others before the next release would say so.
+      -- The lease is lost: the lock may go to other clients before the next release would say so.
       strike_out(key, grant)
       ask('HDEL', key, grant)
       settled(key)

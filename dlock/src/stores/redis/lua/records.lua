@@ -12,7 +12,7 @@
 --
 -- Data: STRING key, its TTL is the retention:
 --   dlock1 STATE LEASE ATTEMPT FENCE TOKEN FINGERPRINT+RESPONSE
--- STATE is c (claimed), o (an orphan at once: given back by its owner, and what was done is unknown), d (done) or
+-- STATE is c (claimed), o (an orphan at once: released by its owner, and what was done is unknown), d (done) or
 -- f (free: nothing was done in the slot). Of work with slots of time the fingerprint is the last slot that was claimed:
 -- `slot `, 16 digits (µs since the epoch), spaces.
 -- LEASE has 16 digits: the end of the claim's lease, server time in µs. The fingerprint has 32 bytes, any
@@ -25,7 +25,7 @@ local results = 0
 local function add_record_steps()
   local enough = 4 * 1024 * 1024
   -- A response of so many bytes is stored on a server that is full, too: work that was done must not be done again. What is
-  -- larger is refused there, and whoever has it stores something small in its place.
+  -- larger is refused there, and the owner stores something small in its place.
   local small = 64 * 1024
 
   -- What a key holds, nil if nothing. Ends the step where that is no record of this format.
@@ -111,7 +111,7 @@ local function add_record_steps()
         return { 'claimed', record.attempt, record.fence }
       end
       if record.state == 'c' and record.lease > now then return running(record) end
-      -- Of a claim that its owner has given back this is a copy that comes late: it would count once more.
+      -- A late copy of a claim that its owner has released: it would count once more.
       if record.state == 'o' and record.token == token then return { 'late' } end
       if orphan ~= 'over' then return { 'orphan', record.attempt } end
       attempt = digits(record.attempt + 1)

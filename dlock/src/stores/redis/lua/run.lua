@@ -42,7 +42,7 @@ while what do
         if set ~= 1 then
           trouble, why = 'no lease', set
         else
-          -- One is left for each acquire after this.
+          -- Each later acquire keeps one.
           reply = math.min(ARGV[at + 3], last - acquires - token + 1)
           filled = filled + 1
           replies[filled] = token

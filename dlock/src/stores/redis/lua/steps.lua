@@ -73,7 +73,7 @@ end
 
 -- Lets a key go after so many ms at the latest; how many it has left. A copy of a release that comes late prolongs
 -- nothing so. It is a write in any case: a server that is full refuses what needs memory only until a call has written,
--- and what is given back must go through there.
+-- and a full server must accept releases.
 local function shorten(key, keep)
   local left = run('PTTL', key)
   keep = tonumber(keep)
@@ -97,7 +97,7 @@ local function first_of(all, key)
     if answer then return answer end
   end
 end
--- Tells those who wait in a queue that their lock was opened by force.
+-- Tells the waiters in a queue that their lock was released by force.
 local told_by_force
 
 local function add_lock_steps()
