@@ -778,6 +778,44 @@ async fn in_one_process_the_request_of_the_next_travels_with_the_release() {
     .await;
 }
 
+/// Those that come while a call on their lock is in flight follow it in one call, also where they come one by one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_come_while_a_call_is_in_flight_share_the_next() {
+    const MANY: usize = 7;
+    in_rounds("all have come while the server paused", async || {
+        let store = Store::server().await;
+        let server = store.as_server();
+        let client = ordinary(&server.url()).await;
+        let lock = client.fair_lock("k");
+        for _ in 0..20 {
+            lock.acquire().await.unwrap().release().await.unwrap();
+        }
+        let guard = lock.acquire().await.unwrap();
+        server.forget_commands().await;
+        server.command(&["CLIENT", "PAUSE", "300", "WRITE"]).await;
+        let waiters: Vec<_> = (0..MANY)
+            .map(|_| {
+                let lock = lock.clone().wait(PATIENCE);
+                tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
+            })
+            .collect();
+        eventually("all stand in the queue", || async {
+            queue(server).await.len() == MANY
+        })
+        .await;
+        let ran = server.commands().await;
+        let calls = ["eval", "evalsha", "fcall"].map(|name| ran.get(name).copied().unwrap_or(0));
+        let made: u64 = calls.iter().sum();
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        store.assert_clean(&[&client]).await;
+        if made == 2 { Ok(()) } else { Err(made) }
+    })
+    .await;
+}
+
 const COUNTER: &str = "redisson_lock_token:{k}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -519,6 +519,9 @@ impl Actor {
         if self.send_queue.is_empty() && self.plain.is_empty() {
             return false;
         }
+        if self.waits_for_company() {
+            return false;
+        }
         let _reading = clock::one_reading();
         let mut any = false;
         loop {
@@ -539,9 +542,20 @@ impl Actor {
         any
     }
 
+    /// Whether all that would be sent is cheaper together with what follows, and the last call in flight is about the same lock:
+    /// the server would carry it out after that call anyway.
+    fn waits_for_company(&self) -> bool {
+        let Some(Batch::Steps(steps)) = self.calls.back().map(|call| &call.batch) else {
+            return false;
+        };
+        let gathers = self.plain.is_empty() && self.replicas.is_none() && self.flow_control.gathers();
+        let last = steps.last().filter(|_| gathers);
+        last.is_some_and(|last| self.send_queue.company_on() == Some(&*last.call.key))
+    }
+
     /// How many steps the next call takes, if not all of them.
     fn half(&self) -> Option<usize> {
-        if self.part.cluster.is_some() || self.replicas.is_some() {
+        if self.part.cluster.is_some() || self.replicas.is_some() || self.send_queue.company_on().is_some() {
             return None;
         }
         let under_way: usize = self.calls.iter().map(|call| call.batch.steps()).sum();

@@ -10,6 +10,9 @@
 //!
 //! On a runtime with several threads the first of several callers wakes the sending task, which then runs before the
 //! others have arrived. So it lets them come first while callers that were answered have not asked again.
+//!
+//! Steps in the queue of one fair lock cost the server little in company and much alone. Near a server they wait for the call
+//! on the same lock that is in flight, and are not shared by two calls.
 
 use std::time::Duration;
 
@@ -105,6 +108,11 @@ impl FlowControl {
         usize::try_from(in_one).map_or(MOST_CALLS, |calls| calls.clamp(NEAR_CALLS, MOST_CALLS))
     }
 
+    /// Whether steps that are cheaper in company wait for the answer to a call: with a distant server that takes too long.
+    pub(super) fn gathers(&self) -> bool {
+        self.fastest < NEAR
+    }
+
     /// How many steps the next call takes, with this many waiting or in flight: half of them, if it pays to share them.
     pub(super) fn half(&self, here: usize) -> Option<usize> {
         let all = self.answered + here;
@@ -147,10 +155,18 @@ mod tests {
     }
 
     #[test]
+    fn steps_gather_near_a_server_once_that_is_known() {
+        assert!(!FlowControl::new(false).gathers());
+        assert!(after(1, Duration::from_micros(80)).gathers());
+        assert!(!after(1, Duration::from_millis(5)).gathers());
+    }
+
+    #[test]
     fn a_server_that_has_much_to_do_is_not_distant() {
         let mut pace = after(1, Duration::from_micros(80));
         pace.answered_call(256, Duration::from_millis(20));
         assert_eq!(pace.calls(), 8);
+        assert!(pace.gathers());
     }
 
     #[test]

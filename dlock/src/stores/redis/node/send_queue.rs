@@ -97,6 +97,13 @@ impl SendQueue {
         queues.into_iter().find(is_overdue)?.pop_front()
     }
 
+    /// The key that all of them are about, if they are cheaper in company.
+    pub(super) fn company_on(&self) -> Option<&str> {
+        let key = &self.steps.front()?.call.key;
+        let is_company = |step: &Step| step.call.is_cheaper_in_company() && step.call.key == *key;
+        (self.failed_releases.is_empty() && self.steps.iter().all(is_company)).then_some(key)
+    }
+
     /// Takes the steps to send together next: steps of one slot, if another call may be made there, and at most this
     /// many unless one alone is more.
     pub(super) fn take(

@@ -216,6 +216,11 @@ impl Call {
         }
     }
 
+    /// See [`KindStep::is_cheaper_in_company`].
+    pub(crate) fn is_cheaper_in_company(&self) -> bool {
+        matches!(&self.verb, Verb::As(step) if step.is_cheaper_in_company())
+    }
+
     /// How many locks it concerns.
     pub(crate) fn width(&self) -> usize {
         match &self.verb {
