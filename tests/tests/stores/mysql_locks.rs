@@ -297,7 +297,7 @@ async fn urls_open_it_and_mistakes_are_told() {
 }
 
 #[tokio::test]
-async fn kinds_that_it_has_not_are_refused_when_the_lock_is_built() {
+async fn kinds_that_it_has_not_are_refused_with_the_store_named() {
     let server = Mysql::shared().await;
     let table = server.table().await;
     let store = server.locks(&table).connect().await.unwrap();

@@ -549,7 +549,7 @@ the measured versions:
 | a waiter | is woken, and looks again in case that was lost | is woken, and looks again when the lease ends | tries every 50 to 250 ms, 32 times | tries every 100 to 300 ms, 11 times | tries every 100 ms | tries 3 times, 0 to 200 ms apart |
 | order of waiters | of arrival within a process | none; `getFairLock` of arrival | none | none | none | none |
 | released when the holder's code fails | yes; also when dropped or cancelled | by `finally` | by `defer` | by `using` | by `with` | by hand |
-| several servers | to come | `getMultiLock` | yes, by quorum | yes, by quorum | no | yes, by quorum |
+| several servers | yes, by quorum | `getMultiLock` | yes, by quorum | yes, by quorum | no | yes, by quorum |
 
 What is *awaited*: every library but the last row of dlock is measured with its release awaited, so that the next
 acquisition begins when the server has confirmed it. A guard of dlock that is dropped is released in the background, and
