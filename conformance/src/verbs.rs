@@ -325,6 +325,21 @@ impl Peer {
 }
 
 impl Held {
+    /// What a request asks for, whose grant may be in flight: without tokens.
+    pub(crate) fn asked_by(request: &AcquireRequest) -> Held {
+        Held {
+            kind: request.kind,
+            key: request.key.clone(),
+            grant: request.grant,
+            tokens: Tokens {
+                first: 0,
+                last: 0,
+                behind: Vec::new(),
+            },
+            amount: request.amount,
+        }
+    }
+
     pub(crate) fn release(&self) -> ReleaseRequest {
         let mut request = ReleaseRequest::new(self.kind, self.key.clone(), self.grant);
         request.amount = self.amount;

@@ -1,29 +1,14 @@
 //! The call takes the position in the order of steps, not the first poll.
 
-use dlock::store::{AcquireRequest, Kind, StoreError};
+use dlock::store::{Kind, StoreError};
 use futures_util::future::join_all;
 
 use crate::case::Case;
 use crate::promise::Promise;
-use crate::verbs::{Held, Reply, Tokens, is_gone, is_not_done, is_released, is_renewed};
+use crate::verbs::{Held, Reply, is_gone, is_not_done, is_released, is_renewed};
 
 const IN_ORDER: Promise =
     Promise("Steps of one key take effect in the order of the method calls, even if they are never polled");
-
-/// The release and renewal of a grant whose acquire is in flight.
-fn to_come(request: &AcquireRequest) -> Held {
-    Held {
-        kind: request.kind,
-        key: request.key.clone(),
-        grant: request.grant,
-        tokens: Tokens {
-            first: 0,
-            last: 0,
-            behind: Vec::new(),
-        },
-        amount: request.amount,
-    }
-}
 
 pub async fn unpolled_release_comes_before_later_acquire(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
@@ -31,7 +16,7 @@ pub async fn unpolled_release_comes_before_later_acquire(case: Case) {
         let held = peer.takes(Kind::Mutex, &key, case.long()).await;
         let release = peer.release(held.release());
         let next = peer.request(Kind::Mutex, &key, case.long());
-        let after = to_come(&next);
+        let after = Held::asked_by(&next);
         let reply = peer.acquire(next).await;
         drop(release);
         IN_ORDER.holds(matches!(reply, Ok(Reply::Granted(_))), reply);
@@ -45,7 +30,7 @@ pub async fn steps_take_effect_in_the_order_of_calls(case: Case) {
     let mut releases = Vec::new();
     for _ in 0..20 {
         let request = peer.request(Kind::Mutex, &key, case.long());
-        let held = to_come(&request);
+        let held = Held::asked_by(&request);
         acquires.push(peer.acquire(request));
         releases.push(peer.release(held.release()));
     }
@@ -71,7 +56,7 @@ pub async fn renewal_takes_effect_in_the_order_of_calls(case: Case) {
         let release = peer.release(held.release());
         let after = peer.renew(vec![held.renewal(case.long())]);
         let next = peer.request(Kind::Mutex, &key, case.long());
-        let last = to_come(&next);
+        let last = Held::asked_by(&next);
         let next = peer.acquire(next);
         let (after, next) = (after.await, next.await);
         let (before, release) = (before.await, release.await);
@@ -97,7 +82,7 @@ pub async fn verbs_can_be_called_outside_of_a_runtime(case: Case) {
             let renewal = a.renew(vec![held.renewal(case.long())]);
             let release = a.release(held.release());
             let next = a.request(Kind::Mutex, &key, case.long());
-            let after = to_come(&next);
+            let after = Held::asked_by(&next);
             let next = a.acquire(next);
             let other = case.key("other");
             let watch = a.watch(Kind::Mutex, &other, a.grant());

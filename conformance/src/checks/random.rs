@@ -12,7 +12,7 @@ use fastrand::Rng;
 
 use crate::case::Case;
 use crate::promise::Promise;
-use crate::verbs::{Held, Peer, Reply, SetReply, Tokens, is_gone, is_released, is_renewed};
+use crate::verbs::{Held, Peer, Reply, SetReply, is_gone, is_released, is_renewed};
 
 const SAME: Promise = Promise("The replies to a sequence of steps are those of the store in memory");
 const TOKENS_GROW: Promise = Promise("Fencing tokens of a key grow");
@@ -209,18 +209,7 @@ impl<'a> Sequence<'a> {
         if request.kind == Kind::Unowned {
             return;
         }
-        let held = Held {
-            kind: request.kind,
-            key: request.key.clone(),
-            grant: request.grant,
-            tokens: Tokens {
-                first: 0,
-                last: 0,
-                behind: Vec::new(),
-            },
-            amount: request.amount,
-        };
-        self.grants.push((by, held));
+        self.grants.push((by, Held::asked_by(request)));
     }
 
     /// A waiter asks again, or gives up.

@@ -7,7 +7,7 @@ use dlock::store::{Kind, StoreError};
 
 use crate::case::Case;
 use crate::promise::Promise;
-use crate::verbs::{Held, Peer, SetReply, Tokens, is_unsupported};
+use crate::verbs::{Held, Peer, SetReply, is_unsupported};
 
 const TOGETHER: Promise = Promise("acquire_all: Grants all of these locks or none, in one step");
 
@@ -43,18 +43,7 @@ pub async fn set_is_granted_with_a_token_for_each_key(case: Case) {
             .iter()
             .map(|key| a.request(Kind::Mutex, key, case.long()))
             .collect();
-        let held = requests.iter().map(|request| Held {
-            kind: Kind::Mutex,
-            key: request.key.clone(),
-            grant: request.grant,
-            tokens: Tokens {
-                first: 0,
-                last: 0,
-                behind: Vec::new(),
-            },
-            amount: 1,
-        });
-        let held: Vec<_> = held.collect();
+        let held: Vec<_> = requests.iter().map(Held::asked_by).collect();
         let reply = a.acquire_all(requests).await;
         let Ok(SetReply::Granted(tokens)) = &reply else {
             panic!("broken promise: {TOGETHER:?}\n  found: {reply:?}");

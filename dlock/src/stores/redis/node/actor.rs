@@ -388,8 +388,9 @@ impl Actor {
             let left: Timer = Box::pin(async move { endpoint.left(&address).await });
             left
         });
-        self.flow_control = FlowControl::new(has_threads());
-        self.answers = Answers::new(has_threads());
+        let has_threads = has_threads();
+        self.flow_control = FlowControl::new(has_threads);
+        self.answers = Answers::new(has_threads);
         let mut wires = Wires::new(connected);
         let mut silent = Silence::new();
         let mut spare: Option<Spare> = None;
