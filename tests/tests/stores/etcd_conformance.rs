@@ -10,7 +10,7 @@ use dlock_tests::faults::answered;
 
 use crate::backend::{Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts};
 
-struct Namespace {
+pub(super) struct Namespace {
     server: Arc<Etcd>,
     name: String,
 }

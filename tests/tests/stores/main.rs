@@ -1,5 +1,6 @@
 //! The stores that are crates of their own, on real servers.
 
+mod attribute_and_layers;
 mod backend;
 mod doctor_support;
 mod etcd_conformance;

@@ -11,7 +11,7 @@ use dlock_zookeeper::ZookeeperLocks;
 
 use crate::backend::{Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts};
 
-struct Root {
+pub(super) struct Root {
     server: Arc<Zookeeper>,
     name: String,
 }
