@@ -93,7 +93,18 @@ impl Timeline {
     }
 }
 
-/// Describes an event, unless all went well.
+/// Whether the history has this event.
+fn is_told(what: &LockEventKind) -> bool {
+    match what {
+        LockEventKind::Granted { .. } | LockEventKind::Ended { .. } => false,
+        LockEventKind::Acquired { waited, .. }
+        | LockEventKind::NotAcquired { waited, .. }
+        | LockEventKind::Cancelled { waited, .. } => *waited >= LONG,
+        _ => true,
+    }
+}
+
+/// Describes an event.
 fn said(what: LockEventKind) -> Option<(&'static str, &'static str, String)> {
     Some(match what {
         LockEventKind::Lost { reason, .. } => ("lost", "bad", reason.to_string()),
@@ -113,15 +124,15 @@ fn said(what: LockEventKind) -> Option<(&'static str, &'static str, String)> {
             );
             ("asked to stop", "warn", text)
         }
-        LockEventKind::NotAcquired { waited, error, .. } if waited >= LONG => {
+        LockEventKind::NotAcquired { waited, error, .. } => {
             ("gave up", "bad", format!("a call waited {waited:.1?}: {error}"))
         }
-        LockEventKind::Cancelled { waited, .. } if waited >= LONG => (
+        LockEventKind::Cancelled { waited, .. } => (
             "gave up",
             "warn",
             format!("a call was dropped after it had waited {waited:.1?}"),
         ),
-        LockEventKind::Acquired { waited, .. } if waited >= LONG => (
+        LockEventKind::Acquired { waited, .. } => (
             "waited",
             "",
             format!("a call has it after it had waited {waited:.1?}"),
@@ -161,7 +172,7 @@ pub(super) fn watch(of: Weak<Shared>) {
     let (Ok(runtime), Some(shared)) = (tokio::runtime::Handle::try_current(), of.upgrade()) else {
         return;
     };
-    let mut events = shared.client.events();
+    let mut events = shared.client.events_where(|_, what| is_told(what));
     runtime.spawn(async move {
         let mut due = Instant::now();
         loop {

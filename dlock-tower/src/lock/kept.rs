@@ -214,9 +214,9 @@ impl KeptLocks {
     /// Releases the locks and waits until the store has confirmed it, unless other work keeps them too. A failure is
     /// logged; then the lock ends with its lease.
     ///
-    /// When it is dropped, the release continues in the background.
+    /// # Cancel safety
     ///
-    /// When it is dropped, the release goes on in the background.
+    /// When it is dropped, the release continues in the background.
     pub async fn release(mut self) {
         while let Some(hold) = self.holds.pop() {
             give_back(Some(hold)).await;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::base::chance;
 use crate::base::holder::Holder;
 use crate::base::report::{ClientReport, Intervention};
-use crate::runtime::emit::events::LockEvents;
+use crate::runtime::emit::events::{LockEventKind, LockEvents};
 use crate::runtime::presence;
 use crate::runtime::presence::mailbox::Message;
 use crate::store::operations::{Connection, EntryName, Operations};
@@ -34,9 +34,40 @@ impl LockClient {
     /// Returns the events of this client's locks from now on: acquired, waited for, renewed late, suspect, lost and
     /// why, released. Events never wait for the listener: a listener that is more than 1,024 events behind misses the
     /// oldest, and [`dropped`](LockEvents::dropped) counts them. Events are created only while there is a listener.
+    ///
+    /// Of a busy client these are several for each acquire: [`events_where`](Self::events_where) returns only some.
     #[must_use]
     pub fn events(&self) -> LockEvents {
-        self.shared().issuer.listeners.listen()
+        self.events_where(|_, _| true)
+    }
+
+    /// Returns the events for which `filter` returns `true`, from now on; the others wake no listener and cost next to
+    /// nothing.
+    ///
+    /// The calls that acquire and release run the filter, each in its own task: it should only look at the event. It
+    /// must not use this client's locks.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::operations::LockEventKind;
+    ///
+    /// let client = dlock::LockClient::memory();
+    /// let mut losses = client.events_where(|_, what| matches!(what, LockEventKind::Lost { .. }));
+    /// let alarm = tokio::spawn(async move {
+    ///     while let Some(event) = losses.next().await {
+    ///         println!("{} was lost: {:?}", event.key, event.what);
+    ///     }
+    /// });
+    /// client.lock("report").acquire().await?.release().await?;
+    /// # drop(client); alarm.await.unwrap();
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn events_where(
+        &self,
+        filter: impl Fn(&LockKey, &LockEventKind) -> bool + Send + Sync + 'static,
+    ) -> LockEvents {
+        self.shared().issuer.listeners.listen(Box::new(filter))
     }
 
     /// Returns the clients of the same store and prefix that hold or wait for something, as they published it. A client

@@ -53,9 +53,12 @@ async fn token(server: &Server) -> u64 {
     record["token"].as_u64().unwrap_or_default()
 }
 
-/// Waits until a sale is between its read and its write: its fence stands.
+/// Waits until a sale is between its read and its write: its claim stands.
 async fn newer_token(server: &Server, than: u64) -> u64 {
-    eventually("a sale has put its fence up", async || token(server).await > than).await;
+    eventually("a sale has claimed its record", async || {
+        token(server).await > than
+    })
+    .await;
     token(server).await
 }
 

@@ -163,3 +163,30 @@ fn slow_listener_misses_the_oldest_events_and_holds_up_no_lock() {
         assert_eq!(other.next().await, None);
     });
 }
+
+#[test]
+fn filter_decides_which_events_a_listener_gets() {
+    paused(async {
+        let client = LockClient::memory();
+        let mut of_b = client.events_where(|key, what| {
+            assert_ne!(key.as_str(), "c", "a filter that panics");
+            key.as_str() == "b" && !matches!(what, LockEventKind::Acquired { .. })
+        });
+        let mut all = client.events();
+        for name in ["a", "b", "c"] {
+            client
+                .lock(name)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+        }
+        assert_eq!(told(&mut of_b), ["lock b: granted", "lock b: Released after 0s"]);
+        assert_eq!(told(&mut all).len(), 9);
+        drop(of_b);
+        client.lock("b").acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(told(&mut all).len(), 3);
+    });
+}

@@ -2,9 +2,12 @@
 //!
 //! Emitting never waits: the last events are kept for each listener, and a slow listener misses the oldest.
 
-use std::sync::OnceLock;
+use std::fmt::{self, Debug};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -16,26 +19,66 @@ use crate::store::{GrantId, Kind};
 /// How many events a listener may be behind.
 const KEPT: usize = 1024;
 
-/// The listeners of a client. Events are created only while there is one.
+/// The listeners of a client. Events are created only while one of them wants them.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
-    sender: OnceLock<broadcast::Sender<LockEvent>>,
+    /// How many there are, to be read without the lock.
+    count: AtomicUsize,
+    listeners: RwLock<Vec<Listener>>,
+}
+
+/// Decides which events a listener gets.
+type Filter = Box<dyn Fn(&LockKey, &LockEventKind) -> bool + Send + Sync>;
+
+struct Listener {
+    filter: Filter,
+    sender: broadcast::Sender<LockEvent>,
 }
 
 impl Listeners {
-    pub(crate) fn listen(&self) -> LockEvents {
-        let sender = self.sender.get_or_init(|| broadcast::Sender::new(KEPT));
-        LockEvents {
-            receiver: sender.subscribe(),
-            dropped: 0,
-        }
+    pub(crate) fn listen(&self, filter: Filter) -> LockEvents {
+        let (sender, receiver) = broadcast::channel(KEPT);
+        let mut listeners = self.listeners.write();
+        listeners.retain(Listener::is_there);
+        listeners.push(Listener { filter, sender });
+        self.count.store(listeners.len(), Ordering::Relaxed);
+        LockEvents { receiver, dropped: 0 }
     }
 
     /// Whether there is a listener.
     pub(crate) fn is_heard(&self) -> bool {
-        self.sender
-            .get()
-            .is_some_and(|sender| sender.receiver_count() > 0)
+        self.count.load(Ordering::Relaxed) > 0 && self.listeners.read().iter().any(Listener::is_there)
+    }
+
+    fn tell(&self, of: Of<'_>, what: &LockEventKind) {
+        for listener in self.listeners.read().iter() {
+            if listener.is_there() && listener.wants(of.key, what) {
+                // The listener may just have gone.
+                let _ = listener.sender.send(LockEvent {
+                    key: of.key.clone(),
+                    kind: of.kind,
+                    grant: of.grant.map(|grant| grant.to_string()),
+                    what: what.clone(),
+                });
+            }
+        }
+    }
+}
+
+impl Listener {
+    /// A filter that panics has not asked for the event: the call that it runs in goes on.
+    fn wants(&self, key: &LockKey, what: &LockEventKind) -> bool {
+        catch_unwind(AssertUnwindSafe(|| (self.filter)(key, what))).unwrap_or(false)
+    }
+
+    fn is_there(&self) -> bool {
+        self.sender.receiver_count() > 0
+    }
+}
+
+impl Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
     }
 }
 
@@ -50,16 +93,8 @@ pub(crate) struct Of<'a> {
 
 impl Of<'_> {
     pub(super) fn tell(self, what: impl FnOnce() -> LockEventKind) {
-        if let Some(sender) = self.listeners.sender.get()
-            && sender.receiver_count() > 0
-        {
-            // The last listener may just have gone.
-            let _ = sender.send(LockEvent {
-                key: self.key.clone(),
-                kind: self.kind,
-                grant: self.grant.map(|grant| grant.to_string()),
-                what: what(),
-            });
+        if self.listeners.is_heard() {
+            self.listeners.tell(self, &what());
         }
     }
 }
@@ -215,7 +250,8 @@ impl From<Ended> for HoldEnd {
     }
 }
 
-/// The events of a client since the call of [`LockClient::events`](crate::LockClient::events).
+/// The events of a client since the call of [`LockClient::events`](crate::LockClient::events) or
+/// [`LockClient::events_where`](crate::LockClient::events_where).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

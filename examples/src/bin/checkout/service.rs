@@ -140,14 +140,11 @@ impl Shop {
         let record = item_key(sku);
         let token = fencing_token();
         let waited = asked.elapsed();
-        if let Some(token) = token {
-            self.store.fence(&record, token, None::<&Item>).await?;
-        }
-        let item: Item = self
-            .store
-            .read(&record)
-            .await?
-            .ok_or_else(|| Error::UnknownSku(sku.to_string()))?;
+        let item: Option<Item> = match token {
+            Some(token) => self.store.claim(&record, token, None).await?,
+            None => self.store.read(&record).await?,
+        };
+        let item = item.ok_or_else(|| Error::UnknownSku(sku.to_string()))?;
         self.think().await;
         let Some(stock) = item.stock.checked_sub(quantity) else {
             return Err(Error::SoldOut {
@@ -206,12 +203,14 @@ impl Shop {
     pub(crate) async fn charge(&self, id: &Name, amount: i64, token: Option<u64>) -> Result<u64, Error> {
         let amount = within(amount, 1, "amount")?;
         let key = format!("checkout:account:{id}");
-        if let Some(token) = token {
-            self.store
-                .fence(&key, token, Some(&Account { charged: 0, token }))
-                .await?;
-        }
-        let account: Account = self.store.read(&key).await?.unwrap_or_default();
+        let account: Option<Account> = match token {
+            Some(token) => {
+                let first = Account { charged: 0, token };
+                self.store.claim(&key, token, Some(&first)).await?
+            }
+            None => self.store.read(&key).await?,
+        };
+        let account = account.unwrap_or_default();
         self.think().await;
         let charged = account.charged.saturating_add(amount);
         let token_written = token.unwrap_or(account.token);

@@ -23,7 +23,12 @@ impl MemoryStore {
         self.records().get(key).cloned()
     }
 
-    pub(super) fn fence(&self, key: &str, token: u64, initial: Option<String>) -> Result<(), StoreError> {
+    pub(super) fn claim(
+        &self,
+        key: &str,
+        token: u64,
+        initial: Option<String>,
+    ) -> Result<Option<String>, StoreError> {
         let mut records = self.records();
         match records.get_mut(key) {
             Some(record) => {
@@ -32,7 +37,7 @@ impl MemoryStore {
             }
             None => records.extend(initial.map(|record| (key.to_owned(), record))),
         }
-        Ok(())
+        Ok(records.get(key).cloned())
     }
 
     pub(super) fn write(&self, key: &str, record: String, token: Option<u64>) -> Result<(), StoreError> {
@@ -103,28 +108,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fence_shuts_older_tokens_out_before_its_holder_has_written() {
+    async fn a_claim_excludes_older_tokens_before_its_holder_has_written() {
         let store = Store::Memory(MemoryStore::default());
         store.write(KEY, &item(10, 6), Some(6)).await.unwrap();
-        store.fence(KEY, 7, None::<&Item>).await.unwrap();
+        let claimed = store.claim(KEY, 7, None::<&Item>).await.unwrap();
+        assert_eq!(claimed, Some(item(10, 7)));
         assert!(matches!(
             store.write(KEY, &item(9, 6), Some(6)).await,
             Err(StoreError::Fenced { .. })
         ));
         assert!(matches!(
-            store.fence(KEY, 6, None::<&Item>).await,
+            store.claim(KEY, 6, None::<&Item>).await,
             Err(StoreError::Fenced { .. })
         ));
         assert_eq!(stored(&store).await, item(10, 7));
     }
 
     #[tokio::test]
-    async fn a_fence_makes_a_record_only_when_told_to() {
+    async fn a_claim_makes_a_record_only_when_told_to() {
         let store = Store::Memory(MemoryStore::default());
-        store.fence(KEY, 7, None::<&Item>).await.unwrap();
+        assert_eq!(store.claim::<Item>(KEY, 7, None).await.unwrap(), None);
         assert_eq!(store.read::<Item>(KEY).await.unwrap(), None);
-        store.fence(KEY, 7, Some(&item(0, 7))).await.unwrap();
-        assert_eq!(stored(&store).await, item(0, 7));
+        let first = item(0, 7);
+        assert_eq!(store.claim(KEY, 7, Some(&first)).await.unwrap(), Some(first));
+        assert_eq!(stored(&store).await, first);
     }
 
     #[tokio::test]

@@ -81,30 +81,30 @@ impl Store {
             Store::Memory(store) => store.read(key),
             Store::Redis(store) => store.read(key).await?,
         };
-        text.map(|text| serde_json::from_str(&text).map_err(|_| StoreError::Foreign(key.to_owned())))
-            .transpose()
+        decode(key, text)
     }
 
-    /// Excludes holders of older tokens from a record: stores `token` in it, and changes nothing else. A missing
-    /// record becomes `initial`, if that is given.
+    /// Excludes holders of older tokens from a record and returns it: stores `token` in it, and changes nothing else.
+    /// A missing record becomes `initial`, if that is given.
     ///
-    /// Without this there would be a gap. A stopped holder may send its write after the next holder has read the
+    /// Only to read it would leave a gap. A stopped holder may send its write after the next holder has read the
     /// record and before it has written the record; the record would still have the old token and accept the write.
-    pub(crate) async fn fence<T: Serialize>(
+    pub(crate) async fn claim<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
         token: u64,
         initial: Option<&T>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<T>, StoreError> {
         let initial = initial.map(|record| encode(key, record)).transpose()?;
-        match self {
-            Store::Memory(store) => store.fence(key, token, initial),
+        let text = match self {
+            Store::Memory(store) => store.claim(key, token, initial)?,
             Store::Redis(store) => {
                 store
-                    .fence(key, token, initial.as_deref().unwrap_or_default())
-                    .await
+                    .claim(key, token, initial.as_deref().unwrap_or_default())
+                    .await?
             }
-        }
+        };
+        decode(key, text)
     }
 
     /// Replaces the record. With a token only if no newer token has changed it; without one
@@ -144,6 +144,11 @@ impl fmt::Display for Store {
             Store::Redis(store) => write!(f, "Redis at {}", store.address()),
         }
     }
+}
+
+fn decode<T: DeserializeOwned>(key: &str, text: Option<String>) -> Result<Option<T>, StoreError> {
+    text.map(|text| serde_json::from_str(&text).map_err(|_| StoreError::Foreign(key.to_owned())))
+        .transpose()
 }
 
 fn encode<T: Serialize>(key: &str, record: &T) -> Result<String, StoreError> {

@@ -31,37 +31,39 @@ end
 "#;
 
 /// KEYS: the record. ARGV: our token, the record to begin with or nothing.
-/// Answers the token that shuts us out, or nothing.
-const FENCE: &str = r#"
+/// Answers the token that shuts us out, or nothing, and then the record, or nothing.
+const CLAIM: &str = r#"
 local record = redis.call('GET', KEYS[1])
 if not record then
-  if ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2]) end
-  return false
+  if ARGV[2] == '' then return { false, false } end
+  redis.call('SET', KEYS[1], ARGV[2])
+  return { false, ARGV[2] }
 end
 local last = string.match(record, '"token":(%d+)')
 if not last then return redis.error_reply('WRONGTYPE not a record of the checkout') end
-if newer(last, ARGV[1]) then return last end
-redis.call('SET', KEYS[1], (string.gsub(record, '"token":%d+', '"token":' .. ARGV[1], 1)))
-return false
+if newer(last, ARGV[1]) then return { last, false } end
+record = string.gsub(record, '"token":%d+', '"token":' .. ARGV[1], 1)
+redis.call('SET', KEYS[1], record)
+return { false, record }
 "#;
 
 /// KEYS: the record. ARGV: our token, the new record.
-/// Answers the token that shuts us out, or nothing.
+/// Answers the token that shuts us out, or nothing, and nothing more.
 const WRITE: &str = r#"
 local record = redis.call('GET', KEYS[1])
 if record then
   local last = string.match(record, '"token":(%d+)')
   if not last then return redis.error_reply('WRONGTYPE not a record of the checkout') end
-  if newer(last, ARGV[1]) then return last end
+  if newer(last, ARGV[1]) then return { last, false } end
 end
 redis.call('SET', KEYS[1], ARGV[2])
-return false
+return { false, false }
 "#;
 
 pub(crate) struct RedisStore {
     client: Client,
     connection: Mutex<Slot>,
-    fence: Script,
+    claim: Script,
     write: Script,
 }
 
@@ -102,7 +104,7 @@ impl RedisStore {
         let script = |body: &str| Script::new(&format!("{NEWER}{body}"));
         let connection = Mutex::default();
         let store = RedisStore {
-            fence: script(FENCE),
+            claim: script(CLAIM),
             write: script(WRITE),
             client,
             connection,
@@ -128,9 +130,14 @@ impl RedisStore {
         })
     }
 
-    pub(super) async fn fence(&self, key: &str, token: u64, initial: &str) -> Result<(), StoreError> {
-        // The fence makes no difference when nothing follows.
-        self.guarded(&self.fence, key, token, initial)
+    pub(super) async fn claim(
+        &self,
+        key: &str,
+        token: u64,
+        initial: &str,
+    ) -> Result<Option<String>, StoreError> {
+        // The claim makes no difference when nothing follows.
+        self.guarded(&self.claim, key, token, initial)
             .await
             .map_err(|error| match error {
                 StoreError::Unknown(why) => StoreError::Unavailable(why),
@@ -149,7 +156,7 @@ impl RedisStore {
             });
             return step.await.map_err(|failure| failure.of_write(key));
         };
-        self.guarded(&self.write, key, token, record).await
+        self.guarded(&self.write, key, token, record).await.map(|_| ())
     }
 
     pub(super) async fn add(&self, key: &str, more: u64) -> Result<u64, StoreError> {
@@ -163,15 +170,22 @@ impl RedisStore {
         step.await.map_err(|failure| failure.of_write(key))
     }
 
-    async fn guarded(&self, script: &Script, key: &str, token: u64, record: &str) -> Result<(), StoreError> {
+    async fn guarded(
+        &self,
+        script: &Script,
+        key: &str,
+        token: u64,
+        record: &str,
+    ) -> Result<Option<String>, StoreError> {
         let step = self.step(async |mut connection| {
             let mut call = script.key(key);
             call.arg(token).arg(record);
-            call.invoke_async::<Option<u64>>(&mut connection).await
+            call.invoke_async::<(Option<u64>, Option<String>)>(&mut connection)
+                .await
         });
         match step.await.map_err(|failure| failure.of_write(key))? {
-            Some(last) => Err(StoreError::Fenced { ours: token, last }),
-            None => Ok(()),
+            (Some(last), _) => Err(StoreError::Fenced { ours: token, last }),
+            (None, record) => Ok(record),
         }
     }
 
