@@ -66,7 +66,8 @@ impl MultiCall {
         let begun = Begun::new(&self.first, &self.keys);
         let scope = acquire::begin().await;
         self.first.nested = scope.is_inside(self.first.handle.shared());
-        let outcome = self.go(&begun, &scope).await;
+        // Boxed, since the future of a single lock, as each request of a lock layer has it, would be as large.
+        let outcome = Box::pin(self.go(&begun, &scope)).await;
         begun.told(outcome, &self.keys)
     }
 
