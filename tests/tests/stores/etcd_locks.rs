@@ -1,96 +1,23 @@
 //! Locks on etcd where requests and replies get lost, and what went wrong with locks on it elsewhere.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Granted, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Store, StoreError,
+    AcquireReply, AcquireRequest, Granted, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, Renewal,
+    Store, StoreError,
 };
 use dlock::{Error, LockClient};
 use dlock_etcd::{EtcdLocks, TransactionError};
-use dlock_tests::etcd::{Call, Etcd, EtcdProxy, builder_at, fresh_namespace};
+use dlock_tests::etcd::{Etcd, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered};
-use dlock_tests::{Certificates, Swallow, eventually};
+use dlock_tests::{Certificates, eventually};
 use futures_util::future::join_all;
 use serde_json::json;
 use tokio::time::sleep;
 
-const MS: Duration = Duration::from_millis(1);
-const SEC: Duration = Duration::from_secs(1);
-/// No test waits for its end.
-const LEASE: Duration = Duration::from_secs(300);
-/// What one step of a hasty store may take.
-const TIMEOUT: Duration = Duration::from_millis(600);
-
-fn acquires(call: &Call) -> bool {
-    call.is("Txn") && call.has("held ")
-}
-
-fn ask(key: &str, number: u64, lease: Duration) -> AcquireRequest {
-    let grant = GrantId::from_parts(0x0192_f3a4_0000_7000_8000_0000_0000_0001, number);
-    AcquireRequest::new(Kind::Mutex, key.into(), grant, lease)
-}
-
-fn release(key: &str, number: u64) -> ReleaseRequest {
-    let grant = ask(key, number, LEASE).grant;
-    ReleaseRequest::new(Kind::Mutex, key.into(), grant)
-}
-
-fn renewal(key: &str, number: u64, lease: Duration) -> RenewRequest {
-    let grant = ask(key, number, lease).grant;
-    RenewRequest::new(Kind::Mutex, key.into(), grant, lease)
-}
-
-fn granted(reply: Result<AcquireReply, StoreError>) -> Granted {
-    match reply {
-        Ok(AcquireReply::Acquired(granted)) => granted,
-        other => panic!("it is not granted: {other:?}"),
-    }
-}
-
-async fn connected(builder: dlock_etcd::EtcdLocksBuilder) -> Arc<EtcdLocks> {
-    Arc::new(builder.connect().await.expect("the server is there"))
-}
-
-async fn client(store: &Arc<EtcdLocks>) -> LockClient {
-    let built = LockClient::builder().store((**store).clone()).retry_for(PATIENCE);
-    built.build().await.expect("the server is there")
-}
-
-/// A namespace, a hasty store behind a network, and a patient one beside it.
-struct Setting {
-    server: Arc<Etcd>,
-    namespace: String,
-    proxy: EtcdProxy,
-    hasty: Arc<EtcdLocks>,
-    patient: Arc<EtcdLocks>,
-}
-
-async fn setting() -> Setting {
-    setting_on(Etcd::shared().await).await
-}
-
-async fn setting_on(server: Arc<Etcd>) -> Setting {
-    let namespace = fresh_namespace();
-    let patient = connected(server.builder(&namespace).timeout(PATIENCE)).await;
-    let proxy = EtcdProxy::start(server.addr());
-    let hasty = answered(|| builder_at(proxy.addr(), &namespace).timeout(TIMEOUT).connect()).await;
-    Setting {
-        hasty: Arc::new(hasty.expect("the server is there")),
-        server,
-        namespace,
-        proxy,
-        patient,
-    }
-}
-
-impl Setting {
-    /// The keys of grants.
-    async fn held(&self) -> Vec<(String, String)> {
-        self.server.keys(&format!("{}q/", self.namespace)).await
-    }
-}
+use crate::etcd_support::{
+    LEASE, MS, SEC, acquires, ask, client, connected, granted, release, renewal, setting,
+};
 
 /// Beside everything else the reason: an operator has to decide.
 #[tokio::test]
@@ -282,37 +209,12 @@ async fn late_copy_of_an_acquire_that_was_undone_takes_nothing() {
 }
 
 #[tokio::test]
-async fn lost_requests_and_replies_leave_nothing_wrong() {
-    let setting = setting().await;
-    let client = client(&setting.hasty).await;
-    for (number, method) in ["Txn", "DeleteRange", "LeaseKeepAlive", "LeaseGrant", "Put", "Txn"]
-        .iter()
-        .enumerate()
-    {
-        for mute in [false, true] {
-            let matches = move |call: &Call| call.is(method);
-            match (number % 2 == 0, mute) {
-                (true, false) => setting.proxy.swallow(1, Swallow::Cut, matches),
-                (false, false) => setting.proxy.lose(1, matches),
-                (_, true) => setting.proxy.swallow(1, Swallow::Hang, matches),
-            };
-            let guard = client.lock(format!("k{number}")).acquire().await.unwrap();
-            guard.release().await.unwrap_or_else(|error| {
-                // What was done twice may have been done by the first.
-                assert!(!error.to_string().is_empty());
-            });
-        }
-    }
-    eventually("all are free", async || setting.held().await.is_empty()).await;
-}
-
-#[tokio::test]
 async fn cut_connections_cost_nothing_that_is_held() {
     let setting = setting().await;
     let client = client(&setting.hasty).await;
     let guard = client.lock("k").acquire().await.unwrap();
     let waiting = tokio::spawn({
-        let other = client_beside(&setting).await;
+        let other = setting.beside().await;
         async move { other.lock("k").acquire().await.map(|guard| (other, guard)) }
     });
     for _ in 0..5 {
@@ -325,17 +227,6 @@ async fn cut_connections_cost_nothing_that_is_held() {
     next.release().await.unwrap();
 }
 
-/// Another process behind the same network.
-async fn client_beside(setting: &Setting) -> LockClient {
-    let store = answered(|| {
-        builder_at(setting.proxy.addr(), &setting.namespace)
-            .timeout(TIMEOUT)
-            .connect()
-    })
-    .await;
-    client(&Arc::new(store.expect("the server is there"))).await
-}
-
 /// The peers' defect: a session that is gone, and a holder that is not told.
 #[tokio::test]
 async fn holder_learns_that_its_session_is_gone_and_the_next_goes_on() {
@@ -343,9 +234,7 @@ async fn holder_learns_that_its_session_is_gone_and_the_next_goes_on() {
     let (a, b) = (client(&setting.hasty).await, client(&setting.patient).await);
     let mine = 4321 * SEC;
     let guard = a.lock("k").lease(mine).acquire().await.unwrap();
-    let key = format!("{}c/", setting.namespace);
-    let sessions = setting.server.keys(&key).await;
-    let lease = i64::from_str_radix(sessions[0].0.strip_prefix(&key).unwrap(), 16).unwrap();
+    let lease = setting.sessions().await[0];
     let waiting = tokio::spawn(async move { b.lock("k").acquire().await.map(|guard| (b, guard)) });
     sleep(100 * MS).await;
     assert!(!waiting.is_finished());
@@ -597,7 +486,7 @@ async fn min_hold_outlives_the_process_and_ends() {
 #[tokio::test]
 async fn several_locks_are_one_transaction() {
     let setting = setting().await;
-    let client = client_beside(&setting).await;
+    let client = setting.beside().await;
     let before = setting.proxy.count(acquires);
     let guard = client.multi(["a", "b", "c"]).acquire().await.unwrap();
     assert_eq!(setting.proxy.count(acquires), before + 1);

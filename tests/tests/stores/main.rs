@@ -7,6 +7,8 @@ mod etcd_conformance;
 mod etcd_doctor;
 mod etcd_faults;
 mod etcd_locks;
+mod etcd_lost;
+mod etcd_support;
 mod leaders;
 mod mysql_conformance;
 mod mysql_doctor;
