@@ -4,7 +4,7 @@
 //! between a server and its clients.
 
 use std::env;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use crate::process::{PATIENCE, Process, SharedServer};
 
 mod base64;
 mod cluster;
+mod peers;
 mod wire;
 
 pub use cluster::EtcdCluster;
@@ -42,6 +43,9 @@ pub struct Etcd {
     name: String,
     /// The members of its cluster, in etcd's notation; empty where it is alone.
     members: Mutex<String>,
+    /// The URL by which the others of its cluster know it, and the proxy by which it reaches them, if they do not speak
+    /// directly.
+    way: Option<[String; 2]>,
     options: Vec<String>,
 }
 
@@ -107,6 +111,7 @@ impl Etcd {
             peers: Port::reserve(),
             name: name.to_owned(),
             members: Mutex::default(),
+            way: None,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
         }
     }
@@ -134,7 +139,7 @@ impl Etcd {
     fn begin(&self) {
         let (clients, peers) = (
             format!("{}://127.0.0.1:{}", self.scheme(), self.port()),
-            format!("http://127.0.0.1:{}", self.peers.number()),
+            format!("http://{}", self.peer_addr()),
         );
         let mut members = self.members.lock().clone();
         if members.is_empty() {
@@ -153,8 +158,11 @@ impl Etcd {
             "--listen-peer-urls",
             &peers,
             "--initial-advertise-peer-urls",
-            &peers,
+            &self.peer_url(),
         ]);
+        if let Some([_, proxy]) = &self.way {
+            command.env("HTTP_PROXY", proxy).env("NO_PROXY", "");
+        }
         command.args(["--initial-cluster", &members]);
         command.args(&self.options);
         self.launch(command);
@@ -169,7 +177,18 @@ impl Etcd {
 
     /// As others of its cluster know it.
     fn member(&self) -> String {
-        format!("{}=http://127.0.0.1:{}", self.name, self.peers.number())
+        format!("{}={}", self.name, self.peer_url())
+    }
+
+    fn peer_url(&self) -> String {
+        match &self.way {
+            Some([url, _]) => url.clone(),
+            None => format!("http://{}", self.peer_addr()),
+        }
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.peers.number()).into()
     }
 
     async fn serves(&self) {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use dlock::LockClient;
 use dlock_etcd::{EtcdLocks, EtcdLocksBuilder};
-use dlock_tests::etcd::{Etcd, EtcdCluster, fresh_namespace};
+use dlock_tests::etcd::{Etcd, EtcdCluster, EtcdProxy, builder_at, fresh_namespace};
 use dlock_tests::eventually;
-use dlock_tests::faults::{PATIENCE, answered, is_confirmed};
+use dlock_tests::faults::{PATIENCE, answered, in_rounds, is_confirmed, within};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -190,4 +190,79 @@ async fn holder_beside_a_stuck_leader_is_lost_before_the_others_grant_its_lock()
     assert!(next.fencing_token() > guard.fencing_token());
     cluster.members[leader].cont();
     next.release().await.unwrap();
+}
+
+/// The leader hears no other member, and none hears it. It takes a lease, and an election.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_that_is_cut_off_grants_nothing_and_its_holder_is_lost_before_the_others_grant_its_lock() {
+    let cluster = EtcdCluster::start_in_a_network().await;
+    in_rounds("no lease is renewed until it leads no more", async || {
+        cut_off_from_the_others(&cluster).await
+    })
+    .await;
+}
+
+/// Fails with the number of renewals that a leader has granted which only believed to lead: what servers may do that are
+/// refused unless they are allowed.
+async fn cut_off_from_the_others(cluster: &EtcdCluster) -> Result<(), usize> {
+    let (namespace, leader) = (fresh_namespace(), cluster.leader().await);
+    let alone = &cluster.members[leader];
+    let proxy = EtcdProxy::start(alone.addr());
+    let a = client(builder_at(proxy.addr(), &namespace)).await;
+    let b = client(cluster.builder_without(leader, &namespace)).await;
+    let hasty = alone.builder(&namespace).connect().await.unwrap();
+    let hasty = LockClient::builder()
+        .store(hasty)
+        .retry_for(SEC)
+        .build()
+        .await
+        .unwrap();
+    // A third of it is longer than a leader takes to see that it is alone.
+    let lease = 7 * SEC;
+    let theirs = b.lock("theirs").lease(lease).acquire().await.unwrap();
+    let guard = a.lock("k").lease(lease).acquire().await.unwrap();
+    let waiting = tokio::spawn(b.lock("k").acquire());
+    let stranded = tokio::spawn(hasty.lock("theirs").acquire());
+    sleep(SEC / 10).await;
+    is_confirmed(&guard).await;
+    proxy.forget();
+    cluster.cut_off(Some(leader));
+    eventually("it leads no more", async || !cluster.has_leader(leader).await).await;
+    let renewals = proxy.count(|call| call.is("LeaseKeepAlive"));
+    // Nobody on its side gets a lock, or waits for ever.
+    for lock in ["free", "k"] {
+        let refused = within(PATIENCE, lock, hasty.lock(lock).try_acquire())
+            .await
+            .unwrap_err();
+        assert!(!refused.is_busy(), "{lock}: {refused}");
+    }
+    let refused = within(PATIENCE, "the waiter", stranded)
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(!refused.is_busy(), "{refused}");
+    // The others go on.
+    let free = b.lock("free").acquire().await.unwrap();
+    free.release().await.unwrap();
+    is_confirmed(&theirs).await;
+    let next = waiting.await.unwrap().unwrap();
+    let is_held = guard.is_held();
+    cluster.cut_off(None);
+    if renewals > 0 && is_held {
+        return Err(renewals);
+    }
+    assert!(!is_held, "two clients hold it");
+    assert!(next.fencing_token() > guard.fencing_token());
+    // There is one holder, also where it was cut off, and the release of the former one ends nothing.
+    let busy = answered(|| a.lock("k").try_acquire()).await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    let _ = guard.release().await;
+    is_confirmed(&next).await;
+    is_confirmed(&theirs).await;
+    let token = next.fencing_token();
+    next.release().await.unwrap();
+    let last = a.lock("k").acquire().await.unwrap();
+    assert!(last.fencing_token() > token);
+    last.release().await.unwrap();
+    Ok(())
 }
