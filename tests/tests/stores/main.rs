@@ -19,6 +19,7 @@ mod postgres_conformance;
 mod postgres_doctor;
 mod postgres_faults;
 mod postgres_hold;
+mod postgres_isolation;
 mod postgres_layer;
 mod postgres_locks;
 mod postgres_once;

@@ -5,87 +5,21 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlock::HoldState;
 use dlock::store::Bind;
-use dlock::{HoldState, LockClient, LockGuard};
-use dlock_postgres::{HoldError, LockInError, PostgresLocks};
+use dlock_postgres::{HoldError, LockInError};
 use dlock_tests::faults::within;
 use dlock_tests::postgres::{Postgres, connect};
 use dlock_tests::{Clock, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tokio::time::sleep;
-use tokio_postgres::{Client, Config};
+use tokio_postgres::Config;
 
-use crate::postgres_support::{client, connected, setting_on};
+use crate::postgres_support::{Bank, bank, bank_on, client, connected};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-
-/// A table of locks, one of payments, and two processes that pay.
-struct Bank {
-    server: Arc<Postgres>,
-    table: String,
-    locks: PostgresLocks,
-    one: LockClient,
-    other: LockClient,
-}
-
-async fn bank() -> Bank {
-    bank_on(Postgres::shared().await).await
-}
-
-async fn bank_on(server: Arc<Postgres>) -> Bank {
-    let setting = setting_on(server).await;
-    let sql = format!("CREATE TABLE {}_payments (what text)", setting.table);
-    setting.server.client().await.batch_execute(&sql).await.unwrap();
-    Bank {
-        server: setting.server,
-        table: setting.table,
-        locks: setting.here,
-        one: setting.one,
-        other: setting.other,
-    }
-}
-
-impl Bank {
-    async fn db(&self) -> Client {
-        self.server.client().await
-    }
-
-    fn payment(&self, what: &str) -> String {
-        format!("INSERT INTO {}_payments VALUES ('{what}')", self.table)
-    }
-
-    async fn payments(&self) -> Vec<String> {
-        let sql = format!("SELECT what FROM {}_payments ORDER BY what", self.table);
-        let rows = self.db().await.query(&sql, &[]).await.unwrap();
-        rows.iter().map(|row| row.get(0)).collect()
-    }
-
-    /// Whether the other process finds the lock held by a transaction, whose end nobody knows.
-    async fn is_pinned(&self, key: &str) -> bool {
-        match self.other.lock(key).try_acquire().await {
-            Err(dlock::Error::NotAcquired { remaining: None, .. }) => true,
-            Err(error) if error.is_busy() => false,
-            Err(error) => panic!("{error}"),
-            Ok(guard) => panic!("it has {guard:?}"),
-        }
-    }
-
-    /// The account's lock, which is not renewed.
-    async fn held_for(&self, lease: Duration) -> LockGuard {
-        let lock = self.one.lock("account").fixed_lease(lease);
-        lock.acquire().await.unwrap()
-    }
-
-    async fn is_free(&self, key: &str) -> bool {
-        match self.other.lock(key).try_acquire().await {
-            Ok(guard) => guard.release().await.is_ok(),
-            Err(error) if error.is_busy() => false,
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
 
 #[tokio::test]
 async fn effect_and_lock_commit_together() {

@@ -1,12 +1,13 @@
 //! What the suites of locks in transactions have in common: a table, and what two processes have of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use dlock::LockClient;
+use dlock::{LockClient, LockGuard};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::PATIENCE;
 use dlock_tests::postgres::{Postgres, fresh_table};
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::{Client, Config, NoTls};
 
 pub(super) struct Setting {
     pub(super) server: Arc<Postgres>,
@@ -38,5 +39,71 @@ pub(super) async fn setting_on(server: Arc<Postgres>) -> Setting {
         here,
         server,
         table,
+    }
+}
+
+/// A table of locks, one of payments, and two processes that pay.
+pub(super) struct Bank {
+    pub(super) server: Arc<Postgres>,
+    pub(super) table: String,
+    pub(super) locks: PostgresLocks,
+    pub(super) one: LockClient,
+    pub(super) other: LockClient,
+}
+
+pub(super) async fn bank() -> Bank {
+    bank_on(Postgres::shared().await).await
+}
+
+pub(super) async fn bank_on(server: Arc<Postgres>) -> Bank {
+    let setting = setting_on(server).await;
+    let sql = format!("CREATE TABLE {}_payments (what text)", setting.table);
+    setting.server.client().await.batch_execute(&sql).await.unwrap();
+    Bank {
+        server: setting.server,
+        table: setting.table,
+        locks: setting.here,
+        one: setting.one,
+        other: setting.other,
+    }
+}
+
+impl Bank {
+    pub(super) async fn db(&self) -> Client {
+        self.server.client().await
+    }
+
+    pub(super) fn payment(&self, what: &str) -> String {
+        format!("INSERT INTO {}_payments VALUES ('{what}')", self.table)
+    }
+
+    pub(super) async fn payments(&self) -> Vec<String> {
+        let sql = format!("SELECT what FROM {}_payments ORDER BY what", self.table);
+        let rows = self.db().await.query(&sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Whether the other process finds the lock held by a transaction, whose end nobody knows.
+    pub(super) async fn is_pinned(&self, key: &str) -> bool {
+        match self.other.lock(key).try_acquire().await {
+            Err(dlock::Error::NotAcquired { remaining: None, .. }) => true,
+            Err(error) if error.is_busy() => false,
+            Err(error) => panic!("{error}"),
+            Ok(guard) => panic!("it has {guard:?}"),
+        }
+    }
+
+    /// The account's lock, which is not renewed.
+    pub(super) async fn held_for(&self, lease: Duration) -> LockGuard {
+        let lock = self.one.lock("account").fixed_lease(lease);
+        lock.acquire().await.unwrap()
+    }
+
+    pub(super) async fn is_free(&self, key: &str) -> bool {
+        match self.other.lock(key).try_acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(error) if error.is_busy() => false,
+            Err(error) => panic!("{error}"),
+        }
     }
 }

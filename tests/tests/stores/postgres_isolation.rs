@@ -1,0 +1,307 @@
+//! Locks in transactions whose snapshot is older than what others did: at no level of isolation does an effect commit after
+//! that of a later holder.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dlock::LockGuard;
+use dlock::store::{Bind, Kind, RenewRequest, Renewal, Store};
+use dlock_postgres::{HoldError, LockInError};
+use dlock_tests::faults::PATIENCE;
+use dlock_tests::postgres::{Pooler, Postgres, connect};
+use futures_util::future::join_all;
+use tokio::time::sleep;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, IsolationLevel, Transaction};
+
+use crate::postgres_support::{Bank, bank, bank_on, client, connected};
+
+const MS: Duration = Duration::from_millis(1);
+/// No test waits for its end.
+const LEASE: Duration = Duration::from_secs(300);
+
+const LEVELS: [IsolationLevel; 3] = [
+    IsolationLevel::ReadCommitted,
+    IsolationLevel::RepeatableRead,
+    IsolationLevel::Serializable,
+];
+
+/// What happens while the snapshot of the first holder stands.
+#[derive(Debug, Clone, Copy)]
+enum Since {
+    Nothing,
+    TakenOver,
+    TakenOverAndReleased,
+    LockedByATransaction,
+    ForcedOpen,
+    RemovedAndMadeAnew,
+}
+
+impl Bank {
+    /// Leases are over as after a long stop, and no client knows.
+    async fn expires(&self) {
+        let table = &self.table;
+        let sql = format!(
+            "UPDATE {table} SET until = clock_timestamp() - interval '1 hour', read_until = \
+             least(read_until, clock_timestamp() - interval '1 hour'); \
+             UPDATE {table}_readers SET until = clock_timestamp() - interval '1 hour'"
+        );
+        self.db().await.batch_execute(&sql).await.unwrap();
+    }
+
+    async fn renews(&self, guard: &LockGuard, reads: bool) {
+        let bound = guard.bind().unwrap().remove(0);
+        let kind = if reads { Kind::Read } else { Kind::Mutex };
+        let request = RenewRequest::new(kind, bound.key, bound.grant, LEASE);
+        let renewed = Arc::new(self.locks.clone()).renew(vec![request]).await;
+        assert!(matches!(renewed.unwrap()[..], [Ok(Renewal::Renewed)]));
+    }
+
+    /// A transaction that sees the data as they are now, or from its next statement on.
+    async fn begun<'a>(&self, db: &'a mut Client, level: IsolationLevel) -> Transaction<'a> {
+        let tx = db.build_transaction().isolation_level(level);
+        let tx = tx.start().await.unwrap();
+        let look = format!("SELECT count(*) FROM {}_payments", self.table);
+        tx.query_one(&look, &[]).await.unwrap();
+        tx
+    }
+
+    async fn pays(&self, tx: Transaction<'_>, what: &str) {
+        tx.batch_execute(&self.payment(what)).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// What a holder does.
+    async fn holds_and_pays(
+        &self,
+        tx: Transaction<'_>,
+        guard: &impl Bind,
+        what: &str,
+    ) -> Result<(), HoldError> {
+        self.locks.hold_in(&tx, guard).await?;
+        self.pays(tx, what).await;
+        Ok(())
+    }
+
+    /// The same in another language.
+    async fn calls_and_pays(
+        &self,
+        tx: Transaction<'_>,
+        guard: &LockGuard,
+        what: &str,
+    ) -> Result<(), tokio_postgres::Error> {
+        let hold = format!("SELECT \"{}_hold_in\"($1, {})", self.table, guard.fencing_token());
+        tx.query(&hold, &[&guard.key().as_str()]).await?;
+        self.pays(tx, what).await;
+        Ok(())
+    }
+
+    /// The other process has the lock next, and pays.
+    async fn passes(&self, since: Since, key: &str) -> Option<LockGuard> {
+        let mut db = self.db().await;
+        match since {
+            Since::Nothing => None,
+            Since::ForcedOpen => {
+                self.other.force_release(key).await.unwrap();
+                None
+            }
+            Since::LockedByATransaction => {
+                self.expires().await;
+                let tx = db.transaction().await.unwrap();
+                self.locks.lock_in(&tx, key).await.unwrap();
+                self.pays(tx, &format!("theirs {key}")).await;
+                None
+            }
+            _ => {
+                self.expires().await;
+                if let Since::RemovedAndMadeAnew = since {
+                    assert!(self.locks.remove_free().await.unwrap() > 0);
+                }
+                let next = self.other.lock(key).acquire().await.unwrap();
+                let tx = db.transaction().await.unwrap();
+                self.holds_and_pays(tx, &next, &format!("theirs {key}"))
+                    .await
+                    .unwrap();
+                match since {
+                    Since::TakenOver => Some(next),
+                    _ => {
+                        next.release().await.unwrap();
+                        None
+                    }
+                }
+            }
+        }
+    }
+}
+
+const SINCE: [Since; 6] = [
+    Since::Nothing,
+    Since::TakenOver,
+    Since::TakenOverAndReleased,
+    Since::LockedByATransaction,
+    Since::ForcedOpen,
+    Since::RemovedAndMadeAnew,
+];
+
+fn is_conflict(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
+}
+
+fn code(error: tokio_postgres::Error) -> String {
+    error
+        .code()
+        .map_or_else(|| error.to_string(), |code| code.code().to_owned())
+}
+
+/// `FOR KEY SHARE` alone would lock the row as an old snapshot has it, with the former holder in it.
+#[tokio::test]
+async fn former_holder_never_pays_after_the_next_at_any_level_of_isolation() {
+    let bank = bank().await;
+    let mut db = bank.db().await;
+    for level in LEVELS {
+        for since in SINCE {
+            for n in 0..4 {
+                let (reads, renewed, calls) = (n == 1, n > 0, n == 2);
+                let what = format!("{level:?} {since:?} {n}");
+                let key = &*what;
+                let lock = match reads {
+                    true => bank.one.rw_lock(key).read(),
+                    false => bank.one.lock(key),
+                };
+                let guard = lock.lease(LEASE).acquire().await.unwrap();
+                let tx = bank.begun(&mut db, level).await;
+                if renewed {
+                    // The row that the snapshot has is not the one that is taken over.
+                    bank.renews(&guard, reads).await;
+                }
+                let next = bank.passes(since, key).await;
+                let ours = format!("ours {key}");
+                let paid = match calls {
+                    true => bank.calls_and_pays(tx, &guard, &ours).await.map_err(code),
+                    false => match bank.holds_and_pays(tx, &guard, &ours).await {
+                        Err(HoldError::Failed { source, .. }) => Err(code(source)),
+                        Err(HoldError::Lost { key, .. }) if key.as_str() == what => Err("DLK01".to_owned()),
+                        paid => paid.map_err(|error| error.to_string()),
+                    },
+                };
+                let committed = bank.payments().await.contains(&ours);
+                match (since, paid) {
+                    (Since::Nothing, paid) => assert_eq!((paid, committed), (Ok(()), true), "{what}"),
+                    (_, paid) => {
+                        let refused = paid.expect_err(&what);
+                        assert!(["DLK01", "40001"].contains(&&*refused), "{what}: {refused}");
+                        assert!(!committed, "{what}");
+                    }
+                }
+                if let Some(next) = next {
+                    next.check().unwrap();
+                    next.release().await.unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Its snapshot is older than what the holders before it paid.
+#[tokio::test]
+async fn transaction_with_an_old_snapshot_does_not_become_the_lock() {
+    let bank = bank().await;
+    let mut db = bank.db().await;
+    for level in LEVELS {
+        for since in SINCE {
+            let what = format!("{level:?} {since:?}");
+            let guard = bank.one.lock(&*what).lease(LEASE).acquire().await.unwrap();
+            bank.expires().await;
+            let tx = bank.begun(&mut db, level).await;
+            if bank.passes(since, &what).await.is_some() {
+                bank.expires().await;
+            }
+            let fresh = matches!(level, IsolationLevel::ReadCommitted) || matches!(since, Since::Nothing);
+            match bank.locks.lock_in(&tx, &*what).await {
+                Ok(_) => assert!(fresh, "{what}"),
+                Err(LockInError::Failed { source, .. }) => {
+                    assert!(!fresh && is_conflict(&source), "{what}: {source}");
+                }
+                Err(error) => panic!("{what}: {error}"),
+            }
+            drop((tx, guard));
+        }
+    }
+}
+
+/// Leases are over again and again, so that nothing but their transactions keeps these apart; at each level, and also behind
+/// a pooler that gives one connection to many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_that_race_for_a_lock_are_alone_at_any_level_and_behind_a_pooler() {
+    let bank = Arc::new(bank_on(Arc::new(Postgres::start().await)).await);
+    let pooler = Pooler::start(&bank.server, "transaction").await;
+    let direct = bank.server.config();
+    let pooled = bank.server.config_at(pooler.addr());
+    let (inside, commits) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let workers = (0..12).map(|n| {
+        let (bank, inside, commits) = (bank.clone(), inside.clone(), commits.clone());
+        let config = [&direct, &pooled][n % 2].clone();
+        tokio::spawn(async move {
+            let locks = connected(config.clone(), &bank.table).await;
+            let client = client(&locks).await;
+            let mut db = connect(&config).await.unwrap();
+            let mut done = 0;
+            while done < 8 {
+                let lock = client.lock("account").fixed_lease(LEASE);
+                let guard = match n % 3 {
+                    0 => None,
+                    _ => Some(lock.wait(PATIENCE).acquire().await.unwrap()),
+                };
+                let tx = db.build_transaction().isolation_level(LEVELS[n / 4]);
+                let tx = tx.start().await.unwrap();
+                let held = match &guard {
+                    Some(guard) => match locks.hold_in(&tx, guard).await {
+                        Ok(()) => true,
+                        Err(HoldError::Lost { .. }) => false,
+                        Err(HoldError::Failed { source, .. }) if is_conflict(&source) => false,
+                        Err(error) => panic!("{error}"),
+                    },
+                    None => match locks.lock_in(&tx, "account").await {
+                        Ok(_) => true,
+                        Err(LockInError::Busy { .. }) => false,
+                        Err(LockInError::Failed { source, .. }) if is_conflict(&source) => false,
+                        Err(error) => panic!("{error}"),
+                    },
+                };
+                if held {
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two transactions at once");
+                    tx.batch_execute(&bank.payment(&format!("{n}"))).await.unwrap();
+                    sleep(fastrand::u32(0..4) * MS).await;
+                    inside.store(false, Ordering::SeqCst);
+                    // The level may refuse it for what it has read.
+                    match tx.commit().await {
+                        Ok(()) => {
+                            done += 1;
+                            commits.fetch_add(1, Ordering::SeqCst);
+                        }
+                        Err(error) => assert!(is_conflict(&error), "{error}"),
+                    }
+                } else {
+                    drop(tx);
+                    sleep(fastrand::u32(0..4) * MS).await;
+                }
+                drop(guard);
+            }
+        })
+    });
+    let over = tokio::spawn({
+        let bank = bank.clone();
+        async move {
+            loop {
+                bank.expires().await;
+                sleep(3 * MS).await;
+            }
+        }
+    });
+    for done in join_all(workers).await {
+        done.unwrap();
+    }
+    over.abort();
+    assert_eq!(bank.payments().await.len(), commits.load(Ordering::SeqCst));
+}
