@@ -20,7 +20,7 @@ use crate::table::{self, Table};
 /// The most acquires, and the most releases, in one round trip.
 const MOST: usize = 64;
 /// The most renewals in one round trip, so that other operations do not wait for thousands of them.
-const MOST_RENEWALS: usize = 200;
+const MOST_RENEWALS: usize = 256;
 /// How often an operation that conflicts with other transactions is repeated.
 const LOOKS: u32 = 8;
 /// The shortest and the longest pause before a repetition.

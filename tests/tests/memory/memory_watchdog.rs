@@ -21,7 +21,7 @@ async fn watched() -> (Watched, LockClient) {
 /// Many that are fixed for long, and need nothing.
 async fn many_others(client: &LockClient) -> Vec<LockGuard> {
     let mut others = Vec::new();
-    for i in 0..250 {
+    for i in 0..300 {
         others.push(
             client
                 .lock(format!("other{i}"))
@@ -37,7 +37,7 @@ async fn many_others(client: &LockClient) -> Vec<LockGuard> {
 /// So many with short leases that their renewals are forty steps.
 async fn many_short(client: &LockClient) -> Vec<LockGuard> {
     let lock = |i| client.lock(format!("k{i}")).lease(3 * SEC).acquire();
-    let all = join_all((0..8000).map(lock)).await;
+    let all = join_all((0..10_240).map(lock)).await;
     all.into_iter().collect::<Result<_, _>>().unwrap()
 }
 
@@ -75,7 +75,7 @@ fn many_holds_survive_a_distant_store() {
         watched.seen().slow_answers.store(200, SeqCst);
         sleep(10 * SEC).await;
         let lost = guards.iter().filter(|guard| !guard.is_held()).count();
-        assert_eq!((guards.len(), lost), (8000, 0));
+        assert_eq!((guards.len(), lost), (10_240, 0));
     });
 }
 

@@ -296,7 +296,7 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     for reply in join_all(acquires).await {
         granted(reply);
     }
-    // As a client does it: at most 200 at a time.
+    // As a client does it: some hundreds at a time.
     let renew = async |chunk: u64| {
         let requests = (1..=200).map(|n| renewal(&format!("k{}", chunk * 200 + n), chunk * 200 + n, LEASE));
         for reply in store.clone().renew(requests.collect()).await.unwrap() {

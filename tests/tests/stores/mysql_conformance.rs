@@ -54,8 +54,14 @@ impl Rows for Table {
         request.runs("SET holder = ''")
     }
 
-    fn renews(request: &Request) -> bool {
-        request.runs("FORCE INDEX (PRIMARY) SET until_us")
+    fn renewals(request: &Request) -> usize {
+        request.sql.matches("FORCE INDEX (PRIMARY) SET until_us").count()
+    }
+
+    async fn connections(&self) -> i64 {
+        let sql = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'dlock' AND ID <> CONNECTION_ID()";
+        let count = self.server.client().await.query_first(sql).await.unwrap();
+        count.expect("a row")
     }
 
     async fn count(&self, condition: &str) -> i64 {

@@ -1,27 +1,31 @@
 //! Locks on MariaDB whose server stops, is killed, only reads, is full, or has its clock set.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use dlock::store::{AcquireReply, Outcome, Reason, ReleaseReply, Store};
-use dlock::{HoldState, LockClient, Loss};
+use dlock::store::{Outcome, Reason, ReleaseReply, Store};
+use dlock::{HoldState, Loss};
 use dlock_mysql::MysqlLocks;
+use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, answered, within};
 use dlock_tests::mysql::Mysql;
-use dlock_tests::{Clock, eventually};
 use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 use tokio::time::sleep;
 
 use crate::mysql_conformance::Table;
 use crate::mysql_support::{client, connected, setting, setting_on};
-use crate::scenes::{LEASE, MS, SEC, ask, end, in_scenes, is_released, token};
+use crate::scenes::{
+    LEASE, MS, SEC, ask, clock_that_jumps_lets_tokens_grow_and_the_holder_know, end, in_scenes, is_released,
+    token,
+};
 
 in_scenes! { Table:
     fn holds_survive_a_kill_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Mysql::start());
     /// Stopped, as a whole: the holder is told before another one could have the lock.
     fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() = holder_is_lost_before_the_lease_ends(Mysql::start());
     fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Mysql::shared());
+    fn dropped_client_leaves_no_connection_and_no_lock() = dropped_client_leaves_no_connection_and_no_lock(Mysql::start());
+    fn many_locks_of_a_client_are_renewed_by_few_statements() = many_locks_of_a_client_are_renewed_by_few_statements(Mysql::shared());
 }
 
 /// Nothing is sent on its connection, and yet a holder soon learns that it broke.
@@ -122,40 +126,12 @@ async fn full_table_fails_acquires_of_new_keys_and_no_release() {
     token(store.clone().acquire(ask("new", 11, LEASE)).await);
 }
 
-/// Clocks of clients do not count; that of the server does: ahead ends leases early, and never makes two tokens of one.
 #[tokio::test]
 async fn clock_of_the_server_that_jumps_lets_tokens_grow_and_the_holder_know() {
-    let clock = Clock::new().expect("libfaketime");
-    let server = Arc::new(Mysql::start_with(&[], Some(&clock)).await);
-    let setting = setting_on(server).await;
-    let here = client(&setting.patient).await;
-    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
-    clock
-        .set(Duration::from_secs(3600))
-        .expect("its file can be written");
-    let there = client(&setting.patient).await;
-    let next = within(PATIENCE, "the lease is over", there.lock("k").acquire())
-        .await
-        .unwrap();
-    assert!(next.fencing_token() > guard.fencing_token());
-    within(PATIENCE, "it is told", guard.lost()).await;
-    // Back again: what was granted an hour ahead is kept by its renewals, and tokens go on from there.
-    clock.set(Duration::ZERO).expect("its file can be written");
-    let token = next.fencing_token();
-    next.release().await.unwrap();
-    setting.expire().await;
-    let last = within(PATIENCE, "free again", there.lock("k").acquire())
-        .await
-        .unwrap();
-    assert!(last.fencing_token() > token);
-    // Requests are refused after a time of the server's clock as it is now.
-    for number in 1..4 {
-        let reply = setting.patient.clone().acquire(ask("fresh", number, LEASE)).await;
-        assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
-        assert!(is_released(
-            &setting.patient.clone().release(end("fresh", number)).await
-        ));
-    }
+    clock_that_jumps_lets_tokens_grow_and_the_holder_know::<Table>(async |clock| {
+        Mysql::start_with(&[], Some(clock)).await
+    })
+    .await;
 }
 
 /// A statement that had to wait could not tell the time after that.
@@ -165,34 +141,6 @@ async fn server_with_sysdate_is_now_is_refused() {
     let connecting = || MysqlLocks::builder(server.opts()).timeout(PATIENCE).connect();
     let error = answered(connecting).await.unwrap_err().to_string();
     assert!(error.contains("sysdate-is-now"), "{error}");
-}
-
-#[tokio::test]
-async fn dropped_client_leaves_no_connection_and_its_locks_are_released() {
-    let server = Mysql::start().await;
-    let table = server.table().await;
-    let store = server.locks(&table).connect().await.unwrap();
-    let client = LockClient::builder().store(store).build().await.unwrap();
-    let guards = join_all((0..50).map(|n| client.lock(format!("k{n}")).acquire())).await;
-    assert!(guards.iter().all(Result::is_ok));
-    drop((guards, client));
-    let mut admin = server.client().await;
-    let held = format!("SELECT COUNT(*) FROM `{table}` WHERE holder <> ''");
-    let others =
-        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'dlock' AND ID <> CONNECTION_ID()";
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
-        let held: Option<u64> = admin.query_first(&held).await.unwrap();
-        let others: Option<u64> = admin.query_first(others).await.unwrap();
-        if (held, others) == (Some(0), Some(0)) {
-            return;
-        }
-        assert!(
-            std::time::Instant::now() < deadline,
-            "{held:?} held, {others:?} connections"
-        );
-        sleep(10 * MS).await;
-    }
 }
 
 /// The reply to a release that was carried out is lost with the server.

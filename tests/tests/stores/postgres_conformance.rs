@@ -72,8 +72,19 @@ impl Rows for Table {
         request.runs("-- Ends grants")
     }
 
-    fn renews(request: &Request) -> bool {
-        request.runs("-- Lets grants last")
+    fn renewals(request: &Request) -> usize {
+        usize::from(request.runs("-- Lets grants last"))
+    }
+
+    async fn connections(&self) -> i64 {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        self.server
+            .client()
+            .await
+            .query_one(sql, &[])
+            .await
+            .unwrap()
+            .get(0)
     }
 
     async fn count(&self, condition: &str) -> i64 {

@@ -15,6 +15,13 @@ use tokio::time::sleep;
 
 use crate::backend::{Asked, Backend};
 
+mod clients;
+
+pub(super) use clients::{
+    clock_that_jumps_lets_tokens_grow_and_the_holder_know, dropped_client_leaves_no_connection_and_no_lock,
+    many_locks_of_a_client_are_renewed_by_few_statements,
+};
+
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
 /// No test waits for its end.
@@ -80,10 +87,14 @@ pub(super) use in_scenes;
 pub(super) trait Rows: Backend {
     fn releases(request: &Asked<Self>) -> bool;
 
-    fn renews(request: &Asked<Self>) -> bool;
+    /// How many statements it has that renew leases.
+    fn renewals(request: &Asked<Self>) -> usize;
 
     /// How many rows are so.
     fn count(&self, condition: &str) -> impl Future<Output = i64> + Send;
+
+    /// How many connections clients have to the server, beside the one that asks.
+    fn connections(&self) -> impl Future<Output = i64> + Send;
 
     /// Ends the leases of all locks.
     fn expire(&self) -> impl Future<Output = ()> + Send;
@@ -272,7 +283,9 @@ pub(super) async fn lost_renewals_cost_no_lock<B: Rows>(server: Arc<B::Server>) 
     let here = client(&setting.hasty).await;
     let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
     for _ in 0..2 {
-        let fault = setting.proxy.swallow(1, Swallow::Cut, B::renews);
+        let fault = setting
+            .proxy
+            .swallow(1, Swallow::Cut, |request| B::renewals(request) > 0);
         eventually("a renewal gets lost", async || fault.fired()).await;
         eventually("the next one holds", async || guard.state() == HoldState::Held).await;
     }

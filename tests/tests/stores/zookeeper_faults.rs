@@ -388,7 +388,7 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
         assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
     }
     let before = server.requests().await;
-    // As a client does it: at most 200 at a time.
+    // As a client does it: some hundreds at a time.
     let renewals = (0..50).map(|chunk| {
         let requests = (0..200).map(|n| {
             let n = chunk * 200 + n;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::store::Lane;
 
 /// Grants in one request.
-pub(super) const CHUNK: usize = 200;
+pub(super) const CHUNK: usize = 256;
 /// The maximum number of requests of one lane in flight: two at the server, and the next two.
 const AT_ONCE: usize = 4;
 /// A request without a reply after this time makes room for another one: over a long round trip the server is idle in

@@ -5,7 +5,7 @@ use super::job::{Job, Step};
 /// The most locks that one statement acquires or releases.
 const MOST: usize = 128;
 /// The most grants that one statement and one wave renew, so that other operations do not wait for thousands of them.
-const MOST_RENEWALS: usize = 200;
+const MOST_RENEWALS: usize = 256;
 
 /// Operations that are sent together, one statement for each kind.
 #[derive(Debug, Default)]

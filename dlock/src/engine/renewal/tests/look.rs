@@ -165,3 +165,34 @@ fn many_losses_are_signalled_together_within_half_the_safety_margin() {
     let said = said(table.look(at(29_710)));
     assert_eq!((said.len(), table.len()), (301, 0));
 }
+
+/// A store sends a statement or a call for each request.
+#[test]
+fn ten_thousand_grants_are_renewed_by_at_most_sixty_requests_in_a_third_of_their_lease() {
+    // All in one lane.
+    let grants: Vec<_> = (0..10_000).map(|number| grant(2 * number)).collect();
+    let mut table = table_of(&grants);
+    let (mut sent, mut drawn) = (Vec::new(), 0_u32);
+    while let Some(next) = table.next_deadline(START).filter(|next| *next < at(200_000)) {
+        table.look(next);
+        while let Some(request) = table.next_request(next) {
+            table.request_done(request.lane, false);
+            sent.push(next);
+            let replies = request.grants.iter().map(|(grant, lease)| Reply {
+                number: grant.number,
+                lease: *lease,
+                result: Ok(Renewal::Renewed),
+            });
+            let draw = || {
+                drawn += 1;
+                (f64::from(drawn) * 0.618).fract()
+            };
+            assert!(table.replies(next, next, replies, draw).is_empty());
+        }
+    }
+    for from in (0..190_000).step_by(1_000) {
+        let third = at(from)..at(from + 10_000);
+        let count = sent.iter().filter(|moment| third.contains(moment)).count();
+        assert!((40..=60).contains(&count), "{count} from {from}");
+    }
+}
