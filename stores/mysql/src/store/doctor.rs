@@ -21,7 +21,7 @@ use crate::table;
 
 /// The settings that are read, of MySQL and of MariaDB.
 const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('binlog_format', 'innodb_doublewrite', \
-     'innodb_flush_log_at_trx_commit', 'log_bin', 'max_connections', 'max_execution_time', 'max_statement_time', \
+     'innodb_flush_log_at_trx_commit', 'log_bin', 'max_connections', 'max_statement_time', \
      'read_only', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', 'sync_binlog', 'version')";
 /// The status variables that are read.
 const STATUS: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_clients', \
