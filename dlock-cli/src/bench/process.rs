@@ -154,7 +154,7 @@ async fn hold(
         .memory
         .zip(before)
         .map(|(after, before)| after as i64 - before as i64);
-    held::give_back(job, guards, &mut holding).await;
+    held::release_all(job, guards, &mut holding).await;
     progress.end();
     outcome.counted = counted;
     outcome.counts = tally.counts();

@@ -69,7 +69,7 @@ impl Hold {
     }
 
     /// Releases it after the command has ended; a failure does not change the exit status.
-    pub(super) async fn give_back(self, say: Say) {
+    pub(super) async fn end(self, say: Say) {
         let was_held = self.view().is_held();
         match self.release().await {
             Err(error) if was_held => say.line(&error.to_string()),

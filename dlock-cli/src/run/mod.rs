@@ -119,7 +119,7 @@ async fn locked(
     tokio::select! {
         biased;
         _ = signals.end() => {}
-        () = hold.give_back(say) => {}
+        () = hold.end(say) => {}
     }
     ended.end
 }

@@ -8,7 +8,7 @@ use http_body::Frame;
 
 use super::claim::Claim;
 use super::headers;
-use super::policy::{Ending, Fate, Outcome};
+use super::policy::{Ending, Outcome, RecordAction};
 use super::settlement::Settlement;
 use super::stored::{Kept, Stored};
 use crate::body::BoxError;
@@ -19,8 +19,8 @@ pub(super) struct Capture {
     status: StatusCode,
     /// The kept headers.
     headers: HeaderMap,
-    /// The fate of the record; a gRPC call tells only at its end.
-    fate: Option<Fate>,
+    /// What to do with the record; known only at the end of a gRPC call.
+    action: Option<RecordAction>,
     rolled_back: bool,
     body: Vec<Bytes>,
     len: usize,
@@ -38,7 +38,7 @@ impl Capture {
         Capture {
             status: parts.status,
             headers: headers::kept(&parts.headers, &settings.kept_headers),
-            fate: fate(parts, claim, rolled_back),
+            action: action(parts, claim, rolled_back),
             rolled_back,
             body: Vec::new(),
             len: 0,
@@ -50,7 +50,7 @@ impl Capture {
 
     /// The settlement, if it does not depend on the body: the key is released.
     pub(super) fn released(&self) -> Option<Settlement> {
-        Settlement::releasing(self.fate?)
+        Settlement::releasing(self.action?)
     }
 
     /// Whether a response of this many bytes is too long.
@@ -97,7 +97,7 @@ impl Capture {
 
     /// Returns what to store at the end of the response.
     pub(super) fn conclude(self, claim: &Claim) -> Settlement {
-        let fate = self.fate.unwrap_or_else(|| {
+        let action = self.action.unwrap_or_else(|| {
             let code = self.trailers.as_ref().and_then(grpc_status);
             let ending = Ending::Grpc {
                 code: code.unwrap_or(2),
@@ -105,7 +105,7 @@ impl Capture {
             };
             claim.judge(&ending, self.rolled_back)
         });
-        Settlement::releasing(fate).unwrap_or_else(|| {
+        Settlement::releasing(action).unwrap_or_else(|| {
             let kept = Kept {
                 status: self.status,
                 headers: self.headers,
@@ -119,7 +119,7 @@ impl Capture {
 }
 
 /// What the head decides about the key.
-fn fate(parts: &Parts, claim: &Claim, rolled_back: bool) -> Option<Fate> {
+fn action(parts: &Parts, claim: &Claim, rolled_back: bool) -> Option<RecordAction> {
     if let Some(outcome) = parts.extensions.get::<Outcome>() {
         return Some((*outcome).into());
     }

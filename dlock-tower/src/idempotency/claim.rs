@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use super::lease::ClaimLease;
-use super::policy::{Class, Ending, Fate, Verdict, Word};
+use super::policy::{Class, Ending, RecordAction, Verdict, Word};
 use super::settlement::Settlement;
 use super::shared::Core;
 use super::stored::Stored;
@@ -91,29 +91,29 @@ impl Claim {
     /// Decides the key of a request with this ending, unless its handler declared something else.
     ///
     /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
-    pub(super) fn judge(&self, ending: &Ending<'_>, rolled_back: bool) -> Fate {
+    pub(super) fn judge(&self, ending: &Ending<'_>, rolled_back: bool) -> RecordAction {
         if let Some(outcome) = self.word.said() {
             return outcome.into();
         }
         let class = ending.class();
         if rolled_back && class == Class::Ambiguous {
-            return Fate::Forget;
+            return RecordAction::Forget;
         }
         match (self.core.settings.judge(ending), class) {
-            (Verdict::Keep, _) => Fate::Keep,
+            (Verdict::Keep, _) => RecordAction::Keep,
             (Verdict::KeepFor(retention), _) => {
                 self.lease.keep_for(self.core.settings.bounded(retention));
-                Fate::Keep
+                RecordAction::Keep
             }
-            (Verdict::Release, Class::Ambiguous) => Fate::Abandon,
-            (Verdict::Release, Class::Result | Class::NothingDone) => Fate::Forget,
+            (Verdict::Release, Class::Ambiguous) => RecordAction::Abandon,
+            (Verdict::Release, Class::Result | Class::NothingDone) => RecordAction::Forget,
         }
     }
 
     /// Returns the settlement after an end without a response.
     pub(super) fn verdict_on_failure(&self, ending: &Ending<'_>, rolled_back: bool) -> Settlement {
-        let fate = self.judge(ending, rolled_back);
-        Settlement::releasing(fate).unwrap_or_else(|| Stored::Failed.into())
+        let action = self.judge(ending, rolled_back);
+        Settlement::releasing(action).unwrap_or_else(|| Stored::Failed.into())
     }
 
     /// Spawns work that continues without its client.

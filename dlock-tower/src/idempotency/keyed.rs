@@ -7,7 +7,7 @@ use http::Method;
 use super::caller::Caller;
 use super::parted::Parted;
 
-/// A request with a key, reduced to the parts of its record's name: for operators who know the request and look for its
+/// A request with a key, reduced to the parts of its record's name: for operators that know the request and look for its
 /// record. The options are those of the layer.
 ///
 /// ```

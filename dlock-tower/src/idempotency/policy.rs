@@ -90,7 +90,7 @@ pub enum Verdict {
 
 /// What to do with the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum RecordAction {
     Keep,
     /// Left for the next attempt.
     Abandon,
@@ -210,11 +210,11 @@ pub enum Outcome {
     Retry,
 }
 
-impl From<Outcome> for Fate {
-    fn from(outcome: Outcome) -> Fate {
+impl From<Outcome> for RecordAction {
+    fn from(outcome: Outcome) -> RecordAction {
         match outcome {
-            Outcome::Final => Fate::Keep,
-            Outcome::Retry => Fate::Forget,
+            Outcome::Final => RecordAction::Keep,
+            Outcome::Retry => RecordAction::Forget,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::policy::Fate;
+use super::policy::RecordAction;
 use super::stored::Stored;
 
 /// What to do with a claim at its end.
@@ -22,12 +22,12 @@ impl From<Stored> for Settlement {
 }
 
 impl Settlement {
-    /// Returns the settlement of a fate that releases the key; `None` if the outcome is kept.
-    pub(super) fn releasing(fate: Fate) -> Option<Settlement> {
-        match fate {
-            Fate::Keep => None,
-            Fate::Abandon => Some(Settlement::Abandon),
-            Fate::Forget => Some(Settlement::Release),
+    /// Returns the settlement of an action that releases the key; `None` if the outcome is kept.
+    pub(super) fn releasing(action: RecordAction) -> Option<Settlement> {
+        match action {
+            RecordAction::Keep => None,
+            RecordAction::Abandon => Some(Settlement::Abandon),
+            RecordAction::Forget => Some(Settlement::Release),
         }
     }
 }

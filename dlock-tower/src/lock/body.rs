@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::kept::{Hold, give_back};
+use super::kept::{Hold, release_hold};
 use super::lost::LockLost;
 use crate::asker::AnswerBody;
 use crate::body::BoxError;
@@ -222,7 +222,7 @@ where
                     drop_in(this.scope, this.body.as_mut());
                     if let Lock::Held { hold, .. } = std::mem::replace(this.lock, Lock::Gone) {
                         *this.lock = Lock::Releasing {
-                            release: Box::pin(give_back(Some(hold))),
+                            release: Box::pin(release_hold(Some(hold))),
                         };
                     }
                 }

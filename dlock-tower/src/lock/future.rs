@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::admission::Admitted;
 use super::body::ResponseBody;
-use super::kept::{Hold, give_back};
+use super::kept::{Hold, release_hold};
 use super::lost::{LockLost, OnLost};
 use super::settings::Settings;
 use crate::asker::Asker;
@@ -223,7 +223,7 @@ where
                             ));
                         }
                         (outcome, hold) => State::Releasing {
-                            release: Box::pin(give_back(hold)),
+                            release: Box::pin(release_hold(hold)),
                             outcome: Some(outcome),
                         },
                     }

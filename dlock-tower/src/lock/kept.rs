@@ -34,7 +34,7 @@ impl Hold {
 
 /// Releases the lock and waits for that, so that the client with the answer finds the lock available. The answer is
 /// sent, whether or not the release succeeds. Work that keeps the lock releases it later.
-pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
+pub(super) async fn release_hold(hold: Option<Arc<Hold>>) {
     let Some(hold) = hold.and_then(Arc::into_inner) else {
         return;
     };
@@ -219,7 +219,7 @@ impl KeptLocks {
     /// When it is dropped, the release continues in the background.
     pub async fn release(mut self) {
         while let Some(hold) = self.holds.pop() {
-            give_back(Some(hold)).await;
+            release_hold(Some(hold)).await;
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) trait Guard: Send + 'static {
         &self,
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + Send + use<Self, F>;
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send;
+    fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 macro_rules! guard {
@@ -33,7 +33,7 @@ macro_rules! guard {
                 self.run(work)
             }
 
-            fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send {
+            fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send {
                 self.release()
             }
         }
@@ -66,7 +66,7 @@ where
     let guard = acquire.await.map_err(TaskError::of_acquire)?;
     let outcome = guard.run_in(async move { inner.call(request).await }).await;
     let key = guard.view().key().clone();
-    note_release(&key, guard.give_back().await);
+    note_release(&key, guard.release_hold().await);
     match outcome {
         Ok(answer) => answer.map_err(TaskError::Inner),
         Err(lost) => Err(TaskError::of_hold(lost)),

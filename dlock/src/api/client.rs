@@ -328,7 +328,7 @@ impl LockClient {
         let shared = self.handle.shared();
         shared.closing.cancel();
         let given_up = shared.given_up.load(Ordering::Relaxed);
-        self.give_back_unfinished();
+        self.release_unfinished();
         let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;
         let left = shared.watchdog.close(Loss::Shutdown);
         for grant in &left {
@@ -340,7 +340,7 @@ impl LockClient {
         let all_given_back = async {
             // Grants of requests in flight are recorded before those requests end.
             loop {
-                self.give_back_unfinished();
+                self.release_unfinished();
                 shared.pending.wait().await;
                 // The wait also ends when nothing was pending for a moment only: a request may have brought a grant
                 // since, whose release is pending.
@@ -369,7 +369,7 @@ impl LockClient {
 
     /// Releases what unfinished calls have acquired so far. Those calls end without it, even if they are not polled any
     /// more.
-    fn give_back_unfinished(&self) {
+    fn release_unfinished(&self) {
         for part in self.handle.shared().unfinished.take() {
             drop(self.handle.undo(part.request, part.lease));
         }

@@ -112,7 +112,7 @@ impl fmt::Debug for LockGuard {
 /// Releases one lock, or several at once.
 pub(crate) trait Holding: View + Sized {
     /// Releases all of it.
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static;
+    fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send + 'static;
 }
 
 /// A wrapper around one guard, which holds what the guard holds.
@@ -137,8 +137,8 @@ impl<W: Wraps> View for W {
 }
 
 impl<W: Wraps> Holding for W {
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        self.into_guard().give_back()
+    fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.into_guard().release_hold()
     }
 }
 
@@ -175,7 +175,7 @@ impl View for LockGuard {
 }
 
 impl Holding for LockGuard {
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+    fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         self.0.release()
     }
 }
@@ -184,7 +184,7 @@ impl Holding for LockGuard {
 /// kept.
 pub(crate) async fn finish(guard: impl Holding) {
     let key = guard.view().key().clone();
-    match guard.give_back().await {
+    match guard.release_hold().await {
         // The loss was reported before, to the work or to its caller.
         Ok(()) | Err(Error::Lost { .. }) => {}
         Err(Error::NotReleased { failures }) if failures.iter().all(Error::is_lost) => {}

@@ -248,7 +248,7 @@ macro_rules! hold_methods {
         ///
         /// Cancel safe: once polled, the release continues if the future is dropped.
         pub fn release(self) -> impl Future<Output = Result<(), crate::Error>> + Send + 'static {
-            crate::api::guard::Holding::give_back(self)
+            crate::api::guard::Holding::release_hold(self)
         }
     };
 }

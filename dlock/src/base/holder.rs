@@ -96,8 +96,8 @@ impl Holder {
         self.id.contains(':')
     }
 
-    /// Returns whether the lease was not renewed when due: a renewed lease always has two thirds left, and with less
-    /// than half of it the hold is a near miss. A hold that its holder reports as suspect counts, too.
+    /// Returns whether the lease was not renewed when due: a renewed lease always has two thirds left, and a hold is a
+    /// near miss once less than half is left. A hold that its holder reports as suspect counts, too.
     #[must_use]
     pub fn is_near_its_end(&self) -> bool {
         /// How often a client publishes, at most every third of its lease; usually this often.

@@ -262,7 +262,7 @@ impl Handle {
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let going_on = self.run_to_completion(give_back(
+        let going_on = self.run_to_completion(release_grant(
             shared,
             request,
             release,
@@ -296,7 +296,7 @@ impl Handle {
         lease: Duration,
     ) -> RunToCompletion<Result<(), Error>> {
         let release = Release::of_acquire(Moment::now(), request.keep_for, lease);
-        self.run_to_completion(give_back(
+        self.run_to_completion(release_grant(
             self.shared().clone(),
             request,
             release,
@@ -309,7 +309,7 @@ impl Handle {
 }
 
 /// Sends the release until it is over. `counted` says that this process may be among the clients that it notifies.
-fn give_back(
+fn release_grant(
     shared: Arc<Shared>,
     request: ReleaseRequest,
     mut release: Release,

@@ -12,7 +12,7 @@ use crate::core::{Core, role};
 use crate::grants::{Own, State};
 use crate::names::{Mark, Node, Role};
 use crate::seen::Seen;
-use crate::session::{Answer, Coming, Epoch, Silence, refused};
+use crate::session::{Answer, Epoch, NoReply, PendingReply, refused};
 use crate::wire::{Code, Mode, Reply, Request};
 
 /// How often an acquire starts again because the node of its lock was just removed.
@@ -147,12 +147,12 @@ impl Attempt<'_> {
         }
     }
 
-    async fn contained(&self, container: Coming) -> Result<Container, StoreError> {
+    async fn contained(&self, container: PendingReply) -> Result<Container, StoreError> {
         let answer = match container.answer().await {
             Ok(answer) => answer,
             // The acquire was sent right after this request, and may have been carried out.
-            Err(Silence::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
-            Err(Silence::NotSent(error)) => return Err(error),
+            Err(NoReply::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
+            Err(NoReply::NotSent(error)) => return Err(error),
         };
         match answer.reply {
             Ok(_) | Err(Code::NODE_EXISTS) => {
@@ -170,11 +170,11 @@ impl Attempt<'_> {
     }
 
     /// Returns the node that was created; `None` if the node of the lock does not exist.
-    async fn created(&self, create: Coming) -> Result<Option<(Node, u64, Epoch)>, StoreError> {
+    async fn created(&self, create: PendingReply) -> Result<Option<(Node, u64, Epoch)>, StoreError> {
         let Answer { reply, epoch } = match create.answer().await {
             Ok(answer) => answer,
-            Err(Silence::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
-            Err(Silence::NotSent(error)) => return Err(error),
+            Err(NoReply::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
+            Err(NoReply::NotSent(error)) => return Err(error),
         };
         match reply {
             Ok(Reply::Created { path, czxid }) => {
@@ -196,7 +196,7 @@ impl Attempt<'_> {
         }
     }
 
-    async fn list(&self, children: Coming, node: &Node, epoch: Epoch) -> Result<Vec<Node>, StoreError> {
+    async fn list(&self, children: PendingReply, node: &Node, epoch: Epoch) -> Result<Vec<Node>, StoreError> {
         let error = match children.answer().await {
             Ok(Answer {
                 reply: Ok(Reply::Children(names)),
@@ -207,7 +207,7 @@ impl Attempt<'_> {
                 return Err(refused(code, "to list the nodes of the lock"));
             }
             Ok(_) => StoreError::unknown("the answer of another request came"),
-            Err(silence) => silence.into(),
+            Err(no_reply) => no_reply.into(),
         };
         Err(self.unknown(State::Leaves(node.clone()), epoch, error))
     }
@@ -254,7 +254,7 @@ impl Attempt<'_> {
                 ..
             }) => return Ok(()),
             Ok(Answer { reply: Err(code), .. }) => refused(code, "to delete a node"),
-            Err(silence) => silence.into(),
+            Err(no_reply) => no_reply.into(),
         };
         Err(self.unknown(State::Leaves(node.clone()), epoch, error))
     }

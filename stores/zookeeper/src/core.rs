@@ -11,7 +11,7 @@ use crate::deletes::Deletes;
 use crate::grants::Grants;
 use crate::names::{Node, Role};
 use crate::seen::Watches;
-use crate::session::{Answer, Coming, Session, Silence, refused};
+use crate::session::{Answer, NoReply, PendingReply, Session, refused};
 use crate::wire::{Code, Mode, Reply, Request};
 
 /// For how many locks the client remembers that their node exists.
@@ -85,7 +85,7 @@ impl Core {
         }
     }
 
-    pub(crate) async fn delete(&self, lock: &str, node: &Node) -> Result<Answer, Silence> {
+    pub(crate) async fn delete(&self, lock: &str, node: &Node) -> Result<Answer, NoReply> {
         self.deletes.delete(self.path_of(lock, &node.name)).await
     }
 
@@ -131,7 +131,7 @@ impl Core {
 }
 
 /// Returns the nodes of a list; empty if the node of the lock does not exist.
-pub(crate) async fn listed(children: Coming) -> Result<Vec<Node>, StoreError> {
+pub(crate) async fn listed(children: PendingReply) -> Result<Vec<Node>, StoreError> {
     match children.answer().await?.reply {
         Ok(Reply::Children(names)) => Ok(Node::sorted(&names)),
         Err(Code::NO_NODE) => Ok(Vec::new()),

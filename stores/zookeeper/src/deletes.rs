@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::runtime;
 use tokio::time::Instant;
 
-use crate::session::{Answer, Session, Silence};
+use crate::session::{Answer, NoReply, Session};
 use crate::wire::{Change, Code, Reply, Request};
 
 /// The most nodes that one request deletes.
@@ -26,13 +26,13 @@ impl Deletes {
         Deletes { session, gather }
     }
 
-    pub(crate) async fn delete(&self, path: String) -> Result<Answer, Silence> {
+    pub(crate) async fn delete(&self, path: String) -> Result<Answer, NoReply> {
         let deadline = Instant::now() + self.session.config().timeout;
         let why = "no server answered in time";
         match self.gather.ask(path.into(), deadline).await {
             Ok(answer) => answer,
-            Err(Unanswered::NotSent) => Err(Silence::NotSent(StoreError::not_done(Reason::Unreachable, why))),
-            Err(Unanswered::Unknown) => Err(Silence::Lost(self.session.epoch(), StoreError::unknown(why))),
+            Err(Unanswered::NotSent) => Err(NoReply::NotSent(StoreError::not_done(Reason::Unreachable, why))),
+            Err(Unanswered::Unknown) => Err(NoReply::Lost(self.session.epoch(), StoreError::unknown(why))),
         }
     }
 }
@@ -43,7 +43,7 @@ struct Multi(Arc<Session>);
 impl Carrier for Multi {
     /// The path of a node.
     type Request = Arc<str>;
-    type Answer = Result<Answer, Silence>;
+    type Answer = Result<Answer, NoReply>;
 
     fn key(path: &Arc<str>) -> &Arc<str> {
         path
@@ -53,12 +53,12 @@ impl Carrier for Multi {
         MOST
     }
 
-    async fn one(&self, path: Arc<str>) -> Result<Answer, Silence> {
+    async fn one(&self, path: Arc<str>) -> Result<Answer, NoReply> {
         let path = path.to_string();
         self.0.ask(Request::Delete { path }).answer().await
     }
 
-    async fn several(&self, paths: Vec<Arc<str>>) -> Vec<Result<Answer, Silence>> {
+    async fn several(&self, paths: Vec<Arc<str>>) -> Vec<Result<Answer, NoReply>> {
         let changes = paths.iter().map(|path| Change::Delete {
             path: path.to_string(),
             version: -1,
@@ -81,7 +81,7 @@ impl Carrier for Multi {
             }),
             // The `multi` was rolled back, since one of the nodes is gone, for example.
             Ok(_) => return join_all(paths.into_iter().map(|path| self.one(path))).await,
-            Err(silence) => Err(silence),
+            Err(no_reply) => Err(no_reply),
         };
         vec![answer; paths.len()]
     }

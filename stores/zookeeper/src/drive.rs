@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep_until};
 
 use crate::core::Core;
-use crate::line::{Inbox, Lines, Step, Work};
+use crate::queues::{Inbox, LockQueues, Step, Work};
 use crate::renew::Batch;
 use crate::session::Event;
 
@@ -22,7 +22,7 @@ pub(crate) struct Driver {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) doubts: DoubtSender,
     pub(crate) events: UnboundedReceiver<Event>,
-    lines: Lines,
+    queues: LockQueues,
     running: FuturesUnordered<BoxFuture<'static, Done>>,
     renewals: Batch,
 }
@@ -39,7 +39,7 @@ impl Driver {
             inbox,
             doubts,
             events,
-            lines: Lines::default(),
+            queues: LockQueues::default(),
             running: FuturesUnordered::new(),
             renewals: Batch::new(),
         }
@@ -59,7 +59,7 @@ impl Driver {
                 self.running
                     .push(Box::pin(async move { core.renew(batch).await }));
             }
-            if closed && self.lines.is_empty() {
+            if closed && self.queues.is_empty() {
                 return self.core.session.close();
             }
             let looking = async {
@@ -81,7 +81,7 @@ impl Driver {
         match lock {
             None => self.begin(None, step),
             Some(lock) => {
-                if let Some(step) = self.lines.enter(&lock, step) {
+                if let Some(step) = self.queues.enter(&lock, step) {
                     self.begin(Some(lock), step);
                 }
             }
@@ -104,7 +104,7 @@ impl Driver {
 
     fn leave(&mut self, done: Done) {
         for lock in done {
-            if let Some(next) = self.lines.leave(&lock) {
+            if let Some(next) = self.queues.leave(&lock) {
                 self.begin(Some(lock), next);
             }
         }

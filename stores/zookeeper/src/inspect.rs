@@ -17,8 +17,8 @@ impl Core {
             path: self.path_of(lock, &node.name),
         });
         let mut found = Vec::new();
-        for (coming, node) in self.session.ask_all(looks).into_iter().zip(holders) {
-            match coming.answer().await?.reply {
+        for (pending, node) in self.session.ask_all(looks).into_iter().zip(holders) {
+            match pending.answer().await?.reply {
                 Ok(Reply::Data(data)) => found.push(holder(node, &data)),
                 // Released meanwhile.
                 Err(Code::NO_NODE) => {}

@@ -199,7 +199,7 @@ impl ZookeeperLocks {
         changes.extend(writes.0);
         let failed = |source| WriteError::Failed { source };
         let answer = self.0.core.session.ask(Request::Multi(changes)).answer().await;
-        let codes = match answer.map_err(|silence| failed(silence.into()))?.reply {
+        let codes = match answer.map_err(|no_reply| failed(no_reply.into()))?.reply {
             Ok(Reply::Multi(codes)) => codes,
             Ok(_) => return Err(failed(StoreError::unknown("the answer of another request came"))),
             Err(Code::SESSION_EXPIRED) => {

@@ -9,8 +9,8 @@ use dlock::store::{Renewal, StoreError};
 
 use crate::acquire::given;
 use crate::core::Core;
-use crate::line::Renew;
 use crate::names::Node;
+use crate::queues::Renew;
 use crate::session::{Epoch, refused};
 use crate::wire::{Change, Code, Reply, Request};
 
@@ -100,8 +100,8 @@ impl Core {
         // Follows a write of the same session, which the server has applied.
         let mut looks = self.session.ask_all(looks).into_iter();
         let (mut there, mut left) = (Vec::new(), sent.into_iter());
-        for coming in looks.by_ref() {
-            let answer = coming.answer().await;
+        for pending in looks.by_ref() {
+            let answer = pending.answer().await;
             let Some(one) = left.next() else { break };
             let failed = match answer {
                 Ok(answer) => match answer.reply {
@@ -116,7 +116,7 @@ impl Core {
                     }
                     Err(code) => refused(code, "to look for the node of a lock"),
                 },
-                Err(silence) => silence.into(),
+                Err(no_reply) => no_reply.into(),
             };
             there.push(one);
             there.extend(left);

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use crate::core::{Core, role};
 use crate::drive::Driver;
 use crate::inspect::lock_key;
-use crate::line::{Inbox, Renew, Step, Work};
 use crate::names::node_of_key;
+use crate::queues::{Inbox, Renew, Step, Work};
 use crate::session::{self, Config};
 use crate::watches::topic;
 

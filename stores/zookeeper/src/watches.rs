@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::core::Core;
 use crate::names::Node;
 use crate::seen::{Gone, Seen};
-use crate::session::Silence;
+use crate::session::NoReply;
 use crate::wire::{Code, Reply, Request};
 use dlock::store::Kind;
 
@@ -83,7 +83,7 @@ impl Core {
     }
 
     /// Lists the nodes of a lock and watches the list; `None` if this must be repeated.
-    async fn watch_once(&self, lock: &str) -> Result<Option<Vec<Node>>, Silence> {
+    async fn watch_once(&self, lock: &str) -> Result<Option<Vec<Node>>, NoReply> {
         let path = self.path(lock);
         let code = match self.session.ask(self.children(lock, true)).answer().await?.reply {
             Ok(Reply::Children(names)) => return Ok(Some(Node::sorted(&names))),

@@ -318,7 +318,7 @@ impl World {
     /// An acquire ended with a wrong loss: the lock was released.
     pub(crate) fn told_released(&mut self, (process, user): (usize, usize), key: &LockKey) {
         let story = format!(
-            "p{process}/u{user} wants {key} and is told that it is lost, though it was given back: it could have it"
+            "p{process}/u{user} wants {key} and is told that it is lost, though it was released: the lock was available"
         );
         self.violated(WAITING, story);
     }
@@ -764,7 +764,7 @@ pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, uncon
     if let Some(sim::Entry { key, grant, .. }) = left {
         with(|world| {
             let story = format!(
-                "p{process}/u{user} is told that all is given back by its client, and the store has {key} granted to {}",
+                "p{process}/u{user} is told that its client has released all, and the store has {key} granted to {}",
                 world.checks.name_of(grant)
             );
             world.violated(CLEANUP, story);

@@ -448,7 +448,7 @@ pub(crate) fn arrive(arrival: Arrival) {
                 let notifications = if taken {
                     "is taken by another one"
                 } else {
-                    "has come free"
+                    "is available"
                 };
                 with(|world| {
                     tell!(

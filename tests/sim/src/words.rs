@@ -161,8 +161,8 @@ impl Request {
             }
             Request::AcquireAll(_) => format!("asks for all of {about}"),
             Request::Release(request) => match request.keep_for {
-                Duration::ZERO => format!("gives back {about}"),
-                keep_for => format!("gives back {about}, to be kept for another {}", time(keep_for)),
+                Duration::ZERO => format!("releases {about}"),
+                keep_for => format!("releases {about}, to be kept for another {}", time(keep_for)),
             },
             Request::Renew(_) => format!("renews {about}"),
             Request::Inspect(_) => format!("asks for the holders of {about}"),

@@ -188,7 +188,7 @@ impl World {
         register.inside.push(guard.held());
     }
 
-    async fn give_back(&self, guard: LockGuard, rng: &mut Rng) {
+    async fn release(&self, guard: LockGuard, rng: &mut Rng) {
         let view = guard.held();
         match rng.u32(..7) {
             0 => drop(guard),
@@ -240,7 +240,7 @@ impl World {
                 }
                 _ => {}
             }
-            self.give_back(guard, &mut rng).await;
+            self.release(guard, &mut rng).await;
         }
     }
 

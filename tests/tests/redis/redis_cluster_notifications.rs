@@ -17,7 +17,7 @@ struct Waiting {
     /// The name of the lock, or whatever it is.
     name: String,
     waiter: JoinHandle<()>,
-    give_back: BoxFuture<'static, ()>,
+    release: BoxFuture<'static, ()>,
 }
 
 impl Waiting {
@@ -26,11 +26,11 @@ impl Waiting {
         let Waiting {
             name,
             waiter,
-            give_back,
+            release,
         } = self;
         assert!(!waiter.is_finished(), "{name} is held");
         let released = Instant::now();
-        give_back.await;
+        release.await;
         within(SOON, format!("the wake-up of {name}"), waiter)
             .await
             .unwrap();
@@ -94,7 +94,7 @@ async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
         let lock = pair.asked(b, &name).wait(PATIENCE);
         all.push(Waiting {
             waiter: tokio::spawn(async move { drop(answered(|| lock.acquire()).await.unwrap()) }),
-            give_back: async move { guard.release().await.unwrap() }.boxed(),
+            release: async move { guard.release().await.unwrap() }.boxed(),
             name,
         });
     }
@@ -108,7 +108,7 @@ async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
         let lock = b.lock(LockKey::raw(&*name)).wait(PATIENCE);
         all.push(Waiting {
             waiter: tokio::spawn(async move { drop(answered(|| lock.acquire()).await.unwrap()) }),
-            give_back: async move { guard.release().await.unwrap() }.boxed(),
+            release: async move { guard.release().await.unwrap() }.boxed(),
             name,
         });
     }
@@ -122,7 +122,7 @@ async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
         let semaphore = b.semaphore(LockKey::raw(&*name)).wait(PATIENCE);
         all.push(Waiting {
             waiter: tokio::spawn(async move { drop(answered(|| semaphore.acquire()).await.unwrap()) }),
-            give_back: async move { permit.release().await.unwrap() }.boxed(),
+            release: async move { permit.release().await.unwrap() }.boxed(),
             name,
         });
     }
@@ -132,7 +132,7 @@ async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
     let semaphore = b.unowned_semaphore(&name).wait(PATIENCE);
     all.push(Waiting {
         waiter: tokio::spawn(async move { answered(|| semaphore.acquire()).await.unwrap() }),
-        give_back: async move { taken.release().await.unwrap() }.boxed(),
+        release: async move { taken.release().await.unwrap() }.boxed(),
         name,
     });
     for name in [here("latch:#"), here("{tag:#}:latch")] {
@@ -144,7 +144,7 @@ async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
                 let opened = answered(|| latch.wait_for(PATIENCE)).await.unwrap();
                 assert!(opened, "the latch stays shut");
             }),
-            give_back: async move { assert_eq!(count.count_down().await.unwrap(), 0) }.boxed(),
+            release: async move { assert_eq!(count.count_down().await.unwrap(), 0) }.boxed(),
             name,
         });
     }
@@ -281,7 +281,7 @@ async fn what_is_released_while_its_slot_is_on_two_servers_is_seen_at_the_end_of
     // What needs one key alone happens on the server that the slot goes to, which has no subscriber yet; all else waits.
     let mut waiters = Vec::new();
     for waiting in all {
-        let released = tokio::spawn(waiting.give_back);
+        let released = tokio::spawn(waiting.release);
         let _ = tokio::time::timeout(100 * MS, released).await;
         waiters.push((waiting.name, waiting.waiter));
     }

@@ -26,12 +26,12 @@ async fn a_server_that_stands_still_has_only_so_many_waiting_for_it() {
         .await
         .unwrap();
     let guard = client.lock("held").acquire().await.unwrap();
-    let given_back = client.lock("given back").acquire().await.unwrap();
+    let released = client.lock("released").acquire().await.unwrap();
     server.stop();
     let asked = (0..CALLERS).map(|n| tokio::spawn(client.lock(format!("k{n}")).try_acquire()));
     let asked: Vec<_> = asked.collect();
     // It is in line before the room is empty again.
-    let release = tokio::spawn(given_back.release());
+    let release = tokio::spawn(released.release());
     let begun = Instant::now();
     let (mut turned_away, mut others) = (0, 0);
     for outcome in join_all(asked).await {

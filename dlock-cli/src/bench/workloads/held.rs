@@ -112,7 +112,7 @@ pub(in crate::bench) fn lost(guards: &[LockGuard]) -> u64 {
 }
 
 /// Releases them, by as many tasks as took them.
-pub(in crate::bench) async fn give_back(job: &Arc<Job>, mut guards: Vec<LockGuard>, holding: &mut Holding) {
+pub(in crate::bench) async fn release_all(job: &Arc<Job>, mut guards: Vec<LockGuard>, holding: &mut Holding) {
     let begin = Instant::now();
     let mut tasks = JoinSet::new();
     let each = guards.len().div_ceil(job.plan.tasks).max(1);
@@ -122,7 +122,7 @@ pub(in crate::bench) async fn give_back(job: &Arc<Job>, mut guards: Vec<LockGuar
         tasks.spawn(async move {
             let mut released = 0;
             for guard in some {
-                match job.give_back(guard).await {
+                match job.release(guard).await {
                     Ok(()) => released += 1,
                     Err(kind) => job.tally.failed(kind, 1),
                 }

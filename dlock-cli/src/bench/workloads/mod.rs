@@ -123,12 +123,12 @@ impl Job {
         let begin = Instant::now();
         let guard = lock.acquire().await.map_err(|error| kind_of(&error))?;
         let took = begin.elapsed();
-        self.give_back(guard).await?;
+        self.release(guard).await?;
         Ok(took)
     }
 
     /// Releases a lock as the user has chosen.
-    async fn give_back(&self, guard: LockGuard) -> Result<(), &'static str> {
+    async fn release(&self, guard: LockGuard) -> Result<(), &'static str> {
         if self.plan.await_release {
             return guard.release().await.map_err(|error| kind_of(&error));
         }

@@ -48,7 +48,7 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
                     released: now(),
                     counts,
                 });
-                if let Err(kind) = job.give_back(guard).await {
+                if let Err(kind) = job.release(guard).await {
                     recorder.failed(kind).await;
                 }
                 tokio::time::sleep(pause).await;

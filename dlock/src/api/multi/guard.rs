@@ -118,7 +118,7 @@ impl View for MultiGuard {
 }
 
 impl Holding for MultiGuard {
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+    fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
             // All are sent before the first reply is awaited. The last key goes first: a waiter for several keys waits

@@ -413,7 +413,7 @@ impl Table {
     }
 
     /// `forget`: nothing was done under this claim, so a first one leaves no record.
-    fn give_back(&mut self, key: &RecordKey, token: &ClaimToken, forget: bool, now: Instant) -> Change {
+    fn release_claim(&mut self, key: &RecordKey, token: &ClaimToken, forget: bool, now: Instant) -> Change {
         if self.get(key, now).is_none() {
             return Change::MadeBefore;
         }
@@ -504,10 +504,9 @@ impl RecordStore for MemoryRecords {
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
-        ready(Ok(self
-            .0
-            .shelf()
-            .end(&key, |table, now| table.give_back(&key, &token, true, now))))
+        ready(Ok(self.0.shelf().end(&key, |table, now| {
+            table.release_claim(&key, &token, true, now)
+        })))
     }
 
     fn abandon(
@@ -515,10 +514,9 @@ impl RecordStore for MemoryRecords {
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
-        ready(Ok(self
-            .0
-            .shelf()
-            .end(&key, |table, now| table.give_back(&key, &token, false, now))))
+        ready(Ok(self.0.shelf().end(&key, |table, now| {
+            table.release_claim(&key, &token, false, now)
+        })))
     }
 
     fn claim_slot(

@@ -8,7 +8,7 @@ use dlock::store::{
 };
 use tokio::time::Instant;
 
-use super::grants::{Fate, Grant};
+use super::grants::{Grant, GrantState};
 use super::inner::Inner;
 use super::names::{Name, State, other_lock};
 use super::session::Session;
@@ -149,7 +149,7 @@ async fn attempt(
             name: ask.name.clone(),
             kind: ask.kind,
             key: ask.grant_key.clone(),
-            fate: Fate::Open,
+            state: GrantState::InFlight,
             session: session.clone(),
             ends: Moment::now() + ask.lease,
         };
@@ -166,7 +166,9 @@ async fn attempt(
             let revision = reply.revision();
             let granted = asks.iter().map(|ask| {
                 // Must not end before the client's lease, which counts from the call at the latest.
-                inner.grants.is(ask.grant, Fate::Held, Moment::now() + ask.lease);
+                inner
+                    .grants
+                    .is(ask.grant, GrantState::Held, Moment::now() + ask.lease);
                 let first = revision.unsigned_abs() << TOKEN_BITS;
                 Granted::with_tokens(first, first + u64::from(ask.tokens - 1)).lease(session.lease(called))
             });
@@ -189,7 +191,7 @@ async fn attempt(
                 Outcome::Unknown if !is_open => {
                     for ask in &*asks {
                         let ends = Moment::now() + ask.lease;
-                        inner.grants.is(ask.grant, Fate::Answered, ends);
+                        inner.grants.is(ask.grant, GrantState::Unknown, ends);
                     }
                 }
                 Outcome::Unknown => {}

@@ -13,9 +13,9 @@ use super::EtcdLocks;
 use super::batches::Batches;
 use super::grants::Grants;
 use super::inner::{Inner, sweep};
-use super::lines::Lines;
 use super::names::Names;
 use super::pool::Pool;
+use super::queues::LockQueues;
 use super::waiters::Waiters;
 use crate::client::{Config, Links, Login};
 
@@ -189,7 +189,7 @@ impl EtcdLocksBuilder {
             names: self.names,
             pool: Arc::new(pool),
             grants: grants.clone(),
-            lines: Lines::default(),
+            queues: LockQueues::default(),
             acquires: Batches::new(links.clone(), runtime.clone()),
             releases: Batches::new(links.clone(), runtime.clone()),
             waiters,

@@ -14,11 +14,11 @@ use crate::clock::Moment;
 
 /// What is known about a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum GrantState {
     /// The request was sent and has no reply: a late copy may still be carried out.
-    Open,
+    InFlight,
     /// The server replied, but the reply leaves open whether the request was carried out.
-    Answered,
+    Unknown,
     Held,
     /// The grant was released, but keeps the lock for its minimum hold time.
     Kept,
@@ -30,7 +30,7 @@ pub(crate) struct Grant {
     pub(crate) name: Name,
     pub(crate) kind: Kind,
     pub(crate) key: Vec<u8>,
-    pub(crate) fate: Fate,
+    pub(crate) state: GrantState,
     pub(crate) session: Arc<Session>,
     /// When this process ends the grant unless it is renewed. The session continues for other locks.
     pub(crate) ends: Moment,
@@ -90,18 +90,18 @@ impl Grants {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(state.keys.remove(&grant.key)),
         }
-        if grant.fate != Fate::Kept {
+        if grant.state != GrantState::Kept {
             grant.session.leave(1);
         }
     }
 
-    /// Records the fate of a grant.
-    pub(crate) fn is(&self, id: GrantId, fate: Fate, ends: Moment) {
+    /// Records the state of a grant.
+    pub(crate) fn is(&self, id: GrantId, state: GrantState, ends: Moment) {
         self.change(id, ends, |grant| {
-            if fate == Fate::Kept && grant.fate != Fate::Kept {
+            if state == GrantState::Kept && grant.state != GrantState::Kept {
                 grant.session.leave(1);
             }
-            grant.fate = fate;
+            grant.state = state;
         });
     }
 

@@ -11,9 +11,9 @@ use tokio_util::sync::DropGuard;
 
 use super::batches::Batches;
 use super::grants::Grants;
-use super::lines::Lines;
 use super::names::{Name, Names};
 use super::pool::Pool;
+use super::queues::LockQueues;
 use super::release;
 use super::waiters::Waiters;
 use crate::client::Links;
@@ -24,7 +24,7 @@ pub(crate) struct Inner {
     pub(crate) names: Names,
     pub(crate) pool: Arc<Pool>,
     pub(crate) grants: Arc<Grants>,
-    pub(crate) lines: Lines,
+    pub(crate) queues: LockQueues,
     pub(crate) acquires: Batches,
     /// Separate from acquires, which a server refuses when its space is used up.
     pub(crate) releases: Batches,
@@ -56,16 +56,16 @@ impl Inner {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send,
     {
-        let mut turn = self.lines.join(names);
+        let mut position = self.queues.join(names);
         let deadline = Instant::now() + self.links.config.timeout;
         let (reply, answer) = oneshot::channel();
         let inner = self.clone();
         self.runtime.spawn(async move {
-            if timeout_at(deadline, turn.comes()).await.is_err() {
+            if timeout_at(deadline, position.comes()).await.is_err() {
                 let error = StoreError::not_done(Reason::Unreachable, inner.links.silence());
                 let _ = reply.send(Err(error));
                 // Later operations must still wait for the earlier ones.
-                return turn.comes().await;
+                return position.comes().await;
             }
             if abandoned == Abandoned::Goes || !reply.is_closed() {
                 let answer = work(inner, deadline).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock::store::{GrantId, Kind, ReleaseReply, ReleaseRequest, StoreError};
 use tokio::time::Instant;
 
-use super::grants::{Fate, Grant};
+use super::grants::{Grant, GrantState};
 use super::inner::Inner;
 use super::look;
 use super::names::{Name, State, is_same};
@@ -28,9 +28,9 @@ pub(crate) async fn release(
 ) -> Result<ReleaseReply, StoreError> {
     let existed = match inner.grants.get(request.grant) {
         // Already released, or a different lock.
-        Some(grant) if grant.fate == Fate::Kept || grant.name != name => Ok(false),
+        Some(grant) if grant.state == GrantState::Kept || grant.name != name => Ok(false),
         Some(grant) if !is_same(grant.kind, request.kind) => Ok(false),
-        Some(grant) if !request.keep_for.is_zero() && grant.fate == Fate::Held => {
+        Some(grant) if !request.keep_for.is_zero() && grant.state == GrantState::Held => {
             let rest = request.keep_for.min(Moment::now().until(grant.ends));
             match rest.is_zero() {
                 true => end(&inner, request.grant, &grant, deadline).await,
@@ -89,12 +89,12 @@ async fn end_of_another(
 
 /// Ends a grant of this process. Returns whether it existed.
 async fn end(inner: &Inner, id: GrantId, grant: &Grant, deadline: Instant) -> Result<bool, Failure> {
-    let existed = match grant.fate {
-        Fate::Open => {
+    let existed = match grant.state {
+        GrantState::InFlight => {
             let delete = deletion(&grant.key, id);
             grant.session.undo(&inner.links, delete, deadline).await?
         }
-        Fate::Answered | Fate::Held | Fate::Kept => {
+        GrantState::Unknown | GrantState::Held | GrantState::Kept => {
             delete(inner, &grant.name, &grant.key, id, deadline).await?
         }
     };
@@ -142,7 +142,7 @@ async fn keep(
     };
     let reply = inner.links.call(txn, deadline).await?;
     if reply.succeeded {
-        inner.grants.is(id, Fate::Kept, Moment::now() + rest);
+        inner.grants.is(id, GrantState::Kept, Moment::now() + rest);
     } else {
         inner.grants.remove(id);
     }

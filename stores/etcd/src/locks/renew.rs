@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dlock::store::{RenewRequest, Renewal, StoreError};
 use tokio::time::{Instant, timeout_at};
 
-use super::grants::{Fate, Grant};
+use super::grants::{Grant, GrantState};
 use super::inner::Inner;
 use super::names::State;
 use super::session::{Found, Session};
@@ -22,7 +22,7 @@ pub(crate) async fn renew(
     deadline: Instant,
 ) -> Result<Renewal, StoreError> {
     let grant = match inner.grants.get(request.grant) {
-        Some(grant) if grant.fate != Fate::Kept => grant,
+        Some(grant) if grant.state != GrantState::Kept => grant,
         _ => return Ok(Renewal::Gone),
     };
     let ends = called + request.lease;

@@ -60,29 +60,29 @@ pub(crate) struct Answer {
 
 /// A request without a reply.
 #[derive(Debug, Clone)]
-pub(crate) enum Silence {
+pub(crate) enum NoReply {
     /// The request was never sent.
     NotSent(StoreError),
     /// The request may have been carried out, in this session.
     Lost(Epoch, StoreError),
 }
 
-impl From<Silence> for StoreError {
-    fn from(silence: Silence) -> StoreError {
-        match silence {
-            Silence::NotSent(error) | Silence::Lost(_, error) => error,
+impl From<NoReply> for StoreError {
+    fn from(no_reply: NoReply) -> StoreError {
+        match no_reply {
+            NoReply::NotSent(error) | NoReply::Lost(_, error) => error,
         }
     }
 }
 
 /// A pending reply.
-pub(crate) struct Coming(oneshot::Receiver<Result<Answer, Silence>>);
+pub(crate) struct PendingReply(oneshot::Receiver<Result<Answer, NoReply>>);
 
-impl Coming {
-    pub(crate) async fn answer(self) -> Result<Answer, Silence> {
+impl PendingReply {
+    pub(crate) async fn answer(self) -> Result<Answer, NoReply> {
         self.0.await.unwrap_or_else(|_| {
             let why = "the runtime that served the connection has ended";
-            Err(Silence::Lost(Epoch::MAX, StoreError::unknown(why)))
+            Err(NoReply::Lost(Epoch::MAX, StoreError::unknown(why)))
         })
     }
 }
@@ -91,7 +91,7 @@ impl Coming {
 struct Op {
     request: Request,
     deadline: Instant,
-    reply: oneshot::Sender<Result<Answer, Silence>>,
+    reply: oneshot::Sender<Result<Answer, NoReply>>,
 }
 
 /// The session, as its users see it.
@@ -124,31 +124,31 @@ impl Session {
     }
 
     /// Queues requests that are sent together. Can be called from any thread.
-    pub(crate) fn send<const N: usize>(&self, requests: [Request; N]) -> [Coming; N] {
+    pub(crate) fn send<const N: usize>(&self, requests: [Request; N]) -> [PendingReply; N] {
         let deadline = Instant::now() + self.config.timeout;
         let mut state = self.state.lock();
-        let coming = requests.map(|request| {
-            let (reply, coming) = oneshot::channel();
+        let pending = requests.map(|request| {
+            let (reply, pending) = oneshot::channel();
             state.waiting.push_back(Op {
                 request,
                 deadline,
                 reply,
             });
-            Coming(coming)
+            PendingReply(pending)
         });
         drop(state);
         self.wake.notify_one();
-        coming
+        pending
     }
 
     /// Queues one request.
-    pub(crate) fn ask(&self, request: Request) -> Coming {
-        let [coming] = self.send([request]);
-        coming
+    pub(crate) fn ask(&self, request: Request) -> PendingReply {
+        let [pending] = self.send([request]);
+        pending
     }
 
     /// Queues a list of requests.
-    pub(crate) fn ask_all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Coming> {
+    pub(crate) fn ask_all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<PendingReply> {
         requests.into_iter().map(|request| self.ask(request)).collect()
     }
 
@@ -213,7 +213,7 @@ impl Session {
             let why = state.trouble.as_deref().unwrap_or("no server answered in time");
             let error = StoreError::not_done(Reason::Unreachable, why);
             // The caller may have been dropped.
-            let _ = op.reply.send(Err(Silence::NotSent(error)));
+            let _ = op.reply.send(Err(NoReply::NotSent(error)));
         }
         state.waiting.front().map(|op| op.deadline)
     }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::beat::Beats;
 use super::connection::{Connection, Ticket};
-use super::{Answer, Config, Epoch, Event, Op, Session, Silence};
+use super::{Answer, Config, Epoch, Event, NoReply, Op, Session};
 use crate::jute::{Garbled, In};
 use crate::wire::{self, Code, Head, Welcome};
 
@@ -102,7 +102,7 @@ impl Owner {
                     self.session.has_trouble(why.clone());
                     for (op, ..) in link.in_flight {
                         let lost = StoreError::unknown(why.clone());
-                        let _ = op.reply.send(Err(Silence::Lost(self.epoch, lost)));
+                        let _ = op.reply.send(Err(NoReply::Lost(self.epoch, lost)));
                     }
                 }
             }

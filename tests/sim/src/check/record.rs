@@ -299,7 +299,7 @@ impl Ledger {
         }
     }
 
-    fn give_back(&mut self, key: &RecordKey, claim: Claim, forget: bool, now: Instant) -> OwnerReply {
+    fn release_claim(&mut self, key: &RecordKey, claim: Claim, forget: bool, now: Instant) -> OwnerReply {
         let Some(entry) = self.entries.get_mut(key) else {
             return OwnerReply::Done;
         };
@@ -569,7 +569,7 @@ impl World {
             Request::Release { key, token } | Request::Abandon { key, token } => {
                 let claim = records.name_claim(token);
                 let forget = matches!(request, Request::Release { .. });
-                let expected = records.ledger.give_back(key, claim, forget, now);
+                let expected = records.ledger.release_claim(key, claim, forget, now);
                 (
                     key,
                     expected,

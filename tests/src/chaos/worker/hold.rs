@@ -92,7 +92,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Logs the last check however old the one before is: the lock is released next.
+    /// Logs the last check, however recent the previous one is: the lock is released next.
     pub(super) fn last_check(&mut self, view: &Held) -> bool {
         let held = self.check(view);
         if held && self.written != self.held {

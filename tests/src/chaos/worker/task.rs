@@ -99,7 +99,7 @@ impl Task {
             Ok(guard) => {
                 work.got(&guard.held());
                 let written = work.inside(&guard.held(), Some(&guard), &mut hold, writer).await;
-                work.give_back(guard, &mut hold).await;
+                work.release(guard, &mut hold).await;
                 written
             }
             Err(error) => {
@@ -260,7 +260,7 @@ impl Work<'_> {
         });
     }
 
-    async fn give_back(&self, guard: LockGuard, hold: &mut Hold<'_>) {
+    async fn release(&self, guard: LockGuard, hold: &mut Hold<'_>) {
         hold.last_check(&guard.held());
         match self.plan.end {
             End::Release => {

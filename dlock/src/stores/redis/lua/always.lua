@@ -65,8 +65,8 @@ end
 
 local fence = KEYS[1]
 -- Tokens of the acquires of one call reach back, so that they never outrun the clock: after a flush the clock alone must
--- be ahead of every token ever given. They reach back by REACH at the most, in µs: a replica that takes over knows an
--- older last token, and takes longer than that.
+-- be ahead of every token ever given. They reach back by at most REACH, in µs: a replica that takes over knows an older
+-- last token, and takes longer than that.
 local REACH = 5000
 -- The server time in µs, and its text. Lua prints large numbers as 1.79e+15, and printing one is slow.
 local now, now_text

@@ -40,8 +40,8 @@ local function released(heard) return heard < 0 and -1 or 1 + heard end
 
 -- Moves the last fencing token on, for so many acquires besides one: the least token that is free from then on, and the
 -- last one. A value that is no token, or too large for one, counts as lost: the clock is ahead of all tokens that were
--- given, and such a value must stop no client. From 2^53 on Lua cannot count: only an operator may begin anew, who knows
--- the consequences.
+-- given, and such a value must stop no client. From 2^53 on Lua cannot count: only an operator who knows the consequences
+-- may begin anew.
 local function move_fence(besides)
   local before = ask('GET', fence)
   if is_error(before) then

@@ -1,42 +1,42 @@
--- Steps on fair locks: who waits has a place in a queue, and is served in its order.
+-- Steps on fair locks: waiters join a queue, and acquire in its order.
 --
 -- KEYS, ARGV and the reply to the whole call: see always.lua. The steps:
---   fair GRANT LEASE-ms TOKENS WAITS LAST-ms   an acquire; WAITS is 1 for one that takes a place where it is busy, LAST
---                                              for how long this id has not asked, -1 where it never did. Where there
---                                              are tokens for more than one, `acquired` is followed by the numbers of
---                                              those of the same client who are next
---   release_fair GRANT KEEP-ms                 as release; gives up a place, too, which answers 0
--- Of a lock that is free and others are waiting for, `busy` tells when the one in front counts as gone.
+--   fair GRANT LEASE-ms TOKENS WAITS LAST-ms   an acquire; WAITS is 1 for a waiter that joins the queue if the lock is
+--                                              busy, LAST is the time since its last request, -1 for the first. With
+--                                              tokens for more than one, `acquired` is followed by the numbers of the
+--                                              next waiters of the same client
+--   release_fair GRANT KEEP-ms                 as release; also leaves the queue, which answers 0
+-- Of an available lock that others wait for, `busy` tells when the queue head is overdue.
 --
 -- Data, as Redisson 4.7 has them: the hash of the plain lock, and
---   LIST redisson_lock_queue:{name}     who waits
---   ZSET redisson_lock_timeout:{name}   until when each of them keeps its place, in ms of the epoch: once it is in front
---                                       after that it counts as gone
--- Channel: redisson_lock__channel:{name}:ID of the one in front, with 0 when the lock comes free.
+--   LIST redisson_lock_queue:{name}     the waiters
+--   ZSET redisson_lock_timeout:{name}   until when each waiter keeps its position, in ms of the epoch: as queue head it is
+--                                       overdue after that
+-- Channel: redisson_lock__channel:{name}:ID of the queue head, with 0 when the lock becomes available.
 --
--- A waiter of ours keeps its place for PLACE unless it asks again. A waiter of Redisson's has all its patience (300 s by
--- default, or the time that it waits) from the time of the one before it on; when it gets the lock or gives up, it takes
--- its patience off the times of all others, or of those behind. So ours have on top of PLACE the patience of all of
--- Redisson's before them, and Redisson's behind ours are moved along with them. All times of a group, those between two
--- of Redisson's, are nearly equal; so the order of the times shows the groups, and nobody has to be looked for in the list.
+-- A waiter of dlock keeps its position for PLACE unless it asks again. A waiter of Redisson keeps it for its patience (300 s
+-- by default, or its wait time) after the time of the waiter before it; when it acquires or gives up, it subtracts its
+-- patience from the times of all others, or of the waiters behind it. So a waiter of dlock adds to PLACE the patience of all
+-- waiters of Redisson before it, and waiters of Redisson behind it move with it. The times of a group, the waiters between
+-- two of Redisson's, are nearly equal: so the order of the times shows the groups, without a search in the list.
 --
--- No step looks at the whole queue, and each removes a bounded number of entries; the next one goes on. A list has nothing
--- to take an entry out of its middle, so a waiter of ours that gives up there is marked: its time gets half a millisecond.
--- Ours pass it by; to Redisson it is a waiter that is not heard of any more. A mark of its own beside the list would not
--- go when Redisson removes the waiter.
+-- No step looks at the whole queue, and each removes a bounded number of entries; the next step continues. Redis cannot
+-- remove an entry from the middle of a list at once, so a waiter of dlock that gives up there is marked: its time gets half
+-- a millisecond. Waiters of dlock ignore it; for Redisson it is an overdue waiter. A separate mark beside the list would
+-- stay when Redisson removes the waiter.
 
 local function add_fair_steps()
   local PLACE = 5000
-  -- When the keys of a queue go in which nobody of ours has been heard of for so long, in ms.
+  -- When the keys of a queue expire in which no waiter of dlock has sent a request for so long, in ms.
   local RESIDUE = 3600000
-  -- How many entries one step looks at or removes at either end of the queue; and on the way to a place in its middle.
+  -- How many entries one step reads or removes at either end of the queue, and on the way to a position in its middle.
   local MOST, FEW = 256, 32
   local now_ms = math.floor(now / 1000)
 
-  -- What the step before has found, where this one is about the same lock: in a call with many of them nearly all else is
-  -- the same, and need not be asked for again. `left` and `holder` are those of the lock; `last` is the last in the queue,
-  -- where that is one of ours; `is_calm` says that nobody's place is kept for longer than that of a newcomer of ours,
-  -- `is_kept` that the keys of the queue were told when to go.
+  -- The findings of the step before, if this step is about the same lock: in a call with many steps on it nearly all of
+  -- them still hold. `left` and `holder` are those of the lock; `last` is the last in the queue if it is a waiter of dlock;
+  -- `is_calm` says that no position is kept for longer than that of a new waiter of dlock, `is_kept` that the expiry of the
+  -- queue's keys is set.
   local seen = {}
   local function seen_of(key)
     if seen.key ~= key or seen.step < step - 1 then seen = { key = key } end
@@ -44,13 +44,13 @@ local function add_fair_steps()
     return seen
   end
 
-  -- For how long a lock is held yet, -2 if it is free, and its holder.
+  -- How long a lock is still held, -2 if it is available, and its holder.
   local function held(key)
     local known = seen_of(key)
     if not known.holder then
       local left = run('PTTL', key)
       local holder = left ~= -2 and holder_of(key)
-      -- It may have ended since its time was asked for.
+      -- It may have expired since its time was read.
       if not holder then return -2 end
       known.left, known.holder = left, holder
     end
@@ -66,14 +66,14 @@ local function add_fair_steps()
     return id and channel .. ':' .. id or channel
   end
 
-  -- Runs a command on one of the two keys; where that holds other data, it is named.
+  -- Runs a command on one of the two keys; an error names a key that holds other data.
   local function on(command, key, ...)
     local reply = ask(command, key, ...)
     if is_error(reply) then error({ failed = key .. ': ' .. reply.err }) end
     return reply
   end
 
-  -- Until when a waiter keeps its place, nil if it has none.
+  -- Until when a waiter keeps its position, nil if it has none.
   local function time_of(times, id) return tonumber(on('ZSCORE', times, id) or nil) end
 
   local function has_left(id, upto) return upto and upto % 1 ~= 0 and is_ours(id) end
@@ -100,8 +100,8 @@ local function add_fair_steps()
     on('ZREM', times, unpack(gone))
   end
 
-  -- Who is in front, after those have left who count as gone: its id, whether anybody left, and for how long it keeps
-  -- its place yet: 0 where one that counts as gone is in front still. Who asks is there.
+  -- The queue head after overdue waiters are removed: its id, whether any were removed, and for how long it keeps its
+  -- position: 0 if an overdue one is still in front. The waiter that asks is not overdue.
   local function front(queue, times, asker)
     local id, upto = entry_at(queue, times, 0)
     local have_left = id and id ~= asker and is_gone(id, upto)
@@ -113,7 +113,7 @@ local function add_fair_steps()
     return id, have_left, is_gone(id, upto) and 0 or upto - now_ms
   end
 
-  -- Takes a waiter out of the queue, or marks it in the middle of a long one.
+  -- Removes a waiter from the queue, or marks it in the middle of a long one.
   local function leave(queue, times, id, upto)
     for _, from in ipairs({ 1, -1 }) do
       if on('LPOS', queue, id, 'RANK', from, 'MAXLEN', MOST) then
@@ -128,9 +128,9 @@ local function add_fair_steps()
     end
   end
 
-  -- Somebody of ours has left the queue, or asks again. One of Redisson's that comes takes its time from that of the last
-  -- entry, which must not be the old one of a waiter that has left; and those of Redisson who stay do not set anew when
-  -- their keys go.
+  -- A waiter of dlock has left the queue, or asks again. A new waiter of Redisson computes its time from that of the last
+  -- entry, which must not be the old one of a waiter that has left; and waiters of Redisson do not renew the expiry of
+  -- their keys.
   local function tidy_end(queue, times)
     local last, upto = entry_at(queue, times, -1)
     if last and has_left(last, upto) then
@@ -145,7 +145,7 @@ local function add_fair_steps()
     return last
   end
 
-  -- Changes the time of one of ours. Redisson's right behind its group keep their distance to the last of it.
+  -- Changes the time of a waiter of dlock. Waiters of Redisson right behind its group keep their distance to its last one.
   local function keeping_distance(times, upto, change)
     local beyond = on('ZRANGE', times, '(' .. digits(upto + PLACE), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
     if not beyond[1] or is_ours(beyond[1]) then return change() end
@@ -170,8 +170,8 @@ local function add_fair_steps()
     for _, one in ipairs(moved) do on('ZADD', times, one[1], one[2]) end
   end
 
-  -- The first whose place is kept for longer than that of a newcomer of ours: one of Redisson's, or one of ours that was
-  -- behind one. Nothing where there is none.
+  -- The first waiter whose position is kept for longer than that of a new waiter of dlock: one of Redisson, or one of dlock
+  -- that was behind one. nil if there is none.
   local function first_beyond(times, new)
     if seen.is_calm then return {} end
     local first = on('ZRANGE', times, '(' .. digits(new + 1), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
@@ -182,13 +182,13 @@ local function add_fair_steps()
   local function time_of_newcomer(times)
     local new = now_ms + PLACE
     if not first_beyond(times, new)[1] then return new end
-    -- All are before it.
+    -- All waiters are before it.
     local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
     local its = math.floor(longest[2])
     return is_ours(longest[1]) and math.max(new, its) or its + PLACE
   end
 
-  -- Until when a place is kept that was kept until `upto`, where that is known, and asked for so long ago.
+  -- Until when a position is kept that was kept until `upto`, if that is known, and whose last request is so long ago.
   local function new_time(queue, times, grant, upto, last)
     local new = now_ms + PLACE
     local first = first_beyond(times, new)
@@ -196,17 +196,17 @@ local function add_fair_steps()
     if not upto then return time_of_newcomer(times) end
     local has_theirs = first[1] ~= grant and (is_ours(first[1]) or tonumber(first[2]) < upto)
     if first[1] == grant then
-      -- One that is in front may have little of its time left.
+      -- A queue head may have little of its time left.
       local head, its = entry_at(queue, times, 0)
       has_theirs = head and not is_ours(head) and not is_gone(head, its)
     end
-    -- The patience of the first of them does not show any more. What all have was known when this one came, and whoever
-    -- left since took it off.
+    -- The patience of the first waiters can no longer be read. That of all was known when this one joined, and each waiter
+    -- that left since has subtracted its own.
     return has_theirs and math.max(new, math.floor(upto) + last) or new
   end
 
-  -- The place of one who was not heard of for too long: before all who came after it. Those before it have left it as
-  -- it has, unless they are back: of its own client, those who came before it are known, and stand in the order of their
+  -- The position of a waiter that has sent no request for too long: before all that joined after it. The waiters that were
+  -- before it have lost their positions too, unless they are back: those of its own client are known, in the order of their
   -- numbers.
   local function take_back(queue, grant)
     local client, number = string.match(grant, '^(.*:)(%d+)$')
@@ -236,8 +236,8 @@ local function add_fair_steps()
     end
   end
 
-  -- Whether a waiter stands in the list. Each entry of the list has a time, and each time an entry, unless a key was
-  -- evicted or deleted; only then the list is searched.
+  -- Whether the list has a waiter. Each entry of the list has a time and each time an entry, unless a key was evicted or
+  -- deleted; only then the list is searched.
   local function stands_in(queue, times, grant, upto)
     local length = on('LLEN', queue)
     if length == on('ZCARD', times) then return upto end
@@ -252,7 +252,7 @@ local function add_fair_steps()
     seen.is_kept = true
   end
 
-  -- Newcomers take places at the end.
+  -- New waiters join at the end.
   local function join(queue, times, grants)
     local new, entries = digits(time_of_newcomer(times)), {}
     for i, grant in ipairs(grants) do entries[2 * i - 1], entries[2 * i] = new, grant end
@@ -262,7 +262,7 @@ local function add_fair_steps()
     keep_queue(queue, times)
   end
 
-  -- A waiter that has a place asks again.
+  -- A waiter in the queue asks again.
   local function stay(queue, times, grant, last)
     local upto = time_of(times, grant)
     local new = new_time(queue, times, grant, upto, last)
@@ -274,7 +274,7 @@ local function add_fair_steps()
     keep_queue(queue, times)
   end
 
-  -- Those of the same client who are in front from this place on, up to the first of somebody else, and so many at most.
+  -- The waiters of the same client from this position on, up to the first of another client, and so many at most.
   local function those_behind(queue, from, grant, most)
     local numbers = {}
     if most < 1 then return numbers end
@@ -287,7 +287,7 @@ local function add_fair_steps()
     return numbers
   end
 
-  -- Takes out the first waiters, while another one holds the lock: the next waiter is looked for at the release.
+  -- Removes the first waiters while another client holds the lock: the release finds the next waiter.
   local function pop(queue, times, grants)
     on('LTRIM', queue, #grants, -1)
     on('ZREM', times, unpack(grants))
@@ -296,27 +296,27 @@ local function add_fair_steps()
       if last and is_ours(last) then seen.last = last else seen = {} end
       if last and not is_ours(last) then tidy_end(queue, times) end
     elseif seen.last == grants[#grants] then
-      -- They were all, and the keys are gone.
+      -- The queue is empty, and its keys are gone.
       seen.last, seen.is_kept = nil, false
     end
   end
 
-  -- Other data in place of the queue is a loss like any other.
+  -- Other data in place of the queue counts as a lost queue.
   local function is_loss(why)
     return string.find(tostring(type(why) == 'table' and why.failed or why), 'WRONGTYPE', 1, true)
   end
 
-  -- The begin of the queue, as far as the steps from this one on may be about it.
+  -- The head of the queue, as far as the steps from this one on may need it.
   local function first_ones(key, queue)
     local steps_on_it = 1
     while steps_on_it < MOST and KEYS[step + steps_on_it] == key do steps_on_it = steps_on_it + 1 end
     return on('LRANGE', queue, 0, steps_on_it - 1)
   end
 
-  -- Takes this step, and with it those behind it that are about the same lock, as long as they only change who waits while
-  -- another one holds it: newcomers, and waiters that leave from the front. Neither changes anything for the other, so
-  -- all of them join with one command, and leave with one. Answers the last of them; those before it have their answers.
-  -- `firsts` is the begin of the queue, if that is known.
+  -- Runs this step and the following ones on the same lock, as long as they only change the queue while another client holds
+  -- the lock: new waiters, and waiters that leave from the front. Neither affects the other, so all join with one command and
+  -- leave with one. Returns the last of these steps; the others have their replies. `firsts` is the head of the queue, if
+  -- known.
   local function come_and_go(key, left, firsts)
     local queue, times = names_of(key)
     local _, holder = held(key)
@@ -338,7 +338,7 @@ local function add_fair_steps()
       is_join[#ends] = what == 'fair'
       next_at = next_at + 2 + ARGV[next_at + 1]
     end
-    -- First, so that the queue does not end in between.
+    -- Joining comes first, so that the queue does not become empty in between.
     local joined = #joins > 0 and attempt(join, queue, times, joins) or { 'busy', left }
     local gone = #leaves > 0 and attempt(pop, queue, times, leaves)
     if not gone or is_loss(gone[2]) then gone = 0 end
@@ -370,7 +370,7 @@ local function add_fair_steps()
         return { 'acquired', token, count, unpack(behind) }
       end
       if have_left and kept > 0 then tell(channel_of(key, first)) end
-      -- Until the one in front loses its position, unless it comes.
+      -- Until the queue head loses its position, unless it asks.
       left = kept
     elseif waits == '1' and last == '-1' then
       return come_and_go(key, left)
@@ -385,16 +385,16 @@ local function add_fair_steps()
     return { 'busy', left }
   end
 
-  -- The one in front; other data in place of the queue fails no release.
+  -- The queue head; other data in place of the queue fails no release.
   local function next_of(key)
     local ok, first = pcall(front, names_of(key))
     return ok and first
   end
 
-  -- Where the release of a lock is told: to the one in front, or to those who wait for the key as a plain lock.
+  -- The channel of a release: that of the queue head, or that of the waiters for the key as a plain lock.
   local function next_channel(key) return channel_of(key, next_of(key)) end
 
-  -- Whether nobody holds it: it is free, or was released and is kept for a while yet.
+  -- Whether the lock has no holder: it is available, or was released and is still kept for a while.
   local function is_released(key)
     local _, holder = held(key)
     return not holder or holder[2] == '0'
@@ -413,12 +413,12 @@ local function add_fair_steps()
     local last = tidy_end(queue, times)
     local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
     if kept == 0 and last and is_ours(last) and tonumber(longest[2] or 0) <= now_ms + PLACE then
-      -- Perhaps nobody waits any more behind so many that have left. A waiter of ours asks before these are gone, and with
-      -- such times none of Redisson's is among them.
+      -- There may be no waiter behind so many that have left. A waiter of dlock asks before these are gone, and with such
+      -- times none of them is Redisson's.
       on('PEXPIRE', queue, 2 * PLACE)
       on('PEXPIRE', times, 2 * PLACE)
     end
-    -- It was told already that the lock was released, also where that is kept for a while yet.
+    -- The release was published before, also if the lock is kept for a while.
     if was_first and first and is_released(key) then tell(channel_of(key, first)) end
     return 0
   end
@@ -438,7 +438,7 @@ local function add_fair_steps()
     end
     local done, answer = pcall(give_up, key, grant)
     if done then return answer end
-    -- What a server refuses is not done.
+    -- A refused command has changed nothing.
     if is_waiter and not is_loss(answer) then error(answer) end
     return 0
   end

@@ -85,7 +85,7 @@ local function add_permit_steps()
     return string.sub(id, 1, 12) .. string.char((string.byte(id, 13) + 128) % 256) .. string.sub(id, 14)
   end
 
-  -- Keeps the permits of these ids taken for so many ms at the most.
+  -- Keeps the permits of these ids taken for at most so many ms.
   local function keep_taken(semaphore, ids, keep)
     for at = 1, #ids, 16 do
       local id = string.sub(ids, at, at + 15)
@@ -189,7 +189,7 @@ local function add_permit_steps()
   end
 
   -- ids, lease in ms, fencing tokens wanted, how many there are in all or '', waiter or '', how many may be
-  -- held at the most or nil
+  -- held at most or nil
   function acquire_as.permit(key, ids, lease, wanted, total, waiter, limit)
     local semaphore = found(key)
     if not semaphore.free then
@@ -243,7 +243,7 @@ local function add_permit_steps()
     end
     if keep ~= '0' then
       keep_taken(semaphore, ids, keep)
-      -- Who waits learns the time. To Redisson the message is how many may look.
+      -- The waiters learn the time. For Redisson the message is how many may ask.
       local heard = tell(semaphore.channel, '1')
       return there * 16 == #ids and released(heard) or 0
     end
@@ -321,7 +321,8 @@ local function add_permit_steps()
     local ok, free = pcall(number_at, key)
     if ok then
       if free then return found(key) end
-      -- Below limits there is no number. Who has locks alone may not ask, and has none of them.
+      -- A semaphore with limits of its waiters has no number. A user who may only use locks may not read it, and has no
+      -- semaphores.
       local out = ask('ZCARD', suffixed(key, 'timeout'))
       return not is_error(out) and out > 0 and found(key) or nil
     end

@@ -388,7 +388,7 @@ local function add_read_write_steps()
     if mode_of(key) == 'write' or left - lease > INEXACT then
       pcall(settle, key)
     elseif ttl < lease then
-      -- Whoever renews with Redisson leaves the lock what that has itself.
+      -- A client of Redisson leaves the lock the lease that it has itself.
       run('PEXPIRE', key, lease)
     end
     return 1
@@ -411,8 +411,8 @@ local function add_read_write_steps()
     return known
   end
 
-  -- Those who are inside. Readers whose leases have run out are, to Redisson, as long as nobody leaves: without
-  -- others they are what stands in the way.
+  -- The holders. For Redisson a reader whose lease has expired is one until another holder releases: alone, it keeps
+  -- writers out.
   table.insert(inspect_as, function(key)
     if not mode_of(key) then return nil end
     local found, rest = look_into(key), left_of(key)

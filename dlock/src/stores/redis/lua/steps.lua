@@ -44,7 +44,7 @@ local function suffixed(key, suffix) return (has_tag(key) and key or '{' .. key 
 
 -- The whole number that a key holds, nil if nothing. Ends the step where there is something else.
 local function number_at(key)
-  -- The last fencing token is no count of anybody's.
+  -- The last fencing token is no counter of a user.
   if string.find(key, 'dlock:fence$') or string.find(key, 'dlock:fence:{%d+}') then error({ taken = 'string' }) end
   local text = ask('GET', key)
   if is_wrong_type(text) then error({ taken = type_of(key) }) end

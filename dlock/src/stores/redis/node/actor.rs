@@ -94,20 +94,20 @@ struct LastResponse {
     unanswered: u32,
 }
 
-/// The contacts of both connections.
-struct Silence {
+/// When each of the two connections was heard of.
+struct Contacts {
     usual: LastResponse,
     acknowledged: LastResponse,
 }
 
-impl Silence {
+impl Contacts {
     /// Both have just been answered.
-    fn new() -> Silence {
+    fn new() -> Contacts {
         let heard = || LastResponse {
             at: clock::now(),
             unanswered: 0,
         };
-        Silence {
+        Contacts {
             usual: heard(),
             acknowledged: heard(),
         }
@@ -127,23 +127,23 @@ impl Silence {
         }
     }
 
-    fn ends(&mut self, role: ConnectionRole) {
+    fn answered(&mut self, role: ConnectionRole) {
         *self.on_mut(role) = LastResponse {
             at: clock::now(),
             unanswered: 0,
         };
     }
 
-    fn goes_on(&mut self, role: ConnectionRole) {
+    fn unanswered(&mut self, role: ConnectionRole) {
         self.on_mut(role).unanswered += 1;
     }
 
-    fn is_too_long(&self) -> bool {
+    fn is_silent(&self) -> bool {
         self.usual.unanswered.max(self.acknowledged.unanswered) >= SILENT
     }
 
     /// Which of them is silent.
-    fn where_it_is(&self) -> Option<ConnectionRole> {
+    fn silent_role(&self) -> Option<ConnectionRole> {
         match (self.usual.unanswered, self.acknowledged.unanswered) {
             (0, 0) => None,
             (0, _) => Some(ConnectionRole::Acknowledged),
@@ -392,7 +392,7 @@ impl Actor {
         self.flow_control = FlowControl::new(has_threads);
         self.answers = Answers::new(has_threads);
         let mut wires = Wires::new(connected);
-        let mut silent = Silence::new();
+        let mut contacts = Contacts::new();
         let mut spare: Option<Spare> = None;
         // A spare was tried since the last answer, and was useless.
         let mut was_tried = false;
@@ -412,16 +412,16 @@ impl Actor {
             self.flow_control.answered = 0;
             self.ask_replicas(&mut wires);
             let doubtful = self
-                .doubtful_from(&silent)
+                .doubtful_from(&contacts)
                 .filter(|_| spare.is_none() && !was_tried);
-            let attention = [self.due(), doubtful, self.test_at(&silent)];
+            let attention = [self.due(), doubtful, self.test_at(&contacts)];
             self.alarm.set(attention.into_iter().flatten().min());
             let event = poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left, &mut spare));
             let answered_call = match event.await {
                 Event::Response(at, result) => {
                     let call = &self.calls[at];
                     let round_trip = clock::now().saturating_duration_since(call.sent_at);
-                    silent.ends(call.role);
+                    contacts.answered(call.role);
                     (spare, was_tried) = (None, false);
                     self.flow_control.answered_call(call.batch.steps(), round_trip);
                     self.answered_call(at, Some(result))
@@ -455,13 +455,13 @@ impl Actor {
                         let connector = self.connector.clone();
                         spare = Some(Box::pin(async move { connector.connect().await }));
                     }
-                    if self.test_at(&silent).is_some_and(|at| at <= now) {
-                        self.test(&silent, now);
+                    if self.test_at(&contacts).is_some_and(|at| at <= now) {
+                        self.test(&contacts, now);
                     }
                     let Some(at) = self.calls.iter().position(|call| call.until <= now) else {
                         continue;
                     };
-                    silent.goes_on(self.calls[at].role);
+                    contacts.unanswered(self.calls[at].role);
                     if let Some(cluster) = self.cluster() {
                         cluster.look();
                     }
@@ -469,7 +469,7 @@ impl Actor {
                 }
             };
             match answered_call {
-                After::Fine if silent.is_too_long() => {
+                After::Fine if contacts.is_silent() => {
                     self.trouble = format!("{SILENT} requests in a row were not answered");
                     break End::Broken;
                 }
@@ -477,7 +477,7 @@ impl Actor {
                     // A second request decides it, without waiting for a caller's request. With two connections, the
                     // send queue may use the other one.
                     let settles_itself = !self.send_queue.is_empty() && self.replicas.is_none();
-                    if let Some(role) = silent.where_it_is()
+                    if let Some(role) = contacts.silent_role()
                         && !settles_itself
                     {
                         self.ping(role);
@@ -621,11 +621,11 @@ impl Actor {
     }
 
     /// When a connection that was idle before its oldest call is doubted, unless that is answered before.
-    fn doubtful_from(&self, silent: &Silence) -> Option<Instant> {
+    fn doubtful_from(&self, contacts: &Contacts) -> Option<Instant> {
         // One per connection suffices: answers come in the order of the calls.
         let oldest = |role| {
             let call = self.calls.iter().find(|call| call.role == role)?;
-            let was_idle = call.sent_at >= silent.on(role).at + IDLE;
+            let was_idle = call.sent_at >= contacts.on(role).at + IDLE;
             (was_idle && !matches!(call.batch, Batch::Wait)).then_some(call.sent_at)
         };
         let timeout = self.connector.access.timeout;
@@ -646,18 +646,18 @@ impl Actor {
     }
 
     /// When the next test of an idle connection is due.
-    fn test_at(&self, silent: &Silence) -> Option<Instant> {
+    fn test_at(&self, contacts: &Contacts) -> Option<Instant> {
         let is_idle = |role: &&ConnectionRole| self.calls.iter().all(|call| call.role != **role);
         let idle = self.roles().iter().filter(is_idle);
-        idle.map(|role| silent.on(*role).at + TEST).min()
+        idle.map(|role| contacts.on(*role).at + TEST).min()
     }
 
     /// Tests the idle connections: a dead one is found before it is needed.
-    fn test(&mut self, silent: &Silence, now: Instant) {
+    fn test(&mut self, contacts: &Contacts, now: Instant) {
         for role in self.roles() {
             let is_busy = self.calls.iter().any(|call| call.role == *role)
                 || self.plain.iter().any(|plain| plain.role == *role);
-            if !is_busy && silent.on(*role).at + TEST <= now {
+            if !is_busy && contacts.on(*role).at + TEST <= now {
                 self.ping(*role);
             }
         }

@@ -179,7 +179,7 @@ mod tests {
         };
         assert!(expects(true, 3, &[1]) && expects(true, 8, &[2, 3]));
         assert!(!expects(true, 1, &[1]) && !expects(true, 2, &[1]) && !expects(true, 8, &[5, 3]));
-        // Those who did not come have something else to do.
+        // Callers that did not ask again do something else.
         assert!(!expects(true, 8, &[1, 0]));
         assert!(!expects(false, 8, &[1]));
     }

@@ -230,7 +230,7 @@ impl Wire {
 }
 
 fn unasked(value: Value) -> RedisError {
-    let why = "the server sent a reply that nobody asked for";
+    let why = "the server sent a reply without a request";
     match value.extract_error() {
         Ok(_) => RedisError::from((ErrorKind::UnexpectedReturnType, why)),
         Err(error) => RedisError::from((ErrorKind::UnexpectedReturnType, why, error.to_string())),
@@ -340,7 +340,7 @@ mod tests {
         server.write_all(b":2\r\n").await.unwrap();
         let why = next(&mut wire).await.unwrap_err();
         assert!(
-            why.contains("nobody asked for") && why.contains("too much"),
+            why.contains("without a request") && why.contains("too much"),
             "{why}"
         );
     }

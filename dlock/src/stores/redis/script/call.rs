@@ -243,7 +243,7 @@ impl Call {
         voter.into_iter().chain(one).chain(renewals).chain(acquires)
     }
 
-    /// Whether it may find or create keys other than the one that it names. A server that receives a slot treats keys
+    /// Whether it may find or create keys besides the named one. A server that receives a slot treats keys
     /// that have not arrived yet as missing.
     pub(crate) fn has_companions(&self) -> bool {
         match &self.verb {

@@ -10,7 +10,7 @@ use super::names::Name;
 
 /// The last operation of each lock that has one.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lines(Arc<Mutex<Waiting>>);
+pub(crate) struct LockQueues(Arc<Mutex<Waiting>>);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -27,21 +27,21 @@ struct Last {
 
 /// The position of an operation in the queues of its locks. Dropping it lets the next operations run.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    lines: Lines,
+pub(crate) struct Position {
+    queues: LockQueues,
     number: u64,
     names: Vec<(Name, oneshot::Sender<()>)>,
     before: Vec<oneshot::Receiver<()>>,
 }
 
-impl Lines {
+impl LockQueues {
     /// Joins the queues of these locks atomically.
-    pub(crate) fn join(&self, names: impl IntoIterator<Item = Name>) -> Turn {
+    pub(crate) fn join(&self, names: impl IntoIterator<Item = Name>) -> Position {
         let mut waiting = self.0.lock();
         waiting.count += 1;
         let number = waiting.count;
-        let mut turn = Turn {
-            lines: self.clone(),
+        let mut position = Position {
+            queues: self.clone(),
             number,
             names: Vec::new(),
             before: Vec::new(),
@@ -51,17 +51,17 @@ impl Lines {
             if let Some(last) = waiting.last.insert(name.clone(), Last { number, done }) {
                 // An operation that names a lock twice does not wait for itself.
                 if last.number != number {
-                    turn.before.push(last.done);
+                    position.before.push(last.done);
                 }
             }
-            turn.names.push((name, sender));
+            position.names.push((name, sender));
         }
-        turn
+        position
     }
 }
 
-impl Turn {
-    /// Waits until the earlier operations are done. If the turn is dropped earlier, later operations pass: an operation
+impl Position {
+    /// Waits until the earlier operations are done. If the position is dropped earlier, later operations pass: an operation
     /// that gives up must continue to wait.
     ///
     /// Cancel safe.
@@ -74,9 +74,9 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Position {
     fn drop(&mut self) {
-        let mut waiting = self.lines.0.lock();
+        let mut waiting = self.queues.0.lock();
         for (name, _) in &self.names {
             if waiting
                 .last
@@ -94,17 +94,17 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    fn join(lines: &Lines, names: &[&str]) -> Turn {
-        lines.join(names.iter().map(|name| Name::from(*name)))
+    fn join(queues: &LockQueues, names: &[&str]) -> Position {
+        queues.join(names.iter().map(|name| Name::from(*name)))
     }
 
     #[test]
     fn steps_of_one_lock_follow_each_other_and_those_of_others_do_not() {
-        let lines = Lines::default();
-        let mut first = join(&lines, &["a"]);
-        let mut second = join(&lines, &["a", "b"]);
-        let mut third = join(&lines, &["b"]);
-        let mut other = join(&lines, &["c"]);
+        let queues = LockQueues::default();
+        let mut first = join(&queues, &["a"]);
+        let mut second = join(&queues, &["a", "b"]);
+        let mut third = join(&queues, &["b"]);
+        let mut other = join(&queues, &["c"]);
         assert!(first.comes().now_or_never().is_some());
         assert!(other.comes().now_or_never().is_some());
         assert!(second.comes().now_or_never().is_none());
@@ -114,13 +114,13 @@ mod tests {
         drop(second);
         assert!(third.comes().now_or_never().is_some());
         drop((third, other));
-        assert!(lines.0.lock().last.is_empty());
+        assert!(queues.0.lock().last.is_empty());
     }
 
     #[test]
     fn lock_named_twice_does_not_wait_for_itself() {
-        let lines = Lines::default();
-        assert!(join(&lines, &["a", "a"]).comes().now_or_never().is_some());
-        assert!(lines.0.lock().last.is_empty());
+        let queues = LockQueues::default();
+        assert!(join(&queues, &["a", "a"]).comes().now_or_never().is_some());
+        assert!(queues.0.lock().last.is_empty());
     }
 }

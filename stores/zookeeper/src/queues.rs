@@ -77,14 +77,14 @@ impl Inbox {
 
 /// The locks with a running operation, and the operations that wait for it.
 #[derive(Default)]
-pub(crate) struct Lines(HashMap<Arc<str>, VecDeque<Step>>);
+pub(crate) struct LockQueues(HashMap<Arc<str>, VecDeque<Step>>);
 
-impl Lines {
+impl LockQueues {
     /// Returns the operation if it can run now; otherwise queues it.
     pub(crate) fn enter(&mut self, lock: &Arc<str>, step: Step) -> Option<Step> {
         match self.0.get_mut(lock) {
-            Some(line) => {
-                line.push_back(step);
+            Some(queue) => {
+                queue.push_back(step);
                 None
             }
             None => {
@@ -131,14 +131,14 @@ mod tests {
 
     #[test]
     fn steps_of_one_key_have_their_turns_in_order() {
-        let (mut lines, a, b): (_, Arc<str>, Arc<str>) = (Lines::default(), "a".into(), "b".into());
-        assert_eq!(number(lines.enter(&a, renewal(1))), Some("1".to_owned()));
-        assert_eq!(number(lines.enter(&a, renewal(2))), None);
-        assert_eq!(number(lines.enter(&b, renewal(3))), Some("3".to_owned()));
-        assert_eq!(number(lines.enter(&a, renewal(4))), None);
-        assert_eq!(number(lines.leave(&a)), Some("2".to_owned()));
-        assert_eq!(number(lines.leave(&a)), Some("4".to_owned()));
-        assert!(lines.leave(&a).is_none() && lines.leave(&b).is_none());
-        assert!(lines.is_empty());
+        let (mut queues, a, b): (_, Arc<str>, Arc<str>) = (LockQueues::default(), "a".into(), "b".into());
+        assert_eq!(number(queues.enter(&a, renewal(1))), Some("1".to_owned()));
+        assert_eq!(number(queues.enter(&a, renewal(2))), None);
+        assert_eq!(number(queues.enter(&b, renewal(3))), Some("3".to_owned()));
+        assert_eq!(number(queues.enter(&a, renewal(4))), None);
+        assert_eq!(number(queues.leave(&a)), Some("2".to_owned()));
+        assert_eq!(number(queues.leave(&a)), Some("4".to_owned()));
+        assert!(queues.leave(&a).is_none() && queues.leave(&b).is_none());
+        assert!(queues.is_empty());
     }
 }
