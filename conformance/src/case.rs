@@ -130,18 +130,9 @@ impl Case {
         let begun = Instant::now();
         loop {
             let request = peer.request(kind, key, self.long());
-            let grant = request.grant;
-            let reply = peer.tries_as(request).await;
-            match reply {
-                Ok(Reply::Granted(tokens)) => {
-                    return Held {
-                        kind,
-                        key: key.clone(),
-                        grant,
-                        tokens,
-                        amount: 1,
-                    };
-                }
+            let asked = Held::asked_by(&request);
+            match peer.tries_as(request).await {
+                Ok(Reply::Granted(tokens)) => return asked.with(tokens),
                 found => promise.holds(begun.elapsed() < self.patience(), found),
             }
             tokio::time::sleep(self.tick() / 4).await;

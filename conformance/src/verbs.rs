@@ -292,16 +292,10 @@ impl Peer {
 
     /// The same with a request that says more.
     pub(crate) async fn takes_as(&self, request: AcquireRequest) -> Held {
-        let (kind, key, grant, amount) = (request.kind, request.key.clone(), request.grant, request.amount);
+        let asked = Held::asked_by(&request);
         match self.acquire(request).await {
-            Ok(Reply::Granted(tokens)) => Held {
-                kind,
-                key,
-                grant,
-                tokens,
-                amount,
-            },
-            found => panic!("a free {kind} ({key}) was not granted: {found:?}"),
+            Ok(Reply::Granted(tokens)) => asked.with(tokens),
+            found => panic!("a free {} ({}) was not granted: {found:?}", asked.kind, asked.key),
         }
     }
 
@@ -338,6 +332,10 @@ impl Held {
             },
             amount: request.amount,
         }
+    }
+
+    pub(crate) fn with(self, tokens: Tokens) -> Held {
+        Held { tokens, ..self }
     }
 
     pub(crate) fn release(&self) -> ReleaseRequest {

@@ -8,7 +8,7 @@ use dlock::store::Kind;
 
 use crate::case::Case;
 use crate::promise::Promise;
-use crate::verbs::Reply;
+use crate::verbs::{Held, Reply};
 
 const ONE_HOLDER: Promise = Promise("A lock has one holder at a time");
 
@@ -90,7 +90,7 @@ pub async fn storm_of_clients_never_shares_a_lock(case: Case) {
             let mut taken = 0;
             while Instant::now() < until {
                 let request = peer.request(Kind::Mutex, &key, case.long());
-                let grant = request.grant;
+                let held = Held::asked_by(&request);
                 let Ok(Reply::Granted(tokens)) = peer.acquire(request).await else {
                     tokio::time::sleep(case.tick() / 50).await;
                     continue;
@@ -101,13 +101,6 @@ pub async fn storm_of_clients_never_shares_a_lock(case: Case) {
                 tokio::task::yield_now().await;
                 taken += 1;
                 inside.store(false, Ordering::SeqCst);
-                let held = crate::verbs::Held {
-                    kind: Kind::Mutex,
-                    key: key.clone(),
-                    grant,
-                    tokens,
-                    amount: 1,
-                };
                 ONE_HOLDER.holds(peer.gives(&held).await, "the grant ended while it was held");
             }
             taken

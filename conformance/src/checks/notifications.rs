@@ -4,6 +4,7 @@ use dlock::store::Kind;
 
 use crate::case::Case;
 use crate::promise::Promise;
+use crate::verbs::{Held, Reply};
 
 const LOOK_NOW: Promise = Promise("watch: The first notification is \"subscribed, look now\"");
 const WAKES: Promise = Promise("release: wakes the waiters of the key");
@@ -127,15 +128,9 @@ pub async fn release_between_watch_and_look_is_not_missed(case: Case) {
         let held = loop {
             case.hears(&mut watch, promise).await;
             let request = b.request(Kind::Mutex, &key, case.long());
-            let grant = request.grant;
-            if let Ok(crate::verbs::Reply::Granted(tokens)) = b.acquire(request).await {
-                break crate::verbs::Held {
-                    kind: Kind::Mutex,
-                    key: key.clone(),
-                    grant,
-                    tokens,
-                    amount: 1,
-                };
+            let held = Held::asked_by(&request);
+            if let Ok(Reply::Granted(_)) = b.acquire(request).await {
+                break held;
             }
         };
         assert!(b.gives(&held).await);

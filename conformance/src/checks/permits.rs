@@ -5,7 +5,7 @@ use dlock::store::{AcquireRequest, Kind, ReleaseRequest};
 
 use crate::case::Case;
 use crate::promise::Promise;
-use crate::verbs::{Peer, Reply};
+use crate::verbs::{Held, Peer, Reply};
 
 const NUMBER: Promise = Promise("permits: how many exist in all, unless the semaphore has a number already");
 const ALL_OR_NONE: Promise = Promise("amount: how many to take, all or none");
@@ -69,15 +69,9 @@ pub async fn permits_return_with_release_and_expiry(case: Case) {
     let begun = std::time::Instant::now();
     let all = loop {
         let request = ask(&case, &b, &key, 3, 3);
-        let grant = request.grant;
-        if let Reply::Granted(tokens) = reply(&b, request).await {
-            break crate::verbs::Held {
-                kind: Kind::Permit,
-                key: key.clone(),
-                grant,
-                tokens,
-                amount: 3,
-            };
+        let asked = Held::asked_by(&request);
+        if reply(&b, request).await.is_granted() {
+            break asked;
         }
         promise.holds(begun.elapsed() < case.patience(), begun.elapsed());
         tokio::time::sleep(case.tick() / 2).await;
