@@ -9,6 +9,7 @@ mod etcd_faults;
 mod etcd_locks;
 mod etcd_lost;
 mod etcd_support;
+mod etcd_waiters;
 mod leaders;
 mod mysql_conformance;
 mod mysql_doctor;
