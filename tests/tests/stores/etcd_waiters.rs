@@ -44,6 +44,34 @@ async fn waiter_whose_session_is_ended_waits_on_and_leaves_nothing() {
     assert_eq!(setting.held().await, []);
 }
 
+/// The peers' defect: an acquire that is granted on a session that is gone. No keep-alive is due for a minute and a half.
+#[tokio::test]
+async fn acquire_whose_session_ends_on_its_way_is_granted_on_another_one_and_the_holders_are_told() {
+    let setting = setting().await;
+    let here = client(&setting.hasty).await;
+    let before = here.lock("before").lease(LEASE).acquire().await.unwrap();
+    let sessions = setting.sessions().await;
+    let late = setting.proxy.hold(1, acquires);
+    let asked = tokio::spawn(here.lock("k").lease(LEASE).acquire());
+    late.caught().await;
+    for session in &sessions {
+        assert!(setting.server.revoke(*session).await);
+    }
+    late.release();
+    let guard = within(PATIENCE, "it is granted", asked).await.unwrap().unwrap();
+    is_confirmed(&guard).await;
+    assert_eq!(setting.held().await.len(), 1);
+    within(PATIENCE, "it is told", before.lost()).await;
+    assert!(
+        setting
+            .sessions()
+            .await
+            .iter()
+            .all(|session| !sessions.contains(session))
+    );
+    guard.release().await.unwrap();
+}
+
 /// A keep-alive of a lease that is gone is no error: its reply says that zero seconds are left. It is sent after a third of
 /// the lease, which the test waits for.
 #[tokio::test]

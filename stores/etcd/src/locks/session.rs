@@ -246,6 +246,8 @@ impl Session {
                 link: 0,
                 found: Ok(Found::Over),
             }));
+            // The holders are told now, not at the next keep-alive.
+            self.asked.send_modify(|_| {});
         }
         is_new
     }
