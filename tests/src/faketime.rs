@@ -69,6 +69,14 @@ impl Clock {
         self.write(&format!("+{:.3}\n", ahead.as_secs_f64()))
     }
 
+    /// The same behind the machine's.
+    ///
+    /// # Errors
+    /// When its file cannot be written.
+    pub fn set_behind(&self, behind: Duration) -> io::Result<()> {
+        self.write(&format!("-{:.3}\n", behind.as_secs_f64()))
+    }
+
     /// Has it run at this rate, counted from the start of each of its users.
     ///
     /// # Errors

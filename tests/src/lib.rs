@@ -24,6 +24,7 @@ pub mod curator;
 pub mod etcd;
 mod faketime;
 pub mod faults;
+mod inside;
 mod log;
 mod monitor;
 pub mod mysql;
@@ -49,6 +50,7 @@ use std::time::{Duration, Instant};
 
 pub use certificates::Certificates;
 pub use faketime::Clock;
+pub use inside::Inside;
 pub use log::Log;
 pub use monitor::{Monitor, Seen};
 pub use network::{Direction, Door, Gateway, NetFault, Protocol, Swallow, Weather};

@@ -113,7 +113,7 @@ impl Process {
 
     /// Whether it runs and is not frozen.
     pub fn is_awake(&self) -> bool {
-        let awake = |pid| state_of(pid).is_some_and(|state| state != 'T');
+        let awake = |pid| state_of(pid).is_some_and(|state| !matches!(state, 'T' | 'Z'));
         self.processes().first().copied().is_some_and(awake)
     }
 

@@ -17,6 +17,7 @@ use crate::network::{Direction, Gateway, Stream};
 use crate::port::Port;
 use crate::process::{PATIENCE, Process, SharedServer};
 
+mod sessions;
 mod wire;
 
 pub use wire::{Zk, ZkRequest};
@@ -209,6 +210,14 @@ impl Ensemble {
     /// # Panics
     /// When they do not.
     pub async fn start() -> Ensemble {
+        Ensemble::start_with("").await
+    }
+
+    /// The same with further lines of their configuration, which count more than those that all have.
+    ///
+    /// # Panics
+    /// When they do not serve.
+    pub async fn start_with(lines: &str) -> Ensemble {
         let mut servers: Vec<Zookeeper> = (0..3).map(|_| Zookeeper::create()).collect();
         // To follow, and to elect.
         let ports: Vec<[Port; 2]> = (0..3).map(|_| [Port::reserve(), Port::reserve()]).collect();
@@ -225,6 +234,7 @@ impl Ensemble {
                 server.config.push_str(&line);
                 own_ways.push(way);
             }
+            server.config.push_str(lines);
             ways.push(own_ways);
             fs::write(server.dir().join("myid"), (own + 1).to_string()).expect("a file can be written");
         }
@@ -246,7 +256,17 @@ impl Ensemble {
         &self.servers
     }
 
-    /// The number of the leader.
+    /// Their addresses, as a client has them.
+    pub fn addrs(&self) -> String {
+        let addrs: Vec<String> = self
+            .servers
+            .iter()
+            .map(|server| server.addr().to_string())
+            .collect();
+        addrs.join(",")
+    }
+
+    /// The number of the leader, among those that run and are not frozen.
     ///
     /// # Panics
     /// When there is none in time.
@@ -254,11 +274,11 @@ impl Ensemble {
         let deadline = Instant::now() + PATIENCE;
         loop {
             for (number, server) in self.servers.iter().enumerate() {
-                if server
-                    .said("srvr")
-                    .await
-                    .is_some_and(|said| said.contains("Mode: leader"))
-                {
+                let said = match server.is_awake() {
+                    true => server.said("srvr").await,
+                    false => None,
+                };
+                if said.is_some_and(|said| said.contains("Mode: leader")) {
                     return number;
                 }
             }

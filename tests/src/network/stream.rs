@@ -126,20 +126,23 @@ async fn requests<D: Dialect>(
                 Asks::For(request) => network.strike(request.clone()),
                 _ => None,
             };
+            let held = match &struck {
+                Some((Deed::Hold, fault)) => Some(Undelivered(fault.clone())),
+                _ => None,
+            };
             let due = network.weather.due(Direction::ToServer, &mut last);
-            let _ = arrive.send((due, unit, struck));
+            let _ = arrive.send((due, unit, struck, held));
         }
     };
     let write = async move {
-        while let Some((due, Unit { bytes, asks }, struck)) = arrived.recv().await {
-            let mut held = None;
+        while let Some((due, Unit { bytes, asks }, struck, held)) = arrived.recv().await {
             if let Some((Deed::Hold, fault)) = &struck {
-                held = Some(Undelivered(fault.clone()));
                 // Whatever becomes of its client.
                 fault.is_released().await;
             } else {
                 tokio::select! {
-                    () = cut.cancelled() => break,
+                    // One behind it may be held.
+                    () = cut.cancelled() => continue,
                     () = passes(network, Direction::ToServer, due) => {}
                 }
             }

@@ -33,3 +33,5 @@ mod zookeeper_conformance;
 mod zookeeper_doctor;
 mod zookeeper_faults;
 mod zookeeper_permissions;
+mod zookeeper_sessions;
+mod zookeeper_support;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
-    Renewal, Store,
+    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, RenewRequest, Renewal, Store,
 };
 use dlock::{Error, LockClient, LockKey};
 use dlock_tests::faults::{PATIENCE, SOON, answered};
@@ -14,52 +13,9 @@ use dlock_tests::{Direction, Swallow, eventually};
 use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
 use futures_util::future::join_all;
 
-/// What one step of a hasty store may take.
-const TIMEOUT: Duration = Duration::from_millis(600);
-/// No test waits for its end.
-const LEASE: Duration = Duration::from_secs(300);
-
-fn fresh_root() -> String {
-    format!("/faults-{:016x}", fastrand::u64(..))
-}
-
-/// A store that is never late, with a session of its own.
-async fn patient(servers: impl ToString, root: &str, session: Duration) -> ZookeeperLocks {
-    store(servers, root, session, PATIENCE).await
-}
-
-async fn store(servers: impl ToString, root: &str, session: Duration, timeout: Duration) -> ZookeeperLocks {
-    let servers = servers.to_string();
-    let builder = || {
-        let builder = ZookeeperLocks::builder(&servers).root(root);
-        builder.session(session).timeout(timeout)
-    };
-    answered(|| builder().connect())
-        .await
-        .expect("the server is there")
-}
-
-async fn client(store: &ZookeeperLocks) -> LockClient {
-    let builder = LockClient::builder().store(store.clone()).retry_for(PATIENCE);
-    builder.build().await.expect("a client on the store")
-}
-
-/// A server that others use too, a network before it, and a root that is unused.
-async fn setting() -> (Arc<Zookeeper>, ZkProxy, String) {
-    let server = Zookeeper::shared().await;
-    let proxy = ZkProxy::start(server.addr());
-    (server, proxy, fresh_root())
-}
-
-fn request(key: &str, number: u64) -> AcquireRequest {
-    AcquireRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), LEASE)
-}
-
-fn release(key: &str, number: u64) -> ReleaseRequest {
-    ReleaseRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number))
-}
-
-const LONG: Duration = Duration::from_secs(30);
+use crate::zookeeper_support::{
+    LEASE, LONG, TIMEOUT, client, fresh_root, patient, release, request, setting, store,
+};
 
 /// A server that is cut off from its leader answers pings for seconds, while the leader ends the session and gives the lock
 /// to another client. It takes as long as the session, and three servers have to start.
