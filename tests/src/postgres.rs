@@ -140,6 +140,23 @@ impl Postgres {
         self.restart().await;
     }
 
+    /// Whether transactions only read, by default.
+    ///
+    /// # Panics
+    /// When that cannot be set.
+    pub async fn only_reads(&self, reads: bool) {
+        let client = self.client().await;
+        // A server that has been switched off for writing is switched on again.
+        let set = format!("ALTER SYSTEM SET default_transaction_read_only = {reads}");
+        for sql in [
+            "SET default_transaction_read_only = off",
+            &set,
+            "SELECT pg_reload_conf()",
+        ] {
+            client.batch_execute(sql).await.expect("it can be set");
+        }
+    }
+
     fn initialize(&self) -> anyhow::Result<()> {
         let (data, secret) = (self.data_dir(), self.dir().join("password"));
         fs::write(&secret, &self.password)?;

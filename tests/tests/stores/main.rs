@@ -18,6 +18,7 @@ mod mysql_locks;
 mod mysql_support;
 mod postgres_conformance;
 mod postgres_doctor;
+mod postgres_failover;
 mod postgres_faults;
 mod postgres_hold;
 mod postgres_isolation;

@@ -359,25 +359,13 @@ async fn a_statement_that_the_server_gives_up_was_not_done_and_keeps_its_connect
     .await;
 }
 
-async fn set_read_only(server: &Postgres, read_only: bool) {
-    let client = server.client().await;
-    // A server that has been switched off for writing is switched on again.
-    let sql = format!("ALTER SYSTEM SET default_transaction_read_only = {read_only}");
-    client
-        .batch_execute("SET default_transaction_read_only = off")
-        .await
-        .unwrap();
-    client.batch_execute(&sql).await.unwrap();
-    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
-}
-
 /// A server that takes no writes is no place for records: a step says so when its time is over, and that it was not done;
 /// and the records go on as soon as there is a primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
     let (server, table) = (Postgres::start().await, fresh_table());
     let records = hasty(server.config(), &table).await;
-    set_read_only(&server, true).await;
+    server.only_reads(true).await;
     let claim = ask(&fresh_key());
     eventually("it is noticed", || async {
         let asked = within(TIMEOUT, "claim", records.claim(ask(&fresh_key()))).await;
@@ -391,7 +379,7 @@ async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-    set_read_only(&server, false).await;
+    server.only_reads(false).await;
     eventually("it is used again", || async {
         matches!(
             records.claim(claim.clone()).await,
@@ -464,7 +452,7 @@ async fn records_leave_a_server_that_became_read_only() {
     })
     .await;
     second.promote().await;
-    set_read_only(&first, true).await;
+    first.only_reads(true).await;
     let beside = patient(second.config(), &table).await;
     eventually("the second is used", || async {
         let request = ask(&fresh_key());

@@ -5,16 +5,17 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock::HoldState;
+use dlock::record::Records;
 use dlock::store::Bind;
-use dlock_postgres::{HoldError, LockInError};
-use dlock_tests::faults::within;
-use dlock_tests::postgres::{Postgres, connect};
-use dlock_tests::{Clock, child, eventually};
+use dlock::{HoldState, OnceError};
+use dlock_postgres::{HoldError, LockInError, PostgresRecords};
+use dlock_tests::faults::{PATIENCE, within};
+use dlock_tests::postgres::{PgProxy, Postgres, connect};
+use dlock_tests::{Clock, Direction, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tokio::time::sleep;
-use tokio_postgres::Config;
+use tokio_postgres::{Config, NoTls};
 
 use crate::postgres_support::{Bank, bank, bank_on, client, connected};
 
@@ -39,9 +40,9 @@ async fn effect_and_lock_commit_together() {
 #[tokio::test]
 async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
     let bank = bank().await;
-    let guard = bank.held_for(300 * MS).await;
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
+    let guard = bank.held_for(300 * MS).await;
     bank.locks.hold_in(&tx, &guard).await.unwrap();
     sleep(500 * MS).await;
     assert!(matches!(guard.state(), HoldState::Lost(_)), "the lease is over");
@@ -59,9 +60,9 @@ async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
 #[tokio::test]
 async fn waiter_gets_the_lock_after_the_transaction() {
     let bank = bank().await;
-    let guard = bank.held_for(200 * MS).await;
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
+    let guard = bank.held_for(200 * MS).await;
     bank.locks.hold_in(&tx, &guard).await.unwrap();
     let waiter = tokio::spawn(bank.other.lock("account").acquire());
     sleep(800 * MS).await;
@@ -420,10 +421,19 @@ async fn clock_that_jumps_takes_no_lock_from_a_transaction() {
 }
 
 /// Where the process stands still, or dies, that does the work of [`as_another_process`].
-const STEPS: [&str; 5] = ["acquired", "held", "paid", "committed", "released"];
+const STEPS: [&str; 8] = [
+    "acquired",
+    "claimed",
+    "begun",
+    "held",
+    "paid",
+    "recorded",
+    "committed",
+    "released",
+];
 
-/// Another process of the bank, told by its environment what to do. It ends with 0 where it paid, and with 3 where the lock
-/// was lost.
+/// Another process of the bank, told by its environment what to do: lock, payment and the record of the payment are one
+/// transaction. It ends with 0 where it paid, or had paid before, and with 3 where the lock was lost.
 #[tokio::test]
 #[ignore = "it is what the tests start as another process"]
 async fn as_another_process() {
@@ -431,6 +441,8 @@ async fn as_another_process() {
     let (table, step, how) = (var("BANK_TABLE"), var("BANK_STEP"), var("BANK_HOW"));
     let config: Config = var("BANK_URL").parse().unwrap();
     let locks = connected(config.clone(), &table).await;
+    let records = PostgresRecords::builder(config.clone(), NoTls).table(format!("{table}_records"));
+    let records = records.timeout(PATIENCE).connect().await.unwrap();
     let client = client(&locks).await;
     let mut db = connect(&config).await.unwrap();
     let at = |now: &str| match (now == step, &*how) {
@@ -440,23 +452,40 @@ async fn as_another_process() {
     };
     let guard = client.lock("account").lease(500 * MS).acquire().await.unwrap();
     at("acquired");
-    let tx = db.transaction().await.unwrap();
-    if let Err(error) = locks.hold_in(&tx, &guard).await {
-        assert!(matches!(error, HoldError::Lost { .. }), "{error}");
-        std::process::exit(3);
+    // Work that stands still for longer than its claim lasts is given up.
+    let claimed_for = if how == "dies" { 500 * MS } else { PATIENCE };
+    let once = Records::new(records.clone()).once("theirs").lease(claimed_for);
+    let done = once
+        .wait(PATIENCE)
+        .run(async |claim| {
+            at("claimed");
+            let tx = db.transaction().await.unwrap();
+            tx.batch_execute("SELECT 1").await.unwrap();
+            at("begun");
+            locks.hold_in(&tx, &guard).await?;
+            at("held");
+            let sql = format!("INSERT INTO {table}_payments VALUES ('theirs')");
+            tx.batch_execute(&sql).await.unwrap();
+            at("paid");
+            records.complete_once_in(&tx, &claim, &()).await.unwrap();
+            at("recorded");
+            tx.commit().await.unwrap();
+            at("committed");
+            Ok::<_, HoldError>(())
+        })
+        .await;
+    match done {
+        Ok(_) => {}
+        Err(OnceError::Work(HoldError::Lost { .. })) => std::process::exit(3),
+        Err(error) => panic!("{error}"),
     }
-    at("held");
-    let sql = format!("INSERT INTO {table}_payments VALUES ('theirs')");
-    tx.batch_execute(&sql).await.unwrap();
-    at("paid");
-    tx.commit().await.unwrap();
-    at("committed");
     let _ = guard.release().await;
     at("released");
     std::process::exit(0);
 }
 
-fn start(bank: &Bank, step: &str, how: &str) -> Child {
+async fn start(bank: &Bank, step: &str, how: &str) -> Child {
+    bank.server.records(&format!("{}_records", bank.table)).await;
     let mut command = child::command(std::env::current_exe().unwrap());
     let test = [
         "--exact",
@@ -498,9 +527,9 @@ fn is_stopped(process: &Child) -> bool {
 /// It lasts some leases for each step.
 #[tokio::test]
 async fn process_that_stands_still_for_longer_than_its_lease_never_pays_beside_another() {
-    for step in STEPS {
+    for step in ["acquired", "held", "paid", "committed", "released"] {
         let bank = bank().await;
-        let mut process = start(&bank, step, "stops");
+        let mut process = start(&bank, step, "stops").await;
         eventually("it stands still", async || is_stopped(&process)).await;
         sleep(1200 * MS).await;
         let pinned = matches!(step, "held" | "paid");
@@ -537,14 +566,53 @@ async fn process_that_stands_still_for_longer_than_its_lease_never_pays_beside_a
     }
 }
 
+/// Lock, payment and record: the next process finishes what is not done, and repeats nothing.
 #[tokio::test]
 async fn process_that_dies_at_any_step_leaves_its_effect_or_nothing_and_a_free_lock() {
     for step in STEPS {
         let bank = bank().await;
-        let mut process = start(&bank, step, "dies");
+        let mut process = start(&bank, step, "dies").await;
         assert_ne!(ends(&mut process).await, Some(0), "{step}");
         eventually("the lock is free", async || bank.is_free("account").await).await;
         let expected = matches!(step, "committed" | "released");
         assert_eq!(bank.payments().await.len(), usize::from(expected), "{step}");
+        for _ in 0..2 {
+            let mut next = start(&bank, "never", "dies").await;
+            assert_eq!(ends(&mut next).await, Some(0), "{step}");
+            assert_eq!(bank.payments().await, ["theirs"], "{step}");
+        }
+    }
+}
+
+/// Whether its end is seen or not, until the limit of the server for transactions without a word.
+#[tokio::test]
+async fn transaction_whose_client_is_cut_off_gives_the_lock_up() {
+    for silent in [false, true] {
+        let bank = bank().await;
+        let proxy = PgProxy::start(bank.server.addr());
+        let guard = bank.held_for(5 * PATIENCE).await;
+        let mut db = bank.server.client_at(proxy.addr()).await;
+        let tx = db.transaction().await.unwrap();
+        bank.locks.hold_in(&tx, &guard).await.unwrap();
+        tx.batch_execute(&bank.payment("ours")).await.unwrap();
+        bank.expires().await;
+        if silent {
+            let limit = "SET LOCAL idle_in_transaction_session_timeout = '1s'";
+            tx.batch_execute(limit).await.unwrap();
+            proxy.block(Direction::Both);
+        } else {
+            proxy.cut();
+        }
+        let next = within(PATIENCE, "others go on", bank.other.lock("account").acquire());
+        let next = next.await.unwrap();
+        let mut theirs = bank.db().await;
+        let other = theirs.transaction().await.unwrap();
+        bank.locks.hold_in(&other, &next).await.unwrap();
+        other.batch_execute(&bank.payment("theirs")).await.unwrap();
+        other.commit().await.unwrap();
+        proxy.unblock(Direction::Both);
+        let late = within(PATIENCE, "the commit fails", tx.commit()).await;
+        assert!(late.is_err(), "its transaction is over");
+        assert_eq!(bank.payments().await, ["theirs"]);
     }
 }

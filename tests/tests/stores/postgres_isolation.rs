@@ -39,17 +39,6 @@ enum Since {
 }
 
 impl Bank {
-    /// Leases are over as after a long stop, and no client knows.
-    async fn expires(&self) {
-        let table = &self.table;
-        let sql = format!(
-            "UPDATE {table} SET until = clock_timestamp() - interval '1 hour', read_until = \
-             least(read_until, clock_timestamp() - interval '1 hour'); \
-             UPDATE {table}_readers SET until = clock_timestamp() - interval '1 hour'"
-        );
-        self.db().await.batch_execute(&sql).await.unwrap();
-    }
-
     async fn renews(&self, guard: &LockGuard, reads: bool) {
         let bound = guard.bind().unwrap().remove(0);
         let kind = if reads { Kind::Read } else { Kind::Mutex };

@@ -106,4 +106,15 @@ impl Bank {
             Err(error) => panic!("{error}"),
         }
     }
+
+    /// Leases are over as after a long stop, and no client knows.
+    pub(super) async fn expires(&self) {
+        let table = &self.table;
+        let sql = format!(
+            "UPDATE {table} SET until = clock_timestamp() - interval '1 hour', read_until = \
+             least(read_until, clock_timestamp() - interval '1 hour'); \
+             UPDATE {table}_readers SET until = clock_timestamp() - interval '1 hour'"
+        );
+        self.db().await.batch_execute(&sql).await.unwrap();
+    }
 }
