@@ -84,6 +84,8 @@ struct Left {
     refused: Vec<(Job, i64)>,
     /// Renewals that did not find all of their grants, with the time when they were sent.
     renewals: Vec<(Job, Instant)>,
+    /// Acquires that were granted, by a reply without the token: a trigger of the table hides it.
+    granted: Vec<Job>,
 }
 
 /// An error means that the connection is unusable.
@@ -119,7 +121,13 @@ impl Performing<'_> {
             // Another process was first, or has just removed the row again.
             self.look_again(job);
         }
-        Ok(())
+        let granted = left.granted;
+        self.look(Left {
+            granted,
+            ..Left::default()
+        })
+        .await
+        .map(drop)
     }
 
     /// Reads the server's time before the operations, if one of them releases an acquire that may still take effect.
@@ -246,7 +254,8 @@ impl Performing<'_> {
         for (job, refuse_after) in left.refused {
             self.failed(Part::Acquire(job, refuse_after), &not_granted(&failure));
         }
-        for (job, _) in left.renewals {
+        let asked = left.renewals.into_iter().map(|(job, _)| job);
+        for job in asked.chain(left.granted) {
             self.fail(job, &failure.error);
         }
         Err(failure.error)
@@ -263,6 +272,7 @@ impl Performing<'_> {
             Part::Renew(jobs, _) => left.renewals.extend(jobs.into_iter().map(|job| (job, sent))),
             Part::Force(job) => self.answer(job, Answer::Forced(reply.affected > 0)),
             Part::Acquire(job, refuse_after) => match (&job.step, reply.affected) {
+                (_, 1..) if reply.last_insert_id == 0 => left.granted.push(job),
                 (Step::Acquire(ask), 1..) => {
                     let first = reply.last_insert_id;
                     let granted = Granted::with_tokens(first, first + u64::from(ask.tokens) - 1);
@@ -311,6 +321,7 @@ impl Performing<'_> {
     async fn look(&mut self, left: Left) -> Result<Vec<Job>, StoreError> {
         let jobs = left.refused.iter().map(|(job, _)| job);
         let jobs = jobs.chain(left.renewals.iter().map(|(job, _)| job));
+        let jobs = jobs.chain(&left.granted);
         let keys: Vec<&str> = jobs.flat_map(|job| job.step.keys()).map(|key| &**key).collect();
         if keys.is_empty() {
             return Ok(Vec::new());
@@ -347,6 +358,20 @@ impl Performing<'_> {
             };
             self.answer(job, Answer::Renewed(renewal));
         }
+        for job in left.granted {
+            let Step::Acquire(ask) = &job.step else { continue };
+            let row = rows.get(ask.key.as_bytes());
+            match row.filter(|row| row.holder == ask.grant.to_string()) {
+                Some(row) => {
+                    let granted = Granted::with_tokens(row.fence, row.fence + u64::from(ask.tokens) - 1);
+                    self.answer(job, Answer::Acquired(AcquireReply::Acquired(granted)));
+                }
+                None => self.fail(
+                    job,
+                    &StoreError::unknown("the grant ended before its token was read"),
+                ),
+            }
+        }
         let mut missing = Vec::new();
         for (job, refuse_after) in left.refused {
             let row = job.step.keys().find_map(|key| rows.get(key.as_bytes()));
@@ -380,6 +405,9 @@ impl Performing<'_> {
         }
         for (job, _) in left.renewals {
             self.fail(job, &failure.error);
+        }
+        for job in left.granted {
+            self.fail(job, &StoreError::unknown(&*failure.error.message));
         }
         match failure.broken {
             true => Err(failure.error),

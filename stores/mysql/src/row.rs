@@ -13,6 +13,7 @@ pub(crate) struct Found {
     kind: String,
     pub(crate) kept: bool,
     pub(crate) until: i64,
+    pub(crate) fence: u64,
     pub(crate) now: i64,
 }
 
@@ -21,14 +22,15 @@ impl Found {
     ///
     /// If a column cannot be decoded.
     pub(crate) fn of(row: Row) -> Result<Found, FromRowError> {
-        type Columns = (Vec<u8>, String, String, i64, i64, i64);
-        let (key, holder, kind, kept, until, now): Columns = mysql_async::from_row_opt(row)?;
+        type Columns = (Vec<u8>, String, String, i64, i64, i64, i64);
+        let (key, holder, kind, kept, until, fence, now): Columns = mysql_async::from_row_opt(row)?;
         Ok(Found {
             key,
             holder,
             kind,
             kept: kept != 0,
             until,
+            fence: fence.unsigned_abs(),
             now,
         })
     }

@@ -59,7 +59,8 @@ impl Table {
     }
 
     /// Acquires a lock that is available or whose lease has expired, unless the server's time is past `refuse_after`.
-    /// The reply has one affected row if it was acquired, and the first token as `last_insert_id`. `fence` is assigned
+    /// The reply has one affected row if it was acquired, and the first token as `last_insert_id`, unless the table has a
+    /// trigger. `fence` is assigned
     /// first, because it is computed from the previous values of the row.
     pub(crate) fn acquire(&self, ask: &Ask, refuse_after: i64) -> String {
         let Ask {
@@ -119,8 +120,8 @@ impl Table {
         )
     }
 
-    /// Reads the rows of these keys: key, holder, kind, whether it is kept, the end of the lease, and the server's
-    /// time.
+    /// Reads the rows of these keys: key, holder, kind, whether it is kept, the end of the lease, the first token, and
+    /// the server's time.
     pub(crate) fn look<'a>(&self, keys: impl Iterator<Item = &'a str>) -> String {
         format!("{} WHERE k IN ({})", self.select(), listed(keys.map(hex)))
     }
@@ -137,7 +138,7 @@ impl Table {
 
     fn select(&self) -> String {
         format!(
-            "SELECT k, holder, kind, kept, until_us, {NOW} FROM {}",
+            "SELECT k, holder, kind, kept, until_us, fence, {NOW} FROM {}",
             self.quoted
         )
     }

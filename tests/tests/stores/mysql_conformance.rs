@@ -70,6 +70,19 @@ impl Rows for Table {
         count.expect("a row")
     }
 
+    async fn conflicts(&self) {
+        let mut db = self.server.client().await;
+        for change in ["INSERT", "UPDATE"] {
+            let sql = format!(
+                "CREATE TRIGGER {t}_{change} BEFORE {change} ON `{t}` FOR EACH ROW BEGIN \
+                 IF RAND() < 0.17 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'a dead-lock'; END IF; \
+                 IF RAND() < 0.17 THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'a wait'; END IF; END",
+                t = self.name
+            );
+            db.query_drop(sql).await.unwrap();
+        }
+    }
+
     async fn expire(&self) {
         let sql = format!("UPDATE `{}` SET until_us = until_us - 1000000000000", self.name);
         self.server.client().await.query_drop(sql).await.unwrap();

@@ -26,6 +26,7 @@ in_scenes! { Table:
     fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Mysql::shared());
     fn dropped_client_leaves_no_connection_and_no_lock() = dropped_client_leaves_no_connection_and_no_lock(Mysql::start());
     fn many_locks_of_a_client_are_renewed_by_few_statements() = many_locks_of_a_client_are_renewed_by_few_statements(Mysql::shared());
+    fn conflicts_at_any_step_cost_no_lock_and_grant_none_twice() = conflicts_at_any_step_cost_no_lock_and_grant_none_twice(Mysql::shared());
 }
 
 /// Nothing is sent on its connection, and yet a holder soon learns that it broke.

@@ -93,6 +93,18 @@ impl Rows for Table {
         row.unwrap().get(0)
     }
 
+    async fn conflicts(&self) {
+        let sql = format!(
+            "CREATE FUNCTION {t}_fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF random() < 0.33 THEN \
+             RAISE EXCEPTION 'for a test' USING ERRCODE = (ARRAY['40001', '40P01', '55P03'])[1 + floor(random() * 3)]; \
+             END IF; RETURN NEW; END $$; \
+             CREATE TRIGGER fails BEFORE INSERT OR UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_fails()",
+            t = self.name
+        );
+        self.server.client().await.batch_execute(&sql).await.unwrap();
+    }
+
     async fn expire(&self) {
         let sql = format!(
             "UPDATE \"{}\" SET until = clock_timestamp() - interval '1 second'",

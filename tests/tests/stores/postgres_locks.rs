@@ -108,6 +108,7 @@ in_scenes! { Table:
     fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Postgres::shared());
     fn dropped_client_leaves_no_connection_and_no_lock() = dropped_client_leaves_no_connection_and_no_lock(Postgres::start());
     fn many_locks_of_a_client_are_renewed_by_few_statements() = many_locks_of_a_client_are_renewed_by_few_statements(Postgres::shared());
+    fn conflicts_at_any_step_cost_no_lock_and_grant_none_twice() = conflicts_at_any_step_cost_no_lock_and_grant_none_twice(Postgres::shared());
 }
 
 #[tokio::test]

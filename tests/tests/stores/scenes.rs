@@ -18,7 +18,8 @@ use crate::backend::{Asked, Backend};
 mod clients;
 
 pub(super) use clients::{
-    clock_that_jumps_lets_tokens_grow_and_the_holder_know, dropped_client_leaves_no_connection_and_no_lock,
+    clock_that_jumps_lets_tokens_grow_and_the_holder_know,
+    conflicts_at_any_step_cost_no_lock_and_grant_none_twice, dropped_client_leaves_no_connection_and_no_lock,
     many_locks_of_a_client_are_renewed_by_few_statements,
 };
 
@@ -95,6 +96,9 @@ pub(super) trait Rows: Backend {
 
     /// How many connections clients have to the server, beside the one that asks.
     fn connections(&self) -> impl Future<Output = i64> + Send;
+
+    /// From now on every third change of a row fails, by conflicts of all kinds.
+    fn conflicts(&self) -> impl Future<Output = ()> + Send;
 
     /// Ends the leases of all locks.
     fn expire(&self) -> impl Future<Output = ()> + Send;

@@ -1,15 +1,18 @@
 //! What a whole client does on a store: many locks, a clock of the server that is set, an end without a word.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock::store::AcquireReply;
+use dlock::HoldState;
+use dlock::store::{AcquireReply, Bind, Kind, Outcome, RenewRequest, Renewal};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::{Clock, eventually};
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::{LEASE, MS, Rows, SEC, Setting, ask, client, end, is_released};
+use super::{LEASE, MS, Rows, SEC, Setting, ask, client, end, is_released, row};
 
 /// Clocks of clients do not count; that of the server does: ahead ends leases early, and never makes two tokens of one.
 pub(crate) async fn clock_that_jumps_lets_tokens_grow_and_the_holder_know<B: Rows>(
@@ -97,4 +100,40 @@ pub(crate) async fn many_locks_of_a_client_are_renewed_by_few_statements<B: Rows
         "{sent} statements in {thirds} thirds of a lease"
     );
     eventually("each is renewed", async || renewals() - before > 40).await;
+}
+
+/// Dead-locks, serialization failures and lock waits at every third change, whatever makes it.
+pub(crate) async fn conflicts_at_any_step_cost_no_lock_and_grant_none_twice<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    row(&setting.patient, "k").await;
+    setting.backend.conflicts().await;
+    let (inside, tokens) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let work = setting.processes(6).await.into_iter().map(async |store| {
+        let here = client(&store).await;
+        for n in 0..10 {
+            let key = format!("of {:p} {n}", &here);
+            let own = within(PATIENCE, "a new key", here.lock(key).acquire()).await;
+            let guard = within(2 * PATIENCE, "a key of all", here.lock("k").acquire())
+                .await
+                .unwrap();
+            assert!(!inside.swap(true, Ordering::SeqCst), "two have it");
+            tokens.lock().push(guard.fencing_token());
+            let bound = guard.bind().unwrap().remove(0);
+            let renewal = RenewRequest::new(Kind::Mutex, bound.key, bound.grant, LEASE);
+            match store.clone().renew(vec![renewal]).await.unwrap().remove(0) {
+                Ok(renewed) => assert_eq!(renewed, Renewal::Renewed),
+                Err(error) => assert_eq!(error.outcome, Outcome::NotDone, "{error}"),
+            }
+            inside.store(false, Ordering::SeqCst);
+            within(PATIENCE, "a release", guard.release()).await.unwrap();
+            let own = own.unwrap();
+            assert_eq!(own.state(), HoldState::Held);
+            within(PATIENCE, "a release", own.release()).await.unwrap();
+        }
+    });
+    join_all(work).await;
+    let tokens = tokens.into_inner();
+    assert_eq!(tokens.len(), 60);
+    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    assert_eq!(setting.held().await, 0);
 }
