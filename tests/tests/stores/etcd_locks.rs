@@ -337,6 +337,12 @@ async fn many_renewals_share_a_look_at_their_session_until_the_connection_breaks
     assert!(renew().await);
     let once = looks();
     assert!(renew().await);
+    // As they come where the locks were acquired one after the other.
+    for number in 1..=60 {
+        let request = renewal(&format!("k{number}"), number, LEASE);
+        let reply = store.clone().renew(vec![request]).await.unwrap();
+        assert!(matches!(reply[..], [Ok(Renewal::RenewedFor(_))]), "{reply:?}");
+    }
     assert_eq!(looks(), once);
     setting.proxy.cut();
     eventually("there is a new connection", async || {

@@ -34,7 +34,7 @@ pub use self::builder::EtcdLocksBuilder;
 use self::inner::{Abandoned, Inner};
 use self::names::Name;
 pub use self::scheme::scheme;
-use self::session::{MANY, SHORTEST};
+use self::session::SHORTEST;
 pub use self::transaction::{Committed, FencedTransaction, Proof, TransactionError};
 use crate::clock::Moment;
 
@@ -142,13 +142,13 @@ impl Store for EtcdLocks {
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        let (called, many) = (Moment::now(), requests.len() >= MANY);
+        let called = Moment::now();
         let steps: Vec<StoreFuture<Renewal>> = requests
             .into_iter()
             .map(|request| {
                 let key = request.key.clone();
                 self.goes(&key, move |inner, _, deadline| {
-                    renew::renew(inner, request, called, many, deadline)
+                    renew::renew(inner, request, called, deadline)
                 })
             })
             .collect();

@@ -18,7 +18,6 @@ pub(crate) async fn renew(
     inner: Arc<Inner>,
     request: RenewRequest,
     called: Moment,
-    many: bool,
     deadline: Instant,
 ) -> Result<Renewal, StoreError> {
     let grant = match inner.grants.get(request.grant) {
@@ -40,7 +39,7 @@ pub(crate) async fn renew(
         inner.grants.remove(request.grant);
         return Ok(Renewal::Gone);
     }
-    let round = timeout_at(deadline, grant.session.round(&inner.links, many))
+    let round = timeout_at(deadline, grant.session.round())
         .await
         .map_err(|_| StoreError::unknown(inner.links.silence()))?;
     let is_there = match &round.found {

@@ -1,7 +1,8 @@
 //! A lease that many locks share, and its epoch.
 //!
 //! While a lock is on the lease, it is renewed every third of its time. A renewal of locks requests a round: the
-//! session renews the lease and reads its keys, on behalf of all callers that asked before the request was sent.
+//! session renews the lease and reads its keys, on behalf of all callers that asked before the request was sent. With many
+//! locks on the lease, whose renewals come at any time, a round also serves those that ask within a sixth of the lease.
 //!
 //! The epoch is a key on the lease. Each acquire compares the revision at which it was written; deleting the key makes
 //! every late copy of an acquire harmless, without any clock.
@@ -22,12 +23,12 @@ use crate::client::proto::{
 use crate::client::{Failure, Links, Refusal};
 use crate::clock::Moment;
 
-/// How long a round waits for further requests when many locks are renewed at once.
+/// How long a round of many locks waits for further requests.
 const GATHER: Duration = Duration::from_millis(30);
 /// Many renewals share a round within this part of the lease: the third in which each lock is renewed once takes two.
 const SHARED: u32 = 6;
-/// The number of renewals at which a round waits.
-pub(crate) const MANY: usize = 50;
+/// The number of locks on a lease that are many.
+const MANY: usize = 50;
 /// The shortest lease that a server with the default election timeout grants.
 pub(crate) const SHORTEST: Duration = Duration::from_secs(2);
 
@@ -44,8 +45,10 @@ pub(crate) struct Session {
     /// How many keys are on the lease.
     members: AtomicUsize,
     is_over: AtomicBool,
-    asked: watch::Sender<Asked>,
-    done: watch::Sender<Arc<Round>>,
+    /// How many rounds were requested.
+    asked: watch::Sender<u64>,
+    /// How many of these are answered, and the last round.
+    done: watch::Sender<(u64, Arc<Round>)>,
 }
 
 #[derive(Debug)]
@@ -58,17 +61,9 @@ struct State {
     used: Moment,
 }
 
-#[derive(Debug, Default, Clone, Copy)]
-struct Asked {
-    rounds: u64,
-    many: bool,
-}
-
 /// The result of a round.
 #[derive(Debug)]
 pub(crate) struct Round {
-    /// The number of the last request that this round answers.
-    upto: u64,
     /// When it was sent, and over which connection.
     sent: Moment,
     link: u64,
@@ -76,6 +71,14 @@ pub(crate) struct Round {
 }
 
 impl Round {
+    fn over() -> Arc<Round> {
+        Arc::new(Round {
+            sent: Moment::now(),
+            link: 0,
+            found: Ok(Found::Over),
+        })
+    }
+
     /// Whether it found keys within this time, over the connection that is still in use: after a new connection holds are
     /// confirmed anew.
     fn is_recent(&self, link: u64, within: Duration) -> bool {
@@ -123,12 +126,7 @@ impl Session {
             members: AtomicUsize::new(0),
             is_over: AtomicBool::new(false),
             asked: watch::Sender::default(),
-            done: watch::Sender::new(Arc::new(Round {
-                upto: 0,
-                sent: kept,
-                link: 0,
-                found: Ok(Found::Over),
-            })),
+            done: watch::Sender::new((0, Round::over())),
         });
         session.epoch(links, deadline).await?;
         Ok(session)
@@ -240,36 +238,43 @@ impl Session {
     pub(crate) fn end(&self) -> bool {
         let is_new = !self.is_over.swap(true, Ordering::Relaxed);
         if is_new {
-            self.done.send_replace(Arc::new(Round {
-                upto: u64::MAX,
-                sent: Moment::now(),
-                link: 0,
-                found: Ok(Found::Over),
-            }));
+            self.done.send_replace((u64::MAX, Round::over()));
             // The holders are told now, not at the next keep-alive.
             self.asked.send_modify(|_| {});
         }
         is_new
     }
 
-    /// Waits for a round that is sent after this call. Where many locks are renewed at once, a round that was sent a
-    /// sixth of the lease before does as well: the renewals of the other locks follow within that time.
-    pub(crate) async fn round(&self, links: &Links, many: bool) -> Arc<Round> {
+    /// Waits for a round that is sent after this call, or that is [shared](Self::shared) with it.
+    pub(crate) async fn round(&self) -> Arc<Round> {
         let mut done = self.done.subscribe();
-        let last = done.borrow().clone();
-        if many && last.is_recent(links.number(), self.ttl / SHARED) {
-            return last;
-        }
         let mut number = 0;
         self.asked.send_modify(|asked| {
-            asked.rounds += 1;
-            asked.many |= many;
-            number = asked.rounds;
+            *asked += 1;
+            number = *asked;
         });
-        match done.wait_for(|round| round.upto >= number).await {
-            Ok(round) => round.clone(),
+        match done.wait_for(|(answered, _)| *answered >= number).await {
+            Ok(done) => done.1.clone(),
             Err(_) => unreachable!("the session has the sender"),
         }
+    }
+
+    /// The last round, if it also serves renewals that are requested now.
+    fn shared(&self, links: &Links) -> Option<Arc<Round>> {
+        let last = self.done.borrow().1.clone();
+        let is_shared = self.members() >= MANY && last.is_recent(links.number(), self.ttl / SHARED);
+        is_shared.then_some(last)
+    }
+
+    /// Answers the requests up to this one, unless the session has ended meanwhile.
+    fn answer(&self, upto: u64, round: Arc<Round>) {
+        self.done.send_if_modified(|done| {
+            let goes_on = done.0 < u64::MAX;
+            if goes_on {
+                *done = (upto, round);
+            }
+            goes_on
+        });
     }
 
     /// Renews the lease until it ends or is idle. Calls `ended` when the server has ended it.
@@ -297,18 +302,17 @@ impl Session {
                 let _ = links.call(LeaseRevokeRequest { id: self.id }, deadline).await;
                 return;
             }
-            let upto = if is_round {
-                if asked.borrow().many {
+            let mut upto = 0;
+            if is_round {
+                if let Some(last) = self.shared(&links) {
+                    self.answer(*asked.borrow_and_update(), last);
+                    continue;
+                }
+                if self.members() >= MANY {
                     sleep(GATHER).await;
                 }
-                self.asked.send_if_modified(|asked| {
-                    asked.many = false;
-                    false
-                });
-                asked.borrow_and_update().rounds
-            } else {
-                0
-            };
+                upto = *asked.borrow_and_update();
+            }
             let (sent, link) = (Moment::now(), links.number());
             let kept = self.keep_alive(&links).await;
             pause = match &kept {
@@ -330,12 +334,7 @@ impl Session {
                 if self.ended() {
                     return ended();
                 }
-                self.done.send_replace(Arc::new(Round {
-                    upto,
-                    sent,
-                    link,
-                    found,
-                }));
+                self.answer(upto, Arc::new(Round { sent, link, found }));
             }
         }
     }
