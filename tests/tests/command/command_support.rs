@@ -27,7 +27,18 @@ pub(crate) async fn runs_lists_and_measures(url: &str, builder: LockClientBuilde
     let token = ended.stdout.trim().parse::<u64>();
     assert!(token.is_ok_and(|token| token > before), "{ended:?}");
     let guard = client.lock("a job").try_acquire().await.unwrap();
-    guard.release().await.unwrap();
+    let (code, said) = look(url, &["show", "a job"]);
+    assert!(code == Some(0) && said.contains("a job"), "{said}");
+    // Another job is told that it is busy, and its command does not run.
+    let busy = Running::script(url, &["--try", "a job"], "echo run")
+        .all_ended()
+        .await;
+    assert!(!busy.status.success() && busy.stdout.is_empty(), "{busy:?}");
+    let (code, said) = look(url, &["force-unlock", "a job"]);
+    assert_eq!(code, Some(0), "{said}");
+    let next = client.lock("a job").try_acquire().await.unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    next.release().await.unwrap();
     let bench = "bench --workload parallel --tasks 8 --seconds 1 --warmup 0";
     let (code, said) = look(url, &bench.split(' ').collect::<Vec<_>>());
     assert_eq!(code, Some(0), "{said}");

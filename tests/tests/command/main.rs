@@ -9,6 +9,7 @@ mod command_support;
 mod etcd_command;
 mod harness;
 mod main_checkout;
+mod mysql_command;
 mod ops_metrics;
 mod peers_report;
 mod postgres_command;
