@@ -150,6 +150,25 @@ impl Process {
         }
     }
 
+    /// Lets none of its files grow beyond this size, or any (`RLIMIT_FSIZE`), also of processes that it starts later.
+    ///
+    /// # Panics
+    /// When that cannot be set.
+    pub fn limit_files(&self, most: Option<u64>) {
+        let most = most.map_or_else(|| "unlimited".to_owned(), |most| most.to_string());
+        // The first of them before those that it started.
+        for process in self.processes() {
+            let limit = [format!("--pid={process}"), format!("--fsize={most}:")];
+            // As the user of the server: root may lack the right over others.
+            let set = unprivileged().arg("prlimit").args(limit).status();
+            let set = set.expect("prlimit (package util-linux) can be started");
+            assert!(
+                set.success() || state_of(process).is_none(),
+                "no limit for {process}"
+            );
+        }
+    }
+
     /// Lets a frozen server go on (`SIGCONT`).
     pub fn cont(&self) {
         self.signal(Signal::SIGCONT);
