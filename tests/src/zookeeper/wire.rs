@@ -34,6 +34,16 @@ impl ZkRequest {
         self.operation == 14
     }
 
+    /// Whether it only shows that the client is there.
+    pub fn is_ping(&self) -> bool {
+        self.operation == 11
+    }
+
+    /// Whether it lists the nodes inside a node.
+    pub fn lists(&self) -> bool {
+        matches!(self.operation, 8 | 12)
+    }
+
     fn parse(frame: &[u8]) -> Option<ZkRequest> {
         let int = |at: usize| Some(i32::from_be_bytes(frame.get(at..at + 4)?.try_into().ok()?));
         let (xid, operation) = (int(0)?, int(4)?);
@@ -64,8 +74,8 @@ impl Dialect for Zk {
         };
         let request = greeted.then(|| ZkRequest::parse(&bytes[4..])).flatten();
         *greeted = true;
-        // Replies to pings and the like have no order among the others.
-        let asks = match request.filter(|request| request.xid > 0) {
+        // What else has no number has its reply before those of earlier requests.
+        let asks = match request.filter(|request| request.xid > 0 || request.is_ping()) {
             Some(request) => Asks::For(request),
             None => Asks::Nothing,
         };

@@ -26,3 +26,4 @@ mod redis_run_once;
 mod redis_run_terminal;
 mod redis_slots;
 mod redis_soak;
+mod zookeeper_command;

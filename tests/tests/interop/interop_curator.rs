@@ -6,7 +6,9 @@ use dlock::{Error, LockClient, LockKey};
 use dlock_tests::curator::Curator;
 use dlock_tests::faults::PATIENCE;
 use dlock_tests::zookeeper::Zookeeper;
+use dlock_tests::{Inside, eventually};
 use dlock_zookeeper::ZookeeperLocks;
+use futures_util::future::join_all;
 
 const NO_WAIT: Duration = Duration::ZERO;
 
@@ -49,6 +51,7 @@ async fn locks_of_curator_and_dlock_exclude_each_other() {
     mutex_of_curator_keeps_dlock_out_until_its_release(&setting).await;
     read_write_locks_are_the_same(&setting).await;
     no_two_hold_at_once(&setting).await;
+    readers_and_writers_of_both_never_overlap(&setting).await;
     check_of_the_holders_node_stops_a_write_of_curator(&setting).await;
     lock_of_a_java_process_that_dies_is_free(setting).await;
 }
@@ -143,6 +146,74 @@ async fn no_two_hold_at_once(setting: &Setting) {
     tokio::join!(java(1), java(2), rust);
 }
 
+/// Many of both at once, and some of each give up on the way.
+async fn readers_and_writers_of_both_never_overlap(setting: &Setting) {
+    let Setting { curator, client, .. } = setting;
+    let (path, inside) = (setting.path("race"), Inside::default());
+    let patience = || match fastrand::u32(0..3) {
+        0 => Duration::from_millis(fastrand::u64(1..15)),
+        _ => PATIENCE,
+    };
+    let works = || tokio::time::sleep(Duration::from_millis(fastrand::u64(0..3)));
+    let java = (0..6_u32).map(|thread| {
+        let (path, inside) = (&path, &inside);
+        async move {
+            for round in 0..10 {
+                let writes = (thread + round) % 3 == 0;
+                let kind = if writes { "write" } else { "read" };
+                if !curator.acquire(10 + thread, kind, path, patience()).await {
+                    continue;
+                }
+                // Curator knows no tokens.
+                if writes {
+                    inside.write(0)
+                } else {
+                    inside.read(u64::MAX)
+                }
+                works().await;
+                if writes {
+                    inside.written()
+                } else {
+                    inside.was_read()
+                }
+                curator.release(10 + thread, kind, path).await;
+            }
+        }
+    });
+    let rust = (0..6_u32).map(|task| {
+        let (lock, inside) = (client.rw_lock("race"), &inside);
+        async move {
+            for round in 0..10 {
+                let writes = (task + round) % 3 == 0;
+                let side = if writes { lock.write() } else { lock.read() };
+                let Ok(guard) = tokio::time::timeout(patience(), side.acquire()).await else {
+                    continue;
+                };
+                let guard = guard.unwrap();
+                let token = guard.fencing_token();
+                if writes {
+                    inside.write(token)
+                } else {
+                    inside.read(token)
+                }
+                works().await;
+                if writes {
+                    inside.written()
+                } else {
+                    inside.was_read()
+                }
+                guard.release().await.unwrap();
+            }
+        }
+    });
+    tokio::join!(join_all(java), join_all(rust));
+    assert!(inside.turns() > 40 && inside.together() > 1, "{inside:?}");
+    eventually("nobody of both is left", async || {
+        client.list("race").await.is_ok_and(|holders| holders.is_empty())
+    })
+    .await;
+}
+
 async fn check_of_the_holders_node_stops_a_write_of_curator(setting: &Setting) {
     let Setting {
         curator,
@@ -178,8 +249,6 @@ async fn lock_of_a_java_process_that_dies_is_free(setting: Setting) {
 
 mod alone {
     use std::time::Instant;
-
-    use futures_util::future::join_all;
 
     use super::*;
 

@@ -5,35 +5,13 @@ use std::sync::Arc;
 use dlock::{Lock, LockClient};
 use dlock_tests::etcd::{Call, Etcd};
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, is_confirmed, within};
-use dlock_tests::{NetFault, Swallow, eventually};
+use dlock_tests::{NetFault, eventually};
 
 use crate::etcd_support::{LEASE, SEC, Setting, acquires, client, setting, setting_on};
-
-#[derive(Debug, Clone, Copy)]
-enum Loss {
-    /// The server never gets it.
-    Request,
-    /// The server has done it, and the connection breaks.
-    Reply,
-    /// The server has done it, and nothing comes back.
-    Silence,
-}
+use crate::losses::LOSSES;
 
 /// Whether it is the request that is lost.
 type Matches = fn(&Call) -> bool;
-
-const LOSSES: [Loss; 3] = [Loss::Request, Loss::Reply, Loss::Silence];
-
-impl Loss {
-    /// Of the next request that is so.
-    fn of(self, setting: &Setting, is: impl Fn(&Call) -> bool + Send + 'static) -> NetFault {
-        match self {
-            Loss::Request => setting.proxy.lose(1, is),
-            Loss::Reply => setting.proxy.swallow(1, Swallow::Cut, is),
-            Loss::Silence => setting.proxy.swallow(1, Swallow::Hang, is),
-        }
-    }
-}
 
 /// Acquires a lock for this time while one of the requests is lost, renews it and releases it. Returns whether it was lost.
 async fn is_held_once(
@@ -76,7 +54,7 @@ async fn lost_requests_and_replies_leave_nothing_wrong() {
             // No session has this lease yet.
             lease += SEC;
             let lock = here.lock("k").lease(lease);
-            let fault = loss.of(&setting, is);
+            let fault = loss.of(&setting.proxy, is);
             assert!(
                 is_held_once(&setting, fault, &what, &lock, &there).await,
                 "{what}: no such request"
@@ -93,7 +71,7 @@ async fn lost_request_or_reply_of_a_release_that_keeps_the_lock_leaves_nothing_w
     let lock = here.lock("k").min_hold(2 * SEC);
     for loss in LOSSES {
         in_rounds("it is released before its time", async || {
-            let fault = loss.of(&setting, |call| call.is("Txn") && call.has("kept "));
+            let fault = loss.of(&setting.proxy, |call| call.is("Txn") && call.has("kept "));
             let what = format!("{loss:?}");
             let lost = is_held_once(&setting, fault, &what, &lock, &there).await;
             setting.proxy.heal();
@@ -109,7 +87,7 @@ async fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told() {
     let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
     for loss in LOSSES {
         let guard = there.lock("k").acquire().await.unwrap();
-        let fault = loss.of(&setting, |call| call.is("DeleteRange"));
+        let fault = loss.of(&setting.proxy, |call| call.is("DeleteRange"));
         let forced = within(PATIENCE, "it ends", here.force_release("k")).await;
         assert!(fault.fired(), "{loss:?}");
         // A reply that says that it is done is true.
@@ -136,7 +114,7 @@ async fn lost_end_of_an_idle_session_leaves_no_lease_behind() {
     let loses = LOSSES.map(async |loss| {
         let setting = setting_on(Arc::new(Etcd::start().await)).await;
         let here = client(&setting.hasty).await;
-        let fault = loss.of(&setting, |call| call.is("LeaseRevoke"));
+        let fault = loss.of(&setting.proxy, |call| call.is("LeaseRevoke"));
         let lock = here.lock("k").lease(2 * SEC);
         let guard = lock.acquire().await.unwrap();
         let token = guard.fencing_token();

@@ -2,6 +2,7 @@
 
 mod attribute_and_layers;
 mod backend;
+mod crowds;
 mod doctor_support;
 mod etcd_conformance;
 mod etcd_doctor;
@@ -11,6 +12,7 @@ mod etcd_lost;
 mod etcd_support;
 mod etcd_waiters;
 mod leaders;
+mod losses;
 mod mysql_conformance;
 mod mysql_doctor;
 mod mysql_faults;
@@ -33,6 +35,8 @@ mod scenes;
 mod zookeeper_conformance;
 mod zookeeper_doctor;
 mod zookeeper_faults;
+mod zookeeper_locks;
+mod zookeeper_lost;
 mod zookeeper_permissions;
 mod zookeeper_sessions;
 mod zookeeper_support;

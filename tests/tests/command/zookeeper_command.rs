@@ -1,0 +1,37 @@
+//! The command `dlock` on ZooKeeper.
+
+use dlock::LockClient;
+use dlock_tests::Running;
+use dlock_tests::zookeeper::Zookeeper;
+
+use crate::command_support::{look, runs_lists_and_measures};
+
+#[tokio::test]
+async fn command_runs_lists_and_measures_on_zookeeper() {
+    let server = Zookeeper::shared().await;
+    let url = format!(
+        "zookeeper://{}/command-{:x}?timeout=20s",
+        server.addr(),
+        fastrand::u64(..)
+    );
+    let builder = LockClient::builder().scheme(dlock_zookeeper::scheme());
+    runs_lists_and_measures(&url, builder, 0).await;
+}
+
+#[tokio::test]
+async fn command_whose_lock_is_forced_open_on_zookeeper_is_ended() {
+    let server = Zookeeper::shared().await;
+    let root = format!("{}/command-{:x}", server.addr(), fastrand::u64(..));
+    let url = format!("zookeeper://{root}?timeout=20s");
+    let running = Running::script(&url, &["a job"], "echo ready; read line");
+    running.says("ready").await;
+    let (code, said) = look(&url, &["show", "a job"]);
+    assert!(code == Some(0) && said.contains("session"), "{said}");
+    let forced = ["force-unlock", "a job"];
+    let (code, said) = look(&url, &forced);
+    assert_eq!(code, Some(0), "{said}");
+    let ended = running.ended().await;
+    assert_eq!(ended.status.code(), Some(76), "{ended:?}");
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && !said.contains("a job"), "{said}");
+}

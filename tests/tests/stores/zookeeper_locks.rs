@@ -1,0 +1,134 @@
+//! Locks on ZooKeeper as clients see them: kinds that it has not, an end without a word, a server without space.
+
+use std::process::Command;
+
+use dlock::{Error, LockClient};
+use dlock_tests::eventually;
+use dlock_tests::faults::{PATIENCE, is_confirmed, within};
+use dlock_tests::zookeeper::{ZkProxy, Zookeeper};
+use tokio::time::sleep;
+
+use crate::scenes::{MS, SEC, in_scenes};
+use crate::zookeeper_conformance::Root;
+use crate::zookeeper_support::{LONG, TIMEOUT, client, fresh_root, patient, setting, store};
+
+in_scenes! { Root:
+    fn tokens_never_go_back() = tokens_never_go_back(Zookeeper::shared());
+    fn holds_survive_a_restart_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Zookeeper::start());
+    fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Zookeeper::shared());
+    /// The lease is shorter than the session, and a client that knows nothing of its end ends it.
+    fn holder_is_lost_before_the_lease_ends() = holder_is_lost_before_the_lease_ends(Zookeeper::start());
+}
+
+#[tokio::test]
+async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
+    let (_server, proxy, root) = setting().await;
+    let client = client(&patient(proxy.addr(), &root, LONG).await).await;
+    let sent = proxy.count(|request| !request.is_ping());
+    let refused = [
+        ("fair", client.fair_lock("k").try_acquire().await.map(drop)),
+        ("fair", client.fair_lock("k").acquire().await.map(drop)),
+        ("semaphore", client.semaphore("k").acquire().await.map(drop)),
+        ("latch", client.latch("k").wait().await.map(drop)),
+        (
+            "min_hold",
+            client.lock("k").min_hold(SEC).acquire().await.map(drop),
+        ),
+        (
+            "fixed",
+            client.lock("k").fixed_lease(SEC).acquire().await.map(drop),
+        ),
+    ];
+    for (what, refused) in refused {
+        let error = refused.expect_err(what);
+        assert!(matches!(error, Error::Unsupported { .. }), "{what}: {error:?}");
+        let said = error.to_string();
+        assert!(
+            said.contains("not supported") && said.contains(what),
+            "{what}: {said}"
+        );
+    }
+    assert_eq!(proxy.count(|request| !request.is_ping()), sent);
+    drop(client.lock("k").try_acquire().await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_client_leaves_no_session_no_connection_and_no_node() {
+    let server = Zookeeper::start().await;
+    for what in ["is idle", "holds", "waits", "asks", "has lost its server"] {
+        let proxy = ZkProxy::start(server.addr());
+        let root = fresh_root();
+        let beside = client(&patient(server.addr(), &root, LONG).await).await;
+        let here = client(&store(proxy.addr(), &root, 2 * SEC, SEC).await).await;
+        let _guard = match what {
+            "holds" => Some(here.lock("k").acquire().await.unwrap()),
+            "waits" => Some(beside.lock("k").acquire().await.unwrap()),
+            _ => None,
+        };
+        let acquiring = matches!(what, "waits" | "asks").then(|| tokio::spawn(here.lock("k").acquire()));
+        match (what, &acquiring) {
+            ("waits", _) => sleep(100 * MS).await,
+            // Dropped on the way.
+            ("asks", _) => tokio::task::yield_now().await,
+            ("has lost its server", _) => {
+                proxy.refuse();
+                proxy.cut();
+            }
+            _ => {}
+        }
+        if let Some(acquiring) = acquiring {
+            acquiring.abort();
+            let _ = acquiring.await;
+        }
+        drop((_guard, here, beside));
+        eventually(&format!("all is gone of a client that {what}"), async || {
+            // One connection asks.
+            server.sessions().await == 0
+                && server.counted("zk_ephemerals_count").await == 0
+                && server.counted("zk_num_alive_connections").await <= 1
+                && proxy.connections_open() == 0
+        })
+        .await;
+    }
+}
+
+/// A server ends itself when it cannot write its log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_without_space_grants_nothing_and_keeps_what_it_granted() {
+    let server = Zookeeper::start().await;
+    let root = fresh_root();
+    let hasty = store(server.addr(), &root, LONG, TIMEOUT).await;
+    let (holder, waiter) = (client(&hasty).await, client(&hasty).await);
+    let impatient = LockClient::builder().store(hasty.clone()).retry_for(SEC);
+    let impatient = impatient.build().await.unwrap();
+    let guard = within(PATIENCE, "the lock", holder.lock("k").acquire())
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(waiter.lock("k").acquire());
+    sleep(100 * MS).await;
+    let pid = server.pid().unwrap().to_string();
+    let full = Command::new("prlimit")
+        .args(["--pid", &pid, "--fsize=1:"])
+        .status();
+    assert!(full.unwrap().success(), "prlimit (package util-linux)");
+    let error = impatient.lock("new").acquire().await.unwrap_err();
+    assert!(
+        matches!(error, Error::Unreachable { .. } | Error::OutcomeUnknown { .. }),
+        "{error:?}"
+    );
+    assert!(guard.is_held() && !waiting.is_finished());
+    eventually("it has ended", async || !server.is_awake()).await;
+    server.restart().await;
+    is_confirmed(&guard).await;
+    assert!(!waiting.is_finished());
+    let new = within(PATIENCE, "there is space", holder.lock("new").acquire()).await;
+    new.unwrap().release().await.unwrap();
+    let token = guard.fencing_token();
+    guard.release().await.unwrap();
+    let next = within(PATIENCE, "the waiter goes on", waiting).await;
+    let next = next.unwrap().unwrap();
+    assert!(next.fencing_token() > token);
+    next.release().await.unwrap();
+    let free = async || waiter.list("").await.is_ok_and(|held| held.is_empty());
+    eventually("nothing is left", free).await;
+}
