@@ -8,7 +8,7 @@ use dlock::store::{
 };
 use dlock::{Error, LockClient};
 use dlock_etcd::{EtcdLocks, TransactionError};
-use dlock_tests::etcd::{Etcd, fresh_namespace};
+use dlock_tests::etcd::{Etcd, builder_at, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::{Certificates, eventually};
 use futures_util::future::join_all;
@@ -317,7 +317,8 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
 #[tokio::test]
 async fn many_renewals_share_a_look_at_their_session_until_the_connection_breaks() {
     let setting = setting().await;
-    let store = setting.hasty.clone();
+    let behind = builder_at(setting.proxy.addr(), &setting.namespace);
+    let store = connected(behind.timeout(PATIENCE)).await;
     for number in 1..=60 {
         granted(
             store
