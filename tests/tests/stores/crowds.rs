@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockClient;
+use dlock_tests::etcd::Etcd;
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::mysql::Mysql;
 use dlock_tests::zookeeper::Zookeeper;
@@ -15,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::backend::Backend;
 use crate::scenes::{LEASE, MS, SEC};
-use crate::{mysql_conformance, zookeeper_conformance};
+use crate::{etcd_conformance, mysql_conformance, zookeeper_conformance};
 
 async fn clients<B: Backend>(backend: &B, count: usize, lease: Duration) -> Vec<LockClient> {
     let client = async || {
@@ -168,4 +169,16 @@ async fn several_locks_on_mysql_are_held_all_or_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handovers_on_zookeeper_miss_no_wake_up() {
     handovers_miss_no_wake_up::<zookeeper_conformance::Root>(Zookeeper::shared().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_and_writers_that_race_on_etcd_never_overlap() {
+    let server = Etcd::shared().await;
+    readers_and_writers_that_race_never_overlap::<etcd_conformance::Namespace>(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_locks_on_etcd_are_held_all_or_none() {
+    let server = Etcd::shared().await;
+    several_locks_are_held_all_or_none::<etcd_conformance::Namespace>(server).await;
 }
