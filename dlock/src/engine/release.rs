@@ -44,8 +44,10 @@ pub(crate) enum ReleaseReport {
     Released,
     /// An earlier copy of the release has ended the grant.
     ReleasedBefore,
-    /// The store no longer knew the grant.
+    /// The store no longer knew the grant, whose lease had not ended.
     Gone,
+    /// The lease ended before the store could release the grant.
+    Expired,
     /// The lease ended before the reply, so it is unknown whether an earlier copy ended the grant.
     RanOut,
     /// No further copy is sent: the grant ends with its lease.
@@ -94,6 +96,7 @@ impl Release {
             Ok(ReleaseReply::NotHeld { repeated }) => {
                 return ReleaseAction::Report(
                     match (self.in_doubt || repeated) && !broken!(ReleaseInDoubtIsLoss) {
+                        false if now >= self.ours_until => ReleaseReport::Expired,
                         false => ReleaseReport::Gone,
                         // Ours until now by our clock: only an earlier copy can have ended it.
                         true if now < self.ours_until || broken!(LateReleaseIsDone) => {
@@ -165,6 +168,7 @@ mod tests {
             ReleaseAction::Report(ReleaseReport::Released) => "released",
             ReleaseAction::Report(ReleaseReport::ReleasedBefore) => "released before",
             ReleaseAction::Report(ReleaseReport::Gone) => "gone",
+            ReleaseAction::Report(ReleaseReport::Expired) => "expired",
             ReleaseAction::Report(ReleaseReport::RanOut) => "ran out",
             ReleaseAction::Report(ReleaseReport::Failed(failure)) => match failure.outcome {
                 Outcome::Unknown => "failed in doubt",
@@ -181,6 +185,10 @@ mod tests {
             vec![(10, not_held(false), "gone")],
             vec![(10, not_held(true), "released before")],
             vec![(30, not_held(true), "ran out")],
+            vec![
+                (29, not_done(Reason::Unreachable), "repeat"),
+                (30, not_held(false), "expired"),
+            ],
             vec![(10, not_done(Reason::Refused), "failed")],
             vec![
                 (10, not_done(Reason::RefusedForNow), "repeat"),

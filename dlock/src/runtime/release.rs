@@ -351,6 +351,7 @@ fn release_grant(
                                 grant.tell_held(*ended)
                             }
                             ReleaseReport::Gone => grant.tell_lost(&LossReason::Gone),
+                            ReleaseReport::Expired => grant.tell_lost(&LossReason::Expired),
                             ReleaseReport::RanOut | ReleaseReport::Failed(_) => grant.tell_held(Ended::Lost),
                         }
                     }
@@ -398,13 +399,15 @@ fn call_release(
 /// The result for the caller of a release, counted.
 fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
     let ReleaseRequest { kind, key, grant, .. } = request;
+    let lost = |loss| Error::Lost {
+        kind: *kind,
+        key: key.clone(),
+        loss,
+    };
     match report {
         ReleaseReport::Released | ReleaseReport::ReleasedBefore => Ok(()),
-        ReleaseReport::Gone => Err(Error::Lost {
-            kind: *kind,
-            key: key.clone(),
-            loss: Loss::Gone,
-        }),
+        ReleaseReport::Gone => Err(lost(Loss::Gone)),
+        ReleaseReport::Expired => Err(lost(Loss::Expired)),
         ReleaseReport::RanOut => Err(unknown(key, "its lease expired in the meantime".to_owned())),
         ReleaseReport::Failed(error) => {
             Event::ReleaseFailed {

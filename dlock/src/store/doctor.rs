@@ -280,6 +280,12 @@ pub struct StoreReport {
     pub durability: Durability,
     /// Whether a majority of independent servers grants each lock.
     pub by_majority: bool,
+    /// The longest lease that the store gives; `None` if it shortens none.
+    pub longest_lease: Option<Duration>,
+    /// After how long the store frees the locks of a client that is gone; `None` if their leases decide.
+    pub freed_after: Option<Duration>,
+    /// Whether leases end by the servers' wall clocks, so that one that is set ahead ends them early. True by default.
+    pub by_wall_clock: bool,
     /// The servers.
     pub servers: Vec<ServerFacts>,
 }
@@ -293,6 +299,9 @@ impl StoreReport {
             failover: Failover::Unknown("the store does not say".to_owned()),
             durability: Durability::Unknown,
             by_majority: false,
+            longest_lease: None,
+            freed_after: None,
+            by_wall_clock: true,
             servers: Vec::new(),
         }
     }

@@ -100,7 +100,8 @@ impl fmt::Debug for Scheme {
 ///
 /// let builder = || LockClient::builder().scheme(Scheme::new(["toy"], open));
 /// builder().url("toy://shop?table=locks_2").build().await?;
-/// assert!(builder().url("toy://shop?tabel=locks_2").build().await.is_err());
+/// let error = builder().url("toy://shop?tabel=locks_2").build().await.unwrap_err();
+/// assert!(error.to_string().contains("it has table"), "{error}");
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -119,12 +120,15 @@ pub struct OpenRequest {
     /// The id of the client, which is the first part of the ids of its grants: the bits of a UUID.
     pub client: u128,
     pub(crate) parameters: Vec<(String, String)>,
+    /// The names that were asked for.
+    pub(crate) known: Vec<String>,
 }
 
 impl OpenRequest {
     /// Removes a parameter from the query and returns it, decoded. The common parameters (`lease`, `timeout`,
     /// `retry_for`, `prefix`, `name`) are not among them.
     pub fn take(&mut self, name: &str) -> Option<String> {
+        self.known.push(name.to_owned());
         let at = self.parameters.iter().position(|(other, _)| other == name)?;
         Some(self.parameters.swap_remove(at).1)
     }
@@ -139,7 +143,12 @@ impl OpenRequest {
             None => Ok(()),
             Some((name, _)) => {
                 let (name, scheme): (String, _) = (name.chars().take(24).collect(), &self.scheme);
-                let message = format!("its query has an option \"{name}\", which {scheme}:// does not have");
+                let mut known = self.known.clone();
+                known.push("those of every store".to_owned());
+                let message = format!(
+                    "its query has an option \"{name}\", which {scheme}:// does not have: it has {}",
+                    known.join(", ")
+                );
                 Err(StoreError::not_done(Reason::WrongUrl, message))
             }
         }

@@ -39,6 +39,7 @@ pub(crate) async fn open(
                 service_name: common.service_name,
                 client: common.uuid.as_u128(),
                 parameters: parameters.0,
+                known: Vec::new(),
             };
             scheme.open(request).await.map_err(StoreError::into_connect_error)
         }

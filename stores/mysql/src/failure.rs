@@ -103,6 +103,7 @@ fn text(told: &ServerError) -> String {
     let advice = match told.code {
         NO_TABLE => ": create the table first, by create_table() or a migration with schema()",
         code if READS_ONLY.contains(&code) => ": dlock needs the primary",
+        1044 | 1142 | 1143 => ": grant the user what docs/mysql.md lists under Permissions",
         1665 => ": dlock needs binlog_format=ROW or MIXED",
         _ => "",
     };

@@ -229,7 +229,7 @@ fn root(path: &str) -> Result<String, Invalid> {
         return invalid("each of its parts must be the name of a node");
     }
     if names == "zookeeper" || names.starts_with("zookeeper/") {
-        return invalid("/zookeeper is the servers' own");
+        return invalid("/zookeeper is the servers' own: choose another node");
     }
     Ok(path.to_owned())
 }

@@ -47,6 +47,10 @@ impl ZookeeperLocks {
         // Each server writes a change to its disk before it replies, unless forceSync is off.
         report.durability = Durability::All;
         report.by_majority = checks::members(&servers) > 1;
+        let lasts = self.0.core.session.lasts();
+        report.longest_lease = Some(lasts - config.tick.unwrap_or(lasts / 2));
+        report.freed_after = Some(lasts);
+        report.by_wall_clock = false;
         report.servers = config.hosts.iter().map(ServerFacts::new).collect();
         if examination.probes {
             let key = scratch_key();

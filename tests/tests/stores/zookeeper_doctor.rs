@@ -79,7 +79,17 @@ async fn session_that_the_servers_shorten_and_a_low_limit_of_connections_are_tol
     let server = Zookeeper::start_with("maxSessionTimeout=5000\nmaxClientCnxns=6\n").await;
     let address = server.addr().to_string();
     let asks = client(&address, SESSION).await;
-    is(&read(&asks).await, "session", Bad, "5s at most");
+    let diagnosis = read(&asks).await;
+    is(&diagnosis, "session", Bad, "5s at most");
+    // What it expects is of the session that the servers give, half of which is the lease of a hold.
+    let expected = |event: &str| {
+        let row = diagnosis.what_if.iter().find(|row| row.event.contains(event));
+        row.expect("a row for it").clone()
+    };
+    assert!(expected("killed").waits.contains("up to 5s"));
+    assert!(expected("restarted").lost.contains("within 1.7s"));
+    assert!(expected("network").lost.contains("the lease of 2.5s"));
+    assert!(expected("clock").lost.starts_with("none"));
     is(&read(&asks).await, "connections", Good, "each address may have 6");
     // Many all together, of which each address has few.
     eventually("others are connected from elsewhere", async || {

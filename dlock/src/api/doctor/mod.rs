@@ -80,10 +80,12 @@ impl Doctor {
                 .map_err(|error| error.into_error("the diagnosis with key", &LockKey::raw("dlock:doctor")))?,
             None => brings_none(),
         };
-        let what_if = what_if::table(&report, settings.lease, settings.retry_for);
+        let longest = report.longest_lease.unwrap_or(settings.lease);
+        let lease = settings.lease.min(longest);
+        let what_if = what_if::table(&report, lease, settings.retry_for);
         let mut findings = vec![
-            lease_budget(&report.failover, settings.lease),
-            takeover(settings.lease, self.callers_wait),
+            lease_budget(&report.failover, lease),
+            takeover(report.freed_after, lease, self.callers_wait),
         ];
         findings.extend(report.findings);
         Ok(Diagnosis { findings, what_if })
@@ -191,19 +193,23 @@ fn lease_budget(failover: &Failover, lease: Duration) -> Finding {
     }
 }
 
-fn takeover(lease: Duration, callers_wait: Option<Duration>) -> Finding {
+fn takeover(freed_after: Option<Duration>, lease: Duration, callers_wait: Option<Duration>) -> Finding {
     const CHECK: &str = "takeover";
-    let costs = format!("after a crash of a holder others wait up to {lease:?}, the lease");
+    let (after, what) = match freed_after {
+        Some(session) => (session, "session"),
+        None => (lease, "lease"),
+    };
+    let costs = format!("after a crash of a holder others wait up to {after:?}, the {what}");
     match callers_wait {
         None => Finding::unknown(
             CHECK,
             format!("{costs}; how long callers wait is not visible from here"),
             Some("say it: --callers-wait 15s, or `doctor().callers_wait(…)`".to_owned()),
         ),
-        Some(wait) if lease > wait => Finding::bad(
+        Some(wait) if after > wait => Finding::bad(
             CHECK,
             format!("{costs}, and callers give up after {wait:?}: each crash is an outage for them"),
-            format!("a lease of {wait:?} or less (?lease=…), or callers that wait longer"),
+            format!("a {what} of {wait:?} or less (?{what}=…), or callers that wait longer"),
         ),
         Some(wait) => Finding::good(CHECK, format!("{costs}, and callers wait {wait:?}")),
     }
@@ -254,7 +260,7 @@ mod tests {
 
     #[test]
     fn takeover_compares_the_lease_with_the_patience_of_callers() {
-        let verdict = |wait| takeover(secs(30), wait).verdict;
+        let verdict = |wait| takeover(None, secs(30), wait).verdict;
         assert_eq!(verdict(None), Verdict::Unknown);
         assert_eq!(verdict(Some(secs(29))), Verdict::Bad);
         assert_eq!(verdict(Some(secs(30))), Verdict::Good);

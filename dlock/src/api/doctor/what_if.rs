@@ -32,12 +32,16 @@ pub struct Consequence {
 /// The table for a store, with these settings of the client.
 pub(super) fn table(report: &StoreReport, lease: Duration, retry_for: Duration) -> Vec<Consequence> {
     let consequence = |event, (lost, waits)| Consequence { event, lost, waits };
+    let freed_after = report.freed_after.unwrap_or(lease);
     vec![
         consequence(
             "a process that holds locks is killed",
             (
-                "those that it held, when their leases end".to_owned(),
-                format!("up to {lease:?} for a lock that it held; 0s for all others"),
+                match report.freed_after {
+                    None => "those that it held, when their leases end".to_owned(),
+                    Some(_) => "those that it held, when its session ends".to_owned(),
+                },
+                format!("up to {freed_after:?} for a lock that it held; 0s for all others"),
             ),
         ),
         consequence("the server is restarted", restarted(report, lease, retry_for)),
@@ -131,6 +135,12 @@ fn cut(lease: Duration, retry_for: Duration) -> (String, String) {
 }
 
 fn stepped(report: &StoreReport, lease: Duration) -> (String, String) {
+    if !report.by_wall_clock {
+        return (
+            "none: the servers count leases by a clock that does not step".to_owned(),
+            "not longer than before".to_owned(),
+        );
+    }
     if report.by_majority {
         return (
             "none, while the clocks of a majority stay right".to_owned(),
@@ -171,5 +181,11 @@ mod tests {
         report.by_majority = true;
         let all = table(&report, secs(30), secs(10));
         assert!(all[1..3].iter().all(|row| row.lost.starts_with("none")));
+        report.by_majority = false;
+        assert!(!table(&report, secs(6), secs(10))[4].lost.starts_with("none"));
+        (report.freed_after, report.by_wall_clock) = (Some(secs(40)), false);
+        let all = table(&report, secs(6), secs(10));
+        assert!(all[0].lost.contains("its session ends") && all[0].waits.contains("40s"));
+        assert!(all[3].lost.starts_with("all behind") && all[4].lost.starts_with("none"));
     }
 }

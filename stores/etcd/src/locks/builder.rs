@@ -156,10 +156,13 @@ impl EtcdLocksBuilder {
             return Err(("timeout", "no step can be carried out in no time"));
         }
         if self.names.namespace.is_empty() || self.names.namespace.contains('\0') {
-            return Err(("namespace", "it is not empty and has no zero byte, as in dlock/"));
+            return Err((
+                "namespace",
+                "it must not be empty or have a zero byte, as in dlock/",
+            ));
         }
         if self.names.prefix.contains('\0') {
-            return Err(("prefix", "it has no zero byte"));
+            return Err(("prefix", "it must not have a zero byte"));
         }
         if !cfg!(feature = "tls") && self.config.tls.is_some() {
             return Err(("tls", "encryption needs the feature \"tls\" of dlock-etcd"));

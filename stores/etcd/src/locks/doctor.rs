@@ -57,6 +57,7 @@ impl EtcdLocks {
         // Each member writes an entry to its disk before it replies, unless configured otherwise.
         report.durability = dlock::store::doctor::Durability::All;
         report.by_majority = facts.voters() > 1;
+        report.by_wall_clock = false;
         report.servers = servers.iter().map(ServerFacts::new).collect();
         if examination.probes {
             let times = request_times(self.clone() as Arc<dyn Store>, &scratch_key(), &examination).await;
