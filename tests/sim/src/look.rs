@@ -16,7 +16,7 @@ const EVERY: Millis = 100;
 const UNPOLLED: Millis = 2_500;
 
 /// How long a store keeps the position of a waiter that no longer sends requests.
-const POSITION: Millis = 5_500;
+pub(crate) const POSITION: Millis = 5_500;
 
 /// A fair waiter sends its next request within this time; only the next waiter is woken. No notification reports the
 /// end of a lease, and a lease that began after its last request may be shorter than this.

@@ -99,11 +99,11 @@ mod tests {
     fn waves_are_of_a_limited_size_and_releases_pass_renewals_of_other_keys() {
         let queue = queue();
         let release = |key: &str| Step::Release(key.into(), GrantId::from_parts(1, 1), 0);
-        for n in 0..500 {
+        for n in 0..2 * MOST_RENEWALS {
             drop(queue.ask(renew(&format!("k{n}"))));
         }
         drop(queue.ask(release("other")));
-        drop(queue.ask(release("k499")));
+        drop(queue.ask(release(&format!("k{}", 2 * MOST_RENEWALS - 1))));
         let first = Wave::from(taken(&queue));
         assert_eq!((first.renewals.len(), first.releases.len()), (MOST_RENEWALS, 1));
         let second = Wave::from(taken(&queue));

@@ -7,6 +7,7 @@ use dlock::store::{GrantId, Kind, ReleaseRequest};
 use dlock::{Held, LockKey, sim};
 
 use super::{CLEANUP, FENCING, LOSS, Section, Waiter};
+use crate::look::POSITION;
 use crate::plan::Millis;
 use crate::world::{World, with};
 
@@ -145,9 +146,10 @@ impl World {
             // It may have ended a moment after its whole milliseconds, by clocks that run apart.
             let late = 2 + self.checks.longest_lease / 100;
             // A lease that began after the last request of a waiter may be shorter than the lease that the waiter
-            // knows.
-            let unheard = match self.has_queue(key) {
+            // knows, or than the position of a preferred writer, which readers are told and which has become this lease.
+            let unheard = match self.has_waiter(key, Kind::Fair) {
                 true => 1_500,
+                false if self.has_waiter(key, Kind::Read) && prefers_writers(&self.plan) => POSITION,
                 false if self.plan.processes.len() > 4 => self.checks.longest_lease,
                 false => 0,
             };
@@ -155,10 +157,16 @@ impl World {
         }
     }
 
-    fn has_queue(&self, key: &LockKey) -> bool {
+    fn has_waiter(&self, key: &LockKey, kind: Kind) -> bool {
         let mut waiters = self.checks.waiters.values();
-        waiters.any(|waiter| waiter.key == *key && waiter.kind == Kind::Fair)
+        waiters.any(|waiter| waiter.key == *key && waiter.kind == kind)
     }
+}
+
+fn prefers_writers(plan: &crate::plan::Plan) -> bool {
+    let mut any = false;
+    plan.each_lock(&mut |lock: &crate::plan::Lock| any |= lock.preferred);
+    any
 }
 
 /// The longest requested lease.
