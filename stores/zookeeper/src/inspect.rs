@@ -11,37 +11,15 @@ use crate::wire::{Code, Reply, Request};
 
 impl Core {
     pub(crate) async fn inspect(&self, lock: &str) -> Result<Vec<Holder>, StoreError> {
-        let holding = self.holding(lock).await?;
-        Ok(holding.iter().map(|(node, data)| holder(node, data)).collect())
-    }
-
-    /// The nodes of the holders, with their data. A writer may read: then readers of its client right behind it hold the
-    /// lock, too.
-    async fn holding(&self, lock: &str) -> Result<Vec<(Node, Vec<u8>)>, StoreError> {
         let nodes = self.nodes(lock).await?;
-        let count = match holders(&nodes) {
-            [writer] if writer.role == Role::Write => {
-                let behind = nodes.iter().skip(1);
-                1 + behind.take_while(|node| node.role == Role::Read).count()
-            }
-            holders => holders.len(),
-        };
-        let looks = nodes.iter().take(count).map(|node| Request::Data {
+        let holders = holders(&nodes);
+        let looks = holders.iter().map(|node| Request::Data {
             path: self.path_of(lock, &node.name),
         });
-        let looks = self.session.ask_all(looks);
-        let mut found: Vec<(Node, Vec<u8>)> = Vec::new();
-        for (pending, node) in looks.into_iter().zip(nodes) {
+        let mut found = Vec::new();
+        for (pending, node) in self.session.ask_all(looks).into_iter().zip(holders) {
             match pending.answer().await?.reply {
-                Ok(Reply::Data(data)) => {
-                    let is_inside = |(first, of_first): &(Node, Vec<u8>)| {
-                        first.role != Role::Write
-                            || client(of_first).is_some_and(|own| client(&data) == Some(own))
-                    };
-                    if found.first().is_none_or(is_inside) {
-                        found.push((node, data));
-                    }
-                }
+                Ok(Reply::Data(data)) => found.push(holder(node, &data)),
                 // Released meanwhile.
                 Err(Code::NO_NODE) => {}
                 Ok(_) => return Err(StoreError::unknown("the answer of another request came")),
@@ -77,8 +55,8 @@ impl Core {
 
     /// Deletes the nodes of all holders, of any client. Returns whether there was one.
     pub(crate) async fn force(&self, lock: &str) -> Result<bool, StoreError> {
-        let holding = self.holding(lock).await?;
-        let deletes = holding.iter().map(|(node, _)| self.delete(lock, node));
+        let nodes = self.nodes(lock).await?;
+        let deletes = holders(&nodes).iter().map(|node| self.delete(lock, node));
         let mut forced = false;
         for deleted in join_all(deletes).await {
             match deleted?.reply {
@@ -98,18 +76,9 @@ fn holder(node: &Node, data: &[u8]) -> Holder {
         Role::Read => Kind::Read,
         Role::Write => Kind::Write,
     };
-    let id = grant(data).or_else(|| marked(&node.name)).unwrap_or(&node.name);
+    let grant = std::str::from_utf8(data).ok().filter(|text| is_grant(text));
+    let id = grant.or_else(|| marked(&node.name)).unwrap_or(&node.name);
     Holder::new(kind, id.to_owned(), 1, None).ending_with("its session with ZooKeeper")
-}
-
-/// The id of the grant of a node of dlock's.
-fn grant(data: &[u8]) -> Option<&str> {
-    std::str::from_utf8(data).ok().filter(|text| is_grant(text))
-}
-
-/// The client of a node of dlock's.
-fn client(data: &[u8]) -> Option<&str> {
-    grant(data)?.split(':').next()
 }
 
 /// Whether the text is the id of a grant: a UUID, a colon and a number.
