@@ -130,7 +130,7 @@ async fn several_locks_are_held_all_or_none<B: Backend>(server: Arc<B::Server>) 
     nothing_is_left(here).await;
 }
 
-/// Nothing else wakes them.
+/// Each waiter has the lock within [`PATIENCE`]. It also asks by itself, so that a lost wake-up shows as a slow run only.
 async fn handovers_miss_no_wake_up<B: Backend>(server: Arc<B::Server>) {
     let backend = B::on(server).await;
     let clients = clients(&backend, 2, LEASE).await;

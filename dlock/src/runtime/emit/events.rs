@@ -50,9 +50,18 @@ impl Listeners {
         self.count.load(Ordering::Relaxed) > 0 && self.listeners.read().iter().any(Listener::is_there)
     }
 
-    fn tell(&self, of: Of<'_>, what: &LockEventKind) {
-        for listener in self.listeners.read().iter() {
-            if listener.is_there() && listener.wants(of.key, what) {
+    fn tell(&self, of: Of<'_>, what: impl FnOnce() -> LockEventKind) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let listeners = self.listeners.read();
+        let mut present = listeners.iter().filter(|listener| listener.is_there()).peekable();
+        if present.peek().is_none() {
+            return;
+        }
+        let what = what();
+        for listener in present {
+            if listener.wants(of.key, &what) {
                 // The listener may just have gone.
                 let _ = listener.sender.send(LockEvent {
                     key: of.key.clone(),
@@ -93,9 +102,7 @@ pub(crate) struct Of<'a> {
 
 impl Of<'_> {
     pub(super) fn tell(self, what: impl FnOnce() -> LockEventKind) {
-        if self.listeners.is_heard() {
-            self.listeners.tell(self, &what());
-        }
+        self.listeners.tell(self, what);
     }
 }
 
