@@ -43,6 +43,8 @@ use crate::{Error, LockKey};
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     queues: Mutex<ByLockId<Queue>>,
+    /// Held while a waiter joins a queue here and the store's, so that both have one order.
+    pub(crate) store_order: Mutex<()>,
     alarm: Arc<Alarm>,
 }
 

@@ -5,12 +5,17 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use dlock::store::{
+    AcquireReply, AcquireRequest, Capabilities, GrantId, Kind, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Store, StoreError, StoreFuture, Watch,
+};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, Held, Lock, LockClient, LockGuard};
+use dlock::{Error, Held, Lock, LockClient, LockGuard, LockKey};
 use dlock_tests::Watched;
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -340,4 +345,70 @@ async fn in_rough_weather() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn in_wild_weather() {
     courses(Weather::Wild).await;
+}
+
+/// A store in memory to which the second request of all gets late: its thread is stopped for a while on the way.
+#[derive(Debug)]
+struct SecondIsLate {
+    memory: Arc<MemoryStore>,
+    acquires: AtomicUsize,
+}
+
+impl Store for SecondIsLate {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if self.acquires.fetch_add(1, SeqCst) == 1 {
+            std::thread::sleep(200 * MS);
+        }
+        Store::acquire(self.memory.clone(), request)
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        Store::release(self.memory.clone(), request)
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Store::renew(self.memory.clone(), requests)
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Store::watch(self.memory.clone(), kind, key, grant)
+    }
+}
+
+/// Only the first waiter of a process listens. If another one of it could be first at the store, the lock would stay
+/// available until that one asks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn waiters_of_two_threads_have_one_order_here_and_at_the_store() {
+    let store = Arc::new(SecondIsLate {
+        memory: Arc::new(MemoryStore::new()),
+        acquires: AtomicUsize::new(0),
+    });
+    let client = LockClient::builder()
+        .shared_store(store.clone())
+        .build()
+        .await
+        .unwrap();
+    let held = client.fair_lock("k").acquire().await.unwrap();
+    let served: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let mut tasks = Vec::new();
+    for name in 1..=2 {
+        let (lock, served) = (client.fair_lock("k"), served.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            served.lock().push(name);
+            guard.release().await.unwrap();
+        }));
+        while store.acquires.load(SeqCst) <= name {
+            sleep(MS).await;
+        }
+    }
+    held.release().await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*served.lock(), [1, 2]);
 }

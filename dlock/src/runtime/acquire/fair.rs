@@ -69,17 +69,7 @@ impl Wait<'_, AcquireCall> {
         let mut evidence = Evidence::default();
         let mut at = JoinAt::End(self.call.options.lock.max_waiters);
         loop {
-            let AcquireCall {
-                handle,
-                key,
-                options,
-                by,
-                ..
-            } = self.call;
-            let handoff_terms = self.call.handoff_terms();
-            let waiters = &handle.shared().waiters;
-            let entry = waiters.join(options.kind, key, at, handoff_terms, by)?;
-            entry.asks(Arc::new(slot.clone()));
+            let entry = self.joins_both_queues(&slot, at)?;
             let waits = std::pin::pin!(FairWaiter::new(self, &entry, &slot, &mut evidence).waits());
             let guard = entry.attended(waits).await?;
             // The process may have been stopped since the handoff.
@@ -89,6 +79,24 @@ impl Wait<'_, AcquireCall> {
             // It was next before.
             at = JoinAt::Front;
         }
+    }
+
+    /// Joins the queue here and, with a request, the store's. Both have the same order: of the waiters here only the head
+    /// listens, so another one that is first in the store's queue would not notice it.
+    fn joins_both_queues(&self, slot: &FairSlot, at: JoinAt) -> Result<QueueEntry, Error> {
+        let AcquireCall {
+            handle,
+            key,
+            options,
+            by,
+            ..
+        } = self.call;
+        let waiters = &handle.shared().waiters;
+        let _in_order = waiters.store_order.lock();
+        let entry = waiters.join(options.kind, key, at, self.call.handoff_terms(), by)?;
+        entry.asks(Arc::new(slot.clone()));
+        slot.ask_as(self.call, &entry);
+        Ok(entry)
     }
 }
 
@@ -176,19 +184,15 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
         Ok(())
     }
 
-    /// Sends a request under its position.
+    /// Sends a request under its position, unless that was done when it joined or became the queue head.
     fn asks(&mut self, poll_by: Option<Moment>) {
-        let position = match self.slot.take() {
-            // Sent when it became the queue head: later events are not in its reply.
-            FairState::InFlight(request) => return self.slot.put(FairState::InFlight(request)),
-            FairState::Idle(position) => position,
-            FairState::Nothing => QueuePosition::new(self.wait.call),
-        };
+        self.entry.polled_by(poll_by);
+        if self.slot.is_in_flight() {
+            return;
+        }
         // The reply covers events before the request.
         self.watch.iter_mut().for_each(Watch::seen);
-        self.entry.stands_at(position.id);
-        self.entry.polled_by(poll_by);
-        self.slot.put(FairState::InFlight(position.ask()));
+        self.slot.ask_as(self.wait.call, self.entry);
     }
 
     fn begins_to_wait(&mut self, wait: &engine::acquire::Wait) {

@@ -17,7 +17,7 @@ use crate::engine::position::{PositionReply, PositionState};
 use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::{PendingAcquire, RunToCompletion};
-use crate::runtime::waiters::Abandon;
+use crate::runtime::waiters::{Abandon, QueueEntry};
 use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError};
 
 /// The maximum number of waiters to which the lock is handed off after one request.
@@ -220,6 +220,21 @@ impl FairSlot {
             poll
         })
         .await
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        matches!(&*self.0.lock(), FairState::InFlight(_))
+    }
+
+    /// Sends a request under the position of this waiter, a new one if it has none, unless one is in flight.
+    pub(super) fn ask_as(&self, call: &AcquireCall, entry: &QueueEntry) {
+        let position = match self.take() {
+            FairState::InFlight(request) => return self.put(FairState::InFlight(request)),
+            FairState::Idle(position) => position,
+            FairState::Nothing => QueuePosition::new(call),
+        };
+        entry.stands_at(position.id);
+        self.put(FairState::InFlight(position.ask()));
     }
 
     /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has
