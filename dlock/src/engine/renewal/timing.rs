@@ -49,12 +49,16 @@ pub(super) fn share_of_row(number: u64) -> f64 {
     (scatter(number / ROW) >> 32) as f64 / 2_f64.powi(32)
 }
 
-/// How early the renewal of a grant may be sent, to be sent together with others.
+/// How early the renewal of a grant may be sent, to be sent together with others: a sixtieth to a thirtieth of the
+/// lease. Each grain is half of another one, so that grants with different leases share moments: the leases that a
+/// session provides all differ.
 pub(super) fn grain(terms: &Terms) -> Duration {
-    match terms.renewed {
-        true => (terms.lease / 60).min(EARLIEST),
-        false => Duration::ZERO,
+    if !terms.renewed {
+        return Duration::ZERO;
     }
+    let least = (terms.lease / 60).as_nanos().max(1);
+    let halvings = (EARLIEST.as_nanos() / least).max(1).ilog2();
+    EARLIEST / 2_u32.pow(halvings)
 }
 
 /// When many grants that end about `deadline` are checked together.
@@ -76,6 +80,8 @@ pub(super) fn patience(left: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const START: Moment = Moment::from_nanos(1_000_000_000_000);
@@ -123,13 +129,24 @@ mod tests {
             (s(30), true, 0.0, s(10)),
             (s(30), true, 0.5, s(5)),
             (s(30), true, 0.26, s(7)),
-            (s(3), true, 0.01, ms(950)),
+            (s(3), true, 0.01, Duration::from_micros(937_500)),
             (s(30), false, 0.5, s(10)),
         ] {
             let terms = terms(lease, renewed);
             let spread = spread(&terms, START + s(10).min(lease / 3), share);
             assert_eq!(spread, START + due, "{lease:?} {renewed} {share}");
         }
+    }
+
+    #[test]
+    fn renewals_of_different_leases_share_their_moments() {
+        let due = (0..1_000_u32).map(|n| {
+            let lease = s(13) + n * ms(2);
+            spread(&terms(lease, true), START + lease / 3, f64::from(n % 100) / 500.0)
+        });
+        let moments: BTreeSet<Moment> = due.collect();
+        // From 80% of the shortest period, 3.5 s, to the longest, 5 s, by quarters of a second.
+        assert!(moments.len() <= 8, "{moments:?}");
     }
 
     #[test]
