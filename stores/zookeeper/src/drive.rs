@@ -10,8 +10,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep_until};
 
 use crate::core::Core;
+use crate::gather::Gathered;
 use crate::queues::{Inbox, LockQueues, Step, Work};
-use crate::renew::Batch;
 use crate::session::Event;
 
 /// The locks whose operation is done.
@@ -24,7 +24,7 @@ pub(crate) struct Driver {
     pub(crate) events: UnboundedReceiver<Event>,
     queues: LockQueues,
     running: FuturesUnordered<BoxFuture<'static, Done>>,
-    renewals: Batch,
+    renewals: Gathered,
 }
 
 impl Driver {
@@ -41,7 +41,7 @@ impl Driver {
             events,
             queues: LockQueues::default(),
             running: FuturesUnordered::new(),
-            renewals: Batch::new(),
+            renewals: Gathered::default(),
         }
     }
 
@@ -52,18 +52,14 @@ impl Driver {
             for (lock, step) in steps {
                 self.enter(lock, step);
             }
-            let looks_again = self.expire();
-            while !self.renewals.is_empty() {
-                let batch = self.core.batch(&mut self.renewals);
-                let core = self.core.clone();
-                self.running
-                    .push(Box::pin(async move { core.renew(batch).await }));
-            }
+            let expires = self.expire();
+            let sends = self.renew();
+            let acts_again = expires.into_iter().chain(sends).min();
             if closed && self.queues.is_empty() {
                 return self.core.session.close();
             }
-            let looking = async {
-                match looks_again {
+            let acting = async {
+                match acts_again {
                     Some(at) => sleep_until(at).await,
                     None => std::future::pending().await,
                 }
@@ -72,7 +68,7 @@ impl Driver {
                 Some(done) = self.running.next(), if !self.running.is_empty() => self.leave(done),
                 () = self.inbox.woken() => {}
                 Some(event) = self.events.recv() => self.event(event),
-                () = looking => {}
+                () = acting => {}
             }
         }
     }
@@ -81,8 +77,10 @@ impl Driver {
         match lock {
             None => self.begin(None, step),
             Some(lock) => {
-                if let Some(step) = self.queues.enter(&lock, step) {
-                    self.begin(Some(lock), step);
+                match self.queues.enter(&lock, step) {
+                    Some(step) => self.begin(Some(lock), step),
+                    // The operation before it may be a renewal that waits for others.
+                    None => self.renewals.hurry(),
                 }
             }
         }
@@ -90,7 +88,7 @@ impl Driver {
 
     fn begin(&mut self, lock: Option<Arc<str>>, step: Step) {
         match (step, lock) {
-            (Step::Renew(renew), Some(lock)) => self.renewals.push((lock, renew)),
+            (Step::Renew(renew), Some(lock)) => self.renewals.push(lock, renew, self.core.grants.len()),
             (Step::Renew(_), None) => {}
             (Step::Work(work), lock) => {
                 let work = work();
@@ -108,6 +106,17 @@ impl Driver {
                 self.begin(Some(lock), next);
             }
         }
+    }
+
+    /// Sends the renewals that are due, and returns when the next ones are due.
+    fn renew(&mut self) -> Option<Instant> {
+        let bytes = self.core.root.len();
+        while let Some(batch) = self.renewals.take(bytes, Instant::now()) {
+            let core = self.core.clone();
+            self.running
+                .push(Box::pin(async move { core.renew(batch).await }));
+        }
+        self.renewals.due()
     }
 
     /// Starts to end expired leases, and returns when the next one expires.

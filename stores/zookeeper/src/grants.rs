@@ -176,8 +176,7 @@ impl Grants {
         self.0.lock().own.retain(|_, own| own.epoch >= epoch);
     }
 
-    #[cfg(test)]
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.lock().own.len()
     }
 }

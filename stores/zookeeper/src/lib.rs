@@ -7,6 +7,7 @@ mod core;
 mod deletes;
 mod doctor;
 mod drive;
+mod gather;
 mod grants;
 mod inspect;
 mod jute;

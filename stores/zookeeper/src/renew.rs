@@ -9,17 +9,14 @@ use dlock::store::{Renewal, StoreError};
 
 use crate::acquire::given;
 use crate::core::Core;
+use crate::gather::Batch;
 use crate::names::Node;
 use crate::queues::Renew;
 use crate::session::{Epoch, refused};
 use crate::wire::{Change, Code, Reply, Request};
 
-/// The most grants and the most bytes of paths in one write: servers accept a million bytes by default, and each change
-/// has some overhead.
-const MOST: (usize, usize) = (1000, 400_000);
-
-/// The renewals in one write, each with its lock.
-pub(crate) type Batch = Vec<(Arc<str>, Renew)>;
+/// How often a write is repeated without a node that is gone before all nodes are looked up.
+const REPEATS: usize = 4;
 
 /// A renewal whose grant was held when it was sent.
 struct Sent {
@@ -28,17 +25,6 @@ struct Sent {
 }
 
 impl Core {
-    /// Removes as many renewals from the list as fit into one write.
-    pub(crate) fn batch(&self, waiting: &mut Batch) -> Batch {
-        let mut bytes = 0;
-        let fits = waiting.iter().take(MOST.0).take_while(|(lock, _)| {
-            bytes += self.root.len() + lock.len() + 80;
-            bytes <= MOST.1
-        });
-        let count = fits.count().clamp(1, waiting.len());
-        waiting.drain(..count).collect()
-    }
-
     /// Renews the grants, and returns their locks.
     pub(crate) async fn renew(&self, batch: Batch) -> Vec<Arc<str>> {
         let epoch = self.session.epoch();
@@ -60,6 +46,7 @@ impl Core {
     }
 
     async fn check(&self, mut sent: Vec<Sent>, epoch: Epoch) {
+        let mut repeats = 0..REPEATS;
         while !sent.is_empty() {
             let checks = sent.iter().map(|sent| Change::Check {
                 path: sent.path.clone(),
@@ -67,11 +54,12 @@ impl Core {
             });
             let checked = self.session.ask(Request::Multi(checks.collect())).answer().await;
             let codes = match checked.map_err(StoreError::from) {
-                Ok(answer) if answer.epoch != epoch => vec![Code::NO_NODE; sent.len()],
+                Ok(answer) if answer.epoch != epoch || answer.reply == Err(Code::SESSION_EXPIRED) => {
+                    return sent.into_iter().for_each(|sent| self.node_is_gone(sent));
+                }
                 Ok(answer) => match answer.reply {
                     Ok(Reply::Multi(codes)) if codes.len() == sent.len() => codes,
                     Ok(_) => return fail(sent, &StoreError::unknown("the answer of another request came")),
-                    Err(Code::SESSION_EXPIRED) => vec![Code::NO_NODE; sent.len()],
                     Err(code) => return fail(sent, &refused(code, "to look for the nodes of locks")),
                 },
                 Err(error) => return fail(sent, &error),
@@ -83,12 +71,22 @@ impl Core {
             if let Some(code) = codes.iter().find(|code| !usual.contains(code)) {
                 return fail(sent, &refused(*code, "to look for the nodes of locks"));
             }
-            // The reply names only the first node that is gone, so all others are looked up at once.
+            // The reply names only the first node that is gone.
+            let gone = codes.iter().position(|code| *code == Code::NO_NODE);
+            if let (Some(gone), Some(_)) = (gone, repeats.next()) {
+                self.node_is_gone(sent.remove(gone));
+                continue;
+            }
             sent = match self.existing(sent).await {
                 Ok(sent) => sent,
                 Err((sent, error)) => return fail(sent, &error),
             };
         }
+    }
+
+    fn node_is_gone(&self, sent: Sent) {
+        self.grants.remove(sent.renew.grant);
+        answer(sent.renew, Ok(Renewal::Gone));
     }
 
     /// Keeps the grants whose nodes exist; the callers of the others get their reply.
@@ -110,8 +108,7 @@ impl Core {
                         continue;
                     }
                     Err(Code::NO_NODE) => {
-                        self.grants.remove(one.renew.grant);
-                        answer_gone(one);
+                        self.node_is_gone(one);
                         continue;
                     }
                     Err(code) => refused(code, "to look for the node of a lock"),
@@ -145,10 +142,6 @@ impl Core {
 fn answer(renew: Renew, reply: Result<Renewal, StoreError>) {
     // The caller may have been dropped.
     let _ = renew.reply.send(reply);
-}
-
-fn answer_gone(sent: Sent) {
-    answer(sent.renew, Ok(Renewal::Gone));
 }
 
 fn fail(sent: Vec<Sent>, error: &StoreError) {

@@ -1,7 +1,7 @@
 //! Locks on ZooKeeper where a server, the network or a process fails: what is promised, and what went wrong elsewhere.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, RenewRequest, Renewal, Store,
@@ -261,7 +261,7 @@ async fn client_that_shuts_down_leaves_no_session() {
     let reply = Arc::new(store.clone()).acquire(request("k", 1)).await.unwrap();
     assert!(matches!(reply, AcquireReply::Acquired(_)));
     drop(store);
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let next = beside.lock("k").wait(PATIENCE).acquire().await.unwrap();
     drop(next);
     assert!(
@@ -367,6 +367,62 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     }
     let sent = server.requests().await - before;
     assert!(sent <= 60, "{sent} requests");
+}
+
+/// It counts over a third of a lease, after each lock was renewed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_locks_of_a_client_are_renewed_by_few_requests() {
+    const THIRD: Duration = Duration::from_secs(10);
+    let server = Zookeeper::start().await;
+    let holder = client(&patient(server.addr(), "/many", LONG).await).await;
+    let mut guards = Vec::new();
+    for some in 0..20 {
+        let keys = (0..500).map(|n| format!("k{some} {n}"));
+        let acquires = keys.map(|key| holder.lock(key).lease(3 * THIRD).acquire());
+        guards.extend(join_all(acquires).await.into_iter().map(Result::unwrap));
+    }
+    tokio::time::sleep(THIRD).await;
+    let (before, began) = (server.requests().await, Instant::now());
+    tokio::time::sleep(THIRD).await;
+    let sent = server.requests().await - before;
+    let thirds = began.elapsed().div_duration_f64(THIRD);
+    assert!(
+        sent as f64 <= 60.0 * thirds,
+        "{sent} requests in {thirds} thirds of a lease"
+    );
+    eventually("each is renewed", async || server.requests().await - before >= 10).await;
+}
+
+#[tokio::test]
+async fn lock_that_was_forced_open_costs_no_request_for_each_other_lock() {
+    let server = Zookeeper::start().await;
+    let store = Arc::new(patient(server.addr(), "/many", LONG).await);
+    let acquires = (0..100).map(|n| store.clone().acquire(request(&format!("k{n}"), n)));
+    for reply in join_all(acquires).await {
+        assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
+    }
+    let renewed = async || {
+        let renewals = (0..100).map(|n| {
+            let grant = GrantId::from_parts(7, n);
+            RenewRequest::new(Kind::Mutex, format!("k{n}").into(), grant, LEASE)
+        });
+        let replies = store.clone().renew(renewals.collect()).await.unwrap();
+        let is_renewed = |reply: &_| matches!(reply, Ok(Renewal::Renewed | Renewal::RenewedFor(_)));
+        replies.iter().filter(|reply| is_renewed(reply)).count()
+    };
+    for key in ["k7", "k41"] {
+        assert!(store.clone().force_release(key.into()).await.unwrap());
+    }
+    let before = server.requests().await;
+    assert_eq!(renewed().await, 98);
+    let sent = server.requests().await - before;
+    assert!(sent <= 10, "{sent} requests");
+
+    for n in 50..75 {
+        let forced = store.clone().force_release(format!("k{n}").as_str().into()).await;
+        assert!(forced.unwrap());
+    }
+    assert_eq!(renewed().await, 73);
 }
 
 #[tokio::test]
