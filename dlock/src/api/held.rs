@@ -213,18 +213,13 @@ async fn ensure_one(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error>
         HoldState::Held if grant.remaining() >= at_least => return Ok(()),
         _ => {}
     }
-    let Some(client) = grant.client().upgrade() else {
-        return Err(Error::ClientClosed);
-    };
-    client.renew_one(grant).await?;
-    match grant.status() {
-        HoldState::Lost(loss) => Err(grant.lost(loss)),
-        _ if grant.remaining() >= at_least => Ok(()),
-        _ => Err(Error::InvalidOption {
+    grant.confirm().await?;
+    match grant.remaining() {
+        remaining if remaining >= at_least => Ok(()),
+        remaining => Err(Error::InvalidOption {
             option: "ensure",
             reason: format!(
-                "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {:?}",
-                grant.remaining()
+                "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {remaining:?}"
             ),
         }),
     }

@@ -360,7 +360,7 @@ impl Grant {
     }
 
     /// Returns the grant as the store knows it, and prevents further handoffs; or how it was lost.
-    pub(crate) fn bind(&self) -> Result<BoundGrant, Loss> {
+    pub(crate) fn bind(self: &Arc<Grant>) -> Result<BoundGrant, Loss> {
         let mut state = self.state.lock();
         // Under the lock under which the last hold leaves: a grant that is being handed off has ended.
         if let HoldState::Lost(loss) = state.grant.judge(&self.terms(), Moment::of(clock::now())) {
@@ -372,6 +372,7 @@ impl Grant {
             key: self.key.clone(),
             grant: self.id(),
             token: self.token,
+            renewable: self.clone(),
         })
     }
 

@@ -5,6 +5,7 @@
 //! and what a reply means.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::Grant;
-use crate::store::{Doubt, Lane, Renewal, StoreError};
+use crate::store::{self, Doubt, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
@@ -309,6 +310,29 @@ fn replied_to(
 /// A store must answer every renewal of a request.
 fn too_few_replies(answered: usize, asked: usize) -> StoreError {
     StoreError::unknown(format!("the store answered {answered} of {asked} renewals"))
+}
+
+impl Grant {
+    /// Renews it now.
+    pub(crate) async fn confirm(self: &Arc<Grant>) -> Result<(), Error> {
+        if let HoldState::Lost(loss) = self.status() {
+            return Err(self.lost(loss));
+        }
+        let Some(client) = self.client().upgrade() else {
+            return Err(Error::ClientClosed);
+        };
+        client.renew_one(self).await?;
+        match self.status() {
+            HoldState::Lost(loss) => Err(self.lost(loss)),
+            HoldState::Held | HoldState::Suspect => Ok(()),
+        }
+    }
+}
+
+impl store::Renewable for Grant {
+    fn confirm(self: Arc<Self>) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>> {
+        Box::pin(async move { Grant::confirm(&self).await })
+    }
 }
 
 impl Shared {

@@ -1,5 +1,10 @@
 //! Holds as the store that granted them sees them.
 
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
 use super::{GrantId, Kind};
 use crate::{Error, LockKey};
 
@@ -37,7 +42,7 @@ pub trait Bind {
 /// }
 /// # let _ = condition;
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BoundGrant {
     /// The kind of the lock.
@@ -48,4 +53,40 @@ pub struct BoundGrant {
     pub grant: GrantId,
     /// The fencing token of this hold.
     pub token: u64,
+    pub(crate) renewable: Arc<dyn Renewable>,
+}
+
+impl BoundGrant {
+    /// Asks the store whether it still has the grant, by renewing it now. For a store that was told otherwise by another
+    /// request, such as a transaction that compares the token: if the grant is gone, the guard, its views and its events
+    /// report the loss before this returns.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::store::Bind;
+    ///
+    /// let client = dlock::LockClient::memory();
+    /// let guard = client.lock("order:42").acquire().await?;
+    /// let bound = guard.bind()?.remove(0);
+    /// client.force_release("order:42").await?;
+    /// assert!(guard.is_held(), "it learns of it at its next renewal");
+    /// assert!(bound.confirm().await.unwrap_err().is_lost() && !guard.is_held());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the grant is lost or released; otherwise a failure of the store.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn confirm(&self) -> Result<(), Error> {
+        self.renewable.clone().confirm().await
+    }
+}
+
+/// A grant that can be renewed now.
+pub(crate) trait Renewable: fmt::Debug + Send + Sync {
+    fn confirm(self: Arc<Self>) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 }

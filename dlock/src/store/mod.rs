@@ -34,6 +34,7 @@ use std::time::Duration;
 
 pub use self::acquire::{AcquireAllReply, AcquireReply, AcquireRequest, Busy, Granted};
 pub use self::announce::Announce;
+pub(crate) use self::bind::Renewable;
 pub use self::bind::{Bind, BoundGrant};
 pub use self::capabilities::{Capabilities, Notifications};
 use self::counter::Counters;

@@ -13,6 +13,8 @@ use crate::wire::Acl;
 const PORT: u16 = 2181;
 /// The default root.
 const ROOT: &str = "/dlock";
+/// The default of `jute.maxbuffer`, in bytes.
+const LARGEST_REQUEST: usize = 0xf_ffff;
 /// The default session timeout.
 const SESSION: Duration = Duration::from_secs(30);
 
@@ -41,6 +43,7 @@ pub struct ZookeeperLocksBuilder {
     timeout: Duration,
     credentials: Option<(String, String)>,
     acl: Option<Acl>,
+    largest_request: usize,
 }
 
 /// An invalid option and the reason.
@@ -76,6 +79,7 @@ impl ZookeeperLocksBuilder {
             timeout: DEFAULT_TIMEOUT,
             credentials: None,
             acl: None,
+            largest_request: LARGEST_REQUEST,
         }
     }
 
@@ -124,6 +128,13 @@ impl ZookeeperLocksBuilder {
     /// [`credentials`](Self::credentials). The default without credentials.
     pub fn open(mut self) -> Self {
         self.acl = Some(Acl::Open);
+        self
+    }
+
+    /// Sets the `jute.maxbuffer` of the servers, in bytes: [`write_as`](ZookeeperLocks::write_as) refuses larger writes,
+    /// for which the servers would close the connection. 1,048,575 by default, as on the servers.
+    pub fn largest_request(mut self, bytes: usize) -> Self {
+        self.largest_request = bytes;
         self
     }
 
@@ -178,6 +189,7 @@ impl ZookeeperLocksBuilder {
             tick: self.tick,
             credentials,
             acl,
+            largest_request: self.largest_request,
         };
         Ok((config, root(&self.root)?, self.prefix))
     }

@@ -1,7 +1,8 @@
 //! The holder's node as a proof in other writes.
 
-use dlock::LockKey;
 use dlock::store::{Bind, BoundGrant, StoreError};
+use dlock::{Error, LockKey};
+use futures_util::future::join_all;
 
 use crate::session::refused;
 use crate::store::ZookeeperLocks;
@@ -132,6 +133,16 @@ pub enum WriteError {
         /// The lock.
         key: LockKey,
     },
+    /// The writes are larger than a request to the servers may be; nothing was sent. Write less at once, or raise
+    /// `jute.maxbuffer` on all servers and [`largest_request`](crate::ZookeeperLocksBuilder::largest_request) here.
+    #[error("the writes take {bytes} bytes, and a request has up to {limit}: nothing was written")]
+    #[non_exhaustive]
+    TooLarge {
+        /// The size of the request.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// ZooKeeper refused one of the writes, for example because a version has changed; nothing was written.
     #[error("write {at} was refused ({reason}): nothing was written")]
     #[non_exhaustive]
@@ -171,7 +182,8 @@ impl ZookeeperLocks {
     ///
     /// # Errors
     ///
-    /// [`WriteError::Lost`] when the lock is lost, [`WriteError::Refused`] when one of the writes cannot be made, and
+    /// [`WriteError::Lost`] when the lock is lost, which its guard then reports; [`WriteError::TooLarge`] when the writes
+    /// do not fit into a request, and nothing was sent; [`WriteError::Refused`] when one of the writes cannot be made, and
     /// [`WriteError::Failed`] otherwise: after a lost reply it is unknown whether the writes were made.
     ///
     /// # Cancel safety
@@ -195,26 +207,32 @@ impl ZookeeperLocks {
             let HolderNode { path, version } = self.node(grant)?;
             Ok(Change::Check { path, version })
         });
-        let mut changes = checks.collect::<Result<Vec<Change>, WriteError>>()?;
+        let Ok(mut changes) = checks.collect::<Result<Vec<Change>, WriteError>>() else {
+            return Err(found_lost(&bound).await);
+        };
         changes.extend(writes.0);
+        let session = &self.0.core.session;
+        let request = Request::Multi(changes);
+        let (bytes, limit) = (
+            request.bytes(session.config().acl),
+            session.config().largest_request,
+        );
+        if bytes > limit {
+            return Err(WriteError::TooLarge { bytes, limit });
+        }
         let failed = |source| WriteError::Failed { source };
-        let answer = self.0.core.session.ask(Request::Multi(changes)).answer().await;
+        let answer = session.ask(request).answer().await;
         let codes = match answer.map_err(|no_reply| failed(no_reply.into()))?.reply {
             Ok(Reply::Multi(codes)) => codes,
             Ok(_) => return Err(failed(StoreError::unknown("the answer of another request came"))),
-            Err(Code::SESSION_EXPIRED) => {
-                let key = bound
-                    .first()
-                    .map_or_else(|| LockKey::from("unknown"), |grant| grant.key.clone());
-                return Err(WriteError::Lost { key });
-            }
+            Err(Code::SESSION_EXPIRED) => return Err(found_lost(&bound).await),
             Err(code) => return Err(failed(refused(code, "the writes"))),
         };
         let broken = |code: &Code| *code != Code::OK && *code != Code::ROLLED_BACK;
         match codes.iter().position(broken) {
             None => Ok(()),
             Some(at) => Err(match bound.get(at) {
-                Some(grant) => lost(&grant.key),
+                Some(_) => found_lost(&bound[at..]).await,
                 None => WriteError::Refused {
                     at: at - bound.len(),
                     reason: codes[at].to_string(),
@@ -236,9 +254,21 @@ impl ZookeeperLocks {
 
 fn bound(guard: &impl Bind) -> Result<Vec<BoundGrant>, WriteError> {
     guard.bind().map_err(|error| match error {
-        dlock::Error::Lost { key, .. } => WriteError::Lost { key },
+        Error::Lost { key, .. } => WriteError::Lost { key },
         _ => lost(&LockKey::from("unknown")),
     })
+}
+
+/// Tells the guards of a loss that the server found, and names the first lock that is lost.
+async fn found_lost(bound: &[BoundGrant]) -> WriteError {
+    let confirmed = join_all(bound.iter().map(BoundGrant::confirm)).await;
+    let lost_at = confirmed
+        .iter()
+        .position(|confirmed| matches!(confirmed, Err(Error::Lost { .. })));
+    match bound.get(lost_at.unwrap_or(0)) {
+        Some(grant) => lost(&grant.key),
+        None => lost(&LockKey::from("unknown")),
+    }
 }
 
 fn lost(key: &LockKey) -> WriteError {

@@ -215,6 +215,11 @@ impl Request {
         out.finish()
     }
 
+    /// The size that servers compare with their `jute.maxbuffer`.
+    pub(crate) fn bytes(&self, acl: Acl) -> usize {
+        self.encode(0, acl).len() - size_of::<u32>()
+    }
+
     /// Decodes the body of a successful reply.
     pub(crate) fn reply(&self, body: &mut In<'_>) -> Result<Reply, Garbled> {
         match self {

@@ -6,7 +6,7 @@ use dlock::store::{
     AcquireReply, AcquireRequest, Granted, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, Renewal,
     Store, StoreError,
 };
-use dlock::{Error, LockClient};
+use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_etcd::{EtcdLocks, TransactionError};
 use dlock_tests::etcd::{Etcd, builder_at, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered};
@@ -542,6 +542,7 @@ async fn transaction_of_the_holder_is_carried_out_and_that_of_a_former_one_is_no
         matches!(&lost, TransactionError::Lost { key, .. } if key.as_str() == "k"),
         "{lost:?}"
     );
+    assert_eq!(guard.state(), HoldState::Lost(Loss::Gone), "and the guard");
     let value = setting.server.keys(&written).await;
     assert_eq!(value, [(written.clone(), "3".to_owned())]);
     next.release().await.unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::record::Records;
 use dlock::store::Bind;
-use dlock::{HoldState, OnceError};
+use dlock::{HoldState, Loss, OnceError};
 use dlock_postgres::{HoldError, LockInError, PostgresRecords};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::postgres::{PgProxy, Postgres, connect};
@@ -201,6 +201,8 @@ async fn lock_that_was_taken_over_is_not_held() {
             matches!(held, Err(HoldError::Lost { ref key, .. }) if key.as_str() == "account"),
             "{held:?}"
         );
+        // The guard did not wait for its next renewal.
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Gone));
         drop(next);
     }
     // A view of a hold that was released.

@@ -1,14 +1,13 @@
-//! Locks in transactions whose snapshot is older than what others did: at no level of isolation does an effect commit after
-//! that of a later holder.
+//! Locks in transactions with an old snapshot: at every isolation level, no effect of a former holder commits after an effect
+//! of the next holder.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::LockGuard;
 use dlock::store::{Bind, Kind, RenewRequest, Renewal, Store};
+use dlock::{HoldState, Lock, LockGuard, Loss};
 use dlock_postgres::{HoldError, LockInError};
-use dlock_tests::faults::PATIENCE;
 use dlock_tests::postgres::{Pooler, Postgres, connect};
 use futures_util::future::join_all;
 use tokio::time::sleep;
@@ -27,7 +26,7 @@ const LEVELS: [IsolationLevel; 3] = [
     IsolationLevel::Serializable,
 ];
 
-/// What happens while the snapshot of the first holder stands.
+/// What happens to the lock after the first holder's transaction took its snapshot.
 #[derive(Debug, Clone, Copy)]
 enum Since {
     Nothing,
@@ -47,7 +46,7 @@ impl Bank {
         assert!(matches!(renewed.unwrap()[..], [Ok(Renewal::Renewed)]));
     }
 
-    /// A transaction that sees the data as they are now, or from its next statement on.
+    /// Begins a transaction and reads, which fixes the snapshot of the stricter levels.
     async fn begun<'a>(&self, db: &'a mut Client, level: IsolationLevel) -> Transaction<'a> {
         let tx = db.build_transaction().isolation_level(level);
         let tx = tx.start().await.unwrap();
@@ -61,7 +60,7 @@ impl Bank {
         tx.commit().await.unwrap();
     }
 
-    /// What a holder does.
+    /// Holds the lock in the transaction, writes a payment, and commits.
     async fn holds_and_pays(
         &self,
         tx: Transaction<'_>,
@@ -73,7 +72,7 @@ impl Bank {
         Ok(())
     }
 
-    /// The same in another language.
+    /// The same by the SQL function, as another language does it.
     async fn calls_and_pays(
         &self,
         tx: Transaction<'_>,
@@ -86,7 +85,7 @@ impl Bank {
         Ok(())
     }
 
-    /// The other process has the lock next, and pays.
+    /// Lets the other process have the lock, and pay, as `since` says.
     async fn passes(&self, since: Since, key: &str) -> Option<LockGuard> {
         let mut db = self.db().await;
         match since {
@@ -161,7 +160,7 @@ async fn former_holder_never_pays_after_the_next_at_any_level_of_isolation() {
                 let guard = lock.lease(LEASE).acquire().await.unwrap();
                 let tx = bank.begun(&mut db, level).await;
                 if renewed {
-                    // The row that the snapshot has is not the one that is taken over.
+                    // The snapshot has an older version of the row than the one that is taken over.
                     bank.renews(&guard, reads).await;
                 }
                 let next = bank.passes(since, key).await;
@@ -181,6 +180,9 @@ async fn former_holder_never_pays_after_the_next_at_any_level_of_isolation() {
                         let refused = paid.expect_err(&what);
                         assert!(["DLK01", "40001"].contains(&&*refused), "{what}: {refused}");
                         assert!(!committed, "{what}");
+                        if !calls {
+                            assert_eq!(guard.state(), HoldState::Lost(Loss::Gone), "{what}");
+                        }
                     }
                 }
                 if let Some(next) = next {
@@ -192,7 +194,88 @@ async fn former_holder_never_pays_after_the_next_at_any_level_of_isolation() {
     }
 }
 
-/// Its snapshot is older than what the holders before it paid.
+/// A row that the snapshot does not have may be newer than it: the lock is lost only if the store says so.
+#[tokio::test]
+async fn lock_acquired_after_the_snapshot_is_not_told_lost_at_any_level_of_isolation() {
+    let bank = bank().await;
+    let mut db = bank.db().await;
+    for level in LEVELS {
+        let is_fixed = !matches!(level, IsolationLevel::ReadCommitted);
+        for (used, calls) in [(false, false), (true, false), (false, true), (true, true)] {
+            let what = format!("{level:?} {used} {calls}");
+            if used {
+                let before = bank.one.lock(&*what).acquire().await.unwrap();
+                before.release().await.unwrap();
+            }
+            let old = bank.begun(&mut db, level).await;
+            let guard = bank.one.lock(&*what).lease(LEASE).acquire().await.unwrap();
+            match calls {
+                true => match bank.calls_and_pays(old, &guard, &what).await {
+                    Ok(()) => assert!(!is_fixed, "{what}"),
+                    Err(error) => assert!(is_fixed && is_conflict(&error), "{what}: {error}"),
+                },
+                false => match bank.holds_and_pays(old, &guard, &what).await {
+                    Ok(()) => assert!(!is_fixed, "{what}"),
+                    Err(HoldError::NotVisible { key, .. }) => {
+                        assert!(is_fixed && key.as_str() == what, "{what}")
+                    }
+                    Err(error) => panic!("{what}: {error}"),
+                },
+            }
+            assert_eq!(guard.state(), HoldState::Held, "{what}");
+            let new = bank.begun(&mut db, level).await;
+            bank.holds_and_pays(new, &guard, &what).await.unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+/// What other languages are told lets them try again at most once.
+#[tokio::test]
+async fn function_tells_a_lost_token_in_the_next_transaction_at_any_level_of_isolation() {
+    let bank = bank().await;
+    let mut db = bank.db().await;
+    for level in LEVELS {
+        let what = format!("{level:?}");
+        let old = bank.begun(&mut db, level).await;
+        let guard = bank.one.lock(&*what).lease(LEASE).acquire().await.unwrap();
+        bank.other.force_release(&*what).await.unwrap();
+        let first = bank.calls_and_pays(old, &guard, &what).await.map_err(code);
+        let expected = match level {
+            IsolationLevel::ReadCommitted => "DLK01",
+            _ => "40001",
+        };
+        assert_eq!(first, Err(expected.to_owned()), "{what}");
+        let new = bank.begun(&mut db, level).await;
+        let second = bank.calls_and_pays(new, &guard, &what).await.map_err(code);
+        assert_eq!(second, Err("DLK01".to_owned()), "{what}");
+    }
+}
+
+/// The first use of a key makes its row, which an old snapshot does not have.
+#[tokio::test]
+async fn transaction_that_cannot_see_a_new_key_is_not_told_busy() {
+    let bank = bank().await;
+    let mut db = bank.db().await;
+    for level in LEVELS {
+        let what = format!("{level:?}");
+        let tx = bank.begun(&mut db, level).await;
+        let locked = bank.locks.lock_in(&tx, &*what).await;
+        match level {
+            IsolationLevel::ReadCommitted => assert!(locked.is_ok(), "{locked:?}"),
+            _ => assert!(
+                matches!(locked, Err(LockInError::NotVisible { .. })),
+                "{locked:?}"
+            ),
+        }
+        // It can go on.
+        bank.pays(tx, &what).await;
+        let tx = bank.begun(&mut db, level).await;
+        bank.locks.lock_in(&tx, &*what).await.unwrap();
+    }
+}
+
+/// Its snapshot is older than the payments of the holders before it.
 #[tokio::test]
 async fn transaction_with_an_old_snapshot_does_not_become_the_lock() {
     let bank = bank().await;
@@ -219,8 +302,19 @@ async fn transaction_with_an_old_snapshot_does_not_become_the_lock() {
     }
 }
 
-/// Leases are over again and again, so that nothing but their transactions keeps these apart; at each level, and also behind
-/// a pooler that gives one connection to many.
+/// Leases that are ended by hand wake no waiter.
+async fn acquired(lock: &Lock) -> LockGuard {
+    loop {
+        match lock.try_acquire().await {
+            Ok(guard) => return guard,
+            Err(error) if error.is_busy() => sleep(MS).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// All leases are ended again and again, so that only the transactions exclude each other; at each level, and also behind a
+/// pooler that shares its connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_that_race_for_a_lock_are_alone_at_any_level_and_behind_a_pooler() {
     let bank = Arc::new(bank_on(Arc::new(Postgres::start().await)).await);
@@ -240,7 +334,7 @@ async fn transactions_that_race_for_a_lock_are_alone_at_any_level_and_behind_a_p
                 let lock = client.lock("account").fixed_lease(LEASE);
                 let guard = match n % 3 {
                     0 => None,
-                    _ => Some(lock.wait(PATIENCE).acquire().await.unwrap()),
+                    _ => Some(acquired(&lock).await),
                 };
                 let tx = db.build_transaction().isolation_level(LEVELS[n / 4]);
                 let tx = tx.start().await.unwrap();
@@ -253,7 +347,8 @@ async fn transactions_that_race_for_a_lock_are_alone_at_any_level_and_behind_a_p
                     },
                     None => match locks.lock_in(&tx, "account").await {
                         Ok(_) => true,
-                        Err(LockInError::Busy { .. }) => false,
+                        // Its first use makes the row.
+                        Err(LockInError::Busy { .. } | LockInError::NotVisible { .. }) => false,
                         Err(LockInError::Failed { source, .. }) if is_conflict(&source) => false,
                         Err(error) => panic!("{error}"),
                     },
@@ -263,7 +358,7 @@ async fn transactions_that_race_for_a_lock_are_alone_at_any_level_and_behind_a_p
                     tx.batch_execute(&bank.payment(&format!("{n}"))).await.unwrap();
                     sleep(fastrand::u32(0..4) * MS).await;
                     inside.store(false, Ordering::SeqCst);
-                    // The level may refuse it for what it has read.
+                    // A stricter level may refuse the commit because of what the transaction has read.
                     match tx.commit().await {
                         Ok(()) => {
                             done += 1;

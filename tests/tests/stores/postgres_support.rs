@@ -1,4 +1,4 @@
-//! What the suites of locks in transactions have in common: a table, and what two processes have of it.
+//! Helpers of the suites of locks in transactions: a table, and two processes that use it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(super) async fn setting_on(server: Arc<Postgres>) -> Setting {
     }
 }
 
-/// A table of locks, one of payments, and two processes that pay.
+/// A table of locks, a table of payments, and two processes that pay.
 pub(super) struct Bank {
     pub(super) server: Arc<Postgres>,
     pub(super) table: String,
@@ -83,7 +83,7 @@ impl Bank {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Whether the other process finds the lock held by a transaction, whose end nobody knows.
+    /// Whether the other process is told that the lock is held without an end, which is what a transaction does.
     pub(super) async fn is_pinned(&self, key: &str) -> bool {
         match self.other.lock(key).try_acquire().await {
             Err(dlock::Error::NotAcquired { remaining: None, .. }) => true,
@@ -93,7 +93,7 @@ impl Bank {
         }
     }
 
-    /// The account's lock, which is not renewed.
+    /// Acquires the lock of the account, without renewals.
     pub(super) async fn held_for(&self, lease: Duration) -> LockGuard {
         let lock = self.one.lock("account").fixed_lease(lease);
         lock.acquire().await.unwrap()
@@ -107,7 +107,7 @@ impl Bank {
         }
     }
 
-    /// Leases are over as after a long stop, and no client knows.
+    /// Ends all leases on the server; their holders do not know.
     pub(super) async fn expires(&self) {
         let table = &self.table;
         let sql = format!(

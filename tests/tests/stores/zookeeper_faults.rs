@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, RenewRequest, Renewal, Store,
 };
-use dlock::{Error, LockClient, LockKey};
+use dlock::{Error, HoldState, LockClient, LockKey, Loss};
 use dlock_tests::faults::{PATIENCE, SOON, answered};
 use dlock_tests::zookeeper::{Ensemble, ZkProxy, ZkRequest, Zookeeper};
 use dlock_tests::{Direction, Swallow, eventually};
@@ -325,6 +325,7 @@ async fn writes_are_made_while_the_lock_is_held_and_never_after() {
         .write_as(&guard, Writes::new().set(&effect, "4", None))
         .await;
     assert!(matches!(lost, Err(WriteError::Lost { .. })), "{lost:?}");
+    assert_eq!(guard.state(), HoldState::Lost(Loss::Gone), "and the guard");
     // Nothing was written meanwhile: the version is the second one.
     taken.release().await.unwrap();
     let next = holder.lock("k").wait(PATIENCE).acquire().await.unwrap();
@@ -332,6 +333,32 @@ async fn writes_are_made_while_the_lock_is_held_and_never_after() {
         .write_as(&next, Writes::new().delete(&effect, Some(1)))
         .await
         .unwrap();
+}
+
+/// The server closes the connection for a longer request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_larger_than_a_request_are_refused_and_leave_the_connection_usable() {
+    let (_server, proxy, root) = setting().await;
+    let locks = patient(proxy.addr(), &root, LONG).await;
+    let client = client(&locks).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let effect = format!("{root}-effect");
+    let write = |bytes: usize| locks.write_as(&guard, Writes::new().create(&effect, vec![b'x'; bytes]));
+    let data = 1 << 20;
+    let Err(WriteError::TooLarge { bytes, limit, .. }) = write(data).await else {
+        panic!("it is longer than any server takes by default");
+    };
+    assert_eq!(limit, 1_048_575);
+    let most = limit - (bytes - data);
+    let refused = write(most + 1).await.unwrap_err().to_string();
+    assert!(refused.contains("1048576 bytes"), "{refused}");
+    let reconnects = client.health().reconnects;
+    write(most).await.unwrap();
+    assert_eq!(
+        (guard.state(), client.health().reconnects),
+        (HoldState::Held, reconnects)
+    );
+    guard.release().await.unwrap();
 }
 
 /// Ten thousand locks have to be taken first.

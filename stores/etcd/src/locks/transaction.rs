@@ -190,8 +190,8 @@ impl FencedTransaction {
     ///
     /// # Errors
     ///
-    /// [`TransactionError::Lost`] and [`TransactionError::Condition`] when nothing was done; otherwise a failure of the
-    /// store.
+    /// [`TransactionError::Lost`] and [`TransactionError::Condition`] when nothing was done, the guard of a lost lock
+    /// reports the loss; otherwise a failure of the store.
     ///
     /// # Cancel safety
     ///
@@ -223,6 +223,8 @@ impl FencedTransaction {
                 .first()
                 .map(|found| found.create_revision.unsigned_abs());
             if created != Some(bound.token >> TOKEN_BITS) {
+                // Tells the guard.
+                let _ = bound.confirm().await;
                 return Err(TransactionError::Lost {
                     key: bound.key.clone(),
                 });

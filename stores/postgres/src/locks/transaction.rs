@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dlock::store::{Bind, BoundGrant, Reason, StoreError};
 use dlock::{Error, LockKey};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
@@ -44,6 +45,27 @@ pub enum HoldError {
         /// The lock.
         key: LockKey,
     },
+    /// The transaction does not see that the caller holds the lock: its snapshot is older than the acquire, or it is in
+    /// another database. The lock is not lost by this. Begin a transaction after the acquire: under `REPEATABLE READ` and
+    /// `SERIALIZABLE` its first statement fixes what it sees.
+    #[error(
+        "the transaction does not see that lock \"{key}\" is held: roll it back, and begin one after the acquire"
+    )]
+    #[non_exhaustive]
+    NotVisible {
+        /// The lock.
+        key: LockKey,
+    },
+    /// Another transaction has locked the row of the lock, though the caller holds it, as a `SELECT … FOR UPDATE` by hand
+    /// does. Try again in a new transaction.
+    #[error(
+        "another transaction has the row of lock \"{key}\" locked: roll the transaction back, and try again"
+    )]
+    #[non_exhaustive]
+    RowLocked {
+        /// The lock.
+        key: LockKey,
+    },
     /// The statement failed; the transaction cannot be committed.
     #[error("lock \"{key}\" could not be held in the transaction: roll it back")]
     #[non_exhaustive]
@@ -80,6 +102,16 @@ pub enum LockInError {
         key: LockKey,
         /// The remaining lease of the holder; `None` if a transaction holds the lock.
         remaining: Option<Duration>,
+    },
+    /// The lock was used for the first time after the snapshot of the transaction, which cannot lock its row. The
+    /// transaction is unchanged. Try again in a new transaction.
+    #[error(
+        "the transaction does not see the row of lock \"{key}\", which is newer: begin a new transaction"
+    )]
+    #[non_exhaustive]
+    NotVisible {
+        /// The lock.
+        key: LockKey,
     },
     /// The row of the lock could not be created.
     #[error("the row of lock \"{key}\" could not be made")]
@@ -118,9 +150,9 @@ impl PostgresLocks {
     ///
     /// # Errors
     ///
-    /// [`HoldError::Lost`] when the caller no longer holds the lock; otherwise [`HoldError::Failed`], for example with
-    /// the serialization failure of a stricter isolation level if another client acquired the lock during the
-    /// transaction. The transaction must be rolled back.
+    /// [`HoldError::Lost`] when the caller no longer holds the lock; its guard then reports the loss.
+    /// [`HoldError::NotVisible`] when the snapshot of the transaction is older than the acquire. Otherwise
+    /// [`HoldError::Failed`], for example with a serialization failure. The transaction must be rolled back.
     ///
     /// # Cancel safety
     ///
@@ -160,37 +192,47 @@ impl PostgresLocks {
     }
 
     async fn hold_one(&self, tx: &Transaction<'_>, bound: &BoundGrant) -> Result<(), HoldError> {
-        let (name, holder, key) = (self.name(&bound.key), bound.grant.to_string(), &bound.key);
-        let failed = |source| HoldError::Failed {
-            key: key.clone(),
-            source,
+        let key = bound.key.clone();
+        let refused = match self.hold_row(tx, bound).await {
+            Ok(HeldRow::Held) => return Ok(()),
+            Ok(HeldRow::Locked) => HoldError::RowLocked { key },
+            Ok(HeldRow::OfAnother) => HoldError::NotVisible { key },
+            // The row has changed since the snapshot.
+            Err(source) if source.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+                HoldError::Failed { key, source }
+            }
+            Err(source) => return Err(HoldError::Failed { key, source }),
         };
+        // The transaction may be older than the acquire, so the store is asked, which also tells the guard of a loss.
+        match bound.confirm().await {
+            Err(Error::Lost { key, .. }) => Err(HoldError::Lost { key }),
+            _ => Err(refused),
+        }
+    }
+
+    /// Holds the row in the transaction, trying for a while.
+    async fn hold_row(
+        &self,
+        tx: &Transaction<'_>,
+        bound: &BoundGrant,
+    ) -> Result<HeldRow, tokio_postgres::Error> {
+        let (name, holder) = (self.name(&bound.key), bound.grant.to_string());
         let mut pause = LOOKS.1;
         for _ in 0..LOOKS.0 {
             let values: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
                 [(&&*name, Type::TEXT), (&holder, Type::TEXT)];
-            let rows = tx
-                .query_typed(&self.0.setup.table.hold_in, &values)
-                .await
-                .map_err(failed)?;
-            let (held, there) = match rows.first() {
-                Some(row) => (
-                    flag(row, "held").map_err(failed)?,
-                    flag(row, "there").map_err(failed)?,
-                ),
-                None => (false, false),
-            };
-            if held {
-                return Ok(());
+            let row = tx.query_typed_one(&self.0.setup.table.hold_in, &values).await?;
+            if flag(&row, "held")? {
+                return Ok(HeldRow::Held);
             }
-            if !there {
-                break;
+            if !flag(&row, "there")? {
+                return Ok(HeldRow::OfAnother);
             }
             // Another statement has locked the row briefly, but does not hold the lock.
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        Err(HoldError::Lost { key: key.clone() })
+        Ok(HeldRow::Locked)
     }
 
     /// Acquires a lock for a transaction until its end, and returns a fencing token: the transaction is the lock,
@@ -204,8 +246,8 @@ impl PostgresLocks {
     ///
     /// # Errors
     ///
-    /// [`LockInError::Busy`] when the lock is held: the transaction is unchanged and can continue. After other errors
-    /// it must be rolled back.
+    /// [`LockInError::Busy`] when the lock is held, and [`LockInError::NotVisible`] when the transaction cannot see the
+    /// row of a new key: the transaction is unchanged and can continue. After other errors it must be rolled back.
     ///
     /// # Cancel safety
     ///
@@ -246,6 +288,7 @@ impl PostgresLocks {
             tx.batch_execute(undone).await.map_err(failed)?;
             match found {
                 Some(Found { there: false, .. }) if !made => self.make_row(&key).await?,
+                Some(Found { there: false, .. }) => return Err(LockInError::NotVisible { key }),
                 found => {
                     let remaining = found.and_then(|found| found.remaining);
                     return Err(LockInError::Busy { key, remaining });
@@ -262,6 +305,15 @@ impl PostgresLocks {
             source,
         })
     }
+}
+
+/// What a transaction sees of the row of its holder's lock.
+enum HeldRow {
+    Held,
+    /// Another transaction has it locked.
+    Locked,
+    /// It has another holder, or none, or is not there.
+    OfAnother,
 }
 
 /// The result of `lock_in.sql`.

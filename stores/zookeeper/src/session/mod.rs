@@ -34,6 +34,8 @@ pub(crate) struct Config {
     /// `user:password`.
     pub(crate) credentials: Option<String>,
     pub(crate) acl: Acl,
+    /// In bytes.
+    pub(crate) largest_request: usize,
 }
 
 /// An event of a session that no request caused.

@@ -39,7 +39,8 @@ CREATE TABLE IF NOT EXISTS {floor} (
 );
 INSERT INTO {floor} DEFAULT VALUES ON CONFLICT DO NOTHING;
 -- Holds a lock in the caller's transaction: until its end no other client can acquire the lock, even if the lease expires.
--- If the token is no longer the holder's, the call and the transaction fail. If the token leaves the process of its holder,
+-- If the token is no longer the holder's, the call and the transaction fail, with DLK01, or with 40001 if the snapshot of the
+-- transaction is older than the token: then a new transaction can tell. If the token leaves the process of its holder,
 -- the lock must not be handed off there (local_handoffs(0)).
 CREATE OR REPLACE FUNCTION {hold_in}(lock_key text, token int8) RETURNS void LANGUAGE plpgsql AS $dlock$
 BEGIN
@@ -65,6 +66,12 @@ BEGIN
     EXIT WHEN NOT FOUND;
     PERFORM pg_sleep(0.001 * (1 << look));
   END LOOP;
+  -- Tokens are times in µs, unless the clock was set back.
+  IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+     AND token >= (extract(epoch FROM transaction_timestamp()) * 1000000)::int8 THEN
+    RAISE EXCEPTION 'the transaction does not see that lock "%" is held: begin one after the acquire', lock_key
+      USING ERRCODE = '40001';
+  END IF;
   RAISE EXCEPTION 'lock "%" was lost: token % is not that of its holder', lock_key, token USING ERRCODE = 'DLK01';
 END $dlock$;
 -- Acquires a lock for the caller's transaction, and returns the fencing token, or NULL if the lock is held. The row must
