@@ -55,15 +55,16 @@
 //! write run alone:
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
 //! # let client = dlock::LockClient::memory();
 //! use dlock_tower::{LockLayer, key};
 //!
-//! let documents = LockLayer::new(client, key::header("x-document").prefix("document:")).read_write();
-//! # let _ = documents; }
+//! let documents = LockLayer::new(client, key::header("x-document").prefix("document:")).read_write()?;
+//! # let _ = documents; Ok(()) }
 //! ```
 //!
-//! [`kind`](LockLayer::kind) has the other kinds of locks.
+//! [`kind`](LockLayer::kind) has the other kinds of locks. Both refuse a kind that the client's store does not have, so a
+//! service with such a layer does not start.
 //!
 //! # What happens when
 //!

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::{LockClient, LockKind, LockOptions};
+use dlock::{Error, LockClient, LockKind, LockOptions};
 use http::{Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -106,9 +106,14 @@ impl<K> LockLayer<K> {
 impl<K, P> LockLayer<K, P> {
     /// Sets the kind of lock, [`LockKind::Mutex`] by default. Keys that are locked [together](crate::key::each_of)
     /// cannot be fair locks: such a request is answered with 500.
-    pub fn kind(mut self, kind: LockKind) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the client's store does not have this kind.
+    pub fn kind(mut self, kind: LockKind) -> Result<Self, Error> {
+        self.client.capabilities().require(kind)?;
         self.settings.kinds = Kinds::All(kind);
-        self
+        Ok(self)
     }
 
     /// Lets reads share a key: requests with a safe method (`GET`, `HEAD`) acquire the key's read lock, which they
@@ -120,16 +125,23 @@ impl<K, P> LockLayer<K, P> {
     /// [`LockKind::Mutex`] of the same name.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
     /// # let client = dlock::LockClient::memory();
     /// use dlock_tower::{LockLayer, key};
     ///
-    /// let layer = LockLayer::new(client, key::header("x-document").prefix("document:")).read_write();
-    /// # let _ = layer; }
+    /// let layer = LockLayer::new(client, key::header("x-document").prefix("document:")).read_write()?;
+    /// # let _ = layer; Ok(()) }
     /// ```
-    pub fn read_write(mut self) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the client's store has no read-write locks.
+    pub fn read_write(mut self) -> Result<Self, Error> {
+        for kind in [LockKind::Read, LockKind::Write] {
+            self.client.capabilities().require(kind)?;
+        }
         self.settings.kinds = Kinds::ReadWrite;
-        self
+        Ok(self)
     }
 
     /// Makes reads yield while a write waits for the key, with [`read_write`](Self::read_write) or a
@@ -282,7 +294,7 @@ impl<K, P> LockLayer<K, P> {
     ///
     /// # Errors
     ///
-    /// The first invalid option.
+    /// The first option that is invalid, or that the store does not support.
     pub fn check(&self) -> Result<(), InvalidOptions> {
         self.settings.check(&self.client)
     }

@@ -34,7 +34,7 @@ use super::work::{take_ready, work};
 /// | [`max_hold`](Self::max_hold), [`max_waiters`](Self::max_waiters), [`at_most_here`](Self::at_most_here) | no bound |
 ///
 /// The names are those of semaphores: give no other semaphore the name of a limit. It needs a store with limits: memory, or one
-/// Redis or Valkey server, Sentinel, Cluster. On others [`check`](Self::check) and each request say [`Error::Unsupported`].
+/// Redis or Valkey server, Sentinel, Cluster. [`new`](Self::new) refuses all others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,7 @@ use super::work::{take_ready, work};
 ///     client,
 ///     |job: &Job| format!("tenant:{}", job.tenant).into(),
 ///     move |_: &Job| limit.load(Ordering::Relaxed),
-/// );
+/// )?;
 /// let worker = layer.layer(service_fn(|job: Job| async move { Ok::<_, std::io::Error>(job.tenant) }));
 /// assert_eq!(worker.clone().oneshot(Job { tenant: 7 }).await?, 7);
 ///
@@ -104,15 +104,21 @@ where
 {
     /// A layer that takes from each request, by these closures, its key (the tenant) and how many requests of that key may run
     /// at a time.
-    pub fn new(client: LockClient, key: K, limit: L) -> LimitLayer<Req, K, L> {
-        LimitLayer {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the client's store has no limits.
+    pub fn new(client: LockClient, key: K, limit: L) -> Result<LimitLayer<Req, K, L>, Error> {
+        let settings = Settings::default();
+        settings.check(&client)?;
+        Ok(LimitLayer {
             client,
             key: Arc::new(key),
             limit: Arc::new(limit),
-            settings: Settings::default(),
+            settings,
             bound: Bound::default(),
             request: PhantomData,
-        }
+        })
     }
 }
 
@@ -135,7 +141,7 @@ impl<Req, K, L> LimitLayer<Req, K, L> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`], for the first option that does not; [`Error::Unsupported`] where the store has no limits.
+    /// [`Error::InvalidOption`], for the first option that does not; [`Error::Unsupported`] for one that the store does not have.
     pub fn check(&self) -> Result<(), Error> {
         self.settings.check(&self.client)
     }
@@ -169,7 +175,7 @@ impl<S, Req, K, L> Layer<S> for LimitLayer<Req, K, L> {
 /// use dlock_tower::task::{LimitLayer, LimitService};
 /// use tower::{Layer, ServiceExt, service_fn};
 ///
-/// let layer = LimitLayer::new(LockClient::memory(), |tenant: &u64| LockKey::from(tenant.to_string()), |_: &u64| 3);
+/// let layer = LimitLayer::new(LockClient::memory(), |tenant: &u64| LockKey::from(tenant.to_string()), |_: &u64| 3)?;
 /// let worker: LimitService<_, u64, _, _> =
 ///     layer.layer(service_fn(|tenant: u64| async move { Ok::<_, std::io::Error>(tenant) }));
 /// assert_eq!(worker.oneshot(7).await?, 7);

@@ -111,9 +111,14 @@ where
 
 impl<Req, K> TaskLockLayer<Req, K> {
     /// The kind of lock that requests take, [`LockKind::Mutex`] by default.
-    pub fn kind(mut self, kind: LockKind) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the client's store does not have this kind.
+    pub fn kind(mut self, kind: LockKind) -> Result<Self, Error> {
+        self.client.capabilities().require(kind)?;
         self.settings.kind = kind;
-        self
+        Ok(self)
     }
 
     /// Has readers stand back while a writer waits, see [`Lock::prefer_writers`].

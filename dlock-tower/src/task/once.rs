@@ -264,7 +264,7 @@ impl<E: fmt::Debug + fmt::Display> std::error::Error for TaskOnceError<E> {
 /// #[derive(Clone)]
 /// struct Message { id: &'static str }
 ///
-/// let layer = TaskOnceLayer::new(dlock::LockClient::memory(), |message: &Message| format!("mail:{}", message.id).into());
+/// let layer = TaskOnceLayer::new(dlock::LockClient::memory(), |message: &Message| format!("mail:{}", message.id).into())?;
 /// let consumer = layer.layer(service_fn(|message: Message| async move {
 ///     Ok::<_, std::io::Error>(format!("sent {}", message.id))
 /// }));
@@ -344,8 +344,13 @@ where
     K: Fn(&Req) -> LockKey,
 {
     /// A layer that takes the keys of its requests by this closure, and keeps their responses on the client's store.
-    pub fn new(client: LockClient, key: K) -> TaskOnceLayer<Req, K> {
-        TaskOnceLayer::on(Source::Client(client), key)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when that store keeps no records.
+    pub fn new(client: LockClient, key: K) -> Result<TaskOnceLayer<Req, K>, Error> {
+        client.records()?;
+        Ok(TaskOnceLayer::on(Source::Client(client), key))
     }
 
     /// The same on records that do not belong to a client, as those of `dlock-postgres`.
@@ -409,14 +414,14 @@ impl<Req, K> TaskOnceLayer<Req, K> {
     /// its writes.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
     /// use dlock_tower::task::TaskOnceLayer;
     ///
     /// struct Message { id: u64, token: u64 }
     ///
-    /// let layer = TaskOnceLayer::new(dlock::LockClient::memory(), |message: &Message| message.id.to_string().into())
+    /// let layer = TaskOnceLayer::new(dlock::LockClient::memory(), |message: &Message| message.id.to_string().into())?
     ///     .tell_claim(|message, claim| message.token = claim.fencing_token());
-    /// # let _ = layer; }
+    /// # let _ = layer; Ok(()) }
     /// ```
     pub fn tell_claim(mut self, tells: impl Fn(&mut Req, &OnceClaim) + Send + Sync + 'static) -> Self {
         self.settings.tells = Some(Arc::new(tells));
@@ -430,7 +435,7 @@ impl<Req, K> TaskOnceLayer<Req, K> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`], for the first option that does not; [`Error::Unsupported`] where the store has no records.
+    /// [`Error::InvalidOption`], for the first option that does not.
     pub fn check(&self) -> Result<(), Error> {
         self.settings.check()
     }
@@ -461,7 +466,7 @@ impl<S, Req, K> Layer<S> for TaskOnceLayer<Req, K> {
 /// use dlock_tower::task::{TaskOnceLayer, TaskOnceService};
 /// use tower::{Layer, ServiceExt, service_fn};
 ///
-/// let layer = TaskOnceLayer::new(LockClient::memory(), |id: &u64| LockKey::from(id.to_string()));
+/// let layer = TaskOnceLayer::new(LockClient::memory(), |id: &u64| LockKey::from(id.to_string()))?;
 /// let consumer: TaskOnceService<_, u64, _> =
 ///     layer.layer(service_fn(|id: u64| async move { Ok::<_, std::io::Error>(id * 2) }));
 /// assert_eq!(consumer.oneshot(7).await?.into_inner(), 14);

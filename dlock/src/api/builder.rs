@@ -14,7 +14,7 @@ use crate::runtime::presence::Publicity;
 use crate::store::credentials::{Credentials, Provider};
 use crate::store::options::{Common, DEFAULT_MAX_QUEUED, DEFAULT_TIMEOUT, MinReplicas, Tls};
 use crate::store::url::{StoreUrl, Topology};
-use crate::store::{GrantId, Scheme, Store};
+use crate::store::{GrantId, Kind, Scheme, Store};
 use crate::stores;
 use crate::{Error, LockClient, LockKey};
 
@@ -60,6 +60,7 @@ pub struct LockClientBuilder {
     replicas: Option<MinReplicas>,
     presence: Option<bool>,
     control: Option<bool>,
+    required: Vec<Kind>,
 }
 
 impl LockClientBuilder {
@@ -276,24 +277,52 @@ impl LockClientBuilder {
         self
     }
 
+    /// Names the kinds of locks that the program needs, so that [`build`](Self::build) refuses a store that does not have
+    /// them; none by default. May be called several times. Without it such a store is noticed at the first acquire, which
+    /// may be long after the start.
+    ///
+    /// Records are not a kind: [`LockClient::records`] refuses a store that keeps none.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::store::Kind;
+    ///
+    /// let client = dlock::LockClient::builder()
+    ///     .url("memory://") // from the configuration
+    ///     .require([Kind::Fair, Kind::Permit])
+    ///     .build()
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn require<K: Into<Kind>>(mut self, kinds: impl IntoIterator<Item = K>) -> Self {
+        self.required.extend(kinds.into_iter().map(Into::into));
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
     ///
-    /// As for [`LockClient::connect`].
+    /// As for [`LockClient::connect`], and [`Error::Unsupported`] for a [required](Self::require) kind that the store does
+    /// not have.
     ///
     /// # Panics
     ///
     /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
-    pub async fn build(self) -> Result<LockClient, Error> {
+    pub async fn build(mut self) -> Result<LockClient, Error> {
+        let required = std::mem::take(&mut self.required);
         let (store, settings, uuid, runtime) = self.open().await?;
+        let capabilities = store.capabilities();
+        required
+            .into_iter()
+            .try_for_each(|kind| capabilities.require(kind))?;
         Ok(Handle::start(store, settings, uuid, &runtime).into())
     }
 
     /// Connects, and returns the store itself: to wrap it in a store of your own that counts, restricts or injects
     /// failures, or to build a [quorum](crate::stores::quorum::Quorum) of several. [`shared_store`](Self::shared_store)
-    /// builds a client on it. The options for locks (`lease`, `retry_for`) belong to that client and have no effect
-    /// here.
+    /// builds a client on it. The options for locks (`lease`, `retry_for`, `require`) belong to that client and have no
+    /// effect here.
     ///
     /// # Errors
     ///

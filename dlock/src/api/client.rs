@@ -127,6 +127,10 @@ impl LockClient {
     }
 
     /// Returns the lock of this name. Nothing is sent until it is acquired.
+    ///
+    /// A kind or an option that the store does not have is refused with [`Error::Unsupported`] by each acquire, before
+    /// anything is sent, and by [`Lock::check`]; the same holds for semaphores, latches and leaders. To refuse it when the
+    /// program starts, use `check` or [`LockClientBuilder::require`].
     pub fn lock(&self, key: impl Into<LockKey>) -> Lock {
         Lock::new(self.handle.clone(), key.into())
     }

@@ -25,9 +25,7 @@ pub(crate) async fn count(
 ) -> Result<CounterReply, Error> {
     key.check()?;
     let shared = handle.shared().clone();
-    let counters = shared
-        .counters(step.kind())
-        .map_err(|error| error.into_error(what, key))?;
+    let counters = shared.counters(step.kind())?;
     let request = CounterRequest {
         repeated_for: REMEMBERED.max(shared.settings.retry_for.saturating_mul(2)),
         ..CounterRequest::new(key.clone(), shared.next_grant(), step)

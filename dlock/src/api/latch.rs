@@ -64,6 +64,16 @@ impl Latch {
         &self.key
     }
 
+    /// Checks the name, and that the store has latches, as each operation does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] or [`Error::Unsupported`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.key.check()?;
+        self.handle.shared().capabilities.require(Kind::Latch)
+    }
+
     /// Sets the count of an open latch, which closes it; returns `false` if it already has a count, which is kept.
     ///
     /// # Errors

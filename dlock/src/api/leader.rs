@@ -105,7 +105,7 @@ impl Leader {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`]; [`Error::Unsupported`] for what the store does not have.
     pub fn check(&self) -> Result<(), Error> {
         self.lock.check().map_err(of_a_term)
     }

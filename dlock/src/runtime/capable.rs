@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::base::kind::Kind;
 use crate::runtime::options::{Lease, Options};
 use crate::store::Capabilities;
 
 /// Refuses options that the store does not support, and says what it supports.
 pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilities) -> Result<(), Error> {
-    check_kind(options.kind, capabilities)?;
+    capabilities.require(options.kind)?;
     let store = &capabilities.name;
     let lacks = |what: &str, reason| {
         Err(Error::Unsupported {
@@ -63,22 +62,11 @@ pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilit
     }
 }
 
-/// Refuses a kind that the store does not have.
-pub(crate) fn check_kind(kind: Kind, capabilities: &Capabilities) -> Result<(), Error> {
-    if capabilities.has(kind) {
-        return Ok(());
-    }
-    let names: Vec<_> = capabilities.kinds.iter().map(Kind::to_string).collect();
-    Err(Error::Unsupported {
-        what: format!("a {} of kind {kind}", kind.noun()),
-        reason: format!("{} has {}", capabilities.name, names.join(", ")),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::LockOptions;
+    use crate::store::Kind;
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -96,7 +84,8 @@ mod tests {
         };
         assert_eq!(
             refused(&fair, LEASE, &plain),
-            "a lock of kind fair is not supported: this store has lock, read"
+            "a lock of kind fair is not supported: this store has lock, read; use a plain lock, whose waiters have no \
+             order between processes, or Redis or Valkey, which have fair locks"
         );
         let of = |lock| Options {
             lock,

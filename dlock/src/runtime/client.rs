@@ -24,7 +24,7 @@ use crate::runtime::waiters::{self, Waiters};
 use crate::runtime::waits::Waits;
 use crate::runtime::watchdog::{self, Watchdog};
 use crate::store::counter::Counters;
-use crate::store::{Capabilities, Kind, Reason, StoreError};
+use crate::store::{Capabilities, Kind};
 use crate::store::{GrantId, Store};
 use crate::{Error, Loss};
 
@@ -164,10 +164,8 @@ impl Drop for Handle {
 
 impl Shared {
     /// Returns the counters of the store, for operations on semaphores and latches.
-    pub(crate) fn counters(&self, kind: Kind) -> Result<Arc<dyn Counters>, StoreError> {
-        (self.store.clone().counters()).ok_or_else(|| {
-            StoreError::not_done(Reason::Unsupported, format!("this store has no {}", kind.noun()))
-        })
+    pub(crate) fn counters(&self, kind: Kind) -> Result<Arc<dyn Counters>, Error> {
+        (self.store.clone().counters()).ok_or_else(|| self.capabilities.lacks(kind))
     }
 
     /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Kind;
+use crate::Error;
 
 /// How reliably waiters are notified of a release.
 ///
@@ -172,5 +173,73 @@ impl Capabilities {
     #[must_use]
     pub fn has(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
+    }
+
+    /// Refuses a kind that the store does not have: for code that knows its kinds before it acquires, such as a service
+    /// that should not start on the wrong store. [`LockClientBuilder::require`](crate::LockClientBuilder::require) does
+    /// this for a whole client.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::LockKind;
+    /// use dlock::store::{Capabilities, Kind};
+    ///
+    /// let client = dlock::LockClient::memory();
+    /// client.capabilities().require(LockKind::Fair)?;
+    ///
+    /// let plain = Capabilities::new([Kind::Mutex]).name("the archive");
+    /// let error = plain.require(LockKind::Fair).unwrap_err().to_string();
+    /// assert!(error.contains("fair is not supported: the archive has lock"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`], which names the store, its kinds, and what to use instead.
+    pub fn require(&self, kind: impl Into<Kind>) -> Result<(), Error> {
+        let kind = kind.into();
+        match self.has(kind) {
+            true => Ok(()),
+            false => Err(self.lacks(kind)),
+        }
+    }
+
+    /// Returns the error for a kind that the store does not have.
+    pub(crate) fn lacks(&self, kind: Kind) -> Error {
+        let kinds: Vec<_> = self.kinds.iter().map(Kind::to_string).collect();
+        Error::Unsupported {
+            what: format!("a {} of kind {kind}", kind.noun()),
+            reason: format!(
+                "{} has {}; {}",
+                self.name,
+                kinds.join(", "),
+                self.instead_of(kind)
+            ),
+        }
+    }
+
+    /// Says what to use instead of a kind that the store does not have.
+    fn instead_of(&self, kind: Kind) -> String {
+        let (plain, stores) = match kind {
+            Kind::Mutex => (None, "a store with plain locks"),
+            Kind::Fair => (
+                Some("whose waiters have no order between processes"),
+                "Redis or Valkey, which have fair locks",
+            ),
+            Kind::Read | Kind::Write => (
+                Some("which readers do not share"),
+                "a store with read-write locks: Redis, Valkey, PostgreSQL, etcd or ZooKeeper",
+            ),
+            Kind::Fenced => (
+                Some("whose fencing tokens grow too"),
+                "a store with fenced locks: Redis, Valkey, PostgreSQL, etcd, ZooKeeper or MySQL",
+            ),
+            Kind::Permit | Kind::Unowned => (None, "Redis or Valkey, which have semaphores"),
+            Kind::Latch => (None, "Redis or Valkey, which have latches"),
+        };
+        match plain.filter(|_| self.has(Kind::Mutex)) {
+            Some(plain) => format!("use a plain lock, {plain}, or {stores}"),
+            None => format!("use {stores}"),
+        }
     }
 }

@@ -237,7 +237,9 @@ mod a_handler_without_its_client {
         for key in ["a", "b", "c"] {
             assert!(is_free(&other, key).await, "{key}");
         }
-        let read = LockLayer::new(client.clone(), fixed("d")).kind(LockKind::Read);
+        let read = LockLayer::new(client.clone(), fixed("d"))
+            .kind(LockKind::Read)
+            .unwrap();
         let service = read.layer(once.layer(minute(&seen)));
         assert!(timeout(SECOND, status(&service, post("2"))).await.is_err());
         let rw = other.rw_lock("d");

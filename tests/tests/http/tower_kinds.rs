@@ -82,6 +82,7 @@ async fn with_read_write_safe_methods_share_and_others_do_not() {
         });
         LockLayer::new(client.clone(), query("doc"))
             .read_write()
+            .unwrap()
             .layer(handler)
     };
     // In one process and across.
@@ -98,6 +99,7 @@ async fn with_read_write_safe_methods_share_and_others_do_not() {
     // A writer waits until the last reader has left, and keeps them out.
     let writes = LockLayer::new(b.clone(), query("doc"))
         .read_write()
+        .unwrap()
         .wait(100 * MS);
     let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
     let busy = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
@@ -124,7 +126,7 @@ async fn with_read_write_safe_methods_share_and_others_do_not() {
 async fn methods_that_are_skipped_on_purpose_are_skipped_under_read_write_too() {
     let store = TestStore::new();
     let client = store.client();
-    let layer = LockLayer::new(client.clone(), query("doc")).read_write();
+    let layer = LockLayer::new(client.clone(), query("doc")).read_write().unwrap();
     let skipping = layer.clone().skip_methods([Method::GET]);
     let told = async |layer: &LockLayer<_>, method| {
         text(
@@ -147,7 +149,7 @@ async fn a_kind_is_for_all_methods() {
     let store = TestStore::new();
     let client = store.client();
     for kind in [LockKind::Mutex, LockKind::Read, LockKind::Write] {
-        let layer = LockLayer::new(client.clone(), query("doc")).kind(kind);
+        let layer = LockLayer::new(client.clone(), query("doc")).kind(kind).unwrap();
         for method in [Method::GET, Method::POST] {
             let response = layer
                 .layer(teller(&client))
@@ -386,7 +388,7 @@ async fn closures_may_name_several_or_none() {
 async fn requests_that_read_stand_back_for_one_that_writes_where_writers_are_preferred() {
     let store = TestStore::new();
     let (a, b) = (store.client(), store.client());
-    let layer = |client: &LockClient| LockLayer::new(client.clone(), query("doc")).read_write();
+    let layer = |client: &LockClient| LockLayer::new(client.clone(), query("doc")).read_write().unwrap();
     for prefers in [false, true] {
         let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
         let writes = match prefers {

@@ -179,7 +179,9 @@ async fn work_whose_lock_is_lost_or_whose_caller_goes_away_is_dropped_under_the_
 #[tokio::test(start_paused = true)]
 async fn readers_share_and_inner_acquires_of_the_key_reenter() {
     let client = LockClient::memory();
-    let readers = TaskLockLayer::new(client.clone(), account).kind(LockKind::Read);
+    let readers = TaskLockLayer::new(client.clone(), account)
+        .kind(LockKind::Read)
+        .unwrap();
     let worker = readers.layer(service_fn(|job: Job| async move {
         sleep(job.takes * MS).await;
         Ok::<_, Infallible>(())
@@ -256,7 +258,7 @@ fn tenants(
     client: LockClient,
     limit: Arc<AtomicU32>,
 ) -> LimitLayer<Job, impl Fn(&Job) -> LockKey, impl Fn(&Job) -> u32> {
-    LimitLayer::new(client, account, move |_: &Job| limit.load(Ordering::SeqCst))
+    LimitLayer::new(client, account, move |_: &Job| limit.load(Ordering::SeqCst)).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -347,7 +349,7 @@ async fn message_that_is_delivered_again_gets_the_response_of_the_first_time() {
     let calls = Arc::new(AtomicUsize::new(0));
     let consumer = || {
         let calls = calls.clone();
-        let layer = TaskOnceLayer::new(client.clone(), account);
+        let layer = TaskOnceLayer::new(client.clone(), account).unwrap();
         layer.layer(service_fn(move |job: Job| {
             let attempt = calls.fetch_add(1, Ordering::SeqCst);
             async move {
@@ -381,7 +383,7 @@ async fn store_without_records_is_told_by_the_check() {
     for checked in [
         work.check(),
         work.clone().every(1000 * MS).check(),
-        TaskOnceLayer::new(client, account).check(),
+        TaskOnceLayer::new(client, account).map(drop),
     ] {
         assert!(matches!(checked, Err(Error::Unsupported { .. })), "{checked:?}");
     }
@@ -394,7 +396,7 @@ async fn message_that_is_done_elsewhere_is_an_error_for_its_consumer_until_it_is
         sleep(job.takes * MS).await;
         Ok::<_, String>(job.takes)
     });
-    let layer = || TaskOnceLayer::new(client.clone(), account);
+    let layer = || TaskOnceLayer::new(client.clone(), account).unwrap();
     let running = tokio::spawn(layer().layer(answers).oneshot(job("m", 100)));
     sleep(10 * MS).await;
     let elsewhere = layer().layer(answers).oneshot(job("m", 1)).await.unwrap_err();
@@ -426,6 +428,7 @@ async fn attempt_that_is_dropped_is_repeated_or_given_up_and_each_request_learns
     let client = recording().await;
     let layer = || {
         TaskOnceLayer::new(client.clone(), account)
+            .unwrap()
             .tell_claim(|job: &mut Job, claim| job.takes += claim.attempt())
             .at_most_here(1)
     };
@@ -474,7 +477,7 @@ async fn attempt_that_is_dropped_is_repeated_or_given_up_and_each_request_learns
     );
 
     // The work was done: a consumer acknowledges, whatever there is to read.
-    let other = TaskOnceLayer::new(client.clone(), account);
+    let other = TaskOnceLayer::new(client.clone(), account).unwrap();
     let text = service_fn(|_: Job| async { Ok::<_, String>("text".to_owned()) });
     let unreadable = other.layer(text).oneshot(job("m", 1)).await.unwrap_err();
     assert!(

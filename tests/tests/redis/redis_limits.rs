@@ -48,7 +48,7 @@ async fn sends(
     running: Arc<Mutex<Running>>,
     wait: Option<Duration>,
 ) {
-    let layer = LimitLayer::new(client, |_: &Job| LockKey::from("tenant:7"), |job: &Job| job.limit);
+    let layer = LimitLayer::new(client, |_: &Job| LockKey::from("tenant:7"), |job: &Job| job.limit).unwrap();
     let layer = match wait {
         Some(wait) => layer.wait(wait),
         None => layer,

@@ -31,6 +31,7 @@ mod postgres_read_write;
 mod postgres_records;
 mod postgres_support;
 mod postgres_transaction;
+mod refused_kinds;
 mod scenes;
 mod zookeeper_conformance;
 mod zookeeper_doctor;

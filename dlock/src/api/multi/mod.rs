@@ -130,7 +130,7 @@ impl MultiLock {
     /// # Errors
     ///
     /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also for no names at all or more than
-    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE); [`Error::Unsupported`] for what the store does not have.
     pub fn check(&self) -> Result<(), Error> {
         self.call(true, Location::caller()).check()
     }

@@ -168,7 +168,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`]; [`Error::Unsupported`] for what the store does not have.
     pub fn check(&self) -> Result<(), Error> {
         self.call(1, true, Location::caller()).check()
     }

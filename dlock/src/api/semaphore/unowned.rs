@@ -87,10 +87,11 @@ impl UnownedSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`]; [`Error::Unsupported`] for what the store does not have.
     pub fn check(&self) -> Result<(), Error> {
         self.key.check()?;
-        self.asks(1).check()
+        self.asks(1).check()?;
+        self.handle.shared().capabilities.require(Kind::Unowned)
     }
 
     /// Acquires one permit if one is available, without waiting: asks the store once.

@@ -21,7 +21,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             handle, key, options, ..
         } = self.call;
         let shared = handle.shared();
-        let counters = (shared.counters(options.kind)).map_err(|error| self.call.failed(error))?;
+        let counters = shared.counters(options.kind)?;
         let listens = || Some(shared.call_watch(options.kind, key, shared.next_grant()));
         let mut watch = listens();
         let wanted = self.call.amount();

@@ -108,7 +108,7 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     let group = args.stream.clone();
     let layer = TaskOnceLayer::new(client.clone(), move |message: &Message| -> LockKey {
         format!("{group}:{}", message.id).into()
-    });
+    })?;
     let layer = layer
         .lease(args.lease)
         // A message that kills each consumer, or always fails, is finally put aside.

@@ -116,7 +116,7 @@ async fn reports(args: &Args, client: LockClient) -> Result<(), BoxDynError> {
     };
     let once = TaskOnceLayer::new(client, |task: &Task<Tick>| -> LockKey {
         format!("report:{}", task.args.get_timestamp()).into()
-    });
+    })?;
     let once = once
         .lease(args.lease)
         .keep(Duration::from_secs(60 * 60).max(2 * args.lease))
@@ -158,8 +158,7 @@ async fn exports(args: &Args, client: LockClient) -> Result<(), BoxDynError> {
         |task: &Task<Export>| -> LockKey { format!("exports:{}", task.args.tenant).into() },
         // Configure the limit where you like: it is read for each export.
         move |_: &Task<Export>| most,
-    );
-    limit.check()?;
+    )?;
     let pauses = ExponentialBackoffMaker::new(
         Duration::from_millis(20),
         Duration::from_millis(500),
