@@ -254,11 +254,10 @@ async fn holder_learns_that_its_session_is_gone_and_the_next_goes_on() {
 #[tokio::test]
 async fn forced_release_is_seen_by_the_next_renewal() {
     let setting = setting().await;
-    let (store, other) = (&setting.patient, &setting.hasty);
+    let (store, other) = (&setting.patient, setting.patient_beside().await);
     granted(store.clone().acquire(ask("k", 1, LEASE)).await);
     granted(store.clone().acquire(ask("beside", 2, LEASE)).await);
-    let forced = answered(|| other.clone().force_release("k".into())).await;
-    assert!(forced.unwrap());
+    assert!(other.force_release("k".into()).await.unwrap());
     let renewed = store
         .clone()
         .renew(vec![renewal("k", 1, LEASE), renewal("beside", 2, LEASE)])
@@ -442,7 +441,8 @@ async fn grant_that_another_one_followed_is_not_renewed_by_it() {
     let setting = setting().await;
     let store = setting.patient.clone();
     granted(store.clone().acquire(ask("k", 1, LEASE)).await);
-    assert!(setting.hasty.clone().force_release("k".into()).await.unwrap());
+    let other = setting.patient_beside().await;
+    assert!(other.force_release("k".into()).await.unwrap());
     granted(store.clone().acquire(ask("k", 2, LEASE)).await);
     let both = vec![renewal("k", 1, LEASE), renewal("k", 2, LEASE)];
     let renewed = store.clone().renew(both).await.unwrap();
@@ -466,9 +466,10 @@ async fn reader_of_another_process_is_released_by_its_id() {
         granted(setting.patient.clone().acquire(reader(number)).await);
     }
     let request = |number| ReleaseRequest::new(Kind::Read, "k".into(), reader(number).grant);
-    let reply = setting.hasty.clone().release(request(2)).await.unwrap();
+    let other = setting.patient_beside().await;
+    let reply = other.clone().release(request(2)).await.unwrap();
     assert_eq!(reply, ReleaseReply::Released { receivers: None });
-    let reply = setting.hasty.clone().release(request(3)).await.unwrap();
+    let reply = other.release(request(3)).await.unwrap();
     assert_eq!(reply, ReleaseReply::NotHeld { repeated: false });
     let left = setting.patient.clone().inspect("k".into()).await.unwrap();
     assert_eq!(left.len(), 1);

@@ -94,6 +94,11 @@ impl Setting {
         keys.iter().map(id).collect()
     }
 
+    /// The store of another process that is never late.
+    pub(super) async fn patient_beside(&self) -> Arc<EtcdLocks> {
+        connected(self.server.builder(&self.namespace).timeout(PATIENCE)).await
+    }
+
     /// Another process behind the same network.
     pub(super) async fn beside(&self) -> LockClient {
         let builder = || builder_at(self.proxy.addr(), &self.namespace).timeout(TIMEOUT);
