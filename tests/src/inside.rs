@@ -1,11 +1,11 @@
-//! Who is inside locks of one key, as those that are there say.
+//! Counts the holders of a lock, as they report it themselves.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// As much as all readers of a test together.
 const WRITER: i64 = 1 << 32;
 
-/// Sees that a writer is alone, and that the tokens of writers grow. The holder of a plain lock is a writer.
+/// Checks that a writer is alone, and that the tokens of writers grow. The holder of a plain lock is a writer.
 #[derive(Debug, Default)]
 pub struct Inside {
     now: AtomicI64,
@@ -15,10 +15,10 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// A writer comes in. One without a token, of another library, gives 0.
+    /// Records that a writer acquired the lock; `token` is 0 for a library without fencing tokens.
     ///
     /// # Panics
-    /// When somebody is inside, or had a greater token before.
+    /// When the lock has another holder, or an earlier writer had a greater token.
     pub fn write(&self, token: u64) {
         assert_eq!(
             self.now.fetch_add(WRITER, Ordering::SeqCst),
@@ -31,16 +31,16 @@ impl Inside {
         }
     }
 
-    /// It leaves.
+    /// Records that a writer releases the lock.
     pub fn written(&self) {
         self.turns.fetch_add(1, Ordering::SeqCst);
         self.now.fetch_sub(WRITER, Ordering::SeqCst);
     }
 
-    /// A reader comes in. One without a token, of another library, gives [`u64::MAX`].
+    /// Records that a reader acquired the lock; `token` is [`u64::MAX`] for a library without fencing tokens.
     ///
     /// # Panics
-    /// When a writer is inside, or had a greater token before.
+    /// When a writer holds the lock, or an earlier writer had a greater token.
     pub fn read(&self, token: u64) {
         let before = self.now.fetch_add(1, Ordering::SeqCst);
         assert!(before < WRITER, "a reader is beside a writer");
@@ -48,18 +48,18 @@ impl Inside {
         self.together.fetch_max(before + 1, Ordering::SeqCst);
     }
 
-    /// It leaves.
+    /// Records that a reader releases the lock.
     pub fn was_read(&self) {
         self.turns.fetch_add(1, Ordering::SeqCst);
         self.now.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// How many came and left.
+    /// Returns how many holders have released the lock.
     pub fn turns(&self) -> u64 {
         self.turns.load(Ordering::SeqCst)
     }
 
-    /// The most readers that were inside at a time.
+    /// Returns the largest number of readers at a time.
     pub fn together(&self) -> i64 {
         self.together.load(Ordering::SeqCst)
     }

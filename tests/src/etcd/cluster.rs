@@ -57,7 +57,7 @@ impl EtcdCluster {
         EtcdCluster { members, peers }
     }
 
-    /// Cuts a member off from the others, and nobody from its clients; `None` heals.
+    /// Cuts a member off from the other members, but not from its clients. With `None`, reconnects all members.
     ///
     /// # Panics
     /// Without a network between them.

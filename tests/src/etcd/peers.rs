@@ -1,7 +1,7 @@
 //! The network between the members of a cluster, from which one of them can be cut off.
 //!
-//! Members know each other by addresses that nobody has, and reach them by an HTTP proxy of their own. So it is known of each
-//! request from which member it comes and to which it goes.
+//! Members know each other by addresses that do not exist, and each member reaches them through its own HTTP proxy. So the
+//! proxy knows from which member a request comes, and to which member it goes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

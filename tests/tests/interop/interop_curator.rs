@@ -208,7 +208,7 @@ async fn readers_and_writers_of_both_never_overlap(setting: &Setting) {
     });
     tokio::join!(join_all(java), join_all(rust));
     assert!(inside.turns() > 40 && inside.together() > 1, "{inside:?}");
-    eventually("nobody of both is left", async || {
+    eventually("no process holds the lock", async || {
         client.list("race").await.is_ok_and(|holders| holders.is_empty())
     })
     .await;

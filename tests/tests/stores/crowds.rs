@@ -1,5 +1,5 @@
-//! What many tasks of several processes do at once on the stores that are crates of their own: nobody is beside a writer, no
-//! set of locks is held in part, no wake-up is missed, and nothing is left.
+//! Many tasks of several processes at once, on the stores that are separate crates: a writer is alone, a set of locks is held
+//! as a whole or not at all, no wake-up is missed, and no lock is left.
 
 use std::collections::HashMap;
 use std::sync::Arc;

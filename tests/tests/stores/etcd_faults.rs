@@ -229,7 +229,7 @@ async fn cut_off_from_the_others(cluster: &EtcdCluster) -> Result<(), usize> {
     cluster.cut_off(Some(leader));
     eventually("it leads no more", async || !cluster.has_leader(leader).await).await;
     let renewals = proxy.count(|call| call.is("LeaseKeepAlive"));
-    // Nobody on its side gets a lock, or waits for ever.
+    // A client of the cut-off member acquires no lock, and does not wait for ever.
     for lock in ["free", "k"] {
         let refused = within(PATIENCE, lock, hasty.lock(lock).try_acquire())
             .await

@@ -88,7 +88,7 @@ async fn wrong_url_is_told() {
     assert!(unregistered.to_string().contains("dlock-etcd"), "{unregistered}");
 }
 
-/// The peers' defect: a name that is cut short in a message makes one lock of two.
+/// In other libraries: a name that is cut short in a message makes one lock of two.
 #[tokio::test]
 async fn long_names_with_one_beginning_are_different_locks() {
     let setting = setting().await;
@@ -227,7 +227,7 @@ async fn cut_connections_cost_nothing_that_is_held() {
     next.release().await.unwrap();
 }
 
-/// The peers' defect: a session that is gone, and a holder that is not told.
+/// In other libraries: a session that is gone, and a holder that is not told.
 #[tokio::test]
 async fn holder_learns_that_its_session_is_gone_and_the_next_goes_on() {
     let setting = setting().await;
@@ -250,7 +250,7 @@ async fn holder_learns_that_its_session_is_gone_and_the_next_goes_on() {
     next.release().await.unwrap();
 }
 
-/// The peers' defect: a keep-alive that answers though the key is gone.
+/// In other libraries: a keep-alive that answers though the key is gone.
 #[tokio::test]
 async fn forced_release_is_seen_by_the_next_renewal() {
     let setting = setting().await;
@@ -269,7 +269,7 @@ async fn forced_release_is_seen_by_the_next_renewal() {
     );
 }
 
-/// The peers' defects: two locks of one session that do not exclude each other, and an unlock by name that ends a newer one.
+/// In other libraries: two locks of one session that do not exclude each other, and an unlock by name that ends a newer one.
 #[tokio::test]
 async fn locks_of_one_session_exclude_each_other_and_end_only_themselves() {
     let setting = setting().await;
@@ -608,8 +608,8 @@ async fn user_with_a_wrong_password_or_without_rights_is_told() {
     let denied = elsewhere.lock("k").acquire().await.unwrap_err();
     assert!(denied.to_string().contains("permission denied"), "{denied}");
     let denied = match open("", namespace).await {
-        Ok(nobody) => nobody.lock("k").acquire().await.unwrap_err(),
-        // From 3.6 on.
+        // Before 3.6 a client without a login connects, and is refused at its first lock.
+        Ok(anonymous) => anonymous.lock("k").acquire().await.unwrap_err(),
         Err(error) => error,
     };
     assert!(denied.to_string().contains("user"), "{denied}");

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::etcd_support::{LEASE, MS, SEC, acquires, client, connected, setting, setting_on};
 
-/// The peers' defect: a waiter whose session is gone, and who waits for ever.
+/// In other libraries: a waiter whose session has ended waits for ever.
 #[tokio::test]
 async fn waiter_whose_session_is_ended_waits_on_and_leaves_nothing() {
     let setting = setting().await;
@@ -44,7 +44,7 @@ async fn waiter_whose_session_is_ended_waits_on_and_leaves_nothing() {
     assert_eq!(setting.held().await, []);
 }
 
-/// The peers' defect: an acquire that is granted on a session that is gone. No keep-alive is due for a minute and a half.
+/// In other libraries: an acquire that is granted on a session that is gone. No keep-alive is due for a minute and a half.
 #[tokio::test]
 async fn acquire_whose_session_ends_on_its_way_is_granted_on_another_one_and_the_holders_are_told() {
     let setting = setting().await;
@@ -99,7 +99,7 @@ async fn keep_alive_with_no_time_left_ends_all_holds_of_the_session_at_once() {
     next.release().await.unwrap();
 }
 
-/// The peers' defect: a watch on a server that stands still waits for ever. An idle connection is asked every ten seconds
+/// In other libraries: a watch on a server that stands still waits for ever. An idle connection is asked every ten seconds
 /// whether it lives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_whose_member_hangs_goes_on_by_another_one() {
