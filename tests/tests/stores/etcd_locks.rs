@@ -313,6 +313,29 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     assert!(one_by_one <= 60, "{one_by_one} requests");
 }
 
+/// The last look at their session cannot have seen them, and each would be looked for by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_that_are_acquired_after_a_renewal_are_renewed_by_few_requests() {
+    const BATCH: u64 = 500;
+    let (server, lease) = (Etcd::start().await, 30 * SEC);
+    let store = connected(server.builder("late/").timeout(PATIENCE)).await;
+    let mut sent = 0;
+    for batch in 0..20 {
+        let numbers = || batch * BATCH + 1..=(batch + 1) * BATCH;
+        let acquires = numbers().map(|n| store.clone().acquire(ask(&format!("k{n}"), n, lease)));
+        for reply in join_all(acquires).await {
+            granted(reply);
+        }
+        let before = server.requests().await;
+        let requests = numbers().map(|n| renewal(&format!("k{n}"), n, lease));
+        for reply in store.clone().renew(requests.collect()).await.unwrap() {
+            assert!(matches!(reply, Ok(Renewal::RenewedFor(_))), "{reply:?}");
+        }
+        sent += server.requests().await - before;
+    }
+    assert!(sent <= 60, "{sent} requests for the renewals");
+}
+
 #[tokio::test]
 async fn many_renewals_share_a_look_at_their_session_until_the_connection_breaks() {
     let setting = setting().await;

@@ -151,6 +151,7 @@ async fn attempt(
             key: ask.grant_key.clone(),
             state: GrantState::InFlight,
             session: session.clone(),
+            placed: Moment::now(),
             ends: Moment::now() + ask.lease,
         };
         inner.grants.insert(ask.grant, grant);

@@ -32,6 +32,8 @@ pub(crate) struct Grant {
     pub(crate) key: Vec<u8>,
     pub(crate) state: GrantState,
     pub(crate) session: Arc<Session>,
+    /// When its key was on the lease of the session: a later look at the lease finds it.
+    pub(crate) placed: Moment,
     /// When this process ends the grant unless it is renewed. The session continues for other locks.
     pub(crate) ends: Moment,
 }
@@ -102,6 +104,7 @@ impl Grants {
                 grant.session.leave(1);
             }
             grant.state = state;
+            grant.placed = Moment::now();
         });
     }
 
@@ -115,6 +118,7 @@ impl Grants {
         self.change(id, ends, |grant| {
             grant.session.leave(1);
             grant.session = session;
+            grant.placed = Moment::now();
         });
     }
 

@@ -39,7 +39,7 @@ pub(crate) async fn renew(
         inner.grants.remove(request.grant);
         return Ok(Renewal::Gone);
     }
-    let round = timeout_at(deadline, grant.session.round())
+    let round = timeout_at(deadline, grant.session.round(grant.placed))
         .await
         .map_err(|_| StoreError::unknown(inner.links.silence()))?;
     let is_there = match &round.found {

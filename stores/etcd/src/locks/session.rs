@@ -2,7 +2,8 @@
 //!
 //! While a lock is on the lease, it is renewed every third of its time. A renewal of locks requests a round: the
 //! session renews the lease and reads its keys, on behalf of all callers that asked before the request was sent. With many
-//! locks on the lease, whose renewals come at any time, a round also serves those that ask within a sixth of the lease.
+//! locks on the lease, whose renewals come at any time, a round also serves those that ask within a sixth of the lease,
+//! if their locks were on the lease when it was sent.
 //!
 //! The epoch is a key on the lease. Each acquire compares the revision at which it was written; deleting the key makes
 //! every late copy of an acquire harmless, without any clock.
@@ -25,6 +26,9 @@ use crate::clock::Moment;
 
 /// How long a round of many locks waits for further requests.
 const GATHER: Duration = Duration::from_millis(30);
+/// The shortest time between two rounds of many locks, as a part of the lease: locks that are acquired all the time, and
+/// renewed soon after, would have one every [`GATHER`].
+const APART: u32 = 60;
 /// Many renewals share a round within this part of the lease: the third in which each lock is renewed once takes two.
 const SHARED: u32 = 6;
 /// The number of locks on a lease that are many.
@@ -45,8 +49,7 @@ pub(crate) struct Session {
     /// How many keys are on the lease.
     members: AtomicUsize,
     is_over: AtomicBool,
-    /// How many rounds were requested.
-    asked: watch::Sender<u64>,
+    asked: watch::Sender<Asked>,
     /// How many of these are answered, and the last round.
     done: watch::Sender<(u64, Arc<Round>)>,
 }
@@ -59,6 +62,15 @@ struct State {
     kept: Moment,
     /// When a lock was last put on the lease or removed from it.
     used: Moment,
+}
+
+/// The requests for rounds.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// How many rounds were requested.
+    count: u64,
+    /// When the last of the locks for which they were requested was put on the lease.
+    placed: Moment,
 }
 
 /// The result of a round.
@@ -79,11 +91,9 @@ impl Round {
         })
     }
 
-    /// Whether it found keys within this time, over the connection that is still in use: after a new connection holds are
-    /// confirmed anew.
-    fn is_recent(&self, link: u64, within: Duration) -> bool {
-        let is_same = link != 0 && self.link == link;
-        is_same && self.sent.elapsed() <= within && matches!(self.found, Ok(Found::Keys(_)))
+    /// Whether it found keys over the connection that is still in use: after a new connection holds are confirmed anew.
+    fn is_of(&self, link: u64) -> bool {
+        link != 0 && self.link == link && matches!(self.found, Ok(Found::Keys(_)))
     }
 }
 
@@ -125,7 +135,10 @@ impl Session {
             writing: tokio::sync::Mutex::default(),
             members: AtomicUsize::new(0),
             is_over: AtomicBool::new(false),
-            asked: watch::Sender::default(),
+            asked: watch::Sender::new(Asked {
+                count: 0,
+                placed: kept,
+            }),
             done: watch::Sender::new((0, Round::over())),
         });
         session.epoch(links, deadline).await?;
@@ -245,13 +258,15 @@ impl Session {
         is_new
     }
 
-    /// Waits for a round that is sent after this call, or that is [shared](Self::shared) with it.
-    pub(crate) async fn round(&self) -> Arc<Round> {
+    /// Waits for a round that is sent after this call, or that is [shared](Self::shared) with it, on behalf of a lock that
+    /// was put on the lease at `placed`.
+    pub(crate) async fn round(&self, placed: Moment) -> Arc<Round> {
         let mut done = self.done.subscribe();
         let mut number = 0;
         self.asked.send_modify(|asked| {
-            *asked += 1;
-            number = *asked;
+            asked.count += 1;
+            asked.placed = asked.placed.max(placed);
+            number = asked.count;
         });
         match done.wait_for(|(answered, _)| *answered >= number).await {
             Ok(done) => done.1.clone(),
@@ -259,11 +274,22 @@ impl Session {
         }
     }
 
-    /// The last round, if it also serves renewals that are requested now.
-    fn shared(&self, links: &Links) -> Option<Arc<Round>> {
+    /// The last round, if it also serves locks that were put on the lease up to `placed`.
+    fn shared(&self, links: &Links, placed: Moment) -> Option<Arc<Round>> {
         let last = self.done.borrow().1.clone();
-        let is_shared = self.members() >= MANY && last.is_recent(links.number(), self.ttl / SHARED);
-        is_shared.then_some(last)
+        let is_recent = last.is_of(links.number()) && last.sent.elapsed() <= self.ttl / SHARED;
+        (is_recent && last.sent >= placed).then_some(last)
+    }
+
+    /// How long the next round of many locks waits for further requests.
+    fn gathers(&self, links: &Links) -> Duration {
+        let last = self.done.borrow().1.clone();
+        // Far less than the step of a renewal may take.
+        let apart = (self.ttl / APART).min(links.config.timeout / 4);
+        match last.is_of(links.number()) {
+            true => apart.saturating_sub(last.sent.elapsed()).max(GATHER),
+            false => GATHER,
+        }
     }
 
     /// Answers the requests up to this one, unless the session has ended meanwhile.
@@ -304,14 +330,15 @@ impl Session {
             }
             let mut upto = 0;
             if is_round {
-                if let Some(last) = self.shared(&links) {
-                    self.answer(*asked.borrow_and_update(), last);
-                    continue;
-                }
                 if self.members() >= MANY {
-                    sleep(GATHER).await;
+                    let Asked { count, placed } = *asked.borrow_and_update();
+                    if let Some(last) = self.shared(&links, placed) {
+                        self.answer(count, last);
+                        continue;
+                    }
+                    sleep(self.gathers(&links)).await;
                 }
-                upto = *asked.borrow_and_update();
+                upto = asked.borrow_and_update().count;
             }
             let (sent, link) = (Moment::now(), links.number());
             let kept = self.keep_alive(&links).await;
