@@ -48,6 +48,8 @@ async fn healthy_server_is_good_and_keeps_nothing_of_the_doctor() {
         versions.why.contains("15247"),
         "{versions:?}"
     );
+    // The client has the option already.
+    assert!(!versions.why.contains("allow_old_server"), "{versions:?}");
     let mut keys = server.keys(&namespace).await;
     // What the session of the client has until it ends.
     keys.retain(|(key, _)| !key.contains("/c/"));

@@ -200,7 +200,7 @@ impl Links {
         match version::check(&status.version) {
             Err(reason) if !allow_old_server => Err(StoreError::not_done(
                 Reason::Refused,
-                format!("{server}: {reason}"),
+                format!("{server}: {reason}. Update it, or accept that with allow_old_server=true"),
             )),
             _ => Ok(rpc),
         }

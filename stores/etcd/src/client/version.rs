@@ -17,7 +17,7 @@ pub(crate) fn check(version: &str) -> Result<(), String> {
     }
     Err(format!(
         "etcd {version} is too old: before 3.4.31 and 3.5.13 a leader that was stuck can end leases that its successor has \
-         renewed (etcd-io/etcd#15247), and two clients hold one lock. Update it, or accept that with allow_old_server=true"
+         renewed (etcd-io/etcd#15247), and two clients hold one lock"
     ))
 }
 
@@ -38,10 +38,7 @@ mod tests {
             "3.4.30-rc.1",
         ] {
             let reason = check(old).unwrap_err();
-            assert!(
-                reason.contains("#15247") && reason.contains("allow_old_server"),
-                "{reason}"
-            );
+            assert!(reason.contains("#15247"), "{reason}");
         }
         for new in [
             "3.4.31",
