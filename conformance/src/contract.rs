@@ -82,6 +82,7 @@ macro_rules! __contract {
                 writer_is_alone,
                 readers_keep_writer_out_until_the_last_leaves,
                 writer_reads_under_its_own_lock,
+                nested_reader_is_shown_and_forced_open_with_its_writer,
                 reader_under_foreign_writer_is_kept_out,
                 each_reader_has_its_own_lease,
                 read_write_tokens_grow,

@@ -23,6 +23,8 @@ const STEPS: usize = 40;
 const TIME: Duration = Duration::from_secs(3);
 /// Queue positions of a sequence that takes longer may have ended.
 const SPOILED: Duration = Duration::from_secs(4);
+/// For how long, and how often, a store is asked again whose reply is behind that of memory.
+const CATCH_UP: (Duration, u32) = (Duration::from_secs(2), 20);
 
 /// Kinds that may share a key.
 const FAMILIES: [&[Kind]; 5] = [
@@ -40,7 +42,7 @@ pub async fn random_steps_have_the_replies_of_memory(case: Case) {
         let mut sequence = Sequence::new(&case, seed).await;
         for _ in 0..STEPS {
             sequence.step().await;
-            if sequence.begun.elapsed() > SPOILED {
+            if sequence.is_spoiled() {
                 break;
             }
         }
@@ -98,14 +100,44 @@ impl<'a> Sequence<'a> {
         }
     }
 
+    fn is_spoiled(&self) -> bool {
+        self.begun.elapsed() > SPOILED
+    }
+
     /// Compares a reply with that of memory.
     fn same<T: Debug + PartialEq>(&mut self, step: impl Debug, found: T, expected: T) {
         self.said.push(format!("{step:?}: {expected:?}"));
-        let is_spoiled = self.begun.elapsed() > SPOILED;
-        SAME.holds(
-            found == expected || is_spoiled,
-            format_args!("{found:?}\n{}", self.said.join("\n")),
-        );
+        if found != expected && !self.is_spoiled() {
+            self.fails(found);
+        }
+    }
+
+    fn fails(&self, found: impl Debug) {
+        SAME.holds(false, format_args!("{found:?}\n{}", self.said.join("\n")));
+    }
+
+    /// Asks the store, and again while its reply is behind that of memory: servers that a majority has not waited for
+    /// catch up. Fails if the reply stays behind.
+    async fn caught_up<T: Debug, F: Future<Output = T>>(
+        &self,
+        step: impl Debug,
+        ask: impl Fn() -> F,
+        is_behind: impl Fn(&T) -> bool,
+    ) -> T {
+        let was_spoiled = self.is_spoiled();
+        let (begun, mut asked) = (Instant::now(), 0);
+        loop {
+            let found = ask().await;
+            if was_spoiled || !is_behind(&found) {
+                return found;
+            }
+            asked += 1;
+            if begun.elapsed() > CATCH_UP.0 && asked > CATCH_UP.1 {
+                self.fails((step, "asked again", found));
+                unreachable!("it has failed");
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     async fn step(&mut self) {
@@ -152,20 +184,10 @@ impl<'a> Sequence<'a> {
         is_held.then_some(held.grant)
     }
 
-    /// Asks both stores. What the store in memory grants may be busy for a moment, while servers that a majority
-    /// has not waited for catch up.
     async fn asks(&mut self, by: usize, request: AcquireRequest) {
         let at = self.at(&request.key);
         let (peer, model) = self.peers[by].clone();
         let expected = model.acquire(request.clone()).await;
-        let mut found = peer.tries_as(request.clone()).await;
-        while let (Ok(Reply::Granted(_)), Ok(Reply::Busy(_))) = (&expected, &found)
-            && self.begun.elapsed() < SPOILED
-        {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            found = peer.tries_as(request.clone()).await;
-        }
-        let (found, expected) = (found.expect("a reply"), expected.expect("a reply"));
         let step = (
             by,
             at,
@@ -175,6 +197,11 @@ impl<'a> Sequence<'a> {
             request.queue,
             request.nested_in,
         );
+        let is_granted = matches!(expected, Ok(Reply::Granted(_)));
+        let is_behind = |found: &_| is_granted && matches!(found, Ok(Reply::Busy(_)));
+        let ask = || peer.tries_as(request.clone());
+        let found = self.caught_up(step, ask, is_behind).await;
+        let (found, expected) = (found.expect("a reply"), expected.expect("a reply"));
         self.same(step, replied(&found), replied(&expected));
         if let (Reply::Granted(tokens), Reply::Granted(_)) = (&found, &expected) {
             if !matches!(request.kind, Kind::Read | Kind::Permit | Kind::Unowned) {
@@ -294,12 +321,10 @@ impl<'a> Sequence<'a> {
         if self.case.can().inspection && !matches!(kind, Kind::Latch | Kind::Unowned) {
             let (key, (peer, model)) = (self.keys[at].0.clone(), self.peers[by].clone());
             let expected = model.force_release(&key).await.expect("a reply");
-            let mut found = peer.force_release(&key).await.expect("a reply");
-            // A server that a majority has not waited for may still have a hold that was released.
-            while found && !expected && self.begun.elapsed() < SPOILED {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                found = peer.force_release(&key).await.expect("a reply");
-            }
+            let ask = || async { peer.force_release(&key).await.expect("a reply") };
+            // A server may still have a hold that was released.
+            let is_behind = |found: &bool| *found && !expected;
+            let found = self.caught_up((by, at, "forces"), ask, is_behind).await;
             self.same((by, at, "forces"), found, expected);
         }
     }
@@ -308,11 +333,9 @@ impl<'a> Sequence<'a> {
         if self.case.can().inspection && !matches!(kind, Kind::Latch | Kind::Unowned) {
             let (key, (peer, model)) = (self.keys[at].0.clone(), self.peers[by].clone());
             let expected = model.inspect(&key).await.expect("a reply").len();
-            let mut found = peer.inspect(&key).await.expect("a reply").len();
-            while found != expected && self.begun.elapsed() < SPOILED {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                found = peer.inspect(&key).await.expect("a reply").len();
-            }
+            let ask = || async { peer.inspect(&key).await.expect("a reply").len() };
+            let is_behind = |found: &usize| *found != expected;
+            let found = self.caught_up((by, at, "holders"), ask, is_behind).await;
             self.same((by, at, "holders"), found, expected);
         }
     }

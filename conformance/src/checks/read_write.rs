@@ -77,6 +77,29 @@ pub async fn writer_reads_under_its_own_lock(case: Case) {
     READERS_SHARE.holds(reply.is_granted(), reply);
 }
 
+pub async fn nested_reader_is_shown_and_forced_open_with_its_writer(case: Case) {
+    let shown = Promise("inspect: a writer, and the readers nested in it");
+    let forced = Promise("force_release: Ends any grant of the key");
+    if !case.can().inspection {
+        return;
+    }
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let writer = a.takes(Kind::Write, &key, case.long()).await;
+    let mut nested = a.request(Kind::Read, &key, case.long());
+    nested.nested_in = Some(writer.grant);
+    let reader = a.takes_as(nested).await;
+    let holders = b.inspect(&key).await.expect("the store inspects");
+    let mut kinds: Vec<_> = holders.iter().map(|holder| holder.kind).collect();
+    kinds.sort_by_key(|kind| *kind == Kind::Read);
+    shown.same(kinds, vec![Kind::Write, Kind::Read]);
+    forced.same(b.force_release(&key).await.ok(), Some(true));
+    for held in [&writer, &reader] {
+        forced.holds(!a.renews(held, case.long()).await, held);
+    }
+    let reply = b.asks(Kind::Write, &key, case.long()).await;
+    forced.holds(reply.is_granted(), reply);
+}
+
 pub async fn reader_under_foreign_writer_is_kept_out(case: Case) {
     let promise = Promise("nested_in: a write grant that does not exist admits no reader");
     let ((a, b), key) = (case.peers().await, case.key("k"));

@@ -153,14 +153,52 @@ pub(crate) fn role(kind: Kind) -> Result<Role, StoreError> {
     }
 }
 
-/// The nodes that hold the lock.
+/// The nodes that hold the lock, given in queue order.
 pub(crate) fn holders(nodes: &[Node]) -> &[Node] {
-    match nodes.first() {
-        None => &[],
-        Some(first) if first.role != Role::Read => &nodes[..1],
-        Some(_) => {
-            let readers = nodes.iter().take_while(|node| node.role == Role::Read).count();
-            &nodes[..readers]
+    let Some(first) = nodes.first() else {
+        return &[];
+    };
+    let holds = |node: &&Node| match first.role {
+        Role::Read => node.role == Role::Read,
+        // Readers that are nested in a writer have its number.
+        Role::Write | Role::Mutex => node.position == first.position,
+    };
+    &nodes[..nodes.iter().take_while(holds).count()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writer_holds_with_the_readers_that_are_nested_in_it() {
+        for (names, count) in [
+            (&[][..], 0),
+            (&["lock-0000000001", "lock-0000000002"], 1),
+            (
+                &["__READ__0000000001", "__READ__0000000002", "__WRIT__0000000003"],
+                2,
+            ),
+            (&["__WRIT__0000000001", "__READ__0000000002"], 1),
+            // Servers list children in no order.
+            (
+                &[
+                    "_c_a-__READ__0000000001",
+                    "_c_b-__WRIT__0000000001",
+                    "__READ__0000000002",
+                ],
+                2,
+            ),
+        ] {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let nodes = Node::sorted(&names);
+            let holding = holders(&nodes);
+            assert_eq!(holding.len(), count, "{names:?}");
+            let writer = names.iter().any(|name| name.ends_with("__WRIT__0000000001"));
+            assert_eq!(
+                holding.first().is_some_and(|node| node.role == Role::Write),
+                writer
+            );
         }
     }
 }

@@ -104,10 +104,10 @@ impl Node {
             })
     }
 
-    /// Returns the nodes in a list, in queue order.
+    /// Returns the nodes in a list, in queue order. A writer precedes the readers that are nested in it.
     pub(crate) fn sorted(names: &[String]) -> Vec<Node> {
         let mut nodes: Vec<Node> = names.iter().filter_map(|name| Node::parse(name)).collect();
-        nodes.sort_by_key(|node| node.position);
+        nodes.sort_by_key(|node| (node.position, node.role == Role::Read));
         nodes
     }
 
