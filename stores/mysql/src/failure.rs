@@ -43,6 +43,10 @@ pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
         Error::Driver(DriverError::UnknownAuthPlugin { .. } | DriverError::MysqlOldPasswordDisabled) => {
             (Reason::Refused, describe(&error))
         }
+        Error::Driver(DriverError::NoClientSslFlagFromServer) => (
+            Reason::Refused,
+            "the server does not speak TLS: leave out require_ssl, or configure its TLS".to_owned(),
+        ),
         _ => (Reason::Unreachable, describe(&error)),
     };
     StoreError::not_done(reason, format!("{address}: {message}")).caused_by(error)

@@ -33,6 +33,7 @@ mod postgres_support;
 mod postgres_transaction;
 mod refused_kinds;
 mod scenes;
+mod wrong_protocol;
 mod zookeeper_conformance;
 mod zookeeper_doctor;
 mod zookeeper_faults;

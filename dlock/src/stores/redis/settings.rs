@@ -198,7 +198,16 @@ impl ConnectSettings {
             config = config.set_pipeline_buffer_size(buffer);
         }
         let login = MultiplexedConnection::new_with_config(&settings, stream.clone(), config);
-        let (mut connection, driver) = self.in_time(login).await?;
+        let logged_in = self.in_time(login).await;
+        let (mut connection, driver) = match logged_in {
+            Err(error) if !self.tls && error.is_connection_dropped() => {
+                return Err(with_advice(
+                    &error,
+                    "if the server speaks TLS, use rediss:// instead of redis://",
+                ));
+            }
+            logged_in => logged_in?,
+        };
         let mut set_name = redis::cmd("CLIENT");
         set_name.arg("SETNAME").arg(&self.client_name);
         // It may be forbidden, and is not worth a round trip.
@@ -219,7 +228,8 @@ impl ConnectSettings {
                 let (stream, trial) = self.in_time(self.dialer.dial(host, *port)).await?;
                 #[cfg(feature = "tls")]
                 if let Some(encryption) = &self.encryption {
-                    let stream = self.in_time(encryption.wrap(host, stream)).await?;
+                    let wrapped = self.in_time(encryption.wrap(host, stream)).await;
+                    let stream = wrapped.map_err(failed_handshake)?;
                     return Ok((Box::pin(stream), trial));
                 }
                 Ok((Box::pin(stream), trial))
@@ -246,6 +256,28 @@ impl ConnectSettings {
                 Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
             }
         }
+    }
+}
+
+/// Adds what to do to the failure of a connection.
+fn with_advice(error: &RedisError, advice: &str) -> RedisError {
+    let kind = match error.is_timeout() {
+        true => io::ErrorKind::TimedOut,
+        false => io::ErrorKind::ConnectionReset,
+    };
+    io::Error::new(kind, format!("{error}: {advice}")).into()
+}
+
+/// A server without TLS does not answer the handshake, or not with TLS. With TLS it may refuse the certificate.
+#[cfg(feature = "tls")]
+fn failed_handshake(error: RedisError) -> RedisError {
+    let is_silent = error.is_timeout() || error.is_connection_dropped();
+    match is_silent || error.to_string().contains("corrupt message") {
+        true => with_advice(
+            &error,
+            "the TLS handshake failed; if the server does not speak TLS, use redis:// instead of rediss://",
+        ),
+        false => error,
     }
 }
 

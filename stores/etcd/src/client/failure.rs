@@ -1,6 +1,7 @@
 //! Classifies failures of the network and of the server by what they mean for a request.
 
 use std::error::Error;
+use std::io::{self, ErrorKind};
 
 use dlock::store::{Outcome, Reason, StoreError};
 use tonic::{Code, Status};
@@ -98,6 +99,23 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
         // The proposal timed out, or the server was stopping: the other members may have a copy.
         _ => Failure::Broken(StoreError::unknown(said("")).caused_by(status)),
     }
+}
+
+/// Whether a TLS handshake ended as with a server that does not speak TLS: it closed the connection, or its answer is not
+/// TLS. A certificate that is refused is neither.
+pub(crate) fn is_failed_handshake(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) = kind {
+            return true;
+        }
+        if error.to_string().contains("corrupt message") {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Describes an error and its causes in one line.

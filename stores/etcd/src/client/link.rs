@@ -154,19 +154,30 @@ impl Links {
         let Config {
             login,
             allow_old_server,
+            tls,
             ..
         } = &self.config;
         let failed = |trouble: Trouble| {
+            let is_cut = tls.is_none() && !trouble.is_answer();
             let mut error = match trouble {
                 Trouble::NotSent(message) => StoreError::unknown(format!("{server}: {message}")),
                 Trouble::Status(status) => failure::of(status, server).error(),
             };
+            if is_cut {
+                error.message += ": if the server speaks TLS, use etcds:// instead of etcd://";
+            }
             // No operation on a lock was sent.
             error.outcome = dlock::store::Outcome::NotDone;
             error
         };
         let channel = self.config.endpoint(server)?.connect().await.map_err(|error| {
-            let message = format!("etcd at {server}: {}", failure::describe(&error));
+            let advice = match tls.is_some() && failure::is_failed_handshake(&error) {
+                true => {
+                    ": the server does not speak TLS, or it closed the connection; without TLS use etcd://"
+                }
+                false => "",
+            };
+            let message = format!("etcd at {server}: {}{advice}", failure::describe(&error));
             StoreError::not_done(Reason::Unreachable, message).caused_by(error)
         })?;
         let mut rpc = Rpc::new(channel);

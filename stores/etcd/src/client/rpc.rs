@@ -1,5 +1,7 @@
 //! Calls etcd's API on one connection.
 
+use std::error::Error;
+
 use futures_util::{Stream, stream};
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -65,6 +67,13 @@ pub(crate) enum Trouble {
     NotSent(String),
     /// The request was sent, or may have been.
     Status(Status),
+}
+
+impl Trouble {
+    /// Whether the server answered, with a refusal.
+    pub(crate) fn is_answer(&self) -> bool {
+        matches!(self, Trouble::Status(status) if status.source().is_none())
+    }
 }
 
 impl Rpc {

@@ -31,6 +31,20 @@ fn broken(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
+/// Says why a server may close a connection instead of giving it a session.
+fn closed(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::Error::new(
+            error.kind(),
+            format!(
+                "{error}: it closed the connection without an answer; it serves no clients now, or this is its port for \
+                 TLS, which dlock-zookeeper does not speak"
+            ),
+        ),
+        _ => error,
+    }
+}
+
 impl Connection {
     /// Connects, and requests a session.
     pub(super) async fn dial(
@@ -58,7 +72,7 @@ impl Connection {
                     let welcome = Welcome::decode(&frame).map_err(|_| broken("it is no ZooKeeper server"))?;
                     return Ok((connection, welcome));
                 }
-                connection.read().await?;
+                connection.read().await.map_err(closed)?;
             }
         });
         dialled
