@@ -10,6 +10,7 @@ mod macro_instrument;
 mod macro_keys;
 mod macro_once;
 mod macro_shapes;
+mod map;
 mod memory_attack;
 mod memory_cancel;
 mod memory_conformance;
