@@ -227,6 +227,42 @@ pub enum Durability {
     Unknown,
 }
 
+/// How leases end in a store.
+///
+/// ```
+/// use dlock::store::doctor::LeaseEnd;
+///
+/// assert_eq!(LeaseEnd::default(), LeaseEnd::WallClock);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LeaseEnd {
+    /// By the servers' wall clocks: one that is set ahead ends them early. The default.
+    #[default]
+    WallClock,
+    /// By clocks of the servers that do not step.
+    SteadyClock,
+    /// With the session of the client, by a clock that does not step.
+    #[non_exhaustive]
+    Session {
+        /// After how long the store frees the locks of a client that is gone.
+        timeout: Duration,
+        /// The longest lease that a holder gets.
+        longest_lease: Duration,
+    },
+}
+
+impl LeaseEnd {
+    /// Creates the end with a session.
+    #[must_use]
+    pub fn session(timeout: Duration, longest_lease: Duration) -> LeaseEnd {
+        LeaseEnd::Session {
+            timeout,
+            longest_lease,
+        }
+    }
+}
+
 /// The identity of a server among others.
 ///
 /// ```
@@ -280,12 +316,8 @@ pub struct StoreReport {
     pub durability: Durability,
     /// Whether a majority of independent servers grants each lock.
     pub by_majority: bool,
-    /// The longest lease that the store gives; `None` if it shortens none.
-    pub longest_lease: Option<Duration>,
-    /// After how long the store frees the locks of a client that is gone; `None` if their leases decide.
-    pub freed_after: Option<Duration>,
-    /// Whether leases end by the servers' wall clocks, so that one that is set ahead ends them early. True by default.
-    pub by_wall_clock: bool,
+    /// How leases end.
+    pub lease_end: LeaseEnd,
     /// The servers.
     pub servers: Vec<ServerFacts>,
 }
@@ -299,9 +331,7 @@ impl StoreReport {
             failover: Failover::Unknown("the store does not say".to_owned()),
             durability: Durability::Unknown,
             by_majority: false,
-            longest_lease: None,
-            freed_after: None,
-            by_wall_clock: true,
+            lease_end: LeaseEnd::default(),
             servers: Vec::new(),
         }
     }

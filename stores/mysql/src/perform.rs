@@ -250,14 +250,7 @@ impl Performing<'_> {
             return Ok(left);
         }
         rest.for_each(|part| self.failed(part, &failure));
-        // The server has replied to these, but their rows can no longer be read.
-        for (job, refuse_after) in left.refused {
-            self.failed(Part::Acquire(job, refuse_after), &not_granted(&failure));
-        }
-        let asked = left.renewals.into_iter().map(|(job, _)| job);
-        for job in asked.chain(left.granted) {
-            self.fail(job, &failure.error);
-        }
+        self.not_looked_at(left, &failure);
         Err(failure.error)
     }
 
@@ -338,7 +331,11 @@ impl Performing<'_> {
                     broken: true,
                     conflict: false,
                 });
-                return self.not_looked_at(left, failure);
+                self.not_looked_at(left, &failure);
+                return match failure.broken {
+                    true => Err(failure.error),
+                    false => Ok(Vec::new()),
+                };
             }
         };
         self.session.clock.saw(now, sent, Instant::now());
@@ -398,20 +395,17 @@ impl Performing<'_> {
         Some((rows.collect::<Option<_>>()?, number(now.rows)?))
     }
 
-    /// Fails the operations whose rows could not be read: the acquires were refused, the grants may have been renewed.
-    fn not_looked_at(&self, left: Left, failure: Failure) -> Result<Vec<Job>, StoreError> {
+    /// Fails the operations to which the server has replied, but whose rows could not be read: acquires that were refused,
+    /// and grants that were acquired or may have been renewed.
+    fn not_looked_at(&self, left: Left, failure: &Failure) {
         for (job, refuse_after) in left.refused {
-            self.failed(Part::Acquire(job, refuse_after), &not_granted(&failure));
+            self.failed(Part::Acquire(job, refuse_after), &not_granted(failure));
         }
-        for (job, _) in left.renewals {
-            self.fail(job, &failure.error);
-        }
-        for job in left.granted {
-            self.fail(job, &StoreError::unknown(&*failure.error.message));
-        }
-        match failure.broken {
-            true => Err(failure.error),
-            false => Ok(Vec::new()),
+        let mut unknown = failure.error.clone();
+        unknown.outcome = Outcome::Unknown;
+        let renewals = left.renewals.into_iter().map(|(job, _)| job);
+        for job in renewals.chain(left.granted) {
+            self.fail(job, &unknown);
         }
     }
 

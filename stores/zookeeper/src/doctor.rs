@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::doctor::{
-    Diagnose, Durability, Examination, Finding, ServerFacts, StoreReport, not_tried, request_times,
+    Diagnose, Durability, Examination, Finding, LeaseEnd, ServerFacts, StoreReport, not_tried, request_times,
     scratch_key,
 };
 use dlock::store::{Reason, Store, StoreError, StoreFuture};
@@ -48,9 +48,7 @@ impl ZookeeperLocks {
         report.durability = Durability::All;
         report.by_majority = checks::members(&servers) > 1;
         let lasts = self.0.core.session.lasts();
-        report.longest_lease = Some(lasts - config.tick.unwrap_or(lasts / 2));
-        report.freed_after = Some(lasts);
-        report.by_wall_clock = false;
+        report.lease_end = LeaseEnd::session(lasts, lasts - config.tick.unwrap_or(lasts / 2));
         report.servers = config.hosts.iter().map(ServerFacts::new).collect();
         if examination.probes {
             let key = scratch_key();

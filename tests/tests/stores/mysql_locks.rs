@@ -409,4 +409,7 @@ async fn key_that_is_too_long_is_refused_and_not_cut_off() {
         .unwrap_err();
     assert_eq!((error.outcome, error.reason), (Outcome::NotDone, Reason::Refused));
     token(store.clone().acquire(ask(&"k".repeat(124), 1, LEASE)).await);
+    // Longer than the server takes a statement.
+    assert_eq!(store.clone().list("k".repeat(20 << 20)).await.unwrap(), []);
+    assert_eq!(store.list("k".repeat(124)).await.unwrap().len(), 1);
 }

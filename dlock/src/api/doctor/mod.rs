@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 pub use self::what_if::Consequence;
-use crate::store::doctor::{Examination, Failover, Finding, StoreReport, Verdict};
+use crate::store::doctor::{Examination, Failover, Finding, LeaseEnd, StoreReport, Verdict};
 use crate::{Error, LockClient, LockKey};
 
 impl LockClient {
@@ -80,12 +80,14 @@ impl Doctor {
                 .map_err(|error| error.into_error("the diagnosis with key", &LockKey::raw("dlock:doctor")))?,
             None => brings_none(),
         };
-        let longest = report.longest_lease.unwrap_or(settings.lease);
-        let lease = settings.lease.min(longest);
+        let lease = match report.lease_end {
+            LeaseEnd::Session { longest_lease, .. } => settings.lease.min(longest_lease),
+            LeaseEnd::WallClock | LeaseEnd::SteadyClock => settings.lease,
+        };
         let what_if = what_if::table(&report, lease, settings.retry_for);
         let mut findings = vec![
             lease_budget(&report.failover, lease),
-            takeover(report.freed_after, lease, self.callers_wait),
+            takeover(report.lease_end, lease, self.callers_wait),
         ];
         findings.extend(report.findings);
         Ok(Diagnosis { findings, what_if })
@@ -193,11 +195,11 @@ fn lease_budget(failover: &Failover, lease: Duration) -> Finding {
     }
 }
 
-fn takeover(freed_after: Option<Duration>, lease: Duration, callers_wait: Option<Duration>) -> Finding {
+fn takeover(end: LeaseEnd, lease: Duration, callers_wait: Option<Duration>) -> Finding {
     const CHECK: &str = "takeover";
-    let (after, what) = match freed_after {
-        Some(session) => (session, "session"),
-        None => (lease, "lease"),
+    let (after, what) = match end {
+        LeaseEnd::Session { timeout, .. } => (timeout, "session"),
+        LeaseEnd::WallClock | LeaseEnd::SteadyClock => (lease, "lease"),
     };
     let costs = format!("after a crash of a holder others wait up to {after:?}, the {what}");
     match callers_wait {
@@ -260,7 +262,7 @@ mod tests {
 
     #[test]
     fn takeover_compares_the_lease_with_the_patience_of_callers() {
-        let verdict = |wait| takeover(None, secs(30), wait).verdict;
+        let verdict = |wait| takeover(LeaseEnd::WallClock, secs(30), wait).verdict;
         assert_eq!(verdict(None), Verdict::Unknown);
         assert_eq!(verdict(Some(secs(29))), Verdict::Bad);
         assert_eq!(verdict(Some(secs(30))), Verdict::Good);

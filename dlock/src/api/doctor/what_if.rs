@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::engine::grant::safety_margin;
-use crate::store::doctor::{Durability, Failover, StoreReport};
+use crate::store::doctor::{Durability, Failover, LeaseEnd, StoreReport};
 
 const CUT: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_secs(5);
@@ -32,23 +32,27 @@ pub struct Consequence {
 /// The table for a store, with these settings of the client.
 pub(super) fn table(report: &StoreReport, lease: Duration, retry_for: Duration) -> Vec<Consequence> {
     let consequence = |event, (lost, waits)| Consequence { event, lost, waits };
-    let freed_after = report.freed_after.unwrap_or(lease);
     vec![
         consequence(
             "a process that holds locks is killed",
-            (
-                match report.freed_after {
-                    None => "those that it held, when their leases end".to_owned(),
-                    Some(_) => "those that it held, when its session ends".to_owned(),
-                },
-                format!("up to {freed_after:?} for a lock that it held; 0s for all others"),
-            ),
+            killed(report.lease_end, lease),
         ),
         consequence("the server is restarted", restarted(report, lease, retry_for)),
         consequence("a server fails over", fails_over(report, lease, retry_for)),
         consequence("the network is cut for 10 s", cut(lease, retry_for)),
         consequence("the server's clock steps ahead by 5 s", stepped(report, lease)),
     ]
+}
+
+fn killed(end: LeaseEnd, lease: Duration) -> (String, String) {
+    let (ends, after) = match end {
+        LeaseEnd::Session { timeout, .. } => ("its session ends", timeout),
+        LeaseEnd::WallClock | LeaseEnd::SteadyClock => ("their leases end", lease),
+    };
+    (
+        format!("those that it held, when {ends}"),
+        format!("up to {after:?} for a lock that it held; 0s for all others"),
+    )
 }
 
 fn gives_up(retry_for: Duration) -> String {
@@ -135,7 +139,7 @@ fn cut(lease: Duration, retry_for: Duration) -> (String, String) {
 }
 
 fn stepped(report: &StoreReport, lease: Duration) -> (String, String) {
-    if !report.by_wall_clock {
+    if report.lease_end != LeaseEnd::WallClock {
         return (
             "none: the servers count leases by a clock that does not step".to_owned(),
             "not longer than before".to_owned(),
@@ -183,7 +187,7 @@ mod tests {
         assert!(all[1..3].iter().all(|row| row.lost.starts_with("none")));
         report.by_majority = false;
         assert!(!table(&report, secs(6), secs(10))[4].lost.starts_with("none"));
-        (report.freed_after, report.by_wall_clock) = (Some(secs(40)), false);
+        report.lease_end = LeaseEnd::session(secs(40), secs(20));
         let all = table(&report, secs(6), secs(10));
         assert!(all[0].lost.contains("its session ends") && all[0].waits.contains("40s"));
         assert!(all[3].lost.starts_with("all behind") && all[4].lost.starts_with("none"));

@@ -5,7 +5,8 @@ mod checks;
 use std::sync::Arc;
 
 use dlock::store::doctor::{
-    Diagnose, Examination, ServerFacts, StoreReport, not_tried, request_times, scratch_key,
+    Diagnose, Durability, Examination, LeaseEnd, ServerFacts, StoreReport, not_tried, request_times,
+    scratch_key,
 };
 use dlock::store::{Reason, Store, StoreError, StoreFuture};
 use futures_util::future::join_all;
@@ -55,9 +56,9 @@ impl EtcdLocks {
         let mut report = StoreReport::new();
         (report.findings, report.failover) = checks::all(&facts);
         // Each member writes an entry to its disk before it replies, unless configured otherwise.
-        report.durability = dlock::store::doctor::Durability::All;
+        report.durability = Durability::All;
         report.by_majority = facts.voters() > 1;
-        report.by_wall_clock = false;
+        report.lease_end = LeaseEnd::SteadyClock;
         report.servers = servers.iter().map(ServerFacts::new).collect();
         if examination.probes {
             let times = request_times(self.clone() as Arc<dyn Store>, &scratch_key(), &examination).await;

@@ -26,7 +26,7 @@ use crate::connect::{Connector, LOCK_WAIT, Session, close};
 use crate::failure;
 use crate::perform::{Performing, Room};
 use crate::row;
-use crate::step::{Answer, KINDS, Queue, Step, sendable};
+use crate::step::{Answer, KINDS, LONGEST_KEY, Queue, Step, sendable};
 use crate::table::Table;
 
 /// The shortest and the longest interval in ms at which a waiter polls, random so that processes do not poll together.
@@ -296,7 +296,12 @@ impl Store for MysqlLocks {
     }
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        let step = self.step(Ok(Step::List(format!("{}{prefix}", self.0.prefix))));
+        let prefix = format!("{}{prefix}", self.0.prefix);
+        if prefix.len() > LONGEST_KEY {
+            // No key begins with it, and the server takes no statement of any length.
+            return Box::pin(ready(Ok(Vec::new())));
+        }
+        let step = self.step(Ok(Step::List(prefix)));
         let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(LockKey, Holder)>>;
         Box::pin(async move {
             let named = |(name, holder): (LockKey, Holder)| {
