@@ -99,7 +99,7 @@ impl Diagnosis {
         let Some((id, _)) = holder.id.split_once(':') else {
             return Ok(Diagnosis::new(
                 State::Unknown,
-                "the id of a permit does not name its client",
+                holder.unknown().unwrap_or_default(),
                 None,
             ));
         };

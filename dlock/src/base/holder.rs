@@ -25,7 +25,8 @@ pub struct Holder {
     /// The kind of the hold as the store sees it; for the store a fair lock is a [`Kind::Mutex`].
     pub kind: Kind,
     /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; for a permit, Redisson's permit id:
-    /// 32 hexadecimal digits, the first eight of which are those of dlock's client.
+    /// 32 hexadecimal digits, the first eight of which are those of dlock's client. A transaction that holds a lock on
+    /// PostgreSQL has no such id, but the words `transaction of process 4711`.
     pub id: String,
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a released
     /// lock is kept by its `min_hold`.
@@ -119,11 +120,12 @@ impl Holder {
                 Some("its client holds more than it publishes, or holds this for less than a second or two")
             }
             (Some(_), None) => Some("it is held for less than a second or two"),
-            (None, _) if !self.names_client() => Some("a permit, whose id does not name its client"),
-            (None, _) => Some(
+            (None, _) if self.names_client() => Some(
                 "its client published nothing: presence is off there, or it has gone, is cut off, began a moment ago, \
                  may not publish, is of an older version, or is Redisson",
             ),
+            (None, _) if self.kind.is_permits() => Some("a permit, whose id does not name its client"),
+            (None, _) => Some("its id names no client of dlock"),
         }
     }
 

@@ -15,12 +15,15 @@ use dlock_tests::{Clock, Direction, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tokio::time::sleep;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Config, NoTls};
 
 use crate::postgres_support::{Bank, bank, bank_on, client, connected};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
+/// No test waits for its end.
+const LEASE: Duration = Duration::from_secs(300);
 
 #[tokio::test]
 async fn effect_and_lock_commit_together() {
@@ -51,6 +54,7 @@ async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
     let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     let error = bank.other.force_release("account").await.unwrap_err().to_string();
     assert!(error.contains(&format!("process {pid} holds")), "{error}");
+    assert!(error.contains(&format!("pg_terminate_backend({pid})")), "{error}");
     tx.batch_execute(&bank.payment("5")).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(bank.payments().await, ["5"]);
@@ -229,6 +233,104 @@ async fn renewals_and_the_release_go_on_beside_it() {
     assert!(bank.is_pinned("account").await);
     tx.rollback().await.unwrap();
     assert!(bank.is_free("account").await);
+}
+
+/// Looking changes nothing: the transaction has the lock as before.
+#[tokio::test]
+async fn lock_that_only_a_transaction_holds_is_shown() {
+    let bank = bank().await;
+    let mut db = bank.db().await;
+    let ended = bank.one.lock("held").fixed_lease(LEASE).acquire().await.unwrap();
+    let leased = bank
+        .one
+        .lock("leased")
+        .fixed_lease(LEASE)
+        .acquire()
+        .await
+        .unwrap();
+    let tx = db.transaction().await.unwrap();
+    let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    bank.locks.lock_in(&tx, "locked").await.unwrap();
+    bank.locks.hold_in(&tx, &ended).await.unwrap();
+    bank.locks.hold_in(&tx, &leased).await.unwrap();
+    ended.release().await.unwrap();
+    let by = format!("transaction of process {pid}");
+    for _ in 0..2 {
+        for key in ["held", "locked"] {
+            let holder = bank.other.inspect(key).await.unwrap().expect("it is held");
+            assert_eq!(
+                (
+                    holder.id.as_str(),
+                    holder.holds,
+                    holder.remaining,
+                    holder.ends_with
+                ),
+                (by.as_str(), 1, None, Some("its transaction"))
+            );
+        }
+        let listed = bank.other.list("").await.unwrap();
+        let mut listed: Vec<_> = listed
+            .iter()
+            .map(|(key, holder)| (key.as_str(), holder.id == by))
+            .collect();
+        listed.sort();
+        assert_eq!(listed, [("held", true), ("leased", false), ("locked", true)]);
+        assert!(bank.is_pinned("locked").await);
+    }
+    tx.commit().await.unwrap();
+    leased.release().await.unwrap();
+    for key in ["held", "locked"] {
+        assert_eq!(bank.other.inspect(key).await.unwrap(), None);
+    }
+}
+
+/// Locks of transactions are never waited for, so only the rows of users can be in a deadlock. PostgreSQL ends one of the
+/// transactions, whose connection and whose locks are usable after that.
+#[tokio::test]
+async fn deadlock_of_two_transactions_is_reported_and_leaves_locks_and_connections_usable() {
+    let bank = bank().await;
+    let (mut here, mut there) = (bank.db().await, bank.db().await);
+    let rows = format!("{}_payments", bank.table);
+    here.batch_execute(&format!("INSERT INTO {rows} VALUES ('a'), ('b')"))
+        .await
+        .unwrap();
+    let touch = |row: &str| format!("UPDATE {rows} SET what = what WHERE what = '{row}'");
+    let (first, second) = (
+        here.transaction().await.unwrap(),
+        there.transaction().await.unwrap(),
+    );
+    bank.locks.lock_in(&first, "a").await.unwrap();
+    bank.locks.lock_in(&second, "b").await.unwrap();
+    for (tx, other) in [(&first, "b"), (&second, "a")] {
+        let locked = bank.locks.lock_in(tx, other).await;
+        assert!(matches!(locked, Err(LockInError::Busy { .. })), "{locked:?}");
+    }
+    first.batch_execute(&touch("a")).await.unwrap();
+    second.batch_execute(&touch("b")).await.unwrap();
+    let (of_a, of_b) = (touch("a"), touch("b"));
+    let waits = tokio::join!(first.batch_execute(&of_b), second.batch_execute(&of_a));
+    let ended = match waits {
+        (Err(error), Ok(())) => [(Some(error), first), (None, second)],
+        (Ok(()), Err(error)) => [(None, first), (Some(error), second)],
+        other => panic!("{other:?}"),
+    };
+    for (error, tx) in ended {
+        let Some(error) = error else {
+            tx.commit().await.unwrap();
+            continue;
+        };
+        assert_eq!(error.code(), Some(&SqlState::T_R_DEADLOCK_DETECTED), "{error}");
+        // The transaction is over: it says so of each further lock.
+        let locked = bank.locks.lock_in(&tx, "c").await;
+        assert!(matches!(locked, Err(LockInError::Failed { .. })), "{locked:?}");
+        tx.rollback().await.unwrap();
+    }
+    for db in [&mut here, &mut there] {
+        let tx = db.transaction().await.unwrap();
+        bank.locks.lock_in(&tx, "a").await.unwrap();
+        bank.locks.lock_in(&tx, "b").await.unwrap();
+        tx.commit().await.unwrap();
+    }
 }
 
 /// A waiter of the same process would have the same grant at the store, beside the open transaction.

@@ -518,16 +518,15 @@ impl Performing<'_> {
         let rows = self.ask(Sql::Inspect, &[&key, &prefix]).await?;
         let mut holders = Vec::with_capacity(rows.len());
         for row in &rows {
-            let kind: &str = column(row, "kind")?;
-            // A newer version may have more kinds.
-            if let Some(kind) = kind_of(kind) {
-                let holds = u64::from(!column::<bool>(row, "kept")?);
-                let remaining = Some(duration(column(row, "remaining")?));
-                holders.push((
-                    column(row, "key")?,
-                    Holder::new(kind, column(row, "holder")?, holds, remaining),
-                ));
-            }
+            let (kind, holder) = (column::<&str>(row, "kind")?, column(row, "holder")?);
+            let holds = u64::from(!column::<bool>(row, "kept")?);
+            let holder = match (column(row, "remaining")?, kind_of(kind)) {
+                (None, _) => Holder::new(Kind::Mutex, holder, holds, None).ending_with("its transaction"),
+                (Some(remaining), Some(kind)) => Holder::new(kind, holder, holds, Some(duration(remaining))),
+                // Of a newer version, which has more kinds.
+                (Some(_), None) => continue,
+            };
+            holders.push((column(row, "key")?, holder));
         }
         Ok(holders)
     }

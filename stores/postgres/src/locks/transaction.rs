@@ -352,9 +352,22 @@ pub(super) fn holder(pids: Option<&str>) -> String {
     }
 }
 
+/// Says how to end the transaction.
+fn remedy(pids: Option<&str>) -> String {
+    match pids {
+        Some(pids) => {
+            let each = pids
+                .split(", ")
+                .map(|pid| format!("SELECT pg_terminate_backend({pid})"));
+            format!("end it by {}", each.collect::<Vec<_>>().join(" and "))
+        }
+        None => "find it in pg_stat_activity or pg_prepared_xacts, and end it".to_owned(),
+    }
+}
+
 /// The error for a lock that a transaction holds; names the server process if it is known.
 pub(super) fn pinned(key: &str, pids: Option<&str>) -> StoreError {
-    let by = holder(pids);
-    let message = format!("{by} lock \"{key}\": wait for its end, or end it");
+    let (by, remedy) = (holder(pids), remedy(pids));
+    let message = format!("{by} lock \"{key}\": wait for its end, or {remedy}");
     StoreError::not_done(Reason::RefusedForNow, message)
 }
