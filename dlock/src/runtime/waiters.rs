@@ -15,6 +15,7 @@
 //! head is the waiter that listens, and that asks the moment a release of this process is queued. While its role is
 //! kept in a grant, it knows which waiters are next in the store's queue.
 
+mod after;
 mod entry;
 mod head;
 mod poll_deadline;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub(crate) use self::after::After;
 pub(crate) use self::entry::{Abandon, Delivered, QueueEntry};
 pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;

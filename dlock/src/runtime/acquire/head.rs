@@ -18,10 +18,9 @@ use crate::engine::timing::POSITION_ENDS_WITHIN;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::emit;
 use crate::runtime::emit::trace::Path;
-use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
-use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
+use crate::runtime::waiters::{After, Delivered, QueueEntry, QueueHead};
 use crate::store::{Announce, GrantId, Notification, ReleaseRequest, StoreError, Watch, changed};
 
 /// How the role of the queue head ended.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
+use super::after::After;
 use super::waiter::Waiter;
 use super::{Queue, Waiters, too_many};
 use crate::Error;
@@ -13,7 +14,6 @@ use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::NextHead;
-use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::store::Watch;
 
