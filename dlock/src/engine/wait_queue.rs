@@ -243,6 +243,10 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         self.head.is_some()
     }
 
+    pub(crate) fn head(&self) -> Option<&W> {
+        self.head.as_ref()
+    }
+
     /// Takes from a waiter that missed its poll deadline what it was offered, and its role as the head, which has
     /// `number` from now on. Returns whether it was the head.
     pub(crate) fn withdraw(&mut self, waiter: &W, is_told: bool, number: impl FnOnce() -> u64) -> bool {

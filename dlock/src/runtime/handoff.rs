@@ -19,7 +19,7 @@ use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
-use crate::runtime::release::ReleaseOutcome;
+use crate::runtime::release::{ReleaseOutcome, Told};
 use crate::runtime::scope::HoldRef;
 use crate::runtime::waiters::{After, QueueHead, Waiter};
 use crate::store::{Kind, Watch};
@@ -43,26 +43,36 @@ pub(crate) fn pass_on(
         return None;
     }
     grant.ends_span(ended);
-    let ended = Some(ended);
-    let Some(mut head) = head else {
-        return Some(handle.release(grant, None, now, ended));
+    let told = match &mut head {
+        // The store's queue decides who is next.
+        _ if grant.kind.waits_in_store() => None,
+        Some(head) => {
+            let (told, after) = others_first(handle, &grant, head.watch.as_ref().map(Watch::count));
+            head.after = Some(after);
+            Some(told)
+        }
+        // It became the head after the lock was acquired, or the lock cannot be handed off.
+        None if grant.kind.is_exclusive() => {
+            let (told, after) = others_first(handle, &grant, None);
+            let of = LockId::new(grant.kind, &grant.key);
+            handle.shared().waiters.tell_head(&of, after).then_some(told)
+        }
+        None => None,
     };
-    if grant.kind.waits_in_store() {
-        let outcome = handle.release(grant, None, now, ended);
-        // Only now, so that the request of the next holder is right behind the release.
-        drop(head);
-        return Some(outcome);
-    }
-    let (told, evidence) = oneshot::channel();
-    let notifications = head.watch.as_ref().map(Watch::count);
+    let outcome = handle.release(grant, told, now, Some(ended));
+    // Only now, so that the next acquire is right behind the release.
+    drop(head);
+    Some(outcome)
+}
+
+/// The release of a grant, after which the next waiter here lets other processes go first. `notifications` counts those that
+/// this process has received, if it has a subscription and that is known here.
+fn others_first(handle: &Handle, grant: &Grant, notifications: Option<u64>) -> (Told, After) {
+    let (told, receivers) = oneshot::channel();
     // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.
     let readers =
         grant.kind == Kind::Write && handle.shared().waiters.any(&LockId::new(Kind::Read, &grant.key));
-    head.after = Some(After::new(notifications, readers, evidence));
-    let outcome = handle.release(grant, Some(told), now, ended);
-    // Only now, so that the next acquire is behind the release.
-    drop(head);
-    Some(outcome)
+    (told, After::new(notifications, readers, receivers))
 }
 
 /// Hands the grant off, if that is allowed and a waiter accepts it.

@@ -115,6 +115,15 @@ impl Waiters {
         queues.get(of).map_or(0, |queue| queue.waiters.waiting())
     }
 
+    /// Tells the queue head of a key that this process releases the lock to the store; returns false if there is none.
+    pub(crate) fn tell_head(&self, of: &LockId, after: After) -> bool {
+        let queues = self.queues.lock();
+        let head = queues.get(of).and_then(|queue| queue.waiters.head().cloned());
+        // This wakes it, which must not happen under the mutex.
+        drop(queues);
+        head.is_some_and(|head| head.tell(|delivery| delivery.after = Some(after)))
+    }
+
     /// Whether a key has waiters.
     pub(crate) fn any(&self, of: &LockId) -> bool {
         self.queues.lock().contains_key(of)

@@ -89,6 +89,11 @@ impl Watch {
         }
     }
 
+    /// Returns how many of them have been seen.
+    pub(crate) fn count_seen(&self) -> u64 {
+        self.seen.map_or_else(|| self.count(), |seen| seen % TAKEN)
+    }
+
     /// Ends the subscription: from now on there are no notifications.
     pub(crate) fn end(&mut self) {
         self.source = None;

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::{Error, Lock, LockClient, LockGuard, LockKind};
 use dlock_tests::Watched;
 use futures_util::poll;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
@@ -303,5 +306,72 @@ async fn waiter_that_is_polled_rarely_is_served() {
             assert!(polls < 50, "{kind}");
             sleep(2500 * MS).await;
         }
+    }
+}
+
+/// The pace of a caller: how long it holds the lock, and how long it does something else before it asks again.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    holds: Duration,
+    thinks: Duration,
+}
+
+/// More than fit into a time slice.
+const MOST: usize = 5000;
+
+/// A waiter of the process that has just released a lock would always be faster than another process.
+#[tokio::test(start_paused = true)]
+async fn process_with_many_callers_lets_another_process_have_its_turn() {
+    let locks: [(&str, fn(&LockClient) -> Lock); 5] = [
+        ("plain", |client| client.lock("k")),
+        ("without handoffs", |client| client.lock("k").local_handoffs(0)),
+        ("of a fixed lease", |client| client.lock("k").fixed_lease(5 * SEC)),
+        ("fenced", |client| client.fenced_lock("k")),
+        ("write", |client| client.rw_lock("k").write().local_handoffs(0)),
+    ];
+    let paces = [
+        (Duration::ZERO, Duration::ZERO),
+        (MS, Duration::ZERO),
+        // A waiter comes while the lock is held, when nobody else here waits.
+        (10 * MS, 5 * MS),
+    ];
+    for (name, lock) in locks {
+        for (holds, thinks) in paces {
+            let pace = Pace { holds, thinks };
+            let store = MemoryStore::new();
+            let many = LockClient::builder().store(store.clone()).build().await.unwrap();
+            let one = LockClient::builder().store(store.clone()).build().await.unwrap();
+            // How often the many have had it, and when they stop.
+            let (taken, limit) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(MOST)));
+            let mut others = JoinSet::new();
+            for _ in 0..2 {
+                let (lock, taken, limit) = (lock(&many), taken.clone(), limit.clone());
+                others.spawn(async move {
+                    while taken.fetch_add(1, SeqCst) < limit.load(SeqCst) {
+                        let guard = lock.acquire().await.unwrap();
+                        pause(pace.holds).await;
+                        guard.release().await.unwrap();
+                        pause(pace.thinks).await;
+                    }
+                });
+            }
+            for turn in 0..20 {
+                limit.store(taken.load(SeqCst) + MOST, SeqCst);
+                let guard = lock(&one).acquire().await.unwrap();
+                let in_time = taken.load(SeqCst) < limit.load(SeqCst);
+                assert!(
+                    in_time,
+                    "{name}, {pace:?}: turn {turn} came behind {MOST} acquisitions"
+                );
+                guard.release().await.unwrap();
+            }
+        }
+    }
+}
+
+async fn pause(time: Duration) {
+    match time.is_zero() {
+        true => yield_now().await,
+        false => sleep(time).await,
     }
 }

@@ -45,16 +45,8 @@ impl Scripts {
         let connection = client.get_multiplexed_async_connection().await;
         Scripts {
             connection: connection.expect("a server"),
-            acquire: Script::new(
-                "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then \
-                 redis.call('hincrby', KEYS[1], ARGV[2], 1) redis.call('pexpire', KEYS[1], ARGV[1]) return nil end \
-                 return redis.call('pttl', KEYS[1])",
-            ),
-            release: Script::new(
-                "if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil end \
-                 if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0 end \
-                 redis.call('del', KEYS[1]) redis.call('publish', KEYS[2], '0') return 1",
-            ),
+            acquire: Script::new(include_str!("../../service/src/acquire.lua")),
+            release: Script::new(include_str!("../../service/src/release.lua")),
         }
     }
 }

@@ -41,6 +41,8 @@ impl<T> HeadOutcome<T> {
 /// What ends a pause of the head.
 enum Met<T> {
     Event(Event),
+    /// This process releases the lock to the store.
+    Released(After),
     /// The store has granted the lock.
     Granted(T),
     /// The lock was handed off; `None` if this waiter missed its poll deadline.
@@ -109,7 +111,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
         let mut acquire = Acquire::new(self.rules(), true, evidence);
-        let (after, pending) = (head.after.take(), shared.fairness.take(entry.lock_id()));
+        let after = head.after.take().or_else(|| released_before(entry, &head));
+        let pending = shared.fairness.take(entry.lock_id());
         let mut step = if after.is_none() && pending.is_none() {
             let listens = head.watch.is_some();
             acquire.handle(Event::MayAsk { listens }, Moment::now())
@@ -145,6 +148,15 @@ impl<G: AcquireTarget> Wait<'_, G> {
             };
             let event = match met {
                 Met::Event(event) => event,
+                Met::Released(after) => {
+                    let turn = (Some(after), None);
+                    let yields = self.yields(entry, &mut head, turn, waiter, acquire);
+                    match Box::pin(yields).await? {
+                        ControlFlow::Continue(first) => step = first,
+                        ControlFlow::Break(guard) => return Ok(self.took(guard, head, acquire)),
+                    }
+                    continue;
+                }
                 Met::Granted(got) => {
                     let head = self.granted(entry, head, &got, sent, acquire);
                     // A position is given up before the next head asks.
@@ -247,6 +259,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     ) -> Result<Met<G::Got>, Error> {
         // The reply covers events before the request.
         head.watch.iter_mut().for_each(Watch::seen);
+        let sent = Moment::now();
         let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
         let outcome = match futures_util::poll!(&mut outcome) {
             Poll::Ready(outcome) => outcome,
@@ -259,9 +272,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 () = self.call.ending().cancelled() => return Ok(Met::Event(Event::Closed)),
             },
         };
-        Ok(match outcome {
-            Ok(AttemptOutcome::Got(got)) => Met::Granted(got),
-            outcome => Met::Event(self.refused(entry, outcome)),
+        // The lock was taken again since a release that was sent before the request.
+        let after = released_before(entry, head).filter(|after| after.sent() > sent);
+        Ok(match (outcome, after) {
+            (Ok(AttemptOutcome::Got(got)), _) => Met::Granted(got),
+            (Ok(AttemptOutcome::Busy { .. }), Some(after)) => Met::Released(after),
+            (outcome, _) => Met::Event(self.refused(entry, outcome)),
         })
     }
 
@@ -279,6 +295,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
             biased;
             () = self.call.ending().cancelled() => Event::Closed,
             guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
+            mut after = entry.released() => {
+                after.heard_by(head.watch.as_ref());
+                return Ok(Met::Released(after));
+            }
             event = pause.notified(&mut head.watch) => event,
             () = clock::sleep_until(pause.until.instant()) => Event::Due,
             () = self.over() => Event::WaitOver,
@@ -382,6 +402,13 @@ async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
             Delivered::Head(_) => {}
         }
     }
+}
+
+/// The release of this process that the head was told of.
+fn released_before(entry: &QueueEntry, head: &QueueHead) -> Option<After> {
+    let mut after = entry.released_before()?;
+    after.heard_by(head.watch.as_ref());
+    Some(after)
 }
 
 /// What the head waits for between two requests.

@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use crate::base::moment::Moment;
 use crate::engine::fairness::{ReleaseInLine, YieldEvent};
+use crate::store::Watch;
 
 /// A release that was sent to the store while others wait here.
 #[derive(Debug)]
@@ -29,6 +30,11 @@ impl After {
             others_here,
         };
         After { release, receivers }
+    }
+
+    /// Sets how many notifications the queue head had received: what it has not seen yet is that of this release.
+    pub(crate) fn heard_by(&mut self, watch: Option<&Watch>) {
+        self.release.notifications = watch.map(Watch::count_seen);
     }
 
     /// Returns when the release was sent.

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
+use super::after::After;
 use super::head::QueueHead;
 use super::waiter::{OnHead, POLLED, Waiter};
 use super::{Waiters, too_many};
@@ -121,6 +122,16 @@ impl QueueEntry {
     /// safe.
     pub(crate) async fn delivered(&self) -> Result<Delivered, Error> {
         std::future::poll_fn(|_| self.poll().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// Waits until this process releases the lock to the store. Cancel safe.
+    pub(crate) async fn released(&self) -> After {
+        std::future::poll_fn(|_| self.released_before().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// Returns the release that [`released`](Self::released) would return now.
+    pub(crate) fn released_before(&self) -> Option<After> {
+        self.waiter.delivery.lock().after.take()
     }
 
     /// Returns a delivery that is already there.
