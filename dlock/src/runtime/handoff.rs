@@ -53,9 +53,13 @@ pub(crate) fn pass_on(
         }
         // It became the head after the lock was acquired, or the lock cannot be handed off.
         None if grant.kind.is_exclusive() => {
-            let (told, after) = others_first(handle, &grant, None);
-            let of = LockId::new(grant.kind, &grant.key);
-            handle.shared().waiters.tell_head(&of, after).then_some(told)
+            let (mut told, of) = (None, LockId::new(grant.kind, &grant.key));
+            let is_told = handle.shared().waiters.tell_head(&of, || {
+                let (tells, after) = others_first(handle, &grant, None);
+                told = Some(tells);
+                after
+            });
+            told.filter(|_| is_told)
         }
         None => None,
     };
@@ -65,8 +69,8 @@ pub(crate) fn pass_on(
     Some(outcome)
 }
 
-/// The release of a grant, after which the next waiter here lets other processes go first. `notifications` counts those that
-/// this process has received, if it has a subscription and that is known here.
+/// Makes the release after which the next waiter here lets other processes go first; `notifications` is how many this process
+/// has received, if that is known here.
 fn others_first(handle: &Handle, grant: &Grant, notifications: Option<u64>) -> (Told, After) {
     let (told, receivers) = oneshot::channel();
     // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.

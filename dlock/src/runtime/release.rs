@@ -41,8 +41,8 @@ pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 /// The outcome of a release. Dropped early, the release goes on.
 pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
 
-/// Receives the number of notified subscribers of a release, after the first reply.
-pub(crate) type Told = oneshot::Sender<Option<u64>>;
+/// Receives the number of notified subscribers of a release, and when the store has replied.
+pub(crate) type Told = oneshot::Sender<(Option<u64>, Moment)>;
 
 /// A future that the worker runs to its end if it is dropped before.
 pub(crate) struct RunToCompletion<T: Send + 'static> {
@@ -325,19 +325,17 @@ fn release_grant(
         loop {
             let reply = step.await;
             let receivers = release::listeners(&reply);
-            match told.take() {
-                Some(told) => drop(told.send(receivers)),
-                None => {
-                    let receivers = receivers.unwrap_or(0);
-                    // Waiters of this process were notified too, and compete with the others from now on. A queue of
-                    // the store cannot be jumped.
-                    if receivers > 0 && !request.kind.waits_in_store() {
-                        let of = LockId::new(request.kind, key);
-                        if !shared.waiters.any(&of) {
-                            let others = other_listeners(receivers, counted);
-                            shared.fairness.released(&of, release.sent(), others);
-                        }
-                    }
+            let is_heard = told
+                .take()
+                .is_some_and(|told| told.send((receivers, Moment::now())).is_ok());
+            let receivers = receivers.unwrap_or(0);
+            // A queue of the store cannot be jumped.
+            if !is_heard && receivers > 0 && !request.kind.waits_in_store() {
+                let of = LockId::new(request.kind, key);
+                // Waiters of this process were notified too, and compete with the others from now on.
+                if !shared.waiters.any(&of) {
+                    let others = other_listeners(receivers, counted);
+                    shared.fairness.released(&of, release.sent(), others);
                 }
             }
             match release.handle(reply, Moment::now()) {

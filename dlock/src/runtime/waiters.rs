@@ -115,13 +115,17 @@ impl Waiters {
         queues.get(of).map_or(0, |queue| queue.waiters.waiting())
     }
 
-    /// Tells the queue head of a key that this process releases the lock to the store; returns false if there is none.
-    pub(crate) fn tell_head(&self, of: &LockId, after: After) -> bool {
+    /// Tells the queue head of a key, if there is one, that this process releases the lock to the store; returns whether it
+    /// was told.
+    pub(crate) fn tell_head(&self, of: &LockId, after: impl FnOnce() -> After) -> bool {
         let queues = self.queues.lock();
         let head = queues.get(of).and_then(|queue| queue.waiters.head().cloned());
         // This wakes it, which must not happen under the mutex.
         drop(queues);
-        head.is_some_and(|head| head.tell(|delivery| delivery.after = Some(after)))
+        head.is_some_and(|head| {
+            let after = after();
+            head.tell(|delivery| delivery.after = Some(after))
+        })
     }
 
     /// Whether a key has waiters.

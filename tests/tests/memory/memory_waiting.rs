@@ -316,13 +316,15 @@ struct Pace {
     thinks: Duration,
 }
 
+type MakeLock = fn(&LockClient) -> Lock;
+
 /// More than fit into a time slice.
 const MOST: usize = 5000;
 
 /// A waiter of the process that has just released a lock would always be faster than another process.
 #[tokio::test(start_paused = true)]
 async fn process_with_many_callers_lets_another_process_have_its_turn() {
-    let locks: [(&str, fn(&LockClient) -> Lock); 5] = [
+    let locks: [(&str, MakeLock); 5] = [
         ("plain", |client| client.lock("k")),
         ("without handoffs", |client| client.lock("k").local_handoffs(0)),
         ("of a fixed lease", |client| client.lock("k").fixed_lease(5 * SEC)),

@@ -11,9 +11,9 @@ use crate::engine::evidence::Evidence;
 /// An event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum YieldEvent {
-    /// The store has replied to the release that this process has sent; this many clients received the notification,
-    /// `None` if the store does not know.
-    Released { receivers: Option<u64> },
+    /// The store has replied to the release that this process has sent: this many clients received the notification,
+    /// `None` if the store does not know. It has replied `at` this time, perhaps before the waiter was polled.
+    Released { receivers: Option<u64>, at: Moment },
     /// It has not replied in time.
     NoReply,
     /// This process listens, and has received this many notifications.
@@ -108,9 +108,9 @@ impl<'e> Yielding<'e> {
         now: Moment,
     ) -> YieldStep {
         match (std::mem::replace(&mut self.state, State::Ended), event) {
-            (State::AwaitsReply(release), YieldEvent::Released { receivers }) => {
+            (State::AwaitsReply(release), YieldEvent::Released { receivers, at }) => {
                 self.evidence.replied();
-                let pending = PendingYield::after(release, receivers, now);
+                let pending = PendingYield::after(release, receivers, at);
                 self.decides(pending, history, key, now)
             }
             (
@@ -181,9 +181,10 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn released(receivers: u64) -> YieldEvent {
+    fn released(at: u64, receivers: u64) -> YieldEvent {
         YieldEvent::Released {
             receivers: Some(receivers),
+            at: START + ms(at),
         }
     }
 
@@ -251,7 +252,7 @@ mod tests {
     fn head_asks_where_the_release_before_it_reached_no_other_process() {
         let history = &mut History::default();
         let begin = ((release(Some(7)), None), None);
-        let is_missing = run(history, begin, "reply within 1000", &[(4, released(1), "ask")]);
+        let is_missing = run(history, begin, "reply within 1000", &[(4, released(4, 1), "ask")]);
         assert!(!is_missing);
         let begin = ((release(Some(7)), None), None);
         let rows = [(1000, YieldEvent::NoReply, "ask")];
@@ -268,7 +269,7 @@ mod tests {
             "reply within 1000",
             &[
                 // Four round trips of 4 ms.
-                (4, released(2), "listen"),
+                (4, released(4, 2), "listen"),
                 (4, listens(8), "notification before 20"),
                 (9, notified(9), "came: true"),
             ],
@@ -283,7 +284,7 @@ mod tests {
             let mut evidence = Evidence::default();
             let mut yielding = Yielding::new(None, &mut evidence);
             yielding.begin((release(Some(7)), None), history, &1, START);
-            yielding.handle(released(receivers), history, &1, START + ms(4));
+            yielding.handle(released(4, receivers), history, &1, START + ms(4));
             let verdict = yielding.evidence().clone().verdict(START, START + ms(5), false);
             assert_eq!(matches!(verdict, Verdict::NotAcquired { .. }), is_held);
         }
@@ -297,8 +298,22 @@ mod tests {
             history,
             begin,
             "reply within 1000",
-            &[(4, released(2), "listen"), (4, listens(9), "came: true")],
+            &[(4, released(4, 2), "listen"), (4, listens(9), "came: true")],
         );
+    }
+
+    #[test]
+    fn head_that_takes_the_reply_late_does_not_wait_longer_for_it() {
+        let history = &mut History::default();
+        for (now, then) in [(19, "listen"), (20, "ask")] {
+            let begin = ((release(Some(7)), None), None);
+            run(
+                history,
+                begin,
+                "reply within 1000",
+                &[(now, released(4, 2), then)],
+            );
+        }
     }
 
     #[test]
@@ -310,7 +325,7 @@ mod tests {
             begin,
             "reply within 1000",
             &[
-                (4, released(3), "listen"),
+                (4, released(4, 3), "listen"),
                 (4, listens(0), "notification before 20"),
                 // "Subscribed", and the first of the others.
                 (5, notified(1), "notification before 20"),
@@ -325,14 +340,14 @@ mod tests {
         for _ in 0..3 {
             let begin = ((release(Some(7)), None), None);
             let rows = [
-                (0, released(2), "listen"),
+                (0, released(0, 2), "listen"),
                 (0, listens(8), "notification before 10"),
                 (10, YieldEvent::NoneCame, "came: false"),
             ];
             run(history, begin, "reply within 1000", &rows);
         }
         let begin = ((release(Some(7)), None), None);
-        run(history, begin, "reply within 1000", &[(0, released(2), "ask")]);
+        run(history, begin, "reply within 1000", &[(0, released(0, 2), "ask")]);
     }
 
     #[test]

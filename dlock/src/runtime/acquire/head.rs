@@ -41,8 +41,8 @@ impl<T> HeadOutcome<T> {
 /// What ends a pause of the head.
 enum Met<T> {
     Event(Event),
-    /// This process releases the lock to the store.
-    Released(After),
+    /// This process releases the lock to the store; perhaps after the store has refused it to this waiter.
+    Released(After, Option<Event>),
     /// The store has granted the lock.
     Granted(T),
     /// The lock was handed off; `None` if this waiter missed its poll deadline.
@@ -111,7 +111,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
         let mut acquire = Acquire::new(self.rules(), true, evidence);
-        let after = head.after.take().or_else(|| released_before(entry, &head));
+        let after = head.after.take();
         let pending = shared.fairness.take(entry.lock_id());
         let mut step = if after.is_none() && pending.is_none() {
             let listens = head.watch.is_some();
@@ -125,6 +125,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             }
         };
         let mut at_store = AtStore::new(self.call, waiter, acquire);
+        // Unless this process turns out to be the holder.
+        let mut other_holds = false;
         let mut pause = Pause {
             until: Moment::now(),
             what: Awaited::Release,
@@ -135,6 +137,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
             let sent = Moment::now();
             let met = match step.next {
                 Next::Send { announce, .. } => {
+                    if std::mem::take(&mut other_holds) {
+                        shared.fairness.other_holder(entry.lock_id());
+                    }
                     self.asks(entry, &mut head, waiter, announce, acquire.patience_ends())
                         .await?
                 }
@@ -147,8 +152,19 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 }
             };
             let event = match met {
-                Met::Event(event) => event,
-                Met::Released(after) => {
+                Met::Event(event) => {
+                    other_holds |= matches!(event, Event::Busy { .. });
+                    event
+                }
+                Met::Released(after, refusal) => {
+                    other_holds = false;
+                    if let Some(refusal) = refusal {
+                        let refused = acquire.handle(refusal, Moment::now());
+                        if refused.head_waits {
+                            self.begins_to_wait();
+                            head.waits(self.call.options.lock.max_waiters, acquire.evidence)?;
+                        }
+                    }
                     let turn = (Some(after), None);
                     let yields = self.yields(entry, &mut head, turn, waiter, acquire);
                     match Box::pin(yields).await? {
@@ -257,9 +273,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
         announce: Announce,
         patience_ends: Option<Moment>,
     ) -> Result<Met<G::Got>, Error> {
+        if let Some(after) = self.released_before(entry, head) {
+            return Ok(Met::Released(after, None));
+        }
         // The reply covers events before the request.
         head.watch.iter_mut().for_each(Watch::seen);
-        let sent = Moment::now();
         let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
         let outcome = match futures_util::poll!(&mut outcome) {
             Poll::Ready(outcome) => outcome,
@@ -272,13 +290,21 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 () = self.call.ending().cancelled() => return Ok(Met::Event(Event::Closed)),
             },
         };
-        // The lock was taken again since a release that was sent before the request.
-        let after = released_before(entry, head).filter(|after| after.sent() > sent);
+        let after = self.released_before(entry, head);
         Ok(match (outcome, after) {
             (Ok(AttemptOutcome::Got(got)), _) => Met::Granted(got),
-            (Ok(AttemptOutcome::Busy { .. }), Some(after)) => Met::Released(after),
+            (outcome @ Ok(AttemptOutcome::Busy { .. }), Some(after)) => {
+                Met::Released(after, Some(self.refused(entry, outcome)))
+            }
             (outcome, _) => Met::Event(self.refused(entry, outcome)),
         })
+    }
+
+    /// Returns the release of this process that the head was told of.
+    fn released_before(&self, entry: &QueueEntry, head: &QueueHead) -> Option<After> {
+        let mut after = entry.released_before()?;
+        after.is_told(head.watch.as_ref(), self.call.has_position());
+        Some(after)
     }
 
     /// Waits between two requests.
@@ -296,8 +322,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             () = self.call.ending().cancelled() => Event::Closed,
             guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
             mut after = entry.released() => {
-                after.heard_by(head.watch.as_ref());
-                return Ok(Met::Released(after));
+                after.is_told(head.watch.as_ref(), self.call.has_position());
+                return Ok(Met::Released(after, None));
             }
             event = pause.notified(&mut head.watch) => event,
             () = clock::sleep_until(pause.until.instant()) => Event::Due,
@@ -345,14 +371,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 left,
                 again,
                 listeners,
-            }) => {
-                (self.call.handle.shared().fairness).other_holder(entry.lock_id());
-                Event::Busy {
-                    left,
-                    again,
-                    listeners,
-                }
-            }
+            }) => Event::Busy {
+                left,
+                again,
+                listeners,
+            },
             Err(error) => Event::Failed {
                 error,
                 fraction: chance::fraction,
@@ -402,13 +425,6 @@ async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
             Delivered::Head(_) => {}
         }
     }
-}
-
-/// The release of this process that the head was told of.
-fn released_before(entry: &QueueEntry, head: &QueueHead) -> Option<After> {
-    let mut after = entry.released_before()?;
-    after.heard_by(head.watch.as_ref());
-    Some(after)
 }
 
 /// What the head waits for between two requests.

@@ -192,7 +192,9 @@ impl FairSlot {
     }
 
     pub(super) fn put(&self, state: FairState) {
-        *self.0.lock() = state;
+        let before = std::mem::replace(&mut *self.0.lock(), state);
+        // Not under the mutex: it may give up a position.
+        drop(before);
     }
 
     /// Puts a position back, unless there is another one by now.
