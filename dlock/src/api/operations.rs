@@ -169,7 +169,6 @@ impl LockClient {
     /// [`Error::Unsupported`] for permits, and for holders that are not dlock's on locks with several holders;
     /// [`Error::InvalidOption`] without a reason; or a failure of the store, also when the audit log cannot be written:
     /// then nothing was changed.
-    /// audit log cannot be written.
     pub async fn break_hold(
         &self,
         key: impl Into<LockKey>,

@@ -89,7 +89,7 @@ impl Watch {
         }
     }
 
-    /// Returns how many of them have been seen.
+    /// Returns how many notifications have been seen.
     pub(crate) fn count_seen(&self) -> u64 {
         self.seen.map_or_else(|| self.count(), |seen| seen % TAKEN)
     }

@@ -132,7 +132,8 @@ impl ZookeeperLocksBuilder {
     }
 
     /// Sets the `jute.maxbuffer` of the servers, in bytes: [`write_as`](ZookeeperLocks::write_as) refuses larger writes,
-    /// for which the servers would close the connection. 1,048,575 by default, as on the servers.
+    /// for which the servers would close the connection. 1,048,575 by default, as on the servers. Renewals need up to
+    /// 400,000 bytes, whatever this says.
     pub fn largest_request(mut self, bytes: usize) -> Self {
         self.largest_request = bytes;
         self

@@ -52,14 +52,13 @@ impl Driver {
             for (lock, step) in steps {
                 self.enter(lock, step);
             }
-            let expires = self.expire();
-            let sends = self.renew();
-            let acts_again = expires.into_iter().chain(sends).min();
+            let (next_end, next_renewal) = (self.expire(), self.renew());
+            let wakes_at = next_end.into_iter().chain(next_renewal).min();
             if closed && self.queues.is_empty() {
                 return self.core.session.close();
             }
-            let acting = async {
-                match acts_again {
+            let waking = async {
+                match wakes_at {
                     Some(at) => sleep_until(at).await,
                     None => std::future::pending().await,
                 }
@@ -68,7 +67,7 @@ impl Driver {
                 Some(done) = self.running.next(), if !self.running.is_empty() => self.leave(done),
                 () = self.inbox.woken() => {}
                 Some(event) = self.events.recv() => self.event(event),
-                () = acting => {}
+                () = waking => {}
             }
         }
     }

@@ -9,7 +9,8 @@ use crate::queues::Renew;
 
 /// The most grants and the most bytes of paths in one write: servers accept a million bytes by default, and each change
 /// has some overhead.
-const MOST: (usize, usize) = (1000, 400_000);
+const MOST_GRANTS: usize = 1000;
+const MOST_BYTES: usize = 400_000;
 /// The number of grants from which on renewals wait for each other.
 const MANY: usize = 256;
 /// How long a renewal waits for others; at most a sixtieth of its lease.
@@ -50,13 +51,13 @@ impl Gathered {
     /// Takes as many renewals as fit into one write, if they fill it or are due. `bytes` is the length of the path of a
     /// lock's node without its name.
     pub(crate) fn take(&mut self, bytes: usize, now: Instant) -> Option<Batch> {
-        if self.renewals.len() < MOST.0 && self.due.is_none_or(|due| due > now) {
+        if self.renewals.len() < MOST_GRANTS && self.due.is_none_or(|due| due > now) {
             return None;
         }
         let mut sum = 0;
-        let fits = self.renewals.iter().take(MOST.0).take_while(|(lock, _)| {
+        let fits = self.renewals.iter().take(MOST_GRANTS).take_while(|(lock, _)| {
             sum += bytes + lock.len() + 80;
-            sum <= MOST.1
+            sum <= MOST_BYTES
         });
         let count = fits.count().clamp(1, self.renewals.len());
         let batch = self.renewals.drain(..count).collect();
@@ -113,8 +114,11 @@ mod tests {
     #[test]
     fn full_write_and_one_that_others_wait_for_are_sent_at_once() {
         let called = Instant::now();
-        let mut gathered = gathered(MOST.0 + 1, LEASE, MANY, called);
-        assert_eq!(gathered.take(0, called).map(|batch| batch.len()), Some(MOST.0));
+        let mut gathered = gathered(MOST_GRANTS + 1, LEASE, MANY, called);
+        assert_eq!(
+            gathered.take(0, called).map(|batch| batch.len()),
+            Some(MOST_GRANTS)
+        );
         assert!(gathered.take(0, called).is_none());
         gathered.hurry();
         assert_eq!(gathered.take(0, Instant::now()).map(|batch| batch.len()), Some(1));
@@ -124,8 +128,11 @@ mod tests {
     fn write_has_as_many_renewals_as_the_servers_accept() {
         let called = Instant::now();
         let mut gathered = gathered(10, LEASE, 1, called);
-        let half = MOST.1 / 2 - 81;
+        let half = MOST_BYTES / 2 - 81;
         assert_eq!(gathered.take(half, called).map(|batch| batch.len()), Some(2));
-        assert_eq!(gathered.take(MOST.1, called).map(|batch| batch.len()), Some(1));
+        assert_eq!(
+            gathered.take(MOST_BYTES, called).map(|batch| batch.len()),
+            Some(1)
+        );
     }
 }

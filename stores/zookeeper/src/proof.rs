@@ -135,7 +135,10 @@ pub enum WriteError {
     },
     /// The writes are larger than a request to the servers may be; nothing was sent. Write less at once, or raise
     /// `jute.maxbuffer` on all servers and [`largest_request`](crate::ZookeeperLocksBuilder::largest_request) here.
-    #[error("the writes take {bytes} bytes, and a request has up to {limit}: nothing was written")]
+    #[error(
+        "the writes take {bytes} bytes, and a request has up to {limit}; nothing was written: write less at once, or raise \
+         jute.maxbuffer of the servers and largest_request"
+    )]
     #[non_exhaustive]
     TooLarge {
         /// The size of the request.

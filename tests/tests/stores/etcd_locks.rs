@@ -559,6 +559,15 @@ async fn transaction_of_the_holder_is_carried_out_and_that_of_a_former_one_is_no
     unchanged.put(&*written, "3").commit().await.unwrap();
     // Prepared while the lock was held, and carried out after another process has it.
     let late = locks.transaction(&guard).unwrap().put(&*written, "late");
+    // Renewals of a lease with so many locks share a look, which does not know of what comes.
+    let beside: Vec<_> = (0..60)
+        .map(|n| client.lock(format!("beside {n}")).acquire())
+        .collect();
+    let beside = join_all(beside).await;
+    let one = beside[0].as_ref().unwrap();
+    sleep(SEC).await;
+    // Renewed again.
+    one.ensure(29 * SEC).await.unwrap();
     assert!(other.force_release("k").await.unwrap());
     let next = other.lock("k").acquire().await.unwrap();
     let lost = late.commit().await.unwrap_err();

@@ -67,6 +67,13 @@ impl Grants {
         }
     }
 
+    /// Makes the next renewal of a grant look anew at the lease of its session: another request found the grant gone.
+    pub(crate) fn needs_look(&self, id: GrantId) {
+        if let Some(grant) = self.state.lock().grants.get_mut(&id) {
+            grant.placed = Moment::now();
+        }
+    }
+
     /// Whether no grant may have this key.
     pub(crate) fn is_free(&self, key: &[u8]) -> bool {
         !self.state.lock().keys.contains_key(key)

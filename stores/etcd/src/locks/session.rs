@@ -50,7 +50,7 @@ pub(crate) struct Session {
     members: AtomicUsize,
     is_over: AtomicBool,
     asked: watch::Sender<Asked>,
-    /// How many of these are answered, and the last round.
+    /// How many of the requests are answered, and the last round.
     done: watch::Sender<(u64, Arc<Round>)>,
 }
 

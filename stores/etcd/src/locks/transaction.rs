@@ -223,6 +223,7 @@ impl FencedTransaction {
                 .first()
                 .map(|found| found.create_revision.unsigned_abs());
             if created != Some(bound.token >> TOKEN_BITS) {
+                self.locks.0.grants.needs_look(bound.grant);
                 // Tells the guard.
                 let _ = bound.confirm().await;
                 return Err(TransactionError::Lost {

@@ -46,7 +46,7 @@ pub enum HoldError {
         key: LockKey,
     },
     /// The transaction does not see that the caller holds the lock: its snapshot is older than the acquire, or it is in
-    /// another database. The lock is not lost by this. Begin a transaction after the acquire: under `REPEATABLE READ` and
+    /// another database. The store reports the lock as held, or did not reply. Begin a transaction after the acquire: under `REPEATABLE READ` and
     /// `SERIALIZABLE` its first statement fixes what it sees.
     #[error(
         "the transaction does not see that lock \"{key}\" is held: roll it back, and begin one after the acquire"
@@ -151,8 +151,8 @@ impl PostgresLocks {
     /// # Errors
     ///
     /// [`HoldError::Lost`] when the caller no longer holds the lock; its guard then reports the loss.
-    /// [`HoldError::NotVisible`] when the snapshot of the transaction is older than the acquire. Otherwise
-    /// [`HoldError::Failed`], for example with a serialization failure. The transaction must be rolled back.
+    /// [`HoldError::NotVisible`] when the snapshot of the transaction is older than the acquire. [`HoldError::RowLocked`]
+    /// when another transaction keeps the row of the lock locked. Otherwise [`HoldError::Failed`], for example with a serialization failure. The transaction must be rolled back.
     ///
     /// # Cancel safety
     ///
@@ -197,11 +197,15 @@ impl PostgresLocks {
             Ok(HeldRow::Held) => return Ok(()),
             Ok(HeldRow::Locked) => HoldError::RowLocked { key },
             Ok(HeldRow::OfAnother) => HoldError::NotVisible { key },
-            // The row has changed since the snapshot.
-            Err(source) if source.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
-                HoldError::Failed { key, source }
+            Err(source) => {
+                // Otherwise the row has changed since the snapshot.
+                let is_conflict = source.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE);
+                let failed = HoldError::Failed { key, source };
+                if !is_conflict {
+                    return Err(failed);
+                }
+                failed
             }
-            Err(source) => return Err(HoldError::Failed { key, source }),
         };
         // The transaction may be older than the acquire, so the store is asked, which also tells the guard of a loss.
         match bound.confirm().await {

@@ -37,8 +37,8 @@ fn closed(error: io::Error) -> io::Error {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::Error::new(
             error.kind(),
             format!(
-                "{error}: it closed the connection without an answer; it serves no clients now, or this is its port for \
-                 TLS, which dlock-zookeeper does not speak"
+                "{error}: the server closed the connection without an answer: it serves no clients now, or this is its \
+                 port for TLS, which dlock-zookeeper does not speak; use its port without TLS"
             ),
         ),
         _ => error,
