@@ -44,7 +44,7 @@ pub(crate) fn pass_on(
     }
     grant.ends_span(ended);
     let told = match &mut head {
-        // The store's queue decides who is next.
+        // The store's queue decides which waiter is next.
         _ if grant.kind.waits_in_store() => None,
         Some(head) => {
             let (told, after) = others_first(handle, &grant, head.watch.as_ref().map(Watch::count));
@@ -53,13 +53,9 @@ pub(crate) fn pass_on(
         }
         // It became the head after the lock was acquired, or the lock cannot be handed off.
         None if grant.kind.is_exclusive() => {
-            let (mut told, of) = (None, LockId::new(grant.kind, &grant.key));
-            let is_told = handle.shared().waiters.tell_head(&of, || {
-                let (tells, after) = others_first(handle, &grant, None);
-                told = Some(tells);
-                after
-            });
-            told.filter(|_| is_told)
+            let of = LockId::new(grant.kind, &grant.key);
+            let waiters = &handle.shared().waiters;
+            waiters.tell_head(&of, || others_first(handle, &grant, None))
         }
         None => None,
     };

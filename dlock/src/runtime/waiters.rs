@@ -115,17 +115,15 @@ impl Waiters {
         queues.get(of).map_or(0, |queue| queue.waiters.waiting())
     }
 
-    /// Tells the queue head of a key, if there is one, that this process releases the lock to the store; returns whether it
-    /// was told.
-    pub(crate) fn tell_head(&self, of: &LockId, after: impl FnOnce() -> After) -> bool {
+    /// Tells the queue head of a key, if there is one, that this process releases the lock to the store. Returns what `makes`
+    /// has returned beside the release, if the head was told.
+    pub(crate) fn tell_head<T>(&self, of: &LockId, makes: impl FnOnce() -> (T, After)) -> Option<T> {
         let queues = self.queues.lock();
-        let head = queues.get(of).and_then(|queue| queue.waiters.head().cloned());
+        let head = queues.get(of)?.waiters.head().cloned();
         // This wakes it, which must not happen under the mutex.
         drop(queues);
-        head.is_some_and(|head| {
-            let after = after();
-            head.tell(|delivery| delivery.after = Some(after))
-        })
+        let (head, (made, after)) = (head?, makes());
+        head.tell(|delivery| delivery.after = Some(after)).then_some(made)
     }
 
     /// Whether a key has waiters.

@@ -334,7 +334,7 @@ async fn process_with_many_callers_lets_another_process_have_its_turn() {
     let paces = [
         (Duration::ZERO, Duration::ZERO),
         (MS, Duration::ZERO),
-        // A waiter comes while the lock is held, when nobody else here waits.
+        // A caller comes while the other one holds the lock, and no third one waits.
         (10 * MS, 5 * MS),
     ];
     for (name, lock) in locks {

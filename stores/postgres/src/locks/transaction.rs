@@ -46,8 +46,8 @@ pub enum HoldError {
         key: LockKey,
     },
     /// The transaction does not see that the caller holds the lock: its snapshot is older than the acquire, or it is in
-    /// another database. The store reports the lock as held, or did not reply. Begin a transaction after the acquire: under `REPEATABLE READ` and
-    /// `SERIALIZABLE` its first statement fixes what it sees.
+    /// another database. The store reports the lock as held, or did not reply. Begin a transaction after the acquire:
+    /// under `REPEATABLE READ` and `SERIALIZABLE` its first statement fixes what it sees.
     #[error(
         "the transaction does not see that lock \"{key}\" is held: roll it back, and begin one after the acquire"
     )]
@@ -152,7 +152,8 @@ impl PostgresLocks {
     ///
     /// [`HoldError::Lost`] when the caller no longer holds the lock; its guard then reports the loss.
     /// [`HoldError::NotVisible`] when the snapshot of the transaction is older than the acquire. [`HoldError::RowLocked`]
-    /// when another transaction keeps the row of the lock locked. Otherwise [`HoldError::Failed`], for example with a serialization failure. The transaction must be rolled back.
+    /// when another transaction keeps the row of the lock locked. Otherwise [`HoldError::Failed`], for example with a
+    /// serialization failure. The transaction must be rolled back.
     ///
     /// # Cancel safety
     ///
