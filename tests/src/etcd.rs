@@ -68,6 +68,17 @@ impl Etcd {
         server
     }
 
+    /// A server on a disk of this many bytes.
+    ///
+    /// # Panics
+    /// When it does not answer, or a disk cannot be made.
+    pub async fn start_on_a_disk(bytes: u64) -> Etcd {
+        let mut server = Etcd::new("alone", &[]);
+        server.process = server.process.on_a_disk(bytes);
+        server.restart().await;
+        server
+    }
+
     /// A server that only speaks TLS, and only to clients that the authority vouches for. It cannot be [asked](Self::ask).
     ///
     /// # Panics
@@ -147,7 +158,7 @@ impl Etcd {
         }
         let mut command = child::command(&self.program);
         command.args(["--name", &self.name, "--log-level", "error", "--logger", "zap"]);
-        command.arg("--data-dir").arg(self.dir().join("data"));
+        command.arg("--data-dir").arg(self.data().join("data"));
         command.args([
             "--listen-client-urls",
             &clients,

@@ -21,6 +21,7 @@ mod certificates;
 pub mod chaos;
 pub mod child;
 pub mod curator;
+mod disk;
 pub mod etcd;
 mod faketime;
 pub mod faults;

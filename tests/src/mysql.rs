@@ -19,7 +19,7 @@ use mysql_async::Conn;
 use crate::faketime::{self, Clock};
 use crate::faults::PATIENCE;
 use crate::network::{Gateway, Stream};
-use crate::process::{Process, SharedServer, give_away, unprivileged};
+use crate::process::{Process, SharedServer, give_away};
 
 mod wire;
 
@@ -77,7 +77,23 @@ impl Mysql {
     /// # Panics
     /// When it does not answer.
     pub async fn start_with(options: &[&str], clock: Option<&Clock>) -> Mysql {
-        let created = tokio::task::spawn_blocking(Mysql::create).await;
+        Mysql::begin(Mysql::process(), options, clock).await
+    }
+
+    /// The same on a disk of this many bytes.
+    ///
+    /// # Panics
+    /// When it does not answer, or a disk cannot be made.
+    pub async fn start_on_a_disk(bytes: u64, options: &[&str]) -> Mysql {
+        Mysql::begin(Mysql::process().on_a_disk(bytes), options, None).await
+    }
+
+    fn process() -> Process {
+        Process::new("dlock-my-")
+    }
+
+    async fn begin(process: Process, options: &[&str], clock: Option<&Clock>) -> Mysql {
+        let created = tokio::task::spawn_blocking(|| Mysql::create(process)).await;
         let mut server = created
             .expect("creating a server does not panic")
             .unwrap_or_else(|error| panic!("no MariaDB to test against: {error:#}"));
@@ -97,16 +113,16 @@ impl Mysql {
         SHARED.or(Mysql::start()).await
     }
 
-    fn create() -> anyhow::Result<Mysql> {
+    fn create(process: Process) -> anyhow::Result<Mysql> {
         let program = program(env::var_os(VARIABLE), &env::var_os("PATH").unwrap_or_default())?;
         let server = Mysql {
             program,
-            process: Process::new("dlock-my-"),
+            process,
             password: format!("{:032x}", fastrand::u128(..)),
             clock: None,
             options: Vec::new(),
         };
-        for dir in [server.data_dir(), server.dir().join("tmp")] {
+        for dir in ["data", "tmp"].map(|name| server.data().join(name)) {
             fs::create_dir(&dir)?;
             give_away(&dir);
         }
@@ -116,7 +132,7 @@ impl Mysql {
              GRANT ALL ON *.* TO dlock@'127.0.0.1' WITH GRANT OPTION;\n",
             server.password
         );
-        fs::write(server.dir().join("users.sql"), users)?;
+        fs::write(server.data().join("users.sql"), users)?;
         Ok(server)
     }
 
@@ -151,21 +167,24 @@ impl Mysql {
 
     /// A command for the server, which refuses to run as root.
     fn command(&self) -> Command {
-        let mut command = unprivileged();
+        let mut command = self.unprivileged();
         if let Some(clock) = &self.clock {
             // Only here: what libfaketime makes as root is of no use to another user.
             faketime::preload_by_env(&mut command, clock).expect("the clock was made");
         }
         command.arg(&self.program).arg("--no-defaults");
-        command.arg(format!("--datadir={}", self.data_dir().display()));
+        // For the root of a user namespace; the server ignores it as any other user.
+        command.arg("--user=root");
+        command.arg(format!("--datadir={}", self.named("data")));
         // Servers that share one take each other's files.
-        command.arg(format!("--tmpdir={}", self.dir().join("tmp").display()));
+        command.arg(format!("--tmpdir={}", self.named("tmp")));
         command.args(SETTINGS);
         command
     }
 
-    fn data_dir(&self) -> PathBuf {
-        self.dir().join("data")
+    /// A path in its data as it has to be named to the server, which resolves links.
+    fn named(&self, path: &str) -> String {
+        self.dir().join(path).display().to_string()
     }
 
     /// How to reach it, with all rights.
@@ -219,12 +238,11 @@ impl Mysql {
     /// When it does not answer in time.
     pub async fn restart(&self) {
         let mut command = self.command();
-        let inside = |name: &str| self.dir().join(name).display().to_string();
         command.arg(format!("--port={}", self.port()));
         // In the data, where it may write.
-        command.arg(format!("--socket={}", inside("data/socket")));
-        command.arg(format!("--pid-file={}", inside("data/pid")));
-        command.arg(format!("--init-file={}", inside("users.sql")));
+        command.arg(format!("--socket={}", self.named("data/socket")));
+        command.arg(format!("--pid-file={}", self.named("data/pid")));
+        command.arg(format!("--init-file={}", self.named("users.sql")));
         command.args(&self.options);
         self.launch(command);
         let launched = Instant::now();

@@ -62,7 +62,23 @@ impl Postgres {
     /// # Panics
     /// When it does not answer.
     pub async fn start_by(clock: Option<&Clock>) -> Postgres {
-        let created = tokio::task::spawn_blocking(Postgres::create).await;
+        Postgres::begin(Postgres::process(), clock).await
+    }
+
+    /// The same on a disk of this many bytes.
+    ///
+    /// # Panics
+    /// When it does not answer, or a disk cannot be made.
+    pub async fn start_on_a_disk(bytes: u64) -> Postgres {
+        Postgres::begin(Postgres::process().on_a_disk(bytes), None).await
+    }
+
+    fn process() -> Process {
+        Process::new("dlock-pg-")
+    }
+
+    async fn begin(process: Process, clock: Option<&Clock>) -> Postgres {
+        let created = tokio::task::spawn_blocking(|| Postgres::create(process)).await;
         let mut server = created
             .expect("creating a server does not panic")
             .unwrap_or_else(|error| panic!("no PostgreSQL to test against: {error:#}"));
@@ -81,18 +97,18 @@ impl Postgres {
         SHARED.or(Postgres::start()).await
     }
 
-    fn create() -> anyhow::Result<Postgres> {
+    fn create(process: Process) -> anyhow::Result<Postgres> {
         let programs = programs(env::var_os(VARIABLE), &env::var_os("PATH").unwrap_or_default())?;
-        let server = Postgres::empty(programs, format!("{:032x}", fastrand::u128(..)))?;
+        let server = Postgres::empty(programs, process, format!("{:032x}", fastrand::u128(..)))?;
         server.initialize()?;
         Ok(server)
     }
 
     /// A server that has no data yet.
-    fn empty(programs: PathBuf, password: String) -> anyhow::Result<Postgres> {
+    fn empty(programs: PathBuf, process: Process, password: String) -> anyhow::Result<Postgres> {
         let server = Postgres {
             programs,
-            process: Process::new("dlock-pg-"),
+            process,
             password,
             clock: None,
         };
@@ -110,9 +126,13 @@ impl Postgres {
     /// When one does not.
     pub async fn standby_of(primary: &Postgres) -> Postgres {
         primary.shutdown();
-        let server = Postgres::empty(primary.programs.clone(), primary.password.clone())
-            .and_then(|server| server.copy_from(primary).map(|()| server))
-            .unwrap_or_else(|error| panic!("no standby to test against: {error:#}"));
+        let server = Postgres::empty(
+            primary.programs.clone(),
+            Postgres::process(),
+            primary.password.clone(),
+        )
+        .and_then(|server| server.copy_from(primary).map(|()| server))
+        .unwrap_or_else(|error| panic!("no standby to test against: {error:#}"));
         primary.restart().await;
         server.restart().await;
         server
@@ -219,7 +239,7 @@ impl Postgres {
     }
 
     fn data_dir(&self) -> PathBuf {
-        self.dir().join("data")
+        self.data().join("data")
     }
 
     /// How to reach it, with all rights.

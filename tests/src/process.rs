@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::time::sleep;
 
+use crate::disk::Disk;
 use crate::etcd::Etcd;
 use crate::mysql::Mysql;
 use crate::port::Port;
@@ -56,6 +57,7 @@ pub struct Process {
     port: Port,
     child: Mutex<Option<Child>>,
     // after the child, which writes into it
+    disk: Option<Disk>,
     dir: TempDir,
 }
 
@@ -80,8 +82,15 @@ impl Process {
         Process {
             port,
             child: Mutex::new(None),
+            disk: None,
             dir,
         }
+    }
+
+    /// Puts its data, of which there are none yet, on a disk of this many bytes.
+    pub(crate) fn on_a_disk(mut self, bytes: u64) -> Process {
+        self.disk = Some(Disk::new(bytes, self.dir.path()));
+        self
     }
 
     /// Its port.
@@ -96,6 +105,45 @@ impl Process {
 
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Where its data are.
+    pub(crate) fn data(&self) -> &Path {
+        self.disk.as_ref().map_or(self.dir.path(), Disk::path)
+    }
+
+    /// The disk that it was started on.
+    ///
+    /// # Panics
+    /// When it has none of its own.
+    fn disk(&self) -> &Disk {
+        self.disk.as_ref().expect("it was started on a disk")
+    }
+
+    /// A command for a program that refuses to run as root, which is to be added. It finds the data in [`dir`](Self::dir),
+    /// also if they are on a disk.
+    pub(crate) fn unprivileged(&self) -> Command {
+        let user = unprivileged();
+        let Some(disk) = &self.disk else { return user };
+        let mut command = disk.inside();
+        command.arg(user.get_program()).args(user.get_args());
+        command
+    }
+
+    /// Takes all the space that is left on its disk.
+    ///
+    /// # Panics
+    /// When it has no disk of its own.
+    pub fn fill_disk(&self) {
+        self.disk().fill();
+    }
+
+    /// Gives that space back.
+    ///
+    /// # Panics
+    /// When it was not taken.
+    pub fn free_disk(&self) {
+        self.disk().free();
     }
 
     /// Its process id while it runs.
@@ -147,25 +195,6 @@ impl Process {
             }
             assert!(Instant::now() < deadline, "the server does not stop");
             thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Lets none of its files grow beyond this size, or any (`RLIMIT_FSIZE`), also of processes that it starts later.
-    ///
-    /// # Panics
-    /// When that cannot be set.
-    pub fn limit_files(&self, most: Option<u64>) {
-        let most = most.map_or_else(|| "unlimited".to_owned(), |most| most.to_string());
-        // The first of them before those that it started.
-        for process in self.processes() {
-            let limit = [format!("--pid={process}"), format!("--fsize={most}:")];
-            // As the user of the server: root may lack the right over others.
-            let set = unprivileged().arg("prlimit").args(limit).status();
-            let set = set.expect("prlimit (package util-linux) can be started");
-            assert!(
-                set.success() || state_of(process).is_none(),
-                "no limit for {process}"
-            );
         }
     }
 
@@ -324,7 +353,7 @@ pub(crate) fn give_away(path: impl AsRef<OsStr>) {
     }
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 

@@ -49,9 +49,7 @@ impl Zookeeper {
     /// # Panics
     /// When it does not.
     pub async fn start() -> Zookeeper {
-        let server = Zookeeper::create();
-        server.restart().await;
-        server
+        Zookeeper::start_with("").await
     }
 
     /// The same with further lines of its configuration, which count more than those that all have.
@@ -59,10 +57,23 @@ impl Zookeeper {
     /// # Panics
     /// When it does not answer.
     pub async fn start_with(lines: &str) -> Zookeeper {
-        let mut server = Zookeeper::create();
-        server.config.push_str(lines);
-        server.restart().await;
-        server
+        Zookeeper::create(Zookeeper::process()).begun(lines).await
+    }
+
+    /// The same on a disk of this many bytes.
+    ///
+    /// # Panics
+    /// When it does not answer, or a disk cannot be made.
+    pub async fn start_on_a_disk(bytes: u64) -> Zookeeper {
+        Zookeeper::create(Zookeeper::process().on_a_disk(bytes))
+            .begun("")
+            .await
+    }
+
+    async fn begun(mut self, lines: &str) -> Zookeeper {
+        self.config.push_str(lines);
+        self.restart().await;
+        self
     }
 
     /// A server that all tests of this process share which hold it at the same time: for those that break nothing,
@@ -75,7 +86,11 @@ impl Zookeeper {
         SHARED.or(Zookeeper::start()).await
     }
 
-    fn create() -> Zookeeper {
+    fn process() -> Process {
+        Process::new("dlock-zk-")
+    }
+
+    fn create(process: Process) -> Zookeeper {
         let jar = env::var_os(VARIABLE).filter(|jar| !jar.is_empty());
         let jar = jar.map_or_else(|| PathBuf::from(INSTALLED), PathBuf::from);
         assert!(
@@ -83,13 +98,12 @@ impl Zookeeper {
             "no ZooKeeper to test against: set {VARIABLE} to the path of zookeeper.jar, or run scripts/servers.sh, which \
              installs it"
         );
-        let process = Process::new("dlock-zk-");
         let config = format!(
             "tickTime={}\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
              maxSessionTimeout={}\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons,conf,mntr\nextendedTypesEnabled=true\n\
              preAllocSize=1024\nsnapCount=100000\n",
             TICK.as_millis(),
-            process.dir().display(),
+            process.data().display(),
             process.port(),
             200 * TICK.as_millis(),
         );
@@ -99,7 +113,7 @@ impl Zookeeper {
     /// Kills it and removes its data: a server that it is started as knows nothing.
     pub fn lose(&self) {
         self.kill();
-        let _ = fs::remove_dir_all(self.dir().join("version-2"));
+        let _ = fs::remove_dir_all(self.data().join("version-2"));
     }
 
     /// Starts it again on the same port with its data, killing it first if it runs, and waits until it serves.
@@ -218,7 +232,7 @@ impl Ensemble {
     /// # Panics
     /// When they do not serve.
     pub async fn start_with(lines: &str) -> Ensemble {
-        let mut servers: Vec<Zookeeper> = (0..3).map(|_| Zookeeper::create()).collect();
+        let mut servers: Vec<Zookeeper> = (0..3).map(|_| Zookeeper::create(Zookeeper::process())).collect();
         // To follow, and to elect.
         let ports: Vec<[Port; 2]> = (0..3).map(|_| [Port::reserve(), Port::reserve()]).collect();
         let mut ways = Vec::new();
@@ -236,7 +250,7 @@ impl Ensemble {
             }
             server.config.push_str(lines);
             ways.push(own_ways);
-            fs::write(server.dir().join("myid"), (own + 1).to_string()).expect("a file can be written");
+            fs::write(server.data().join("myid"), (own + 1).to_string()).expect("a file can be written");
         }
         for server in &servers {
             server.begin();

@@ -11,6 +11,7 @@ mod etcd_locks;
 mod etcd_lost;
 mod etcd_support;
 mod etcd_waiters;
+mod full_disk;
 mod leaders;
 mod losses;
 mod mysql_conformance;

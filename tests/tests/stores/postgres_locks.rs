@@ -15,8 +15,8 @@ use tokio_postgres::{Config, NoTls};
 
 use crate::postgres_conformance::Table;
 use crate::scenes::{
-    LEASE, MS, Rows, SEC, ask, clock_that_jumps_lets_tokens_grow_and_the_holder_know, end, in_scenes,
-    is_released, renewal, token,
+    LEASE, MS, Rows, SEC, acquires_until_it_fails, ask,
+    clock_that_jumps_lets_tokens_grow_and_the_holder_know, end, in_scenes, is_released, renewal, token,
 };
 
 async fn connected(config: Config, table: &str, timeout: Duration) -> Arc<PostgresLocks> {
@@ -254,37 +254,24 @@ async fn release_is_repeated_until_the_disk_has_room() {
     assert_eq!(setting.held().await, 0);
 }
 
-/// The kernel lets no file grow: what needs no more room goes on.
+/// What needs no more room goes on.
 #[tokio::test]
 async fn table_that_cannot_grow_fails_acquires_of_new_keys_and_no_other_step() {
-    // The size of the files of its log, which it writes in any case.
-    const MOST: u64 = 16 << 20;
-    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let setting = setting_on(Arc::new(Postgres::start_on_a_disk(80 << 20).await)).await;
     let store = &setting.patient;
     let first = token(store.clone().acquire(ask("k", 1, LEASE)).await);
     setting
         .sql("ALTER TABLE {t} SET (autovacuum_enabled = off)")
         .await;
-    setting.server.limit_files(Some(MOST));
-    let fill = "INSERT INTO {t} (key) SELECT 'row ' || n FROM generate_series(1, 400000) n";
-    let fill = fill.replace("{t}", &format!("\"{}\"", setting.table));
-    let full = setting.server.client().await.batch_execute(&fill).await;
-    let full = full.unwrap_err().as_db_error().unwrap().to_string();
-    assert!(full.contains("could not extend file"), "{full}");
-    for n in 2..6 {
-        let error = store
-            .clone()
-            .acquire(ask(&format!("new {n}"), n, LEASE))
-            .await
-            .unwrap_err();
-        assert_eq!(error.outcome, Outcome::NotDone, "{error}");
-        assert!(error.message.contains("could not extend file"), "{error}");
-    }
+    setting.server.fill_disk();
+    let error = acquires_until_it_fails(store).await;
+    assert_eq!(error.outcome, Outcome::NotDone, "{error}");
+    assert!(error.message.contains("No space left on device"), "{error}");
     let renewals = store.clone().renew(vec![renewal("k", 1, LEASE)]).await.unwrap();
     assert!(matches!(renewals[..], [Ok(Renewal::Renewed)]), "{renewals:?}");
     assert!(is_released(&store.clone().release(end("k", 1)).await));
     assert!(token(store.clone().acquire(ask("k", 7, LEASE)).await) > first);
-    setting.server.limit_files(None);
+    setting.server.free_disk();
     token(store.clone().acquire(ask("new", 8, LEASE)).await);
 }
 

@@ -16,12 +16,14 @@ use tokio::time::sleep;
 use crate::backend::{Asked, Backend};
 
 mod clients;
+mod full_disk;
 
 pub(super) use clients::{
     clock_that_jumps_lets_tokens_grow_and_the_holder_know,
     conflicts_at_any_step_cost_no_lock_and_grant_none_twice, dropped_client_leaves_no_connection_and_no_lock,
     many_locks_of_a_client_are_renewed_by_few_statements,
 };
+pub(super) use full_disk::{Full, full_disk_is_told_and_grants_no_lock_twice};
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
@@ -51,6 +53,20 @@ pub(super) fn token(reply: Result<AcquireReply, StoreError>) -> u64 {
 
 pub(super) fn is_released(reply: &Result<ReleaseReply, StoreError>) -> bool {
     matches!(reply, Ok(ReleaseReply::Released { .. }))
+}
+
+/// Acquires locks of new keys.
+///
+/// # Panics
+/// When all of them are granted.
+pub(super) async fn acquires_until_it_fails(store: &Arc<impl Store + ?Sized>) -> StoreError {
+    for number in 1000..20_000 {
+        let key = format!("new {number}");
+        if let Err(error) = store.clone().acquire(ask(&key, number, LEASE)).await {
+            return error;
+        }
+    }
+    panic!("all locks were granted")
 }
 
 /// Makes the row of a key, which is free then.

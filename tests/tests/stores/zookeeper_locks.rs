@@ -1,7 +1,5 @@
 //! Locks on ZooKeeper as clients see them: kinds that it has not, an end without a word, a server without space.
 
-use std::process::Command;
-
 use dlock::{Error, LockClient};
 use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, is_confirmed, within};
@@ -95,7 +93,7 @@ async fn dropped_client_leaves_no_session_no_connection_and_no_node() {
 /// A server ends itself when it cannot write its log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_space_grants_nothing_and_keeps_what_it_granted() {
-    let server = Zookeeper::start().await;
+    let server = Zookeeper::start_on_a_disk(8 << 20).await;
     let root = fresh_root();
     let hasty = store(server.addr(), &root, LONG, TIMEOUT).await;
     let (holder, waiter) = (client(&hasty).await, client(&hasty).await);
@@ -106,18 +104,21 @@ async fn server_without_space_grants_nothing_and_keeps_what_it_granted() {
         .unwrap();
     let waiting = tokio::spawn(waiter.lock("k").acquire());
     sleep(100 * MS).await;
-    let pid = server.pid().unwrap().to_string();
-    let full = Command::new("prlimit")
-        .args(["--pid", &pid, "--fsize=1:"])
-        .status();
-    assert!(full.unwrap().success(), "prlimit (package util-linux)");
-    let error = impatient.lock("new").acquire().await.unwrap_err();
-    assert!(
-        matches!(error, Error::Unreachable { .. } | Error::OutcomeUnknown { .. }),
-        "{error:?}"
-    );
+    server.fill_disk();
+    eventually("it has ended", async || {
+        let acquired = impatient.lock("new").acquire().await;
+        assert!(
+            matches!(
+                acquired,
+                Ok(_) | Err(Error::Unreachable { .. } | Error::OutcomeUnknown { .. })
+            ),
+            "{acquired:?}"
+        );
+        !server.is_awake()
+    })
+    .await;
     assert!(guard.is_held() && !waiting.is_finished());
-    eventually("it has ended", async || !server.is_awake()).await;
+    server.free_disk();
     server.restart().await;
     is_confirmed(&guard).await;
     assert!(!waiting.is_finished());
