@@ -33,6 +33,8 @@ pub(crate) struct Session {
     pub(crate) read: Instant,
     /// When the last reply arrived.
     pub(crate) used: Instant,
+    /// The most bytes that the server accepts in one round trip (`max_allowed_packet`).
+    pub(crate) packet: usize,
 }
 
 /// Sets session variables, independent of the server's defaults:
@@ -46,6 +48,9 @@ const SET_UP: &str = "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 /// Checks that `SYSDATE` is the time of its evaluation: with `--sysdate-is-now` it is the start of the statement.
 const SYSDATE: &str = "SELECT SLEEP(0.002) + (SYSDATE(6) > NOW(6))";
+const PACKET: &str = "SELECT @@max_allowed_packet";
+/// The least `max_allowed_packet`: any operation fits into it, and so does the schema.
+pub(crate) const LEAST_PACKET: usize = 8192;
 
 impl Connector {
     pub(crate) fn new(opts: OptsBuilder, timeout: Duration) -> Connector {
@@ -86,6 +91,15 @@ impl Connector {
             );
             return Err(StoreError::not_done(Reason::Refused, message));
         }
+        let packet: Option<usize> = conn.query_first(PACKET).await.map_err(failed)?;
+        let packet = packet.unwrap_or(LEAST_PACKET);
+        if packet < LEAST_PACKET {
+            let message = format!(
+                "{} accepts packets of {packet} bytes: raise max_allowed_packet to at least {LEAST_PACKET}",
+                self.address
+            );
+            return Err(StoreError::not_done(Reason::Refused, message));
+        }
         let sent = Instant::now();
         let now: Option<i64> = conn.query_first(table::clock()).await.map_err(failed)?;
         let read = Instant::now();
@@ -95,6 +109,7 @@ impl Connector {
             clock: ServerClock::new(now, sent, read),
             read,
             used: read,
+            packet,
             conn,
         })
     }

@@ -28,9 +28,14 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_mi
 /// The server's clock is read with other statements if the last reading is older than this.
 const READING: Duration = Duration::from_secs(1);
 
+/// The most bytes of the statements of one operation, without its key, which they contain up to twice in hexadecimal.
+const STATEMENTS: usize = 2048;
+
 /// Counts the operations that a round trip already contains.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
+    /// How many bytes of statements still fit.
+    bytes: usize,
     acquires: usize,
     releases: usize,
     renewals: usize,
@@ -38,6 +43,14 @@ pub(crate) struct Room {
 }
 
 impl Room {
+    /// The room in a round trip of this many bytes.
+    pub(crate) fn new(packet: usize) -> Room {
+        Room {
+            bytes: packet,
+            ..Room::default()
+        }
+    }
+
     /// Whether the operation fits into the round trip; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
         let (taken, most) = match &job.step {
@@ -46,10 +59,22 @@ impl Room {
             Step::Renew(..) => (&mut self.renewals, MOST_RENEWALS),
             Step::Inspect(_) | Step::List(_) | Step::Force(_) => (&mut self.others, MOST),
         };
-        let has = *taken < most;
-        *taken += usize::from(has);
+        let bytes = most_bytes(&job.step);
+        let has = *taken < most && bytes <= self.bytes;
+        if has {
+            *taken += 1;
+            self.bytes -= bytes;
+        }
         has
     }
+}
+
+fn most_bytes(step: &Step) -> usize {
+    let key = match step {
+        Step::List(prefix) => prefix.len(),
+        _ => step.keys().map(|key| key.len()).sum(),
+    };
+    STATEMENTS + 4 * key
 }
 
 /// One statement, and the operations that it executes.
@@ -519,4 +544,34 @@ fn unreadable() -> StoreError {
 /// The pause before an operation is repeated once more.
 fn pause(looks: u32) -> Duration {
     (PAUSE.0 * 2_u32.saturating_pow(looks)).min(PAUSE.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock::store::{GrantId, Kind};
+
+    use super::*;
+    use crate::connect::LEAST_PACKET;
+    use crate::step::{Ask, LONGEST_KEY};
+
+    #[test]
+    fn statements_of_the_longest_key_fit_into_the_least_packet() {
+        let table = Table::new(&format!("{0}.{0}", "t".repeat(24))).unwrap();
+        let key: Arc<str> = "k".repeat(LONGEST_KEY).into();
+        let (grant, most) = (GrantId::from_parts(u128::MAX, u64::MAX), i64::MAX);
+        let ask = Ask {
+            key: key.clone(),
+            grant,
+            kind: Kind::Fenced,
+            lease: most,
+            tokens: u32::MAX,
+        };
+        let acquire = format!("{};\n{};\n", table.insert(&key), table.acquire(&ask, most));
+        let renew = table.renew([(&*key, grant)].into_iter(), most);
+        let statements = [acquire, renew, table.release(&key, grant, most), table.list(&key)];
+        let longest = statements.iter().map(String::len).max().unwrap();
+        let bytes = most_bytes(&Step::Acquire(ask));
+        assert!(longest <= bytes && bytes <= LEAST_PACKET, "{longest} {bytes}");
+        assert!(table.schema.len() <= LEAST_PACKET);
+    }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use dlock::store::{Outcome, Reason, ReleaseReply, Renewal, Store};
+use dlock::store::{AcquireReply, Outcome, Reason, ReleaseReply, Renewal, Store};
 use dlock::{HoldState, Loss};
 use dlock_mysql::MysqlLocks;
 use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, answered, within};
 use dlock_tests::mysql::Mysql;
+use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 use tokio::time::sleep;
 
@@ -128,6 +129,41 @@ async fn clock_of_the_server_that_jumps_lets_tokens_grow_and_the_holder_know() {
         Mysql::start_with(&[], Some(clock)).await
     })
     .await;
+}
+
+/// The longest keys, of which a packet takes three.
+#[tokio::test]
+async fn requests_fit_into_small_packets_of_the_server() {
+    let server = Mysql::start_with(&["--max-allowed-packet=8192"], None).await;
+    let setting = setting_on(Arc::new(server)).await;
+    let store = &setting.patient;
+    let key = |n: u64| format!("{n:0512}");
+    let acquires = (1..100).map(|n| store.clone().acquire(ask(&key(n), n, LEASE)));
+    assert_eq!(join_all(acquires).await.into_iter().map(token).count(), 99);
+    let renewals = (1..100).map(|n| renewal(&key(n), n, LEASE)).collect();
+    let renewals = store.clone().renew(renewals).await.unwrap();
+    let renewed = renewals
+        .iter()
+        .filter(|renewed| matches!(renewed, Ok(Renewal::Renewed)));
+    assert_eq!(renewed.count(), 99, "{renewals:?}");
+    let busy = (1..100).map(|n| store.clone().acquire(ask(&key(n), 100 + n, LEASE)));
+    let busy = join_all(busy).await;
+    assert!(
+        busy.iter().all(|busy| matches!(busy, Ok(AcquireReply::Busy(_)))),
+        "{busy:?}"
+    );
+    let releases = (1..100).map(|n| store.clone().release(end(&key(n), n)));
+    assert!(join_all(releases).await.iter().all(is_released));
+    setting.expire().await;
+    assert_eq!(store.remove_free().await.unwrap(), 99);
+}
+
+#[tokio::test]
+async fn server_whose_packets_are_too_small_is_refused() {
+    let server = Mysql::start_with(&["--max-allowed-packet=4096"], None).await;
+    let connecting = || MysqlLocks::builder(server.opts()).timeout(PATIENCE).connect();
+    let error = answered(connecting).await.unwrap_err().to_string();
+    assert!(error.contains("raise max_allowed_packet"), "{error}");
 }
 
 /// A statement that had to wait could not tell the time after that.

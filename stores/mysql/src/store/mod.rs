@@ -127,9 +127,10 @@ impl MysqlLocks {
         let Setup { connector, table, .. } = &*self.0.setup;
         // Uses its own connection: reading a large table takes longer than an operation.
         let mut session = connector.connect().await?;
+        let at_once = AT_ONCE.min(session.packet / (3 * LONGEST_KEY));
         let mut removed = 0;
         loop {
-            let step = timeout(30 * connector.timeout, sweep(&mut session, table, AT_ONCE));
+            let step = timeout(30 * connector.timeout, sweep(&mut session, table, at_once));
             let found = match step.await {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => return Err(failure::of_step(error).error),
@@ -139,7 +140,7 @@ impl MysqlLocks {
                 }
             };
             removed += found.1;
-            if found.0 < AT_ONCE {
+            if found.0 < at_once {
                 let _ = session.conn.disconnect().await;
                 return Ok(removed);
             }
@@ -197,7 +198,7 @@ impl Connect<Step> for Setup {
     async fn serve(&self, mut session: Session, link: &mut Link<Step>) -> Option<String> {
         link.is_ready();
         loop {
-            let mut room = Room::default();
+            let mut room = Room::new(session.packet);
             let due = match self.queue.next(Instant::now(), |job| room.has(job)) {
                 Next::Send(jobs) => {
                     if session.used.elapsed() > IDLE
