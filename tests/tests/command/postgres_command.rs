@@ -1,9 +1,11 @@
 //! Programs on PostgreSQL: the command `dlock`, and the example of a payment.
 
 use dlock::LockClient;
+use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::PATIENCE;
 use dlock_tests::postgres::{Postgres, fresh_table};
 use dlock_tests::{Running, bins, child, eventually};
+use tokio_postgres::NoTls;
 
 use crate::command_support::{look, runs_lists_and_measures};
 
@@ -25,6 +27,33 @@ async fn command_runs_lists_and_measures() {
         "{said}"
     );
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn command_shows_a_lock_that_only_a_transaction_holds() {
+    let server = Postgres::shared().await;
+    let (base, table) = (server.url_at(server.addr()), fresh_table());
+    let url = format!("{base}?table={table}&timeout=20s&create_table=true");
+    let store = PostgresLocks::builder(server.config(), NoTls)
+        .table(&table)
+        .timeout(PATIENCE);
+    let store = store.connect().await.unwrap();
+    store.create_table().await.unwrap();
+    let mut db = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    store.lock_in(&tx, "a job").await.unwrap();
+    let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let by = format!("transaction of process {pid}");
+    for args in [&["list"][..], &["show", "a job"]] {
+        let (code, said) = look(&url, args);
+        assert!(
+            code == Some(0) && said.contains("a job") && said.contains(&by),
+            "{args:?}: {said}"
+        );
+    }
+    tx.commit().await.unwrap();
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && !said.contains("a job"), "{said}");
 }
 
 #[tokio::test]

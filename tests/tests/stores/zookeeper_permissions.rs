@@ -1,5 +1,4 @@
-//! A user with exactly the rights of docs/permissions.md can do everything, and with one less something is refused, with the
-//! right that is missing.
+//! The rights in docs/permissions.md are enough, and each of them is needed: without one, the error names it.
 
 use std::sync::Arc;
 

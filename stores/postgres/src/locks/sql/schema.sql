@@ -39,9 +39,9 @@ CREATE TABLE IF NOT EXISTS {floor} (
 );
 INSERT INTO {floor} DEFAULT VALUES ON CONFLICT DO NOTHING;
 -- Holds a lock in the caller's transaction: until its end no other client can acquire the lock, even if the lease expires.
--- If the token is no longer the holder's, the call and the transaction fail, with DLK01, or with 40001 if the snapshot of the
--- transaction is older than the token: then a new transaction can tell. If the token leaves the process of its holder,
--- the lock must not be handed off there (local_handoffs(0)).
+-- If the token is not that of the holder, the call and the transaction fail with DLK01; or with 40001 if the transaction is
+-- REPEATABLE READ or SERIALIZABLE and began before the acquire, which it may not see: then a new transaction can tell. If the
+-- token leaves the process of its holder, the lock must not be handed off there (local_handoffs(0)).
 CREATE OR REPLACE FUNCTION {hold_in}(lock_key text, token int8) RETURNS void LANGUAGE plpgsql AS $dlock$
 BEGIN
   FOR look IN 1..8 LOOP
