@@ -5,6 +5,7 @@
 
 pub mod buckets;
 pub(crate) mod events;
+mod label;
 pub(crate) mod meter;
 pub(crate) mod trace;
 

@@ -1,8 +1,10 @@
 //! What is counted of locks, by their groups, as an exporter shows it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockClient, LockOptions, Loss, distributed_lock};
 use dlock_tests::{paused, watched};
@@ -238,7 +240,7 @@ fn renewals_show_what_was_left_of_the_lease_and_suspects_are_counted() {
 }
 
 #[test]
-fn every_metric_says_what_it_means_and_is_on_its_page() {
+fn every_metric_says_what_it_means_and_is_on_its_page_with_its_labels() {
     let page = include_str!("../../../docs/metrics.md");
     measured(async |shown| {
         drop(LockClient::memory().lock("k").acquire().await.unwrap());
@@ -256,6 +258,20 @@ fn every_metric_says_what_it_means_and_is_on_its_page() {
             assert!(
                 page.contains(&format!("`{metric}`")),
                 "docs/metrics.md lacks {metric}"
+            );
+        }
+        let mut values: BTreeSet<_> = Kind::ALL.iter().map(Kind::to_string).collect();
+        for label in ["outcome", "ended", "reason", "operation"] {
+            let begin = format!("{label}=\"");
+            let shown = text.split(&begin).skip(1);
+            let before = values.len();
+            values.extend(shown.filter_map(|after| Some(after.split('"').next()?.to_owned())));
+            assert!(values.len() > before, "no series has a label {label}");
+        }
+        for value in values {
+            assert!(
+                page.contains(&format!("`{value}`")),
+                "docs/metrics.md lacks {value}"
             );
         }
     });

@@ -20,101 +20,80 @@ use tokio::time::Instant;
 use crate::base::clock;
 use crate::base::report::LossReason;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::label::label;
 use crate::runtime::group::Group;
 use crate::store::{Kind, Reason, StoreError};
 
-/// How an acquire ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub(crate) enum Outcome {
-    Acquired,
-    Busy,
-    Timeout,
-    Refused,
-    Error,
-    Cancelled,
-}
-
-impl Outcome {
-    const NAMES: [&str; 6] = ["acquired", "busy", "timeout", "refused", "error", "cancelled"];
-
-    pub(super) fn name(self) -> &'static str {
-        Outcome::NAMES[self as usize]
+label! {
+    /// How an acquire ended.
+    Outcome {
+        Acquired = "acquired",
+        Busy = "busy",
+        Timeout = "timeout",
+        Refused = "refused",
+        Error = "error",
+        Cancelled = "cancelled",
     }
 }
 
-/// How a hold ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub(crate) enum Ended {
-    Released,
-    Dropped,
-    Lost,
-    Handoff,
-}
-
-impl Ended {
-    const NAMES: [&str; 4] = ["released", "dropped", "lost", "handoff"];
-
-    pub(super) fn name(self) -> &'static str {
-        Ended::NAMES[self as usize]
+label! {
+    /// How a hold ended.
+    Ended {
+        Released = "released",
+        Dropped = "dropped",
+        Lost = "lost",
+        Handoff = "handoff",
     }
 }
 
-/// The operation of a request to the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub(crate) enum Operation {
-    Acquire,
-    Renew,
-    Release,
+label! {
+    /// The operation of a request to the store.
+    Operation {
+        Acquire = "acquire",
+        Renew = "renew",
+        Release = "release",
+    }
 }
 
-impl Operation {
-    #[cfg(feature = "metrics")]
-    const NAMES: [&str; 3] = ["acquire", "renew", "release"];
+label! {
+    /// How a request to the store ended.
+    Answer {
+        Ok = "ok",
+        Refused = "refused",
+        Failed = "failed",
+    }
 }
-
-/// How a request to the store ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub(crate) enum Answer {
-    Ok,
-    Refused,
-    Failed,
-}
-
-impl Answer {
-    #[cfg(feature = "metrics")]
-    const NAMES: [&str; 3] = ["ok", "refused", "failed"];
-}
-
-/// The label `reason` of `dlock_lost_total`, in the order of [`reason_at`].
-#[cfg(feature = "metrics")]
-const REASONS: [&str; 8] = [
-    "expired",
-    "stalled",
-    "unanswered",
-    "refused",
-    "gone",
-    "max_hold",
-    "shutdown",
-    "runtime_ended",
-];
 
 #[cfg(feature = "metrics")]
-fn reason_at(reason: &LossReason) -> usize {
-    match reason {
-        // A release is not a loss.
-        LossReason::Expired | LossReason::Released => 0,
-        LossReason::Stalled => 1,
-        LossReason::Unanswered(_) => 2,
-        LossReason::Refused(_) => 3,
-        // The new holder is looked up later, if at all.
-        LossReason::Gone | LossReason::Broken(_) | LossReason::Taken { .. } => 4,
-        LossReason::MaxHold => 5,
-        LossReason::Shutdown => 6,
-        LossReason::RuntimeEnded => 7,
+label! {
+    /// Why a hold was lost.
+    LostBy {
+        Expired = "expired",
+        Stalled = "stalled",
+        Unanswered = "unanswered",
+        Refused = "refused",
+        Gone = "gone",
+        MaxHold = "max_hold",
+        Shutdown = "shutdown",
+        RuntimeEnded = "runtime_ended",
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl From<&LossReason> for LostBy {
+    fn from(reason: &LossReason) -> LostBy {
+        match reason {
+            // A release is not a loss.
+            LossReason::Expired | LossReason::Released => LostBy::Expired,
+            LossReason::Stalled => LostBy::Stalled,
+            LossReason::Unanswered(_) => LostBy::Unanswered,
+            LossReason::Refused(_) => LostBy::Refused,
+            // The new holder is looked up later, if at all.
+            LossReason::Gone | LossReason::Broken(_) | LossReason::Taken { .. } => LostBy::Gone,
+            LossReason::MaxHold => LostBy::MaxHold,
+            LossReason::Shutdown => LostBy::Shutdown,
+            LossReason::RuntimeEnded => LostBy::RuntimeEnded,
+        }
     }
 }
 
@@ -127,19 +106,19 @@ pub(crate) struct Series {
 
 #[cfg(feature = "metrics")]
 struct OfGroup {
-    wait: [Histogram; 6],
-    hold: [Histogram; 4],
+    wait: [Histogram; Outcome::ALL.len()],
+    hold: [Histogram; Ended::ALL.len()],
     waiting: Gauge,
     held: Gauge,
     suspect: Gauge,
-    lost: [Counter; 8],
+    lost: [Counter; LostBy::ALL.len()],
     common: Arc<Common>,
 }
 
 /// The series of a client that have no group.
 #[cfg(feature = "metrics")]
 struct Common {
-    request: [[Histogram; 3]; 3],
+    request: [[Histogram; Answer::ALL.len()]; Operation::ALL.len()],
     remaining: Histogram,
     handoffs: Counter,
     reconnects: Counter,
@@ -181,12 +160,12 @@ macro_rules! series {
 impl Common {
     fn new() -> Common {
         Common {
-            request: Operation::NAMES.map(|operation| {
-                Answer::NAMES.map(|outcome| {
+            request: Operation::ALL.map(|operation| {
+                Answer::ALL.map(|outcome| {
                     series!(
                         histogram, describe_histogram, "dlock_store_request_seconds", Seconds,
                         "Requests to the store, by operation and outcome.",
-                        "operation" => operation, "outcome" => outcome
+                        "operation" => operation.name(), "outcome" => outcome.name()
                     )
                 })
             }),
@@ -227,18 +206,18 @@ impl OfGroup {
     fn new(group: Group, kind: Kind, common: Arc<Common>) -> OfGroup {
         let (group, kind) = (group.name(), kind.name());
         OfGroup {
-            wait: Outcome::NAMES.map(|outcome| {
+            wait: Outcome::ALL.map(|outcome| {
                 series!(
                     histogram, describe_histogram, "dlock_wait_seconds", Seconds,
                     "From the call of an acquire to its end, by outcome.",
-                    "group" => group, "kind" => kind, "outcome" => outcome
+                    "group" => group, "kind" => kind, "outcome" => outcome.name()
                 )
             }),
-            hold: Ended::NAMES.map(|ended| {
+            hold: Ended::ALL.map(|ended| {
                 series!(
                     histogram, describe_histogram, "dlock_hold_seconds", Seconds,
                     "From the grant of a lock to its confirmed release, or its loss.",
-                    "group" => group, "kind" => kind, "ended" => ended
+                    "group" => group, "kind" => kind, "ended" => ended.name()
                 )
             }),
             waiting: series!(
@@ -254,11 +233,11 @@ impl OfGroup {
                 "Of these, locks that the store has not confirmed when it was due.",
                 "group" => group, "kind" => kind
             ),
-            lost: REASONS.map(|reason| {
+            lost: LostBy::ALL.map(|reason| {
                 series!(
                     counter, describe_counter, "dlock_lost_total", Count,
                     "Locks that were lost while they were held, by reason.",
-                    "group" => group, "reason" => reason
+                    "group" => group, "reason" => reason.name()
                 )
             }),
             common,
@@ -392,7 +371,7 @@ impl Series {
     written!(waits(by: f64) => |of| of.waiting.increment(by));
     written!(holds(by: f64) => |of| of.held.increment(by));
     written!(is_suspect(by: f64) => |of| of.suspect.increment(by));
-    written!(lost(reason: &LossReason) => |of| of.lost[reason_at(reason)].increment(1));
+    written!(lost(reason: &LossReason) => |of| of.lost[LostBy::from(reason) as usize].increment(1));
     written!(renewed(remaining: f64) => |of| of.common.remaining.record(remaining));
     written!(handed_off() => |of| of.common.handoffs.increment(1));
 }

@@ -11,44 +11,25 @@ pub(crate) use tracing::Span;
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
 
+use crate::runtime::emit::label::label;
 use crate::runtime::emit::meter::{Ended, Outcome};
 use crate::runtime::grants::Grant;
 use crate::runtime::group::Group;
 use crate::runtime::waits::WaitingCall;
 
-/// How an acquire obtained its lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Path {
-    /// Without waiting.
-    Free,
-    /// From another caller of this process.
-    Handoff,
-    /// After a notification of the store.
-    Notified,
-    /// By asking again after a pause.
-    Polled,
-    /// As the next waiter in this process's queue.
-    Queue,
-}
-
-impl Path {
-    const ALL: [Path; 5] = [
-        Path::Free,
-        Path::Handoff,
-        Path::Notified,
-        Path::Polled,
-        Path::Queue,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Path::Free => "free",
-            Path::Handoff => "handoff",
-            Path::Notified => "notified",
-            Path::Polled => "polled",
-            Path::Queue => "queue",
-        }
+label! {
+    /// How an acquire obtained its lock.
+    Path {
+        /// Without waiting.
+        Free = "free",
+        /// From another caller of this process.
+        Handoff = "handoff",
+        /// After a notification of the store.
+        Notified = "notified",
+        /// By asking again after a pause.
+        Polled = "polled",
+        /// As the next waiter in this process's queue.
+        Queue = "queue",
     }
 }
 
