@@ -24,10 +24,10 @@ use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::timing;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::client::Shared;
-use crate::runtime::emit::Event;
 use crate::runtime::emit::events::Of;
 use crate::runtime::emit::meter::Series;
 use crate::runtime::emit::trace::{AcquireTrace, Acquired, Path};
+use crate::runtime::emit::{AcquireEnd, Event};
 use crate::runtime::grants::Issuer;
 use crate::runtime::hold::Hold;
 use crate::runtime::scope::{self, Scope};
@@ -107,21 +107,12 @@ impl Begun {
         what: &impl Debug,
     ) -> Result<T, Error> {
         self.is_told = true;
-        let of = self.heard.as_deref().map_or_else(Vec::new, Heard::of);
-        let (series, trace, of, waited) = (&self.series, &self.trace, of.as_slice(), self.waited());
+        let of = self.subjects();
+        let end = self.end(&of);
         let event = match &outcome {
-            Ok(got) => Event::Acquired {
-                series,
-                trace,
-                of,
-                waited,
-                got,
-            },
+            Ok(got) => Event::Acquired { end, got },
             Err(error) => Event::NotAcquired {
-                series,
-                trace,
-                of,
-                waited,
+                end,
                 lock: what,
                 error,
             },
@@ -130,22 +121,24 @@ impl Begun {
         outcome
     }
 
-    fn waited(&self) -> Duration {
-        clock::now().saturating_duration_since(self.started)
+    fn subjects(&self) -> Vec<Of<'_>> {
+        self.heard.as_deref().map_or_else(Vec::new, Heard::of)
+    }
+
+    fn end<'a>(&'a self, of: &'a [Of<'a>]) -> AcquireEnd<'a> {
+        AcquireEnd {
+            series: &self.series,
+            trace: &self.trace,
+            of,
+            waited: clock::now().saturating_duration_since(self.started),
+        }
     }
 }
 
 impl Drop for Begun {
     fn drop(&mut self) {
         if !self.is_told {
-            let of = self.heard.as_deref().map_or_else(Vec::new, Heard::of);
-            Event::AcquireDropped {
-                series: &self.series,
-                trace: &self.trace,
-                of: of.as_slice(),
-                waited: self.waited(),
-            }
-            .emit();
+            Event::AcquireDropped(self.end(&self.subjects())).emit();
         }
     }
 }

@@ -26,28 +26,17 @@ pub(crate) enum Event<'a> {
     AcquireBegins { series: &'a Series },
     /// An acquire succeeded.
     Acquired {
-        series: &'a Series,
-        trace: &'a AcquireTrace,
-        of: &'a [Of<'a>],
-        waited: Duration,
+        end: AcquireEnd<'a>,
         got: &'a dyn Acquired,
     },
     /// An acquire failed, or the wait was over.
     NotAcquired {
-        series: &'a Series,
-        trace: &'a AcquireTrace,
-        of: &'a [Of<'a>],
-        waited: Duration,
+        end: AcquireEnd<'a>,
         lock: &'a dyn Debug,
         error: &'a Error,
     },
     /// An acquire was dropped before it ended.
-    AcquireDropped {
-        series: &'a Series,
-        trace: &'a AcquireTrace,
-        of: &'a [Of<'a>],
-        waited: Duration,
-    },
+    AcquireDropped(AcquireEnd<'a>),
     /// This process holds a lock.
     HoldBegins {
         series: &'a Series,
@@ -176,55 +165,49 @@ pub(crate) enum Event<'a> {
     StoreSilent { key: &'a LockKey, since: Duration },
 }
 
+/// The end of an acquire.
+pub(crate) struct AcquireEnd<'a> {
+    pub(crate) series: &'a Series,
+    pub(crate) trace: &'a AcquireTrace,
+    pub(crate) of: &'a [Of<'a>],
+    pub(crate) waited: Duration,
+}
+
+impl AcquireEnd<'_> {
+    fn count(&self, outcome: Outcome) {
+        self.series.waits(-1.0);
+        self.series.waited(outcome, self.waited);
+    }
+
+    fn tell(&self, what: impl Fn(Duration) -> LockEventKind) {
+        self.of.iter().for_each(|of| of.tell(|| what(self.waited)));
+    }
+}
+
 impl Event<'_> {
     /// Reports the event to the listeners, log and metrics.
     pub(crate) fn emit(self) {
         match self {
             Event::AcquireBegins { series } => series.waits(1.0),
-            Event::Acquired {
-                series,
-                trace,
-                of,
-                waited,
-                got,
-            } => {
-                series.waits(-1.0);
-                series.waited(Outcome::Acquired, waited);
-                trace.acquired(waited, got);
-                of.iter()
-                    .for_each(|of| of.tell(|| LockEventKind::Acquired { waited }));
+            Event::Acquired { end, got } => {
+                end.count(Outcome::Acquired);
+                end.trace.acquired(end.waited, got);
+                end.tell(|waited| LockEventKind::Acquired { waited });
             }
-            Event::NotAcquired {
-                series,
-                trace,
-                of,
-                waited,
-                lock,
-                error,
-            } => {
-                series.waits(-1.0);
-                series.waited(outcome_of(error), waited);
-                trace.not_acquired(waited, outcome_of(error));
+            Event::NotAcquired { end, lock, error } => {
+                let outcome = outcome_of(error);
+                end.count(outcome);
+                end.trace.not_acquired(end.waited, outcome);
                 tracing::debug!(?lock, %error, "a lock was not acquired");
-                for of in of {
-                    let error = || error.to_string();
-                    of.tell(|| LockEventKind::NotAcquired {
-                        waited,
-                        error: error(),
-                    });
-                }
+                end.tell(|waited| LockEventKind::NotAcquired {
+                    waited,
+                    error: error.to_string(),
+                });
             }
-            Event::AcquireDropped {
-                series,
-                trace,
-                of,
-                waited,
-            } => {
-                series.waits(-1.0);
-                series.waited(Outcome::Cancelled, waited);
-                trace.not_acquired(waited, Outcome::Cancelled);
-                of.iter()
-                    .for_each(|of| of.tell(|| LockEventKind::Cancelled { waited }));
+            Event::AcquireDropped(end) => {
+                end.count(Outcome::Cancelled);
+                end.trace.not_acquired(end.waited, Outcome::Cancelled);
+                end.tell(|waited| LockEventKind::Cancelled { waited });
             }
             Event::HoldBegins {
                 series,
