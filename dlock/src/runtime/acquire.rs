@@ -31,7 +31,7 @@ use crate::runtime::emit::{AcquireEnd, Event};
 use crate::runtime::grants::Issuer;
 use crate::runtime::hold::Hold;
 use crate::runtime::scope::{self, Scope};
-use crate::runtime::waiters::{Delivered, JoinAt, QueueHead};
+use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
 use crate::runtime::waits::{Waiting, WaitingCall};
 use crate::store::{Announce, Kind, StoreError};
 use crate::{Error, LockKey};
@@ -312,8 +312,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         self.call.handle.shared().settings.retry_for
     }
 
-    /// Waits to become the queue head of this process, then at the store, or until the lock is handed off here.
-    pub(crate) async fn in_local_queue(&self, evidence: &mut Evidence) -> Result<G::Got, Error> {
+    /// Joins the queue of the key in this process.
+    fn joins(&self, at: JoinAt) -> Result<QueueEntry, Error> {
         let AcquireCall {
             handle,
             key,
@@ -321,11 +321,15 @@ impl<G: AcquireTarget> Wait<'_, G> {
             by,
             ..
         } = self.call;
-        let shared = handle.shared();
-        let mut at = JoinAt::End(options.lock.max_waiters);
+        let waiters = &handle.shared().waiters;
+        waiters.join(options.kind, key, at, self.target.handoff_terms(), by)
+    }
+
+    /// Waits to become the queue head of this process, then at the store, or until the lock is handed off here.
+    pub(crate) async fn in_local_queue(&self, evidence: &mut Evidence) -> Result<G::Got, Error> {
+        let mut at = JoinAt::End(self.call.options.lock.max_waiters);
         loop {
-            let handoff_terms = self.target.handoff_terms();
-            let entry = shared.waiters.join(options.kind, key, at, handoff_terms, by)?;
+            let entry = self.joins(at)?;
             if entry.has_waited() {
                 self.begins_to_wait();
             }

@@ -23,7 +23,6 @@ use crate::base::moment::Moment;
 use crate::engine;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
-use crate::runtime::attempt::AcquireTarget;
 use crate::runtime::emit::trace::Path;
 use crate::runtime::hold::Hold;
 use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
@@ -84,16 +83,8 @@ impl Wait<'_, AcquireCall> {
     /// Joins the queue here and, with a request, the store's. Both have the same order: of the waiters here only the head
     /// listens, so another one that is first in the store's queue would not notice it.
     fn joins_both_queues(&self, slot: &FairSlot, at: JoinAt) -> Result<QueueEntry, Error> {
-        let AcquireCall {
-            handle,
-            key,
-            options,
-            by,
-            ..
-        } = self.call;
-        let waiters = &handle.shared().waiters;
-        let _in_order = waiters.store_order.lock();
-        let entry = waiters.join(options.kind, key, at, self.call.handoff_terms(), by)?;
+        let _in_order = self.call.handle.shared().waiters.store_order.lock();
+        let entry = self.joins(at)?;
         entry.asks(Arc::new(slot.clone()));
         slot.ask_as(self.call, &entry);
         Ok(entry)
