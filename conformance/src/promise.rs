@@ -14,7 +14,15 @@ impl Promise {
     /// Fails the test unless the promise is kept, and says what was found instead.
     #[track_caller]
     pub(crate) fn holds(self, kept: bool, found: impl Debug) {
-        assert!(kept, "broken promise: \"{}\"\n  found: {found:?}", self.0);
+        if !kept {
+            self.is_broken(found);
+        }
+    }
+
+    /// Fails the test, and says what was found.
+    #[track_caller]
+    pub(crate) fn is_broken(self, found: impl Debug) -> ! {
+        panic!("broken promise: \"{}\"\n  found: {found:?}", self.0);
     }
 
     /// The same for two values that must be equal.

@@ -23,8 +23,10 @@ const STEPS: usize = 40;
 const TIME: Duration = Duration::from_secs(3);
 /// Queue positions of a sequence that takes longer may have ended.
 const SPOILED: Duration = Duration::from_secs(4);
-/// For how long, and how often, a store is asked again whose reply is behind that of memory.
-const CATCH_UP: (Duration, u32) = (Duration::from_secs(2), 20);
+/// For how long a store is asked again whose reply is behind that of memory.
+const CATCH_UP: Duration = Duration::from_secs(2);
+/// How often it is asked again at least, however long that takes.
+const CATCH_UP_REQUESTS: u32 = 20;
 
 /// Kinds that may share a key.
 const FAMILIES: [&[Kind]; 5] = [
@@ -112,8 +114,8 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    fn fails(&self, found: impl Debug) {
-        SAME.holds(false, format_args!("{found:?}\n{}", self.said.join("\n")));
+    fn fails(&self, found: impl Debug) -> ! {
+        SAME.is_broken(format_args!("{found:?}\n{}", self.said.join("\n")));
     }
 
     /// Asks the store, and again while its reply is behind that of memory: servers that a majority has not waited for
@@ -132,9 +134,8 @@ impl<'a> Sequence<'a> {
                 return found;
             }
             asked += 1;
-            if begun.elapsed() > CATCH_UP.0 && asked > CATCH_UP.1 {
+            if begun.elapsed() > CATCH_UP && asked > CATCH_UP_REQUESTS {
                 self.fails((step, "asked again", found));
-                unreachable!("it has failed");
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
