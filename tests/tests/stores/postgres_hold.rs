@@ -16,7 +16,7 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tokio::time::sleep;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::{Config, NoTls, Transaction};
 
 use crate::postgres_support::{Bank, bank, bank_on, client, connected};
 
@@ -39,6 +39,10 @@ async fn effect_and_lock_commit_together() {
     assert!(bank.is_free("account").await);
 }
 
+async fn backend_pid(tx: &Transaction<'_>) -> i32 {
+    tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
+}
+
 /// The promise that no clock is needed for.
 #[tokio::test]
 async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
@@ -51,7 +55,7 @@ async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
     assert!(matches!(guard.state(), HoldState::Lost(_)), "the lease is over");
     assert!(bank.is_pinned("account").await);
     // Neither is it forced open nor removed, and the error names who holds it.
-    let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let pid = backend_pid(&tx).await;
     let error = bank.other.force_release("account").await.unwrap_err().to_string();
     assert!(error.contains(&format!("process {pid} holds")), "{error}");
     assert!(error.contains(&format!("pg_terminate_backend({pid})")), "{error}");
@@ -119,7 +123,7 @@ async fn caller_is_told_which_transaction_has_its_lock() {
         .unwrap();
     let tx = db.transaction().await.unwrap();
     bank.locks.lock_in(&tx, "b").await.unwrap();
-    let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let pid = backend_pid(&tx).await;
     let says = format!("process {pid} holds it");
     for once in [true, false] {
         let lock = bank.other.lock("b").wait(300 * MS);
@@ -249,7 +253,7 @@ async fn lock_that_only_a_transaction_holds_is_shown() {
         .await
         .unwrap();
     let tx = db.transaction().await.unwrap();
-    let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let pid = backend_pid(&tx).await;
     bank.locks.lock_in(&tx, "locked").await.unwrap();
     bank.locks.hold_in(&tx, &ended).await.unwrap();
     bank.locks.hold_in(&tx, &leased).await.unwrap();

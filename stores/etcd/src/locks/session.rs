@@ -274,22 +274,26 @@ impl Session {
         }
     }
 
+    /// The last round, if it found keys over this connection.
+    fn last_round(&self, links: &Links) -> Option<Arc<Round>> {
+        let last = self.done.borrow().1.clone();
+        last.is_of(links.number()).then_some(last)
+    }
+
     /// The last round, if it also serves locks that were put on the lease up to `placed`.
     fn shared(&self, links: &Links, placed: Moment) -> Option<Arc<Round>> {
-        let last = self.done.borrow().1.clone();
-        let is_recent = last.is_of(links.number()) && last.sent.elapsed() <= self.ttl / SHARED;
-        (is_recent && last.sent >= placed).then_some(last)
+        let is_recent = |round: &Arc<Round>| round.sent.elapsed() <= self.ttl / SHARED;
+        self.last_round(links)
+            .filter(|round| is_recent(round) && round.sent >= placed)
     }
 
     /// How long the next round of many locks waits for further requests.
     fn gathers(&self, links: &Links) -> Duration {
-        let last = self.done.borrow().1.clone();
         // Far less than the step of a renewal may take.
         let apart = (self.ttl / APART).min(links.config.timeout / 4);
-        match last.is_of(links.number()) {
-            true => apart.saturating_sub(last.sent.elapsed()).max(GATHER),
-            false => GATHER,
-        }
+        self.last_round(links).map_or(GATHER, |last| {
+            apart.saturating_sub(last.sent.elapsed()).max(GATHER)
+        })
     }
 
     /// Answers the requests up to this one, unless the session has ended meanwhile.
