@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,6 +12,7 @@ use redis::{RedisError, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::contacts::{Contacts, SILENT};
 use super::delivery::Answers;
 use super::flow_control::{CALLS, FlowControl, has_threads};
 use super::late_copies::{LateCopies, micros};
@@ -31,8 +33,6 @@ use crate::stores::redis::script::{self, By};
 
 /// The maximum number of calls in flight in a Cluster, where each carries steps of one slot only.
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
-/// How many calls in a row may stay unanswered before the connection is given up.
-const SILENT: u32 = 2;
 /// A connection that was silent for this long is doubted if the next call on it is not answered soon.
 const IDLE: Duration = Duration::from_secs(1);
 /// A connection that was silent for this long is tested.
@@ -86,75 +86,34 @@ impl Batch {
     }
 }
 
-/// When a connection last received something, and what is missing.
-struct LastResponse {
-    /// When the last answer came.
-    at: Instant,
-    /// How many calls in a row were not answered in time.
-    unanswered: u32,
-}
-
-/// When each of the two connections was heard of.
-struct Contacts {
-    usual: LastResponse,
-    acknowledged: LastResponse,
-}
-
-impl Contacts {
-    /// Both have just been answered.
-    fn new() -> Contacts {
-        let heard = || LastResponse {
-            at: clock::now(),
-            unanswered: 0,
-        };
-        Contacts {
-            usual: heard(),
-            acknowledged: heard(),
-        }
-    }
-
-    fn on(&self, role: ConnectionRole) -> &LastResponse {
-        match role {
-            ConnectionRole::Usual => &self.usual,
-            ConnectionRole::Acknowledged => &self.acknowledged,
-        }
-    }
-
-    fn on_mut(&mut self, role: ConnectionRole) -> &mut LastResponse {
-        match role {
-            ConnectionRole::Usual => &mut self.usual,
-            ConnectionRole::Acknowledged => &mut self.acknowledged,
-        }
-    }
-
-    fn answered(&mut self, role: ConnectionRole) {
-        *self.on_mut(role) = LastResponse {
-            at: clock::now(),
-            unanswered: 0,
-        };
-    }
-
-    fn unanswered(&mut self, role: ConnectionRole) {
-        self.on_mut(role).unanswered += 1;
-    }
-
-    fn is_silent(&self) -> bool {
-        self.usual.unanswered.max(self.acknowledged.unanswered) >= SILENT
-    }
-
-    /// Which of them is silent.
-    fn silent_role(&self) -> Option<ConnectionRole> {
-        match (self.usual.unanswered, self.acknowledged.unanswered) {
-            (0, 0) => None,
-            (0, _) => Some(ConnectionRole::Acknowledged),
-            _ => Some(ConnectionRole::Usual),
-        }
-    }
-}
-
 /// A spare connection, made because the one in use may be dead: the network or a middlebox forgets idle connections. A
 /// server that is only slow does not answer on a new connection either, and that is then dropped.
 type Spare = Pin<Box<dyn Future<Output = Result<Connected, StoreError>> + Send>>;
+
+/// A connection that is served.
+struct Served {
+    wires: Wires,
+    contacts: Contacts,
+    /// Completes when another server has taken over; `None` for a fixed address.
+    left: Option<Timer>,
+    spare: Option<Spare>,
+    /// A spare was tried since the last answer, and was useless.
+    was_tried: bool,
+}
+
+impl Served {
+    fn new(connector: &Connector, connected: Connected) -> Served {
+        let (endpoint, address) = (connector.endpoint.clone(), connected.address.clone());
+        Served {
+            wires: Wires::new(connected),
+            contacts: Contacts::new(),
+            left: (!endpoint.is_fixed())
+                .then(|| -> Timer { Box::pin(async move { endpoint.left(&address).await }) }),
+            spare: None,
+            was_tried: false,
+        }
+    }
+}
 
 /// Why a connection is not served any more.
 enum End {
@@ -383,116 +342,18 @@ impl Actor {
     }
 
     async fn serve(&mut self, connected: Connected) -> End {
-        let (endpoint, address) = (self.connector.endpoint.clone(), connected.address.clone());
-        let mut left: Option<Timer> = (!endpoint.is_fixed()).then(|| {
-            let left: Timer = Box::pin(async move { endpoint.left(&address).await });
-            left
-        });
         let has_threads = has_threads();
         self.flow_control = FlowControl::new(has_threads);
         self.answers = Answers::new(has_threads);
-        let mut wires = Wires::new(connected);
-        let mut contacts = Contacts::new();
-        let mut spare: Option<Spare> = None;
-        // A spare was tried since the last answer, and was useless.
-        let mut was_tried = false;
+        let mut served = Served::new(&self.connector, connected);
         let end = loop {
-            // On one thread callers with a reply run first, so that their next requests are sent together; waiting steps
-            // are sent before that, so that the server works in the meantime.
-            if self.flow_control.answered_come_first() {
-                if self.depart(&mut wires) {
-                    wires.write().await;
-                }
-                self.let_others_come().await;
-            }
-            if self.retired {
-                break End::Broken;
-            }
-            self.depart(&mut wires);
-            self.flow_control.answered = 0;
-            self.ask_replicas(&mut wires);
-            let doubtful = self
-                .doubtful_from(&contacts)
-                .filter(|_| spare.is_none() && !was_tried);
-            let attention = [self.due(), doubtful, self.test_at(&contacts)];
-            self.alarm.set(attention.into_iter().flatten().min());
-            let event = poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left, &mut spare));
-            let answered_call = match event.await {
-                Event::Response(at, result) => {
-                    let call = &self.calls[at];
-                    let round_trip = clock::now().saturating_duration_since(call.sent_at);
-                    contacts.answered(call.role);
-                    (spare, was_tried) = (None, false);
-                    self.flow_control.answered_call(call.batch.steps(), round_trip);
-                    self.answered_call(at, Some(result))
-                }
-                Event::Disconnected(trouble) => After::Broken(trouble),
-                Event::Left => After::Broken("another server is the master now".to_owned()),
-                // The address leads to another server now; the server in use will tell what it is.
-                Event::Spare(Ok(connected)) if connected.is_replica && self.was_master => continue,
-                Event::Spare(Ok(connected)) => {
-                    self.trouble = "a connection that was idle is dead".to_owned();
-                    break End::Replaced(Box::new(connected));
-                }
-                Event::Spare(Err(_)) => continue,
-                Event::Asked(0) => break End::Closed,
-                Event::Asked(count) => {
-                    let mut taken = std::mem::take(&mut self.taken);
-                    taken.drain(..).for_each(|request| self.take_in(request));
-                    self.taken = taken;
-                    self.flow_control.came(count);
-                    if self.flow_control.expects_more() {
-                        let count = self.let_others_come().await;
-                        self.flow_control.came(count);
-                    }
-                    continue;
-                }
-                Event::Alarm => {
-                    self.look_at_the_clock();
-                    let now = clock::now();
-                    if doubtful.is_some_and(|at| at <= now) {
-                        was_tried = true;
-                        let connector = self.connector.clone();
-                        spare = Some(Box::pin(async move { connector.connect().await }));
-                    }
-                    if self.test_at(&contacts).is_some_and(|at| at <= now) {
-                        self.test(&contacts, now);
-                    }
-                    let Some(at) = self.calls.iter().position(|call| call.until <= now) else {
-                        continue;
-                    };
-                    contacts.unanswered(self.calls[at].role);
-                    if let Some(cluster) = self.cluster() {
-                        cluster.look();
-                    }
-                    self.answered_call(at, None)
-                }
-            };
-            match answered_call {
-                After::Fine if contacts.is_silent() => {
-                    self.trouble = format!("{SILENT} requests in a row were not answered");
-                    break End::Broken;
-                }
-                After::Fine => {
-                    // A second request decides it, without waiting for a caller's request. With two connections, the
-                    // send queue may use the other one.
-                    let settles_itself = !self.send_queue.is_empty() && self.replicas.is_none();
-                    if let Some(role) = contacts.silent_role()
-                        && !settles_itself
-                    {
-                        self.ping(role);
-                    }
-                }
-                After::Again(batch, role) => self.send(batch, By::Text, role, &mut wires),
-                After::Broken(trouble) => {
-                    self.trouble = trouble;
-                    break End::Broken;
-                }
+            if let ControlFlow::Break(end) = self.exchange(&mut served).await {
+                break end;
             }
         };
         self.answers.deliver();
         // The connection is dropped first, so that no more replies to the failed calls arrive.
-        drop(wires);
+        drop(served);
         if let Some(replicas) = &mut self.replicas {
             let steps = replicas.drain();
             self.write_off(Batch::Steps(steps));
@@ -502,6 +363,121 @@ impl Actor {
         }
         self.give_all_slots();
         end
+    }
+
+    /// Sends what may be sent, and handles the next event.
+    async fn exchange(&mut self, served: &mut Served) -> ControlFlow<End> {
+        // On one thread callers with a reply run first, so that their next requests are sent together; waiting steps
+        // are sent before that, so that the server works in the meantime.
+        if self.flow_control.answered_come_first() {
+            if self.depart(&mut served.wires) {
+                served.wires.write().await;
+            }
+            self.let_others_come().await;
+        }
+        if self.retired {
+            return ControlFlow::Break(End::Broken);
+        }
+        self.depart(&mut served.wires);
+        self.flow_control.answered = 0;
+        self.ask_replicas(&mut served.wires);
+        let attention = [self.due(), self.spare_at(served), self.test_at(&served.contacts)];
+        self.alarm.set(attention.into_iter().flatten().min());
+        match poll_fn(|cx| self.poll_event(cx, served)).await {
+            Event::Response(at, result) => {
+                let after = self.responded(at, result, served);
+                self.goes_on(after, served)
+            }
+            Event::Disconnected(trouble) => self.breaks(trouble),
+            Event::Left => self.breaks("another server is the master now".to_owned()),
+            // The address leads to another server now; the server in use will tell what it is.
+            Event::Spare(Ok(connected)) if connected.is_replica && self.was_master => {
+                ControlFlow::Continue(())
+            }
+            Event::Spare(Ok(connected)) => {
+                self.trouble = "a connection that was idle is dead".to_owned();
+                ControlFlow::Break(End::Replaced(Box::new(connected)))
+            }
+            Event::Spare(Err(_)) => ControlFlow::Continue(()),
+            Event::Asked(0) => ControlFlow::Break(End::Closed),
+            Event::Asked(count) => {
+                self.asked(count).await;
+                ControlFlow::Continue(())
+            }
+            Event::Alarm => match self.alarmed(served) {
+                Some(after) => self.goes_on(after, served),
+                None => ControlFlow::Continue(()),
+            },
+        }
+    }
+
+    fn responded(&mut self, at: usize, result: Result<Value, RedisError>, served: &mut Served) -> After {
+        let call = &self.calls[at];
+        let round_trip = clock::now().saturating_duration_since(call.sent_at);
+        served.contacts.answered(call.role);
+        (served.spare, served.was_tried) = (None, false);
+        self.flow_control.answered_call(call.batch.steps(), round_trip);
+        self.answered_call(at, Some(result))
+    }
+
+    /// Accepts the requests that were taken from the channel.
+    async fn asked(&mut self, count: usize) {
+        let mut taken = std::mem::take(&mut self.taken);
+        taken.drain(..).for_each(|request| self.take_in(request));
+        self.taken = taken;
+        self.flow_control.came(count);
+        if self.flow_control.expects_more() {
+            let count = self.let_others_come().await;
+            self.flow_control.came(count);
+        }
+    }
+
+    /// Does what is due. Returns the outcome of a call that was not answered in time.
+    fn alarmed(&mut self, served: &mut Served) -> Option<After> {
+        let spare_at = self.spare_at(served);
+        self.look_at_the_clock();
+        let now = clock::now();
+        if spare_at.is_some_and(|at| at <= now) {
+            served.was_tried = true;
+            let connector = self.connector.clone();
+            served.spare = Some(Box::pin(async move { connector.connect().await }));
+        }
+        if self.test_at(&served.contacts).is_some_and(|at| at <= now) {
+            self.test(&served.contacts, now);
+        }
+        let at = self.calls.iter().position(|call| call.until <= now)?;
+        served.contacts.unanswered(self.calls[at].role);
+        if let Some(cluster) = self.cluster() {
+            cluster.look();
+        }
+        Some(self.answered_call(at, None))
+    }
+
+    /// Goes on after a call, unless the connection is broken.
+    fn goes_on(&mut self, after: After, served: &mut Served) -> ControlFlow<End> {
+        match after {
+            After::Fine if served.contacts.is_silent() => {
+                return self.breaks(format!("{SILENT} requests in a row were not answered"));
+            }
+            After::Fine => {
+                // A second request decides it, without waiting for a caller's request. With two connections, the
+                // send queue may use the other one.
+                let settles_itself = !self.send_queue.is_empty() && self.replicas.is_none();
+                if let Some(role) = served.contacts.silent_role()
+                    && !settles_itself
+                {
+                    self.ping(role);
+                }
+            }
+            After::Again(batch, role) => self.send(batch, By::Text, role, &mut served.wires),
+            After::Broken(trouble) => return self.breaks(trouble),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn breaks(&mut self, trouble: String) -> ControlFlow<End> {
+        self.trouble = trouble;
+        ControlFlow::Break(End::Broken)
     }
 
     /// Lets the ready tasks run, and accepts their requests. Returns how many.
@@ -556,11 +532,12 @@ impl Actor {
 
     /// How many steps the next call takes, if not all of them.
     fn half(&self) -> Option<usize> {
-        if self.part.cluster.is_some() || self.replicas.is_some() || self.send_queue.company_on().is_some() {
+        if self.part.cluster.is_some() || self.replicas.is_some() {
             return None;
         }
         let under_way: usize = self.calls.iter().map(|call| call.batch.steps()).sum();
-        self.flow_control.half(under_way + self.send_queue.len())
+        let half = self.flow_control.half(under_way + self.send_queue.len())?;
+        self.send_queue.company_on().is_none().then_some(half)
     }
 
     /// How many calls may be in flight on a connection: in a Cluster there are many anyway, and with acknowledgements
@@ -573,13 +550,10 @@ impl Actor {
         }
     }
 
-    fn poll_event(
-        &mut self,
-        cx: &mut Context<'_>,
-        wires: &mut Wires,
-        left: &mut Option<Timer>,
-        spare: &mut Option<Spare>,
-    ) -> Poll<Event> {
+    fn poll_event(&mut self, cx: &mut Context<'_>, served: &mut Served) -> Poll<Event> {
+        let Served {
+            wires, left, spare, ..
+        } = served;
         // Writes first, so that the server works while the available replies are handled.
         while let Poll::Ready(replied) = wires.poll(cx) {
             let replied = match replied {
@@ -618,6 +592,12 @@ impl Actor {
             Request::Plain(plain) => self.plain.push_back(plain),
             Request::Move(order) => self.take_order(order),
         }
+    }
+
+    /// When to connect a spare, unless a call is answered before.
+    fn spare_at(&self, served: &Served) -> Option<Instant> {
+        let may_help = served.spare.is_none() && !served.was_tried;
+        may_help.then(|| self.doubtful_from(&served.contacts)).flatten()
     }
 
     /// When a connection that was idle before its oldest call is doubted, unless that is answered before.

@@ -9,6 +9,7 @@
 //! flight at a time, and steps move to another server when their slot does.
 
 mod actor;
+mod contacts;
 mod delivery;
 mod failure;
 mod flow_control;
