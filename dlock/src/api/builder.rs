@@ -13,7 +13,7 @@ use crate::runtime::options::{check_duration, check_lease};
 use crate::runtime::presence::Publicity;
 use crate::store::credentials::{Credentials, Provider};
 use crate::store::options::{Common, DEFAULT_MAX_QUEUED, DEFAULT_TIMEOUT, MinReplicas, Tls};
-use crate::store::url::{StoreUrl, Topology};
+use crate::store::url::{StoreUrl, Topology, UrlOptions};
 use crate::store::{GrantId, Kind, Scheme, Store};
 use crate::stores;
 use crate::{Error, LockClient, LockKey};
@@ -336,99 +336,115 @@ impl LockClientBuilder {
         Ok(store)
     }
 
-    async fn open(self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
-        let mut url = match (&self.url, &self.store) {
-            (Some(url), None) => Some(StoreUrl::parse_with(url, &self.schemes)?),
-            (None, Some(_)) => None,
+    async fn open(mut self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
+        let uuid = GrantId::new_client();
+        match (self.url.take(), self.store.take()) {
+            (Some(url), None) => {
+                let mut url = StoreUrl::parse_with(&url, &self.schemes)?;
+                let checked = self.check(Some(&mut url))?;
+                let common = Common {
+                    timeout: checked.timeout,
+                    max_queued: checked.max_queued,
+                    prefix: checked.prefix,
+                    service_name: checked.settings.publicity.service.clone(),
+                    tls: self.tls,
+                    credentials: self.credentials,
+                    replicas: checked.replicas,
+                    uuid,
+                };
+                let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
+                let store = stores::open(url, common, &runtime).await?;
+                Ok((store, checked.settings, uuid, runtime))
+            }
+            (None, Some(store)) => {
+                let settings = self.check(None)?.settings;
+                Ok((
+                    store,
+                    settings,
+                    uuid,
+                    self.runtime.unwrap_or_else(runtime::Handle::current),
+                ))
+            }
             (Some(_), Some(_)) => {
-                return Err(Error::InvalidOption {
-                    option: "store",
-                    reason: "a URL was given as well, choose one of the two".to_owned(),
-                });
+                let reason = "a URL was given as well, choose one of the two";
+                Err(Error::invalid_option("store", reason))
             }
-            (None, None) => {
-                return Err(Error::InvalidOption {
-                    option: "url",
-                    reason: "neither a URL nor a store was given".to_owned(),
-                });
-            }
-        };
-        self.sentinel.overrule(url.as_mut())?;
-        overrule_quorum(url.as_mut(), self.max_lease, self.trust_fresh)?;
-        if self.credentials.is_some() {
-            check_credentials(url.as_ref())?;
+            (None, None) => Err(Error::invalid_option(
+                "url",
+                "neither a URL nor a store was given",
+            )),
         }
-        let longest = url.as_ref().and_then(StoreUrl::longest_lease);
-        let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
-        let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
-        let service_name = self.service_name.or_else(|| in_url.name.clone());
-        let service_name = service_name.unwrap_or_else(program_name);
+    }
+
+    /// Checks the options of the builder and of the URL, and writes the builder's own into the URL.
+    fn check(&self, mut url: Option<&mut StoreUrl>) -> Result<Checked, Error> {
+        self.sentinel.overrule(url.as_deref_mut())?;
+        overrule_quorum(url.as_deref_mut(), self.max_lease, self.trust_fresh)?;
+        let url = url.as_deref();
+        if self.credentials.is_some() {
+            check_credentials(url)?;
+        }
+        let in_url = url.map(|url| url.options.clone()).unwrap_or_default();
+        let mut settings = self.settings(&in_url)?;
+        check_longest(settings.lease, url.and_then(StoreUrl::longest_lease))?;
+        let replicas = match self.replicas {
+            Some(replicas) => Some(replicas),
+            None => MinReplicas::in_url(&in_url)?,
+        };
+        let timeout = settings.timeout;
+        if let Some(replicas) = replicas {
+            replicas.check(url.map(|url| &url.topology), settings.lease)?;
+            settings.timeout = timeout.saturating_add(replicas.within * 2);
+        }
+        let max_queued = self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED);
+        if max_queued == 0 {
+            return Err(Error::invalid_option("max_queued", "it must be at least 1"));
+        }
+        let prefix = self.prefix.clone().or(in_url.prefix).unwrap_or_default();
+        check_prefix(&prefix)?;
+        Ok(Checked {
+            settings,
+            timeout,
+            max_queued,
+            prefix,
+            replicas,
+        })
+    }
+
+    /// The settings of the client, those of the builder before those in the URL.
+    fn settings(&self, in_url: &UrlOptions) -> Result<Settings, Error> {
+        let service = self.service_name.clone().or_else(|| in_url.name.clone());
         let answers = self.control.or(in_url.control).unwrap_or(false);
         let presence = self.presence.or(in_url.presence);
         if answers && presence == Some(false) {
             let reason = "it needs presence, which is off";
             return Err(Error::invalid_option("control", reason));
         }
-        let mut settings = Settings {
+        let settings = Settings {
             publicity: Publicity {
-                service: service_name.clone(),
+                service: service.unwrap_or_else(program_name),
                 presence: presence.unwrap_or(answers),
                 answers,
             },
             lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
             retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),
-            timeout,
+            timeout: self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT),
         };
         check_lease("lease", Some(settings.lease))?;
-        if let Some(longest) = longest.filter(|longest| settings.lease > *longest) {
-            return Err(Error::InvalidOption {
-                option: "lease",
-                reason: format!(
-                    "{:?} is longer than max_lease, which is {longest:?}",
-                    settings.lease
-                ),
-            });
-        }
-        let replicas = match self.replicas {
-            Some(replicas) => Some(replicas),
-            None => MinReplicas::in_url(&in_url)?,
-        };
-        if let Some(replicas) = replicas {
-            replicas.check(url.as_ref().map(|url| &url.topology), settings.lease)?;
-            settings.timeout = timeout.saturating_add(replicas.within * 2);
-        }
         check_duration("retry_for", Some(settings.retry_for))?;
-        check_duration("timeout", Some(timeout))?;
-        let max_queued = self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED);
-        if max_queued == 0 {
-            return Err(Error::InvalidOption {
-                option: "max_queued",
-                reason: "it must be at least 1".to_owned(),
-            });
-        }
-        let prefix = self.prefix.or(in_url.prefix).unwrap_or_default();
-        check_prefix(&prefix)?;
-        let uuid = GrantId::new_client();
-        let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
-        let store = match (self.store, url) {
-            (Some(store), _) => store,
-            (None, Some(url)) => {
-                let common = Common {
-                    timeout,
-                    max_queued,
-                    prefix,
-                    service_name,
-                    tls: self.tls,
-                    credentials: self.credentials,
-                    replicas,
-                    uuid,
-                };
-                stores::open(url, common, &runtime).await?
-            }
-            (None, None) => return Err(Error::NoDefaultClient),
-        };
-        Ok((store, settings, uuid, runtime))
+        check_duration("timeout", Some(settings.timeout))?;
+        Ok(settings)
     }
+}
+
+/// The options of the builder and the URL, checked.
+struct Checked {
+    settings: Settings,
+    /// How long the store waits for a reply; the client's own `timeout` may be longer.
+    timeout: Duration,
+    max_queued: usize,
+    prefix: String,
+    replicas: Option<MinReplicas>,
 }
 
 impl fmt::Debug for LockClientBuilder {
@@ -451,7 +467,7 @@ struct SentinelLogin {
 
 impl SentinelLogin {
     /// Overrides those of the URL.
-    fn overrule(self, url: Option<&mut StoreUrl>) -> Result<(), Error> {
+    fn overrule(&self, url: Option<&mut StoreUrl>) -> Result<(), Error> {
         if self.user.is_none() && self.password.is_none() {
             return Ok(());
         }
@@ -463,8 +479,8 @@ impl SentinelLogin {
             });
         };
         let login = &mut sentinels.sentinel_login;
-        login.user = self.user.or(login.user.take());
-        login.password = self.password.or(login.password.take());
+        login.user = self.user.clone().or(login.user.take());
+        login.password = self.password.clone().or(login.password.take());
         Ok(())
     }
 }
@@ -500,6 +516,17 @@ fn overrule_quorum(
         _ => Err(Error::InvalidOption {
             option,
             reason: "the store is no quorum of servers, as in quorum+redis://a,b,c".to_owned(),
+        }),
+    }
+}
+
+/// Refuses a lease that is longer than the longest that the store may give.
+fn check_longest(lease: Duration, longest: Option<Duration>) -> Result<(), Error> {
+    match longest.filter(|longest| lease > *longest) {
+        None => Ok(()),
+        Some(longest) => Err(Error::InvalidOption {
+            option: "lease",
+            reason: format!("{lease:?} is longer than max_lease, which is {longest:?}"),
         }),
     }
 }
