@@ -397,102 +397,117 @@ pub(crate) fn arrive(arrival: Arrival) {
                 world.schedule_in_order(at, 0, Event::Arrival(served));
             });
         }
-        Arrival::Reply { id, result } => with(|world| {
-            let Some(waiting) = world.links.waiting.remove(&id) else {
-                world.counts.sometimes("a late reply");
-                return;
-            };
-            if !world.lives(waiting.peer.process, waiting.peer.incarnation) {
-                return;
-            }
-            if let Ok(reply) = &*result {
-                world.replied(waiting.peer.process, &waiting.about, reply);
-                if let (Reply::Release(reply), Some(released)) = (reply, &waiting.released) {
-                    world.lets_go_first(waiting.peer.process, released, *reply);
-                }
-            }
-            if waiting.reply.send(*result).is_err() {
-                world.counts.sometimes("a reply that nobody waits for");
-            }
-        }),
-        Arrival::Timeout { id } => with(|world| {
-            if let Some(waiting) = world.links.waiting.remove(&id) {
-                tell!(
-                    world,
-                    Who::Process(waiting.peer.process),
-                    "has no reply about {} in time",
-                    waiting.about
-                );
-                let _ = waiting.reply.send(Err(StoreError::unknown("no reply in time")));
-            }
-        }),
-        Arrival::Subscription { peer, topic, on } => with(|world| {
-            if !world.is_current(peer) || !world.stores[peer.store].is_up() {
-                return;
-            }
-            if on {
-                world.stores[peer.store].subscribe(peer.process, topic.clone());
-                world.deliver(peer, Arrival::Subscribed { peer, topic }, false);
-            } else {
-                world.stores[peer.store].unsubscribe(peer.process, &topic);
-            }
-        }),
+        Arrival::Reply { id, result } => with(|world| world.reply_arrives(id, *result)),
+        Arrival::Timeout { id } => with(|world| world.times_out(id)),
+        Arrival::Subscription { peer, topic, on } => with(|world| world.subscription_arrives(peer, topic, on)),
         Arrival::Subscribed { peer, topic } => {
             if let Some(end) = current_end(peer) {
                 with(|world| world.hears_of(peer.process, &topic));
                 end.notifications.confirm(&topic);
             }
         }
-        Arrival::Notifications { peer, topic, taken } => {
-            if let Some(end) = current_end(peer) {
-                let notifications = if taken {
-                    "is taken by another one"
-                } else {
-                    "is available"
-                };
-                with(|world| {
-                    tell!(
-                        world,
-                        Who::Process(peer.process),
-                        "hears that {} {notifications}",
-                        readable(&topic)
-                    );
-                    world.hears_of(peer.process, &topic);
-                });
-                match taken {
-                    true => end.notifications.taken(&topic),
-                    false => drop(end.notifications.tell(&topic)),
-                }
-            }
-        }
-        Arrival::Reconnected { peer } => {
-            let is_cut = with(|world| {
-                let link = (peer.process, peer.store);
-                let is_cut = |to_store| world.weather.is_cut(&world.plan, link, to_store);
-                is_cut(true) || is_cut(false)
-            });
-            if is_cut {
-                with(|world| world.reconnects(peer.process, peer.store));
-            } else if let Some(end) = current_end(peer)
-                && with(|world| world.stores[peer.store].is_up())
-            {
-                with(|world| {
-                    tell!(
-                        world,
-                        Who::Process(peer.process),
-                        "is connected to store {} again",
-                        peer.store
-                    );
-                    world.may_ask_again(peer.process);
-                });
-                end.notifications.doubt_all();
-                end.doubts.tell(Lane::default());
-                for topic in end.notifications.topics() {
-                    subscribe((peer.process, peer.incarnation), peer.store, topic, true);
-                }
-            }
-        }
+        Arrival::Notifications { peer, topic, taken } => notification_arrives(peer, &topic, taken),
+        Arrival::Reconnected { peer } => reconnected(peer),
         Arrival::Write(write) => with(|world| crate::check::written(world, write)),
+    }
+}
+
+impl World {
+    fn reply_arrives(&mut self, id: u64, result: Result<Reply, StoreError>) {
+        let Some(waiting) = self.links.waiting.remove(&id) else {
+            self.counts.sometimes("a late reply");
+            return;
+        };
+        if !self.lives(waiting.peer.process, waiting.peer.incarnation) {
+            return;
+        }
+        if let Ok(reply) = &result {
+            self.replied(waiting.peer.process, &waiting.about, reply);
+            if let (Reply::Release(reply), Some(released)) = (reply, &waiting.released) {
+                self.lets_go_first(waiting.peer.process, released, *reply);
+            }
+        }
+        if waiting.reply.send(result).is_err() {
+            self.counts.sometimes("a reply that nobody waits for");
+        }
+    }
+
+    fn times_out(&mut self, id: u64) {
+        if let Some(waiting) = self.links.waiting.remove(&id) {
+            tell!(
+                self,
+                Who::Process(waiting.peer.process),
+                "has no reply about {} in time",
+                waiting.about
+            );
+            let _ = waiting.reply.send(Err(StoreError::unknown("no reply in time")));
+        }
+    }
+
+    fn subscription_arrives(&mut self, peer: Peer, topic: Arc<str>, on: bool) {
+        if !self.is_current(peer) || !self.stores[peer.store].is_up() {
+            return;
+        }
+        if on {
+            self.stores[peer.store].subscribe(peer.process, topic.clone());
+            self.deliver(peer, Arrival::Subscribed { peer, topic }, false);
+        } else {
+            self.stores[peer.store].unsubscribe(peer.process, &topic);
+        }
+    }
+}
+
+fn notification_arrives(peer: Peer, topic: &str, taken: bool) {
+    let Some(end) = current_end(peer) else {
+        return;
+    };
+    let state = match taken {
+        true => "is taken by another one",
+        false => "is available",
+    };
+    with(|world| {
+        tell!(
+            world,
+            Who::Process(peer.process),
+            "hears that {} {state}",
+            readable(topic)
+        );
+        world.hears_of(peer.process, topic);
+    });
+    match taken {
+        true => end.notifications.taken(topic),
+        false => drop(end.notifications.tell(topic)),
+    }
+}
+
+/// A broken connection is there again, unless the network between the two is cut.
+fn reconnected(peer: Peer) {
+    let is_cut = with(|world| {
+        let link = (peer.process, peer.store);
+        let is_cut = |to_store| world.weather.is_cut(&world.plan, link, to_store);
+        is_cut(true) || is_cut(false)
+    });
+    if is_cut {
+        with(|world| world.reconnects(peer.process, peer.store));
+        return;
+    }
+    let is_up = || with(|world| world.stores[peer.store].is_up());
+    let Some(end) = current_end(peer).filter(|_| is_up()) else {
+        return;
+    };
+    with(|world| {
+        tell!(
+            world,
+            Who::Process(peer.process),
+            "is connected to store {} again",
+            peer.store
+        );
+        world.may_ask_again(peer.process);
+    });
+    end.notifications.doubt_all();
+    end.doubts.tell(Lane::default());
+    for topic in end.notifications.topics() {
+        subscribe((peer.process, peer.incarnation), peer.store, topic, true);
     }
 }
 
