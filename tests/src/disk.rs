@@ -8,12 +8,13 @@ use std::process::{Child, Command, Stdio};
 use crate::child;
 use crate::process::{is_root, unprivileged};
 
-/// Mounts a disk of `$1` bytes on `$0`, says so, and keeps it until the standard input ends.
-const KEEP: &str =
-    r#"mount -t tmpfs -o "size=$1,mode=0777" dlock-disk "$0" && shift && echo mounted && exec "$@""#;
+/// Mounts a disk of `$1` bytes on `$0`, and continues as the command after that.
+const MOUNT: &str = r#"mount -t tmpfs -o "size=$1,mode=0777" dlock-disk "$0" && shift && exec "$@""#;
+/// Keeps the disk until the standard input ends. Before this command, the process may still belong to root.
+const KEEP: [&str; 3] = ["sh", "-c", "echo mounted && exec cat"];
 
-/// A disk in memory. Only one process has it mounted, whose end unmounts it; others reach it by its [`path`](Disk::path), or
-/// from [`inside`](Disk::inside) its namespace.
+/// A disk in memory. It is mounted in the namespace of one process, whose end unmounts it. Other processes find it at its
+/// [`path`](Disk::path), or run [`inside`](Disk::inside) the namespace.
 #[derive(Debug)]
 pub(crate) struct Disk {
     keeper: Child,
@@ -31,10 +32,10 @@ impl Disk {
         if !is_root() {
             command.args(["--user", "--map-root-user"]);
         }
-        command.args(["sh", "-c", KEEP]).arg(on).arg(bytes.to_string());
-        // As the user of servers, who could not go through a process of root.
-        let keep = unprivileged();
-        command.arg(keep.get_program()).args(keep.get_args()).arg("cat");
+        command.args(["sh", "-c", MOUNT]).arg(on).arg(bytes.to_string());
+        // As the user of the servers, who has no access to `/proc/PID/root` of root.
+        let user = unprivileged();
+        command.arg(user.get_program()).args(user.get_args()).args(KEEP);
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -66,8 +67,8 @@ impl Disk {
         &self.path
     }
 
-    /// A command for a program, which is to be added, in whose eyes the disk is where it was mounted. The program is run by
-    /// root of a namespace of users where this process is not root.
+    /// A command for a program, which is to be added, that finds the disk where it was mounted. If this process is not root,
+    /// the program is root of a user namespace.
     pub(crate) fn inside(&self) -> Command {
         let mut command = child::command("nsenter");
         command
