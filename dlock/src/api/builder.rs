@@ -472,11 +472,10 @@ impl SentinelLogin {
             return Ok(());
         }
         let Some(Topology::Sentinel(sentinels)) = url.map(|url| &mut url.topology) else {
-            return Err(Error::InvalidOption {
-                option: "sentinel_user or sentinel_password",
-                reason: "the store is not named by sentinels, as in redis+sentinel://a,b,c/mymaster"
-                    .to_owned(),
-            });
+            return Err(Error::invalid_option(
+                "sentinel_user or sentinel_password",
+                "the store is not named by sentinels, as in redis+sentinel://a,b,c/mymaster",
+            ));
         };
         let login = &mut sentinels.sentinel_login;
         login.user = self.user.clone().or(login.user.take());
@@ -493,10 +492,7 @@ fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
         Some(None) => "a store in memory asks for none",
         None => "they go with a URL, not with a store of your own",
     };
-    Err(Error::InvalidOption {
-        option: "credentials",
-        reason: reason.to_owned(),
-    })
+    Err(Error::invalid_option("credentials", reason))
 }
 
 /// Overrides the quorum options of the URL with those of the builder.
@@ -513,10 +509,10 @@ fn overrule_quorum(
             check_lease("max_lease", quorum.max_lease)
         }
         _ if max_lease.is_none() && trust_fresh.is_none() => Ok(()),
-        _ => Err(Error::InvalidOption {
+        _ => Err(Error::invalid_option(
             option,
-            reason: "the store is no quorum of servers, as in quorum+redis://a,b,c".to_owned(),
-        }),
+            "the store is no quorum of servers, as in quorum+redis://a,b,c",
+        )),
     }
 }
 

@@ -328,10 +328,10 @@ impl LockClient {
     /// Checks that a reason is given, and adds the name of the actor.
     fn signed(&self, mut intervention: Intervention) -> Result<Intervention, Error> {
         if intervention.reason.trim().is_empty() {
-            return Err(Error::InvalidOption {
-                option: "reason",
-                reason: "it is empty: say why, for the holder and for the audit log".to_owned(),
-            });
+            return Err(Error::invalid_option(
+                "reason",
+                "it is empty: say why, for the holder and for the audit log",
+            ));
         }
         if intervention.by.is_empty() {
             let report = self.shared().report(true);
@@ -385,10 +385,8 @@ async fn hint(operations: &Arc<dyn Operations>, grant: GrantId) {
 }
 
 fn client_id(client: &str) -> Result<Uuid, Error> {
-    Uuid::try_parse(client).map_err(|_| Error::InvalidOption {
-        option: "client",
-        reason: "it is not a client id, as LockClient::id returns it".to_owned(),
-    })
+    Uuid::try_parse(client)
+        .map_err(|_| Error::invalid_option("client", "it is not a client id, as LockClient::id returns it"))
 }
 
 fn failed(error: StoreError, what: &str) -> Error {

@@ -181,10 +181,9 @@ impl LockOptions {
         check_lease("max_hold", self.max_hold)?;
         check_duration("min_hold", self.min_hold)?;
         check_duration("wait", self.wait).map_err(|error| match self.wait {
-            Some(Duration::ZERO) => Error::InvalidOption {
-                option: "wait",
-                reason: "it is zero: try_acquire asks once without waiting".to_owned(),
-            },
+            Some(Duration::ZERO) => {
+                Error::invalid_option("wait", "it is zero: try_acquire asks once without waiting")
+            }
             _ => error,
         })?;
         let ends = [("max_hold", self.max_hold), ("fixed_lease", self.fixed())];
@@ -260,10 +259,7 @@ const MOST_PERMITS: u32 = i32::MAX as u32;
 /// Checks a number of permits to acquire.
 pub(crate) fn check_permits(option: &'static str, amount: u32) -> Result<(), Error> {
     if amount == 0 {
-        return Err(Error::InvalidOption {
-            option,
-            reason: "it is zero".to_owned(),
-        });
+        return Err(Error::invalid_option(option, "it is zero"));
     }
     check_total(Some(amount))
 }
@@ -305,11 +301,10 @@ impl Options {
                 check_permits("acquire_many", permits.amount)?;
                 check_total(permits.total)?;
                 if permits.total.is_some() && permits.limit.is_some() {
-                    return Err(Error::InvalidOption {
-                        option: "limit",
-                        reason: "with permits: use either the store's total, or a limit for each acquire"
-                            .to_owned(),
-                    });
+                    return Err(Error::invalid_option(
+                        "limit",
+                        "with permits: use either the store's total, or a limit for each acquire",
+                    ));
                 }
                 // Unowned permits are one number.
                 if self.kind == Kind::Permit {

@@ -70,18 +70,15 @@ impl MinReplicas {
                 within: within.unwrap_or(DEFAULT_WITHIN),
             })),
             (None, None) => Ok(None),
-            (None, Some(_)) => Err(Error::InvalidOption {
-                option: "min_replicas_within",
-                reason: "it has no effect without min_replicas, the number of replicas".to_owned(),
-            }),
+            (None, Some(_)) => Err(Error::invalid_option(
+                "min_replicas_within",
+                "it has no effect without min_replicas, the number of replicas",
+            )),
         }
     }
 
     pub(crate) fn check(self, store: Option<&Topology>, lease: Duration) -> Result<(), Error> {
-        let no_replicas = |reason: &str| Error::InvalidOption {
-            option: "min_replicas",
-            reason: reason.to_owned(),
-        };
+        let no_replicas = |reason: &str| Error::invalid_option("min_replicas", reason);
         match store {
             Some(Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_)) => {}
             Some(Topology::Registered(_)) => {

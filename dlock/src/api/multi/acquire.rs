@@ -32,19 +32,18 @@ pub(super) struct MultiCall {
 
 impl MultiCall {
     pub(super) fn check(&self) -> Result<(), Error> {
-        let invalid = |option, reason: &str| Error::InvalidOption {
-            option,
-            reason: reason.to_owned(),
-        };
         if self.keys.is_empty() {
-            return Err(invalid("keys", "there is none: name at least one lock"));
+            return Err(Error::invalid_option(
+                "keys",
+                "there is none: name at least one lock",
+            ));
         }
         let remedy = "take fewer, or one lock that stands for many";
         check_at_once("keys", self.keys.len(), remedy)?;
         self.keys.iter().try_for_each(LockKey::check)?;
         let options = &self.first.options;
         if options.kind.waits_in_store() && self.keys.len() > 1 {
-            return Err(invalid(
+            return Err(Error::invalid_option(
                 "kind",
                 "fair locks cannot be acquired together; acquire them one at a time",
             ));
