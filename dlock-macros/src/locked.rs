@@ -36,7 +36,7 @@ impl Locked<'_> {
         let unpack = &self.arguments.unpack;
         let key = self.user(self.options.keys.expression(&krate));
         let acquired = self.acquired(&krate);
-        let dropped_on_loss = self.options.dropped_on_loss;
+        let dropped_on_loss = self.options.settings.dropped_on_loss.unwrap_or(true);
         let may_be_handler = self.may_be_handler;
         let take = self.arguments.take_all();
         let site = Span::mixed_site();
@@ -69,7 +69,7 @@ impl Locked<'_> {
     }
 
     fn krate(&self) -> TokenStream {
-        match &self.options.krate {
+        match &self.options.settings.krate {
             Some(path) => path.to_token_stream(),
             None => quote_spanned!(Span::mixed_site()=> ::dlock),
         }
@@ -87,12 +87,12 @@ impl Locked<'_> {
     /// The acquire: a `Result` of the guard of one or of several.
     fn acquired(&self, krate: &TokenStream) -> TokenStream {
         let site = Span::mixed_site();
-        let options = self.options;
+        let (keys, options) = (&self.options.keys, &self.options.settings);
         let mut set = TokenStream::new();
         if let Some(kind) = &options.kind {
             set.extend(quote_spanned!(site=> .kind(#krate::LockKind::#kind)));
         }
-        if let Some(group) = options.group.clone().or_else(|| options.keys.template()) {
+        if let Some(group) = options.group.clone().or_else(|| keys.template()) {
             set.extend(quote_spanned!(site=> .group(#group)));
         }
         if options.prefer_writers {
@@ -118,7 +118,7 @@ impl Locked<'_> {
             let count = self.user(count);
             set.extend(quote_spanned!(site=> .max_waiters(#count)));
         }
-        let lock = match options.keys.is_several() {
+        let lock = match keys.is_several() {
             true => quote_spanned!(site=> multi),
             false => quote_spanned!(site=> lock),
         };
@@ -158,13 +158,13 @@ impl Locked<'_> {
             // With its type, so that a function that returns another one gets the error itself.
             quote_spanned!(at=> { let __dlock_output: #output = #path(__dlock_error); __dlock_output })
         };
-        let busy = self.options.on_busy.as_ref().map(|path| {
+        let busy = self.options.settings.on_busy.as_ref().map(|path| {
             let call = call(path);
             quote_spanned! {site=>
                 ::core::result::Result::Err(__dlock_error) if __dlock_error.is_busy() => #call,
             }
         });
-        let other = match &self.options.on_error {
+        let other = match &self.options.settings.on_error {
             Some(path) => call(path),
             None => self.converted(),
         };
@@ -182,7 +182,7 @@ impl Locked<'_> {
             first.resolved_at(Span::mixed_site()),
             last.resolved_at(Span::mixed_site()),
         );
-        let krate = match &self.options.krate {
+        let krate = match &self.options.settings.krate {
             Some(path) => respan(path.to_token_stream(), first),
             None => quote_spanned!(first=> ::dlock),
         };

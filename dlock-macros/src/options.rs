@@ -35,6 +35,14 @@ const NAMES: &[&str] = &[
 /// The options of the attribute.
 pub(crate) struct Options {
     pub(crate) keys: Keys,
+    pub(crate) settings: Settings,
+    /// All of them as written, to see which arguments they name.
+    pub(crate) written: TokenStream,
+}
+
+/// The options that may be absent.
+#[derive(Default)]
+pub(crate) struct Settings {
     /// The kind of lock; the plain lock without it.
     pub(crate) kind: Option<Ident>,
     /// The name of these locks in metrics; the text of the key without it.
@@ -51,11 +59,10 @@ pub(crate) struct Options {
     pub(crate) max_waiters: Option<TokenStream>,
     pub(crate) on_busy: Option<ExprPath>,
     pub(crate) on_error: Option<ExprPath>,
-    pub(crate) dropped_on_loss: bool,
+    /// Whether the work is dropped when the lock is lost; it is without this.
+    pub(crate) dropped_on_loss: Option<bool>,
     /// The user's name for the `dlock` crate.
     pub(crate) krate: Option<Path>,
-    /// All of the above as written, to see which arguments it names.
-    pub(crate) written: TokenStream,
 }
 
 /// What has been read so far.
@@ -63,20 +70,7 @@ pub(crate) struct Options {
 struct Reader {
     seen: Vec<Ident>,
     keys: Option<Keys>,
-    kind: Option<Ident>,
-    group: Option<String>,
-    prefer_writers: bool,
-    lock: Option<Expr>,
-    lease: Option<Time>,
-    fixed_lease: Option<Time>,
-    wait: Option<Wait>,
-    max_hold: Option<Time>,
-    min_hold: Option<Time>,
-    max_waiters: Option<TokenStream>,
-    on_busy: Option<ExprPath>,
-    on_error: Option<ExprPath>,
-    on_lost: Option<bool>,
-    krate: Option<Path>,
+    settings: Settings,
     error: Option<Error>,
     /// Handles input that is not an option; it may have been meant as the key.
     unclear: bool,
@@ -112,33 +106,34 @@ impl Reader {
             return Err(Error::new(name.span(), format!("`{first}` is given twice")));
         }
         let text = name.to_string();
-        if NAMES.contains(&text.as_str()) {
-            self.seen.push(name.clone());
+        if !NAMES.contains(&text.as_str()) {
+            self.unclear = true;
+            return Err(unknown(&name));
         }
+        self.seen.push(name.clone());
+        if text == "key" && input.peek(token::Paren) {
+            self.keys = Some(Keys::One(Key::format_arguments(&name, input)?));
+            return Ok(());
+        }
+        let (value, set) = (equals(&name, input)?, &mut self.settings);
         match text.as_str() {
-            "key" if input.peek(token::Paren) => {
-                self.keys = Some(Keys::One(Key::format_arguments(&name, input)?));
-            }
-            "key" => self.keys = Some(Keys::One(Key::value(equals(&name, input)?)?)),
-            "keys" => self.keys = Some(Keys::value(&name, equals(&name, input)?)?),
-            "lock" => self.lock = Some(value::bare(equals(&name, input)?.parse()?)),
-            "lease" => self.lease = Some(Time::parse(&name, equals(&name, input)?)?),
-            "fixed_lease" => self.fixed_lease = Some(Time::parse(&name, equals(&name, input)?)?),
-            "wait" => self.wait = Some(Wait::parse(&name, equals(&name, input)?)?),
-            "max_hold" => self.max_hold = Some(Time::parse(&name, equals(&name, input)?)?),
-            "min_hold" => self.min_hold = Some(Time::parse(&name, equals(&name, input)?)?),
-            "max_waiters" => self.max_waiters = Some(value::count(&name, equals(&name, input)?)?),
-            "kind" => self.kind = Some(value::kind(equals(&name, input)?)?),
-            "group" => self.group = Some(value::group(equals(&name, input)?)?),
-            "prefer_writers" => self.prefer_writers = value::flag(&name, equals(&name, input)?)?,
-            "on_busy" => self.on_busy = Some(value::function(&name, equals(&name, input)?)?),
-            "on_error" => self.on_error = Some(value::function(&name, equals(&name, input)?)?),
-            "on_lost" => self.on_lost = Some(value::dropped_on_loss(equals(&name, input)?)?),
-            "crate" => self.krate = Some(equals(&name, input)?.call(Path::parse_mod_style)?),
-            _ => {
-                self.unclear = true;
-                return Err(unknown(&name));
-            }
+            "key" => self.keys = Some(Keys::One(Key::value(value)?)),
+            "keys" => self.keys = Some(Keys::value(&name, value)?),
+            "lock" => set.lock = Some(value::bare(value.parse()?)),
+            "lease" => set.lease = Some(Time::parse(&name, value)?),
+            "fixed_lease" => set.fixed_lease = Some(Time::parse(&name, value)?),
+            "wait" => set.wait = Some(Wait::parse(&name, value)?),
+            "max_hold" => set.max_hold = Some(Time::parse(&name, value)?),
+            "min_hold" => set.min_hold = Some(Time::parse(&name, value)?),
+            "max_waiters" => set.max_waiters = Some(value::count(&name, value)?),
+            "kind" => set.kind = Some(value::kind(value)?),
+            "group" => set.group = Some(value::group(value)?),
+            "prefer_writers" => set.prefer_writers = value::flag(&name, value)?,
+            "on_busy" => set.on_busy = Some(value::function(&name, value)?),
+            "on_error" => set.on_error = Some(value::function(&name, value)?),
+            "on_lost" => set.dropped_on_loss = Some(value::dropped_on_loss(value)?),
+            "crate" => set.krate = Some(value.call(Path::parse_mod_style)?),
+            _ => unreachable!("`{text}` is a name of an option"),
         }
         Ok(())
     }
@@ -173,7 +168,7 @@ impl Reader {
             let error = Error::new(fixed.span(), message);
             self.fail(error);
         }
-        if let (Some(Keys::List(_) | Keys::Expression(_)), Some(kind)) = (&self.keys, &self.kind)
+        if let (Some(Keys::List(_) | Keys::Expression(_)), Some(kind)) = (&self.keys, &self.settings.kind)
             && kind == "Fair"
         {
             let message = "fair locks cannot be acquired together: `kind = fair` takes one `key`";
@@ -181,9 +176,8 @@ impl Reader {
             self.fail(error);
         }
         if let Some(option) = self.seen("prefer_writers")
-            && self.prefer_writers
-            && !self
-                .kind
+            && self.settings.prefer_writers
+            && !(self.settings.kind)
                 .as_ref()
                 .is_some_and(|kind| kind == "Read" || kind == "Write")
         {
@@ -197,20 +191,7 @@ impl Reader {
             (None, None) => Err(Error::new(Span::call_site(), "which lock?")),
             (None, Some(keys)) => Ok(Options {
                 keys,
-                kind: self.kind,
-                group: self.group,
-                prefer_writers: self.prefer_writers,
-                lock: self.lock,
-                lease: self.lease,
-                fixed_lease: self.fixed_lease,
-                wait: self.wait,
-                max_hold: self.max_hold,
-                min_hold: self.min_hold,
-                max_waiters: self.max_waiters,
-                on_busy: self.on_busy,
-                on_error: self.on_error,
-                dropped_on_loss: self.on_lost.unwrap_or(true),
-                krate: self.krate,
+                settings: self.settings,
                 written,
             }),
         }
