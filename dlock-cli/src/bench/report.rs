@@ -330,93 +330,105 @@ impl Report {
     }
 
     fn rows(&self) -> Vec<(String, String)> {
-        let mut rows = Vec::new();
-        let mut row = |name: &str, value: Option<String>| {
-            rows.push((name.to_owned(), value.unwrap_or_else(|| "not known".to_owned())));
-        };
-        let whole = |number: f64| grouped(number, 0);
-        let percent = |share: f64| format!("{:.2} %", share * 100.0);
-        let core = |percent: f64| format!("{percent:.1} % of a core");
-        let mb = |mb: f64| format!("{mb:.1} MB");
-        row(self.rate(), Some(whole(self.pairs_per_s)));
-        let mut times = |name: &str, spread: &Spread| {
-            for (at, time) in [
-                ("median", spread.p50_us),
-                ("90 %", spread.p90_us),
-                ("99 %", spread.p99_us),
-                ("99.9 %", spread.p999_us),
-                ("longest", spread.max_us),
-            ] {
-                row(
-                    &format!("{name}, {at}"),
-                    time.map(time_of).or(Some("none".to_owned())),
-                );
-            }
-        };
-        times(self.what(), &self.spread);
+        let mut rows = Rows::default();
+        rows.add(self.rate(), Some(whole(self.pairs_per_s)));
+        rows.add_times(self.what(), &self.spread);
         if let Some(replay) = &self.replay {
-            times("replay", replay);
+            rows.add_times("replay", replay);
         }
         if let Some(bare) = &self.bare {
-            row("without the layer, median", bare.p50_us.map(time_of));
-            row(
-                "the layer's own part",
-                self.added_us.map(|added| time_of(added.max(0.0))),
-            );
+            rows.add("without the layer, median", bare.p50_us.map(time_of));
+            let added = self.added_us.map(|added| time_of(added.max(0.0)));
+            rows.add("the layer's own part", added);
         }
         if let Some(held) = &self.held {
-            row("locks held", Some(whole(held.held as f64)));
-            row("lost", Some(whole(held.lost as f64)));
-            row("renewals, estimated", Some(whole(held.renewals)));
-            row(
-                "least left of a lease",
-                held.least_left_s.map(|left| time_of(left * 1e6)),
-            );
-            row(
-                "memory for each",
-                held.bytes_per_hold.map(|bytes| format!("{bytes:.0} bytes")),
-            );
-            row("locks released per second", held.released_per_s.map(whole));
+            rows.add_held(held);
         }
+        self.add_shares(&mut rows);
+        rows.add("errors", Some(whole(self.errors as f64)));
+        for (kind, times) in &self.errors_by_kind {
+            let kind = format!("  {}", kind.replace('_', " "));
+            rows.add(&kind, Some(whole(*times as f64)));
+        }
+        rows.add("client's CPU", self.client_cpu_percent.map(of_a_core));
+        rows.add("client's memory", self.rss_mb.map(|mb| format!("{mb:.1} MB")));
+        if self.server.as_deref() != Some("memory") {
+            self.add_server(&mut rows);
+        }
+        rows.0
+    }
+
+    fn add_shares(&self, rows: &mut Rows) {
+        let percent = |share: f64| format!("{:.2} %", share * 100.0);
         if self.workload != Workload::Held
             && (self.tasks * self.processes > 1 || self.workload == Workload::Wakeup)
         {
-            row("busiest task's share", self.share_max.map(percent));
-            row("idlest task's share", self.share_min.map(percent));
+            rows.add("busiest task's share", self.share_max.map(percent));
+            rows.add("idlest task's share", self.share_min.map(percent));
         }
         if self.processes > 1 {
-            row("busiest process's share", self.process_share_max.map(percent));
-            row("idlest process's share", self.process_share_min.map(percent));
+            rows.add("busiest process's share", self.process_share_max.map(percent));
+            rows.add("idlest process's share", self.process_share_min.map(percent));
         }
-        row("errors", Some(whole(self.errors as f64)));
-        for (kind, times) in &self.errors_by_kind {
-            row(
-                &format!("  {}", kind.replace('_', " ")),
-                Some(whole(*times as f64)),
-            );
-        }
-        row("client's CPU", self.client_cpu_percent.map(core));
-        row("client's memory", self.rss_mb.map(mb));
-        if self.server.as_deref() != Some("memory") {
-            let cpu = self.server_cpu_s.filter(|_| self.seconds > 0.0);
-            row("server's CPU", cpu.map(|cpu| core(cpu / self.seconds * 100.0)));
-            match &self.held {
-                Some(held) => row(
-                    &format!("commands in {}", time_of(held.period_s * 1e6)),
-                    held.server_commands_per_period.map(whole),
-                ),
-                None => {
-                    row("server's CPU per pair", self.server_us_per_pair.map(time_of));
-                    row("of that in scripts", self.server_script_us_per_pair.map(time_of));
-                    row(
-                        "commands sent to it",
-                        self.server_commands.map(|sent| whole(sent as f64)),
-                    );
-                }
-            }
-        }
-        rows
     }
+
+    fn add_server(&self, rows: &mut Rows) {
+        let cpu = self.server_cpu_s.filter(|_| self.seconds > 0.0);
+        let cpu = cpu.map(|cpu| of_a_core(cpu / self.seconds * 100.0));
+        rows.add("server's CPU", cpu);
+        if let Some(held) = &self.held {
+            let period = format!("commands in {}", time_of(held.period_s * 1e6));
+            rows.add(&period, held.server_commands_per_period.map(whole));
+        } else {
+            rows.add("server's CPU per pair", self.server_us_per_pair.map(time_of));
+            rows.add("of that in scripts", self.server_script_us_per_pair.map(time_of));
+            let sent = self.server_commands.map(|sent| whole(sent as f64));
+            rows.add("commands sent to it", sent);
+        }
+    }
+}
+
+/// The table of a report: names and values.
+#[derive(Default)]
+struct Rows(Vec<(String, String)>);
+
+impl Rows {
+    fn add(&mut self, name: &str, value: Option<String>) {
+        let value = value.unwrap_or_else(|| "not known".to_owned());
+        self.0.push((name.to_owned(), value));
+    }
+
+    fn add_times(&mut self, name: &str, spread: &Spread) {
+        for (at, time) in [
+            ("median", spread.p50_us),
+            ("90 %", spread.p90_us),
+            ("99 %", spread.p99_us),
+            ("99.9 %", spread.p999_us),
+            ("longest", spread.max_us),
+        ] {
+            let time = time.map_or_else(|| "none".to_owned(), time_of);
+            self.add(&format!("{name}, {at}"), Some(time));
+        }
+    }
+
+    fn add_held(&mut self, held: &Held) {
+        self.add("locks held", Some(whole(held.held as f64)));
+        self.add("lost", Some(whole(held.lost as f64)));
+        self.add("renewals, estimated", Some(whole(held.renewals)));
+        let left = held.least_left_s.map(|left| time_of(left * 1e6));
+        self.add("least left of a lease", left);
+        let memory = held.bytes_per_hold.map(|bytes| format!("{bytes:.0} bytes"));
+        self.add("memory for each", memory);
+        self.add("locks released per second", held.released_per_s.map(whole));
+    }
+}
+
+fn whole(number: f64) -> String {
+    grouped(number, 0)
+}
+
+fn of_a_core(percent: f64) -> String {
+    format!("{percent:.1} % of a core")
 }
 
 /// For a server that may not be asked.
