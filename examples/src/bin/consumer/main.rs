@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use dlock::{LockClient, LockKey, OnFailure};
-use dlock_tower::task::{Done, TaskOnceLayer};
+use dlock_tower::task::{Done, TaskOnceError, TaskOnceLayer};
+use redis::RedisResult;
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tracing::level_filters::LevelFilter;
@@ -149,27 +150,7 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
         };
         let (id, call, stream) = (message.id.clone(), consumer.call(message), stream.clone());
         running.spawn(async move {
-            let settled = match call.await {
-                Ok(Done::Earlier(receipt)) => {
-                    tracing::info!("{id} was done before: {receipt}");
-                    stream.acknowledge(&id).await
-                }
-                Ok(done) => {
-                    tracing::info!("{id} done: {}", done.into_inner());
-                    stream.acknowledge(&id).await
-                }
-                Err(error) if error.is_done() => stream.acknowledge(&id).await,
-                Err(error) if error.is_given_up() => {
-                    tracing::error!("{id} is put aside: {error}");
-                    stream.put_aside(&id).await
-                }
-                // It stays pending, and is delivered again.
-                Err(error) => {
-                    tracing::info!("{id} not done: {error}");
-                    Ok(())
-                }
-            };
-            if let Err(error) = settled {
+            if let Err(error) = settle(&stream, &id, call.await).await {
                 tracing::warn!("{id} not acknowledged: {error}");
             }
         });
@@ -179,6 +160,34 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     client.shutdown(Duration::from_secs(5)).await;
     tracing::info!("ended");
     Ok(())
+}
+
+/// Acknowledges a message that needs no further attempt.
+async fn settle(
+    stream: &Stream,
+    id: &str,
+    outcome: Result<Done<String>, TaskOnceError<String>>,
+) -> RedisResult<()> {
+    match outcome {
+        Ok(Done::Earlier(receipt)) => {
+            tracing::info!("{id} was done before: {receipt}");
+            stream.acknowledge(id).await
+        }
+        Ok(done) => {
+            tracing::info!("{id} done: {}", done.into_inner());
+            stream.acknowledge(id).await
+        }
+        Err(error) if error.is_done() => stream.acknowledge(id).await,
+        Err(error) if error.is_given_up() => {
+            tracing::error!("{id} is put aside: {error}");
+            stream.put_aside(id).await
+        }
+        // It stays pending, and is delivered again.
+        Err(error) => {
+            tracing::info!("{id} not done: {error}");
+            Ok(())
+        }
+    }
 }
 
 /// Waits until the consumer is asked to end.
