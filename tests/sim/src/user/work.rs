@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::Kind;
-use dlock::{Held, LockClient};
+use dlock::{Held, LockClient, LockGuard};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
@@ -59,6 +59,16 @@ struct Worker<'a> {
     frames: &'a [Frame],
 }
 
+fn begins(me: Me, task: &Lock, kind: Kind, stands_for: Option<u64>) -> Begins {
+    Begins {
+        who: me.both(),
+        kind,
+        amount: 1 + task.more_permits,
+        stands_for,
+        is_second: false,
+    }
+}
+
 /// Works, and releases its holds.
 pub(super) async fn work(
     me: Me,
@@ -68,13 +78,7 @@ pub(super) async fn work(
     mut frames: Vec<Frame>,
 ) {
     let around = frames.len();
-    let begins = Begins {
-        who: me.both(),
-        kind: kind_of(task.kind),
-        amount: 1 + task.more_permits,
-        stands_for: None,
-        is_second: false,
-    };
+    let begins = begins(me, &task, kind_of(task.kind), None);
     let inside = Inside::begin(begins, &task, &holder.held(), &mut frames);
     if let Holder::One(_) = &holder {
         with(|world| {
@@ -103,34 +107,8 @@ pub(super) async fn work(
         }
         (_, Holder::Frame(_)) => drop(inside),
         (End::Downgrade, Holder::One(guard)) if guard_writes(&task) => {
-            let write = guard.fencing_token();
-            match guard.downgrade().await {
-                Ok(guard) => {
-                    frames.truncate(around);
-                    let begins = Begins {
-                        kind: Kind::Read,
-                        stands_for: Some(write),
-                        ..begins
-                    };
-                    let reads = Inside::begin(begins, &task, &guard.held(), &mut frames);
-                    drop(inside);
-                    let holder = Holder::One(guard);
-                    let worker = Worker {
-                        me,
-                        client: &client,
-                        task: &task,
-                        kind: Kind::Read,
-                        stands_for: Some(write),
-                        holder: &holder,
-                        sections: &reads.0,
-                        frames: &frames,
-                    };
-                    worker.steps(&task.reading).await;
-                    drop(reads);
-                    release(me, holder).await;
-                }
-                Err(error) => me.says(|| format!("does not read on: {error}")),
-            }
+            frames.truncate(around);
+            reads_on(me, &client, &task, (guard, inside), frames).await;
         }
         (End::GivenAway, Holder::One(guard)) => {
             with(|world| world.counts.sometimes("a guard that another thread dropped"));
@@ -173,6 +151,38 @@ pub(super) async fn work(
             release(me, holder).await;
         }
     }
+}
+
+/// Replaces a write lock by a read lock, and works on under that.
+async fn reads_on(
+    me: Me,
+    client: &LockClient,
+    task: &Lock,
+    (guard, writes): (LockGuard, Inside),
+    mut frames: Vec<Frame>,
+) {
+    let write = guard.fencing_token();
+    let guard = match guard.downgrade().await {
+        Ok(guard) => guard,
+        Err(error) => return me.says(|| format!("does not read on: {error}")),
+    };
+    let begins = begins(me, task, Kind::Read, Some(write));
+    let reads = Inside::begin(begins, task, &guard.held(), &mut frames);
+    drop(writes);
+    let holder = Holder::One(guard);
+    let worker = Worker {
+        me,
+        client,
+        task,
+        kind: Kind::Read,
+        stands_for: Some(write),
+        holder: &holder,
+        sections: &reads.0,
+        frames: &frames,
+    };
+    worker.steps(&task.reading).await;
+    drop(reads);
+    release(me, holder).await;
 }
 
 /// The lock of a task, for a call that waits a second for that alone.
