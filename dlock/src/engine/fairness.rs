@@ -7,17 +7,19 @@
 //! other: the longest waiter may be the last to receive it, and would otherwise never be served. If yields are useless
 //! (the clients are stopped, slow, or gone without notice) the process yields less and less often.
 
+mod following;
 mod history;
 mod yielding;
 
 use std::time::Duration;
 
+pub(crate) use self::following::NextRequest;
 pub(crate) use self::history::YieldHistory;
 pub(crate) use self::yielding::{YieldEvent, YieldStep, Yielded, Yielding};
 use crate::base::moment::Moment;
 use crate::engine::timing;
 
-/// How long to wait for the reply to a release: the caller that released may not be polled for a while.
+/// How long to wait for the reply to a release.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How many other clients received the notification of a release. With `counts_own`, this one may be among them.
@@ -33,6 +35,9 @@ pub(crate) struct ReleaseInLine {
     pub(crate) notifications: Option<u64>,
     /// Whether other waiters of this process share the subscription.
     pub(crate) others_here: bool,
+    /// Whether a waiter was the queue head already. If the store does not count the receivers, it competes with others.
+    pub(crate) head_waited: bool,
+    pub(crate) next: NextRequest,
 }
 
 /// A yield to other processes that is due.
@@ -56,7 +61,12 @@ impl PendingYield {
             sent,
             notifications,
             others_here,
+            head_waited,
+            ..
         } = release;
+        if receivers.is_none() && head_waited {
+            return None;
+        }
         let own = u64::from(notifications.is_some() && !others_here);
         if receivers.is_some_and(|receivers| receivers <= own) {
             return None;
@@ -184,6 +194,8 @@ mod tests {
                 sent: START,
                 notifications,
                 others_here,
+                head_waited: false,
+                next: NextRequest::AfterReply,
             };
             let pending = PendingYield::after(release, receivers, START + ms(4));
             let row = (notifications, others_here, receivers);
@@ -199,11 +211,36 @@ mod tests {
     }
 
     #[test]
+    fn head_that_waited_competes_where_the_store_does_not_count() {
+        for (head_waited, receivers, others) in [
+            (true, None, None),
+            (false, None, Some(1)),
+            (true, Some(2), Some(2)),
+        ] {
+            let release = ReleaseInLine {
+                sent: START,
+                notifications: None,
+                others_here: false,
+                head_waited,
+                next: NextRequest::AfterReply,
+            };
+            let pending = PendingYield::after(release, receivers, START);
+            assert_eq!(
+                pending.map(|pending| pending.others),
+                others,
+                "{head_waited} {receivers:?}"
+            );
+        }
+    }
+
+    #[test]
     fn shortest_yield_is_longer_for_the_first_process() {
         let release = ReleaseInLine {
             sent: START,
             notifications: None,
             others_here: false,
+            head_waited: false,
+            next: NextRequest::AfterReply,
         };
         let pending = PendingYield::after(release, Some(3), START).unwrap();
         assert_eq!((pending.until, pending.patience), (START + ms(10), ms(2)));

@@ -11,9 +11,9 @@ use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{
-    PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
+    NextRequest, PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
 };
-use crate::runtime::waiters::{After, QueueHead};
+use crate::runtime::waiters::{PrecedingRelease, QueueHead};
 use crate::store::{Watch, changed};
 
 /// What is known of the processes that wait elsewhere, by lock.
@@ -31,6 +31,17 @@ impl Fairness {
         self.change(|history| history.released(of, of.kind, sent, others, Moment::now()));
     }
 
+    /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
+    /// process share its subscription.
+    pub(crate) fn releases(&self, of: &LockId, others_here: bool) -> NextRequest {
+        self.history.lock().releases(of, others_here, Moment::now())
+    }
+
+    /// Records how many clients received the notification of a release that was followed at once, `None` if unknown.
+    pub(crate) fn reached(&self, of: &LockId, receivers: Option<u64>) {
+        self.history.lock().reached(of, receivers, Moment::now());
+    }
+
     /// Whether [`take`](Self::take) returns a yield.
     pub(crate) fn is_pending(&self, of: &LockId) -> bool {
         self.any.load(Ordering::Relaxed) && self.history.lock().is_pending(of)
@@ -44,25 +55,25 @@ impl Fairness {
         self.history.lock().take(of)
     }
 
-    /// Lets other processes go first, after a release that went to the store or for a pending yield. Returns the
-    /// outcome, if there was one.
+    /// Lets other processes go first, after the release before the next request of the head or for a pending yield. Returns
+    /// the outcome, if there was one. Cancel safe: the release stays with the head until then.
     pub(crate) async fn yields(
         &self,
         of: &LockId,
-        (mut after, pending): (Option<After>, Option<PendingYield>),
+        pending: Option<PendingYield>,
         head: &mut QueueHead,
         listen: impl FnOnce() -> Watch,
         end: Option<Instant>,
         evidence: &mut Evidence,
     ) -> Option<Yielded> {
-        let begin = (after.as_ref().map(|after| after.release), pending);
+        let begin = (head.released.as_ref().map(PrecedingRelease::release), pending);
         let mut yielding = Yielding::new(end.map(Moment::of), evidence);
         let mut step = yielding.begin(begin, &mut self.history.lock(), of, Moment::now());
         let mut listen = Some(listen);
         loop {
             let event = match step {
-                YieldStep::AwaitReply { at_most } => match &mut after {
-                    Some(after) => after.reply(at_most).await,
+                YieldStep::AwaitReply { at_most } => match &mut head.released {
+                    Some(released) => released.replied(at_most).await,
                     None => YieldEvent::NoReply,
                 },
                 YieldStep::Listen => {
@@ -79,7 +90,10 @@ impl Fairness {
                     notifications = changed(&mut head.watch) => YieldEvent::Notified { notifications },
                     () = clock::sleep_until(until.instant()) => YieldEvent::NoneCame,
                 },
-                YieldStep::End(yielded) => return yielded,
+                YieldStep::End(yielded) => {
+                    head.released = None;
+                    return yielded;
+                }
             };
             step = yielding.handle(event, &mut self.history.lock(), of, Moment::now());
         }

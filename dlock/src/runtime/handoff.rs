@@ -9,20 +9,20 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::base::lock_id::LockId;
+use crate::engine::fairness::NextRequest;
 use crate::engine::handoff::HandoffTerms;
-use crate::runtime::client::Handle;
+use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::{ReleaseOutcome, Told};
 use crate::runtime::scope::HoldRef;
-use crate::runtime::waiters::{After, QueueHead, Waiter};
-use crate::store::{Kind, Watch};
+use crate::runtime::waiters::{PrecedingRelease, QueueHead, Waiter};
+use crate::store::Kind;
 
 /// Passes on a grant that the last hold has just left: to the next waiter in this process, or to the store, whose reply
 /// is the result.
@@ -43,36 +43,50 @@ pub(crate) fn pass_on(
         return None;
     }
     grant.ends_span(ended);
-    let told = match &mut head {
-        // The store's queue decides which waiter is next.
-        _ if grant.kind.waits_in_store() => None,
-        Some(head) => {
-            let (told, after) = others_first(handle, &grant, head.watch.as_ref().map(Watch::count));
-            head.after = Some(after);
-            Some(told)
-        }
-        // It became the head after the lock was acquired, or the lock cannot be handed off.
-        None if grant.kind.is_exclusive() => {
-            let of = LockId::new(grant.kind, &grant.key);
-            let waiters = &handle.shared().waiters;
-            waiters.tell_head(&of, || others_first(handle, &grant, None))
-        }
-        None => None,
-    };
+    let told = tell_next(handle, &grant, head.as_deref_mut());
+    let follows = matches!(told, Some(Told::Followed));
+    let of = follows.then(|| LockId::new(grant.kind, &grant.key));
     let outcome = handle.release(grant, told, now, Some(ended));
     // Only now, so that the next acquire is right behind the release.
+    if let Some(of) = of {
+        let waiters = &handle.shared().waiters;
+        waiters.tell_head(&of, PrecedingRelease::followed());
+    }
     drop(head);
     Some(outcome)
 }
 
-/// Makes the release after which the next waiter here lets other processes go first; `notifications` is how many this process
-/// has received, if that is known here.
-fn others_first(handle: &Handle, grant: &Grant, notifications: Option<u64>) -> (Told, After) {
-    let (told, receivers) = oneshot::channel();
+/// Tells the next waiter here that its request comes after the release of this grant, unless it follows at once. Returns how
+/// the reply is used, `None` if nobody waits here. `head` is the role that was kept in the grant.
+fn tell_next(handle: &Handle, grant: &Grant, head: Option<&mut QueueHead>) -> Option<Told> {
+    // The store's queue decides which waiter is next.
+    if grant.kind.waits_in_store() {
+        return None;
+    }
+    let Shared {
+        waiters, fairness, ..
+    } = &**handle.shared();
     // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.
-    let readers =
-        grant.kind == Kind::Write && handle.shared().waiters.any(&LockId::new(Kind::Read, &grant.key));
-    (told, After::new(notifications, readers, receivers))
+    let readers = || grant.kind == Kind::Write && waiters.any(&LockId::new(Kind::Read, &grant.key));
+    if let Some(head) = head {
+        let (released, told) = PrecedingRelease::awaited(head.watch.as_ref(), readers(), false);
+        head.released = Some(released);
+        return Some(Told::Awaited(told));
+    }
+    // It became the head after the lock was acquired, or the lock cannot be handed off.
+    let of = LockId::new(grant.kind, &grant.key);
+    if !grant.kind.is_exclusive() || !waiters.has_head(&of) {
+        return None;
+    }
+    let readers = readers();
+    match fairness.releases(&of, readers) {
+        NextRequest::AtOnce => Some(Told::Followed),
+        NextRequest::AfterReply => {
+            let (released, told) = PrecedingRelease::awaited(None, readers, true);
+            waiters.tell_head(&of, released);
+            Some(Told::Awaited(told))
+        }
+    }
 }
 
 /// Hands the grant off, if that is allowed and a waiter accepts it.

@@ -32,6 +32,7 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
+use crate::runtime::waiters::ReleaseReplied;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
@@ -41,8 +42,13 @@ pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 /// The outcome of a release. Dropped early, the release goes on.
 pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
 
-/// Receives the number of notified subscribers of a release, and when the store has replied.
-pub(crate) type Told = oneshot::Sender<(Option<u64>, Moment)>;
+/// Who learns how many clients a release has notified.
+pub(crate) enum Told {
+    /// The next waiter of this process, which waits for it.
+    Awaited(oneshot::Sender<ReleaseReplied>),
+    /// The waiters after the next one, which asks right behind the release.
+    Followed,
+}
 
 /// A future that the worker runs to its end if it is dropped before.
 pub(crate) struct RunToCompletion<T: Send + 'static> {
@@ -222,6 +228,17 @@ impl Handle {
         }
     }
 
+    /// Leaves the future to the worker; returns its result, or `ended` if the worker is gone.
+    fn leave_to_worker<T: Send + 'static>(
+        &self,
+        future: RunToCompletion<T>,
+        ended: impl FnOnce() -> T + Send + 'static,
+    ) -> RunToCompletion<T> {
+        let (done, outcome) = oneshot::channel();
+        future.finish(move |outcome| drop(done.send(outcome)));
+        self.run_to_completion(async move { outcome.await.unwrap_or_else(|_| ended()) })
+    }
+
     /// Runs an acquire to its end. Dropped before, it is undone: the release is queued at once.
     pub(crate) fn ask<A: PendingAcquire>(
         &self,
@@ -262,7 +279,8 @@ impl Handle {
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let going_on = self.run_to_completion(release_grant(
+        let is_awaited = matches!(told, Some(Told::Awaited(_)));
+        let mut going_on = self.run_to_completion(release_grant(
             shared,
             request,
             release,
@@ -272,10 +290,17 @@ impl Handle {
             ended.map(|ended| (grant.clone(), ended)),
         ));
         let key = grant.key.clone();
+        if is_awaited {
+            // A caller that does not poll its release must not delay the waiter.
+            going_on = self.leave_to_worker(going_on, {
+                let key = key.clone();
+                move || Err(unknown(&key, RUNTIME_ENDED.to_owned()))
+            });
+        }
         let handle = self.clone();
         Box::pin(self.with_timers(async move {
             if handle.shared().has_lost_its_runtime() {
-                let ended = || Err(unknown(&key, "the client's runtime has ended".to_owned()));
+                let ended = || Err(unknown(&key, RUNTIME_ENDED.to_owned()));
                 return going_on.now_or_never().unwrap_or_else(ended);
             }
             match tokio::time::timeout(patience, going_on).await {
@@ -308,6 +333,8 @@ impl Handle {
     }
 }
 
+const RUNTIME_ENDED: &str = "the client's runtime has ended";
+
 /// Sends the release until it is over. `counted` says that this process may be among the clients that it notifies.
 fn release_grant(
     shared: Arc<Shared>,
@@ -324,19 +351,9 @@ fn release_grant(
         let key = &request.key;
         loop {
             let reply = step.await;
-            let receivers = release::listeners(&reply);
-            let is_heard = told
-                .take()
-                .is_some_and(|told| told.send((receivers, Moment::now())).is_ok());
-            let receivers = receivers.unwrap_or(0);
-            // A queue of the store cannot be jumped.
-            if !is_heard && receivers > 0 && !request.kind.waits_in_store() {
-                let of = LockId::new(request.kind, key);
-                // Waiters of this process were notified too, and compete with the others from now on.
-                if !shared.waiters.any(&of) {
-                    let others = other_listeners(receivers, counted);
-                    shared.fairness.released(&of, release.sent(), others);
-                }
+            if !is_heard(&shared, &request, told.take(), &reply) {
+                let receivers = release::listeners(&reply).unwrap_or(0);
+                lets_others_go_first(&shared, &request, receivers, release.sent(), counted);
             }
             match release.handle(reply, Moment::now()) {
                 ReleaseAction::Report(report) => {
@@ -375,6 +392,46 @@ fn release_grant(
             };
             step = call_release(&shared, again);
         }
+    }
+}
+
+/// Tells how many clients the release has notified; returns whether it concerns a waiter of this process.
+fn is_heard(
+    shared: &Shared,
+    ReleaseRequest { kind, key, .. }: &ReleaseRequest,
+    told: Option<Told>,
+    reply: &Result<ReleaseReply, StoreError>,
+) -> bool {
+    let receivers = release::listeners(reply);
+    match told {
+        Some(Told::Followed) => {
+            let known = receivers.filter(|_| reply.is_ok());
+            shared.fairness.reached(&LockId::new(*kind, key), known);
+            true
+        }
+        Some(Told::Awaited(told)) if reply.is_ok() => told.send((receivers, Moment::now())).is_ok(),
+        _ => false,
+    }
+}
+
+/// Lets the clients go first that the release has notified, if no caller of this process waits. `counted` says that this
+/// process may be among them.
+fn lets_others_go_first(
+    shared: &Shared,
+    ReleaseRequest { kind, key, .. }: &ReleaseRequest,
+    receivers: u64,
+    sent: Moment,
+    counted: bool,
+) {
+    // A queue of the store cannot be jumped.
+    if receivers == 0 || kind.waits_in_store() {
+        return;
+    }
+    let of = LockId::new(*kind, key);
+    // Waiters of this process were notified too, and compete with the others from now on.
+    if !shared.waiters.any(&of) {
+        let others = other_listeners(receivers, counted);
+        shared.fairness.released(&of, sent, others);
     }
 }
 

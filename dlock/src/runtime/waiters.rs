@@ -15,10 +15,10 @@
 //! head is the waiter that listens, and that asks the moment a release of this process is queued. While its role is
 //! kept in a grant, it knows which waiters are next in the store's queue.
 
-mod after;
 mod entry;
 mod head;
 mod poll_deadline;
+mod preceding;
 mod waiter;
 
 use std::collections::hash_map::Entry;
@@ -27,11 +27,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub(crate) use self::after::After;
 pub(crate) use self::entry::{Abandon, Delivered, QueueEntry};
 pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;
 pub(crate) use self::poll_deadline::attend;
+pub(crate) use self::preceding::{PrecedingRelease, ReleaseReplied};
 pub(crate) use self::waiter::Waiter;
 use crate::base::chance::next_id;
 use crate::base::lock_id::{ByLockId, LockId};
@@ -115,15 +115,24 @@ impl Waiters {
         queues.get(of).map_or(0, |queue| queue.waiters.waiting())
     }
 
-    /// Tells the queue head of a key, if there is one, that this process releases the lock to the store. Returns what `makes`
-    /// has returned beside the release, if the head was told.
-    pub(crate) fn tell_head<T>(&self, of: &LockId, makes: impl FnOnce() -> (T, After)) -> Option<T> {
+    /// Whether a key has a queue head.
+    pub(crate) fn has_head(&self, of: &LockId) -> bool {
         let queues = self.queues.lock();
-        let head = queues.get(of)?.waiters.head().cloned();
-        // This wakes it, which must not happen under the mutex.
+        queues.get(of).is_some_and(|queue| queue.waiters.has_head())
+    }
+
+    /// Tells the queue head of a key, if there is one, that this process releases the lock to the store.
+    pub(crate) fn tell_head(&self, of: &LockId, released: PrecedingRelease) {
+        let queues = self.queues.lock();
+        let Some(head) = queues.get(of).and_then(|queue| queue.waiters.head().cloned()) else {
+            return;
+        };
+        // Under the mutex of the queues: the head that leaves passes it on.
+        let before = head.delivery.lock().released.replace(released);
+        // Not under it: this wakes the head.
         drop(queues);
-        let (head, (made, after)) = (head?, makes());
-        head.tell(|delivery| delivery.after = Some(after)).then_some(made)
+        drop(before);
+        head.rouse();
     }
 
     /// Whether a key has waiters.

@@ -26,6 +26,8 @@ pub struct Watch {
     source: Option<Source>,
     /// The last value seen; `None` while the first check is due.
     seen: Option<u64>,
+    /// Whether notifications were certain from the start.
+    was_live: bool,
     on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -63,6 +65,7 @@ impl Watch {
         Watch {
             source: Some(Source::Changes(changes)),
             seen,
+            was_live: looks_now,
             on_drop: Some(Box::new(on_drop)),
         }
     }
@@ -77,6 +80,7 @@ impl Watch {
                 every,
             }),
             seen: None,
+            was_live: true,
             on_drop: None,
         }
     }
@@ -92,6 +96,11 @@ impl Watch {
     /// Returns how many notifications have been seen.
     pub(crate) fn count_seen(&self) -> u64 {
         self.seen.map_or_else(|| self.count(), |seen| seen % TAKEN)
+    }
+
+    /// Whether the store has confirmed the subscription: before that, a release may not have counted it.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.was_live || self.count() > 0
     }
 
     /// Ends the subscription: from now on there are no notifications.

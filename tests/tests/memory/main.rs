@@ -33,6 +33,7 @@ mod memory_slots;
 mod memory_small_store;
 mod memory_threads;
 mod memory_traces;
+mod memory_turns;
 mod memory_waiting;
 mod memory_warnings;
 mod memory_watchdog;

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use super::{PendingYield, ReleaseInLine, YieldRound};
+use super::following::Following;
+use super::{NextRequest, PendingYield, ReleaseInLine, YieldRound};
 use crate::base::kind::Kind;
 use crate::base::moment::Moment;
 
@@ -46,6 +47,7 @@ impl Tries {
 /// What is known about the other processes that wait for a key.
 #[derive(Debug)]
 struct KeyHistory {
+    following: Following,
     pending: Option<PendingYield>,
     /// Whether a process comes after a release of this one.
     first: Tries,
@@ -80,6 +82,8 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
             notifications: None,
             // Readers enter together.
             others_here: kind.is_shared(),
+            head_waited: false,
+            next: NextRequest::AfterReply,
         };
         let history = self.of(key, now);
         if !history.first.skips() {
@@ -88,6 +92,31 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
                 ..pending
             });
         }
+    }
+
+    /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
+    /// process share its subscription.
+    pub(crate) fn releases(&mut self, key: &K, others_here: bool, now: Moment) -> NextRequest {
+        let next = self.of(key, now).following.releases();
+        match others_here {
+            true => NextRequest::AfterReply,
+            false => next,
+        }
+    }
+
+    /// Records whether the waiter that asks right behind a release is subscribed.
+    pub(super) fn listens(&mut self, key: &K, listens: bool, now: Moment) {
+        self.of(key, now).following.listens(listens);
+    }
+
+    /// Records how many clients have received the notification of a release that was followed at once, `None` if unknown.
+    pub(crate) fn reached(&mut self, key: &K, receivers: Option<u64>, now: Moment) {
+        self.of(key, now).following.reached(receivers);
+    }
+
+    /// Records whether a release has certainly reached no other process.
+    pub(super) fn knows(&mut self, key: &K, is_alone: bool, now: Moment) {
+        self.of(key, now).following.knows(is_alone);
     }
 
     /// Whether [`take`](Self::take) has a yield.
@@ -159,6 +188,7 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
             self.known.shrink_to(self.room);
         }
         let new = || KeyHistory {
+            following: Following::default(),
             pending: None,
             first: Tries::default(),
             rest: Tries::default(),

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use super::{FirstOther, PendingYield, REPLY_DEADLINE, ReleaseInLine, YieldHistory, YieldRound};
+use super::{FirstOther, NextRequest, PendingYield, REPLY_DEADLINE, ReleaseInLine, YieldHistory, YieldRound};
 use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
@@ -90,7 +90,13 @@ impl<'e> Yielding<'e> {
         now: Moment,
     ) -> YieldStep {
         match release {
+            Some(release) if release.next == NextRequest::AtOnce => {
+                history.listens(key, release.notifications.is_some(), now);
+                YieldStep::End(None)
+            }
             Some(release) => {
+                // It counts as a request: if the store does not reply, it is unknown whether another client has the lock.
+                self.evidence.asks(release.sent);
                 self.state = State::AwaitsReply(release);
                 YieldStep::AwaitReply {
                     at_most: REPLY_DEADLINE,
@@ -111,6 +117,7 @@ impl<'e> Yielding<'e> {
             (State::AwaitsReply(release), YieldEvent::Released { receivers, at }) => {
                 self.evidence.replied();
                 let pending = PendingYield::after(release, receivers, at);
+                history.knows(key, receivers.is_some() && pending.is_none(), now);
                 self.decides(pending, history, key, now)
             }
             (
@@ -201,6 +208,8 @@ mod tests {
             sent: START,
             notifications,
             others_here: false,
+            head_waited: false,
+            next: NextRequest::AfterReply,
         })
     }
 
@@ -257,6 +266,55 @@ mod tests {
         let begin = ((release(Some(7)), None), None);
         let rows = [(1000, YieldEvent::NoReply, "ask")];
         assert!(run(history, begin, "reply within 1000", &rows));
+    }
+
+    #[test]
+    fn head_asks_behind_a_release_as_soon_as_one_has_reached_no_other_process() {
+        // notifications, receivers: when the next waiter asks
+        for (notifications, receivers, next) in [
+            (Some(7), Some(1), NextRequest::AtOnce),
+            (Some(7), Some(2), NextRequest::AfterReply),
+            (None, Some(0), NextRequest::AtOnce),
+            (None, Some(1), NextRequest::AfterReply),
+            (None, None, NextRequest::AfterReply),
+        ] {
+            let history = &mut History::default();
+            assert_eq!(history.releases(&1, false, START), NextRequest::AfterReply);
+            let mut evidence = Evidence::default();
+            let mut yielding = Yielding::new(None, &mut evidence);
+            yielding.begin((release(notifications), None), history, &1, START);
+            let replied = YieldEvent::Released {
+                receivers,
+                at: START + ms(4),
+            };
+            yielding.handle(replied, history, &1, START + ms(4));
+            assert_eq!(history.releases(&1, true, START), NextRequest::AfterReply);
+            assert_eq!(
+                history.releases(&1, false, START),
+                next,
+                "{notifications:?} {receivers:?}"
+            );
+        }
+        let history = &mut History::default();
+        let followed = release(Some(7)).map(|release| ReleaseInLine {
+            next: NextRequest::AtOnce,
+            ..release
+        });
+        run(history, ((followed, None), None), "ask", &[]);
+    }
+
+    #[test]
+    fn call_that_ends_before_the_reply_to_the_release_does_not_report_the_lock_as_held() {
+        // when the wait ends: whether the lock counts as held
+        for (end, is_held) in [(250, true), (251, false)] {
+            let history = &mut History::default();
+            let mut evidence = Evidence::default();
+            evidence.is_busy(None, START);
+            let mut yielding = Yielding::new(None, &mut evidence);
+            yielding.begin((release(Some(7)), None), history, &1, START);
+            let verdict = yielding.evidence().clone().verdict(START, START + ms(end), false);
+            assert_eq!(matches!(verdict, Verdict::NotAcquired { .. }), is_held, "{end}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::runtime::emit;
 use crate::runtime::emit::trace::Path;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
-use crate::runtime::waiters::{After, Delivered, QueueEntry, QueueHead};
+use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
 use crate::store::{Announce, GrantId, Notification, ReleaseRequest, StoreError, Watch, changed};
 
 /// How the role of the queue head ended.
@@ -42,7 +42,7 @@ impl<T> HeadOutcome<T> {
 enum Met<T> {
     Event(Event),
     /// This process releases the lock to the store; perhaps after the store has refused it to this waiter.
-    Released(After, Option<Event>),
+    Released(Option<Event>),
     /// The store has granted the lock.
     Granted(T),
     /// The lock was handed off; `None` if this waiter missed its poll deadline.
@@ -111,14 +111,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
         let mut acquire = Acquire::new(self.rules(), true, evidence);
-        let after = head.after.take();
         let pending = shared.fairness.take(entry.lock_id());
-        let mut step = if after.is_none() && pending.is_none() {
+        let mut step = if head.released.is_none() && pending.is_none() {
             let listens = head.watch.is_some();
             acquire.handle(Event::MayAsk { listens }, Moment::now())
         } else {
             // Boxed, because few calls need it: each call is moved with room for it.
-            let yields = self.yields(entry, &mut head, (after, pending), waiter, &mut acquire);
+            let yields = self.yields(entry, &mut head, pending, waiter, &mut acquire);
             match Box::pin(yields).await? {
                 ControlFlow::Continue(step) => step,
                 ControlFlow::Break(guard) => return Ok(self.took(guard, head, &mut acquire)),
@@ -156,7 +155,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     other_holds |= matches!(event, Event::Busy { .. });
                     event
                 }
-                Met::Released(after, refusal) => {
+                Met::Released(refusal) => {
                     other_holds = false;
                     if let Some(refusal) = refusal {
                         let refused = acquire.handle(refusal, Moment::now());
@@ -165,8 +164,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                             head.waits(self.call.options.lock.max_waiters, acquire.evidence)?;
                         }
                     }
-                    let turn = (Some(after), None);
-                    let yields = self.yields(entry, &mut head, turn, waiter, acquire);
+                    let yields = self.yields(entry, &mut head, None, waiter, acquire);
                     match Box::pin(yields).await? {
                         ControlFlow::Continue(first) => step = first,
                         ControlFlow::Break(guard) => return Ok(self.took(guard, head, acquire)),
@@ -185,22 +183,26 @@ impl<G: AcquireTarget> Wait<'_, G> {
             step = at_store.acquire.handle(event, Moment::now());
         }
     }
+
     /// Returns the first step, after other processes went first if it is their turn. Breaks with a lock that was handed
     /// off in that time.
     async fn yields(
         &self,
         entry: &QueueEntry,
         head: &mut QueueHead,
-        turn: (Option<After>, Option<PendingYield>),
+        pending: Option<PendingYield>,
         waiter: GrantId,
         acquire: &mut Acquire<'_>,
     ) -> Result<ControlFlow<Option<Hold>, Step>, Error> {
         let shared = self.call.handle.shared();
+        if let Some(released) = &mut head.released {
+            released.is_taken(head.watch.as_ref(), self.call.has_position());
+        }
         let others_first = async {
             let listen = || self.listens(waiter);
             let of = entry.lock_id();
             let yielded = (shared.fairness)
-                .yields(of, turn, head, listen, self.until, acquire.evidence)
+                .yields(of, pending, head, listen, self.until, acquire.evidence)
                 .await;
             let listens = head.watch.is_some();
             let event = match yielded {
@@ -273,8 +275,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         announce: Announce,
         patience_ends: Option<Moment>,
     ) -> Result<Met<G::Got>, Error> {
-        if let Some(after) = self.released_before(entry, head) {
-            return Ok(Met::Released(after, None));
+        if takes_release(entry, head) {
+            return Ok(Met::Released(None));
         }
         // The reply covers events before the request.
         head.watch.iter_mut().for_each(Watch::seen);
@@ -290,21 +292,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 () = self.call.ending().cancelled() => return Ok(Met::Event(Event::Closed)),
             },
         };
-        let after = self.released_before(entry, head);
-        Ok(match (outcome, after) {
-            (Ok(AttemptOutcome::Got(got)), _) => Met::Granted(got),
-            (outcome @ Ok(AttemptOutcome::Busy { .. }), Some(after)) => {
-                Met::Released(after, Some(self.refused(entry, outcome)))
+        Ok(match outcome {
+            Ok(AttemptOutcome::Got(got)) => Met::Granted(got),
+            Ok(AttemptOutcome::Busy { .. }) if takes_release(entry, head) => {
+                Met::Released(Some(self.refused(entry, outcome)))
             }
-            (outcome, _) => Met::Event(self.refused(entry, outcome)),
+            outcome => Met::Event(self.refused(entry, outcome)),
         })
-    }
-
-    /// Returns the release of this process that the head was told of.
-    fn released_before(&self, entry: &QueueEntry, head: &QueueHead) -> Option<After> {
-        let mut after = entry.released_before()?;
-        after.is_told(head.watch.as_ref(), self.call.has_position());
-        Some(after)
     }
 
     /// Waits between two requests.
@@ -321,9 +315,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
             biased;
             () = self.call.ending().cancelled() => Event::Closed,
             guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
-            mut after = entry.released() => {
-                after.is_told(head.watch.as_ref(), self.call.has_position());
-                return Ok(Met::Released(after, None));
+            released = entry.released() => {
+                head.released = Some(released);
+                return Ok(Met::Released(None));
             }
             event = pause.notified(&mut head.watch) => event,
             () = clock::sleep_until(pause.until.instant()) => Event::Due,
@@ -357,6 +351,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         acquire.handle(Event::Granted { ends_position }, sent);
         match guard {
             Some(guard) => {
+                // It came before this grant.
+                drop(entry.released_before());
                 head.rests(guard);
                 None
             }
@@ -413,6 +409,14 @@ impl<G: AcquireTarget> Wait<'_, G> {
             _ => HeadOutcome::Lost,
         }
     }
+}
+
+/// Takes the release of this process that the head was told of, if there is one.
+fn takes_release(entry: &QueueEntry, head: &mut QueueHead) -> bool {
+    let released = entry.released_before();
+    let is_there = released.is_some();
+    head.released = released.or(head.released.take());
+    is_there
 }
 
 /// Waits for the lock from another caller of this process; `None` if this waiter missed its poll deadline.

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
-use super::after::After;
 use super::head::QueueHead;
+use super::preceding::PrecedingRelease;
 use super::waiter::{OnHead, POLLED, Waiter};
 use super::{Waiters, too_many};
 use crate::Error;
@@ -125,13 +125,13 @@ impl QueueEntry {
     }
 
     /// Waits until this process releases the lock to the store. Cancel safe.
-    pub(crate) async fn released(&self) -> After {
+    pub(crate) async fn released(&self) -> PrecedingRelease {
         std::future::poll_fn(|_| self.released_before().map_or(Poll::Pending, Poll::Ready)).await
     }
 
     /// Returns the release that [`released`](Self::released) would return now.
-    pub(crate) fn released_before(&self) -> Option<After> {
-        self.waiter.delivery.lock().after.take()
+    pub(crate) fn released_before(&self) -> Option<PrecedingRelease> {
+        self.waiter.delivery.lock().released.take()
     }
 
     /// Returns a delivery that is already there.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use super::after::After;
+use super::preceding::PrecedingRelease;
 use super::waiter::Waiter;
 use super::{Queue, Waiters, too_many};
 use crate::Error;
@@ -26,8 +26,8 @@ pub(crate) struct QueueHead {
     number: u64,
     /// The subscription, once a request needed it.
     pub(crate) watch: Option<Watch>,
-    /// The lock was just released to the store, perhaps for others.
-    pub(crate) after: Option<After>,
+    /// The release before the next request, perhaps for others.
+    pub(crate) released: Option<PrecedingRelease>,
     /// How many times the lock was handed off since it last came from the store.
     pub(crate) handed: u32,
     /// Whether a reader that waited here was just granted the lock, so that all others may read, too.
@@ -49,7 +49,7 @@ impl Waiters {
             of,
             number,
             watch: None,
-            after: None,
+            released: None,
             handed: 0,
             opened: false,
             behind: Vec::new(),
@@ -153,7 +153,7 @@ impl QueueHead {
     /// Passes the role on to the next waiter, or ends the queue.
     fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) {
         self.has_ended = true;
-        let (mut watch, after) = (self.watch.take(), self.after.take());
+        let (mut watch, mut released) = (self.watch.take(), self.released.take());
         let mut next = None;
         if let Some(queue) = self.queue(&mut queues) {
             let waiters = &mut queue.waiters;
@@ -161,12 +161,17 @@ impl QueueHead {
                 waiters.head_rests();
                 return;
             }
+            // Told, and not taken.
+            let told = waiters
+                .head()
+                .and_then(|head| head.delivery.lock().released.take());
+            released = told.or(released);
             next = waiters.head_ends(self.quietly);
             if next.is_none() {
                 queues.remove(&self.of);
             } else {
-                let released = after.as_ref().map(After::sent);
-                queue.evidence.head_ends(Moment::now(), released);
+                let sent = released.as_ref().map(|released| released.release().sent);
+                queue.evidence.head_ends(Moment::now(), sent);
             }
         }
         // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes
@@ -185,7 +190,7 @@ impl QueueHead {
                 of: self.of.clone(),
                 number: self.number,
                 watch,
-                after,
+                released,
                 handed: self.handed,
                 opened: self.opened,
                 behind: Vec::new(),

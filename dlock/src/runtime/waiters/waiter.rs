@@ -9,10 +9,10 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::task;
 
-use super::after::After;
 use super::entry::Abandon;
 use super::head::QueueHead;
 use super::poll_deadline::Alarm;
+use super::preceding::PrecedingRelease;
 use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::handoff::HandoffTerms;
@@ -61,8 +61,8 @@ pub(super) type OnHead = Box<dyn FnOnce() + Send>;
 pub(super) struct Delivery {
     pub(super) head: Option<Box<QueueHead>>,
     pub(super) guard: Option<Hold>,
-    /// As the head, it was told of a release of this process.
-    pub(super) after: Option<After>,
+    /// As the head, it was told of this release.
+    pub(super) released: Option<PrecedingRelease>,
     pub(super) turned_away: bool,
     /// It missed its poll deadline, and lost what it had.
     pub(super) withdrawn: bool,

@@ -1,0 +1,97 @@
+//! A release of this process that precedes the next request of the queue head.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::base::moment::Moment;
+use crate::engine::fairness::{NextRequest, ReleaseInLine, YieldEvent};
+use crate::store::Watch;
+
+/// A release that was sent to the store while others wait here. It belongs to the queue head, and passes on with that role
+/// until the lock is acquired.
+#[derive(Debug)]
+pub(crate) struct PrecedingRelease {
+    release: ReleaseInLine,
+    reply: Reply,
+}
+
+#[derive(Debug)]
+enum Reply {
+    /// How many clients received the notification, and when the store has replied.
+    Awaited(oneshot::Receiver<ReleaseReplied>),
+    Arrived(ReleaseReplied),
+    /// Nobody waits for it.
+    Ignored,
+}
+
+/// How many clients received the notification of a release, if the store counts them, and when the store has replied.
+pub(crate) type ReleaseReplied = (Option<u64>, Moment);
+
+impl PrecedingRelease {
+    /// A release whose reply decides whether others go first, with the subscription of the head, if that is known;
+    /// `others_here` says whether other waiters of this process share it, `head_waited` whether there was a head before.
+    pub(crate) fn awaited(
+        watch: Option<&Watch>,
+        others_here: bool,
+        head_waited: bool,
+    ) -> (PrecedingRelease, oneshot::Sender<ReleaseReplied>) {
+        let (sender, receivers) = oneshot::channel();
+        let notifications = watch.and_then(|watch| watch.is_confirmed().then(|| watch.count()));
+        let preceding = PrecedingRelease {
+            release: ReleaseInLine {
+                sent: Moment::now(),
+                notifications,
+                others_here,
+                head_waited,
+                next: NextRequest::AfterReply,
+            },
+            reply: Reply::Awaited(receivers),
+        };
+        (preceding, sender)
+    }
+
+    /// A release that the next request follows at once.
+    pub(crate) fn followed() -> PrecedingRelease {
+        PrecedingRelease {
+            release: ReleaseInLine {
+                sent: Moment::now(),
+                notifications: None,
+                others_here: false,
+                head_waited: true,
+                next: NextRequest::AtOnce,
+            },
+            reply: Reply::Ignored,
+        }
+    }
+
+    /// Returns it as the engine sees it.
+    pub(crate) fn release(&self) -> ReleaseInLine {
+        self.release
+    }
+
+    /// Records that a head takes it that waited before, and may listen: a notification that it has not seen may be that of
+    /// this release. The readers of a lock are kept out while a preferred writer has a position, so it does not let them go
+    /// first.
+    pub(crate) fn is_taken(&mut self, watch: Option<&Watch>, has_position: bool) {
+        if self.release.head_waited {
+            let watch = watch.filter(|watch| watch.is_confirmed());
+            self.release.notifications = watch.map(Watch::count_seen);
+            self.release.others_here &= !has_position;
+        }
+    }
+
+    /// Waits for the reply of the store, at most `at_most`.
+    pub(crate) async fn replied(&mut self, at_most: Duration) -> YieldEvent {
+        if let Reply::Awaited(receivers) = &mut self.reply {
+            self.reply = match tokio::time::timeout(at_most, receivers).await {
+                Ok(Ok(reply)) => Reply::Arrived(reply),
+                Ok(Err(_)) | Err(_) => Reply::Ignored,
+            };
+        }
+        match self.reply {
+            Reply::Arrived((receivers, at)) => YieldEvent::Released { receivers, at },
+            Reply::Awaited(_) | Reply::Ignored => YieldEvent::NoReply,
+        }
+    }
+}
