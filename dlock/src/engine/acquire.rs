@@ -274,7 +274,8 @@ impl<'e> Acquire<'e> {
         let left = finite(left);
         self.evidence.is_busy(left.map(|left| now + left), now);
         self.crowd.is_busy(listeners, self.sent, now);
-        let listens = self.is_head && !self.listens;
+        // A reply that is older than the role of the head is followed by a request, whose reply says whether it waits.
+        let listens = self.is_head && !self.listens && !self.became_head;
         if listens {
             self.listens = true;
             self.crowd.listens();

@@ -87,6 +87,7 @@ async fn in_one_call(server: &Server, script: &str, key: &str, steps: &[Vec<Stri
             let behind = words.get(3..).unwrap_or_default();
             format!("{:?} {behind:?}", words[0])
         }
+        Value::Int(left) if *left < 0 => "waits".to_owned(),
         other => format!("{other:?}"),
     };
     replies[1..].iter().map(told).collect()

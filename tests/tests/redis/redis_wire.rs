@@ -1,7 +1,6 @@
 //! What is on the server and on the wire: the data of Redisson's lock and nothing else, whatever the locks
 //! are called and whatever else is there.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dlock::store::Kind;
@@ -441,30 +440,22 @@ async fn the_fence_is_no_lock() {
     assert!(fence >= token);
 }
 
-/// The script of all steps: always.lua and run.lua first, rest.lua last, and between them, in a function, common.lua,
-/// steps.lua, the others in any order, and rare.lua.
+/// The script of all steps, in the order in which script.rs names its files and the lines between them.
 pub(crate) fn script() -> String {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/stores/redis/lua");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
-    let place = |path: &PathBuf| {
-        let name = path.file_stem().unwrap();
-        let ends = ["rare", "rest"].iter().position(|end| name == *end);
-        let begins = ["always", "run", "common", "steps"]
-            .iter()
-            .position(|begin| name == *begin);
-        (ends.map_or(0, |at| at + 1), begins.unwrap_or(4))
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/stores/redis/");
+    let read = |file: &str| std::fs::read_to_string(format!("{folder}{file}")).unwrap();
+    let source = read("script.rs");
+    let parts = source.split_once("concat!(").unwrap().1;
+    let parts = parts.split_once("\n);").unwrap().0;
+    let text = |part: &str| match part.strip_prefix("include_str!(\"") {
+        Some(file) => read(file.trim_end_matches("\")")),
+        None => part.trim_matches('"').replace("\\n", "\n"),
     };
-    files.sort_by_key(place);
-    let mut texts: Vec<_> = files
-        .into_iter()
-        .map(|path| std::fs::read_to_string(path).unwrap())
-        .collect();
-    texts.insert(2, "local function rare()\n".to_owned());
-    texts.insert(texts.len() - 1, "end\n".to_owned());
-    texts.concat()
+    parts
+        .lines()
+        .map(|line| line.trim().trim_end_matches(','))
+        .map(text)
+        .collect()
 }
 
 /// Reserved tokens reach back in time. Where the last one is gone, a flush may have come just after it was given.

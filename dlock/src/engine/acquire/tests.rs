@@ -338,7 +338,7 @@ fn waiter_of_a_fair_lock_asks_often_and_listens_as_the_head_or_when_it_takes_lon
 #[test]
 fn reply_that_is_older_than_the_role_of_the_head_is_asked_for_again_at_once() {
     for (reply, follows) in [
-        (busy(9000), "head waits, listen, send (poll by 2505)"),
+        (busy(9000), "head waits, send (poll by 2505)"),
         (unreachable(), "send (poll by 2505)"),
         (in_doubt(), "new position, send (poll by 2505)"),
         (GRANTED, "Granted"),
@@ -353,6 +353,21 @@ fn reply_that_is_older_than_the_role_of_the_head_is_asked_for_again_at_once() {
             ],
         );
     }
+    // Only the reply to its request as the head says whether it has to wait.
+    run(
+        FAIR,
+        false,
+        vec![
+            (0, MAY_ASK, "send (poll by 2500)"),
+            (3, Event::BecameHead, "continue"),
+            (5, busy(9000), "head waits, send (poll by 2505)"),
+            (
+                7,
+                busy(9000),
+                "head waits, listen, wait until 1507 (poll by 2507)",
+            ),
+        ],
+    );
 }
 
 #[test]

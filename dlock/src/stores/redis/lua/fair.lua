@@ -4,7 +4,8 @@
 --   fair GRANT LEASE-ms TOKENS WAITS LAST-ms   an acquire; WAITS is 1 for a waiter that joins the queue if the lock is
 --                                              busy, LAST is the time since its last request, -1 for the first. With
 --                                              tokens for more than one, `acquired` is followed by the numbers of the
---                                              next waiters of the same client
+--                                              next waiters of the same client. A waiter that stays in the queue gets a
+--                                              number, as in an acquire of a plain lock
 --   release_fair GRANT KEEP-ms                 as release; also leaves the queue, which answers 0
 -- Of an available lock that others wait for, `busy` tells when the queue head is overdue.
 --
@@ -255,7 +256,7 @@ local function add_fair_steps()
   -- New waiters join at the end.
   local function join(queue, times, grants)
     local new, entries = digits(time_of_newcomer(times)), {}
-    for i, grant in ipairs(grants) do entries[2 * i - 1], entries[2 * i] = new, grant end
+    for i = 1, #grants do entries[2 * i - 1], entries[2 * i] = new, grants[i] end
     on('RPUSH', queue, unpack(grants))
     on('ZADD', times, unpack(entries))
     seen.last = grants[#grants]
@@ -279,10 +280,10 @@ local function add_fair_steps()
     local numbers = {}
     if most < 1 then return numbers end
     local client = string.match(grant, '^.*:')
-    for _, id in ipairs(on('LRANGE', queue, from, from + most - 1)) do
-      local other, number = string.match(id, '^(.*:)(%d+)$')
-      if other ~= client then break end
-      table.insert(numbers, tonumber(number))
+    local ids = on('LRANGE', queue, from, from + most - 1)
+    for i = 1, #ids do
+      if string.sub(ids[i], 1, #client) ~= client then break end
+      numbers[i] = tonumber(string.sub(ids[i], #client + 1))
     end
     return numbers
   end
@@ -313,6 +314,9 @@ local function add_fair_steps()
     return on('LRANGE', queue, 0, steps_on_it - 1)
   end
 
+  -- The answer to a waiter while the lock is held, or its queue head keeps its position, for so long.
+  local function waits_for(left) return -2 - left end
+
   -- Runs this step and the following ones on the same lock, as long as they only change the queue while another client holds
   -- the lock: new waiters, and waiters that leave from the front. Neither affects the other, so all join with one command and
   -- leave with one. Returns the last of these steps; the others have their replies. `firsts` is the head of the queue, if
@@ -339,7 +343,7 @@ local function add_fair_steps()
       next_at = next_at + 2 + ARGV[next_at + 1]
     end
     -- Joining comes first, so that the queue does not become empty in between.
-    local joined = #joins > 0 and attempt(join, queue, times, joins) or { 'busy', left }
+    local joined = #joins > 0 and attempt(join, queue, times, joins) or waits_for(left)
     local gone = #leaves > 0 and attempt(pop, queue, times, leaves)
     if not gone or is_loss(gone[2]) then gone = 0 end
     for i = 2, #ends do
@@ -372,17 +376,16 @@ local function add_fair_steps()
       if have_left and kept > 0 then tell(channel_of(key, first)) end
       -- Until the queue head loses its position, unless it asks.
       left = kept
-    elseif waits == '1' and last == '-1' then
+    elseif waits == '1' and last == '-1' and KEYS[step + 1] == key then
       return come_and_go(key, left)
     end
-    if waits == '1' then
-      if last ~= '-1' then
-        stay(queue, times, grant, tonumber(last))
-      else
-        join(queue, times, { grant })
-      end
+    if waits ~= '1' then return { 'busy', left } end
+    if last ~= '-1' then
+      stay(queue, times, grant, tonumber(last))
+    else
+      join(queue, times, { grant })
     end
-    return { 'busy', left }
+    return waits_for(left)
   end
 
   -- The queue head; other data in place of the queue fails no release.
