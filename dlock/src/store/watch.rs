@@ -173,3 +173,23 @@ impl fmt::Debug for Watch {
         f.debug_struct("Watch").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::Hub;
+
+    /// Before that, the reply to a release may not count it.
+    #[test]
+    fn subscription_is_confirmed_once_notifications_are_certain() {
+        for is_certain in [true, false] {
+            let hub = Arc::new(Hub::default());
+            let mut watch = hub.listen("k".into(), |_| is_certain, |_| ());
+            assert_eq!(watch.is_confirmed(), is_certain);
+            hub.confirm("k");
+            watch.seen();
+            assert!(watch.is_confirmed());
+        }
+    }
+}
