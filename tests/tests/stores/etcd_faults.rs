@@ -11,6 +11,8 @@ use dlock_tests::faults::{PATIENCE, answered, in_rounds, is_confirmed, within};
 use serde_json::json;
 use tokio::time::sleep;
 
+use crate::scenes::is_lost_before;
+
 const SEC: Duration = Duration::from_secs(1);
 
 async fn client(builder: EtcdLocksBuilder) -> LockClient {
@@ -34,14 +36,13 @@ async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
     );
     let lease = 4 * SEC;
     let guard = a.lock("k").lease(lease).acquire().await.unwrap();
+    let waiting = tokio::spawn(b.lock("k").acquire());
+    sleep(SEC / 5).await;
     server.stop();
-    let stopped = Instant::now();
-    guard.lost().await;
-    // Renewed at the latest just before that.
-    assert!(stopped.elapsed() < lease + SEC, "{:?}", stopped.elapsed());
-    assert!(!guard.is_held());
+    is_lost_before(Instant::now() + lease, &guard).await;
     server.cont();
-    let next = b.lock("k").acquire().await.unwrap();
+    let next = within(PATIENCE, "the waiter goes on", waiting).await;
+    let next = next.unwrap().unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
     next.release().await.unwrap();
 }

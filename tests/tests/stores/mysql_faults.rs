@@ -21,8 +21,8 @@ use crate::scenes::{
 
 in_scenes! { Table:
     fn holds_survive_a_kill_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Mysql::start());
-    /// Stopped, as a whole: the holder is told before another one could have the lock.
     fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() = holder_is_lost_before_the_lease_ends(Mysql::start());
+    fn holder_that_is_cut_off_is_lost_before_another_one_has_its_lock() = holder_that_is_cut_off_is_lost_before_another_one_has_its_lock(Mysql::shared());
     fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Mysql::shared());
     fn dropped_client_leaves_no_connection_and_no_lock() = dropped_client_leaves_no_connection_and_no_lock(Mysql::start());
     fn many_locks_of_a_client_are_renewed_by_few_statements() = many_locks_of_a_client_are_renewed_by_few_statements(Mysql::shared());

@@ -103,8 +103,8 @@ in_scenes! { Table:
     fn lost_renewals_cost_no_lock() = lost_renewals_cost_no_lock(Postgres::shared());
     fn what_waits_to_be_sent_goes_into_one_statement() = what_waits_goes_together(Postgres::shared());
     fn holds_survive_a_restart_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Postgres::start());
-    /// Stopped, as a whole: the holder is told before another one could have the lock.
     fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() = holder_is_lost_before_the_lease_ends(Postgres::start());
+    fn holder_that_is_cut_off_is_lost_before_another_one_has_its_lock() = holder_that_is_cut_off_is_lost_before_another_one_has_its_lock(Postgres::shared());
     fn broken_connections_cost_nothing_that_is_held() = broken_connections_cost_nothing_that_is_held(Postgres::shared());
     fn dropped_client_leaves_no_connection_and_no_lock() = dropped_client_leaves_no_connection_and_no_lock(Postgres::start());
     fn many_locks_of_a_client_are_renewed_by_few_statements() = many_locks_of_a_client_are_renewed_by_few_statements(Postgres::shared());

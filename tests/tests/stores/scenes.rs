@@ -1,16 +1,17 @@
 //! What is promised of locks in the rows of a table, whatever the server, and what went wrong elsewhere.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
     Renewal, Store, StoreError,
 };
-use dlock::{HoldState, LockClient, Loss};
+use dlock::{HoldState, LockClient, LockGuard, Loss};
 use dlock_tests::faults::{PATIENCE, answered, within};
-use dlock_tests::{Gateway, Node, Swallow, eventually};
-use futures_util::future::join_all;
+use dlock_tests::{Direction, Gateway, Node, Swallow, eventually};
+use futures_util::FutureExt;
+use futures_util::future::{join, join_all};
 use tokio::time::sleep;
 
 use crate::backend::{Asked, Backend};
@@ -84,6 +85,24 @@ pub(super) async fn renewed(
 ) -> Result<Renewal, StoreError> {
     let replies = store.clone().renew(vec![renewal(key, number, lease)]).await;
     replies.expect("each has a reply of its own").remove(0)
+}
+
+/// Sees that the lease of a hold runs out before this moment, from which on the server may grant its lock to another client.
+///
+/// # Panics
+/// When it does not.
+pub(super) async fn is_lost_before(over: Instant, guard: &LockGuard) {
+    loop {
+        // Before the guard is asked: what it says is true at this moment or later.
+        let asked = Instant::now();
+        if let Some(loss) = guard.lost().now_or_never() {
+            assert_eq!(loss, Loss::Expired);
+            assert!(!guard.is_held());
+            return;
+        }
+        assert!(asked < over, "two clients may hold the lock");
+        sleep(5 * MS).await;
+    }
 }
 
 /// Makes a test of each scene, by the name that it has here, on a server that others use or one of its own.
@@ -351,23 +370,48 @@ pub(super) async fn holds_survive_a_restart_and_waiters_go_on<B: Backend>(server
     drop(next.unwrap().unwrap());
 }
 
-/// Stopped, as a whole: the holder is told before another one could have the lock. The server has to be the test's own.
+/// Stopped, as a whole, while another client waits. The server has to be the test's own.
 pub(super) async fn holder_is_lost_before_the_lease_ends<B: Backend>(server: B::Server) {
     let setting = Setting::<B>::on(Arc::new(server)).await;
-    let here = client(&setting.hasty).await;
-    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
+    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
+    let lease = 2 * SEC;
+    let guard = here.lock("k").lease(lease).acquire().await.unwrap();
+    let beside = here.lock("beside").lease(lease).acquire().await.unwrap();
+    let waiting = tokio::spawn(there.lock("k").acquire());
+    sleep(200 * MS).await;
     setting.backend.server().stop();
-    let loss = within(PATIENCE, "it is lost", guard.lost()).await;
+    let over = Instant::now() + lease;
+    // A guard that nobody asks is told as well.
+    let told = within(lease, "it is told", beside.lost());
+    let (loss, ()) = join(told, is_lost_before(over, &guard)).await;
     assert_eq!(loss, Loss::Expired);
     let error = within(PATIENCE, "it fails", here.lock("other").wait(SEC).acquire())
         .await
         .unwrap_err();
     assert!(!error.is_busy(), "{error}");
     setting.backend.server().cont();
-    let there = client(&setting.patient).await;
-    let next = within(PATIENCE, "it is free", there.lock("k").acquire())
-        .await
-        .unwrap();
+    let next = within(PATIENCE, "the waiter goes on", waiting).await;
+    let next = next.unwrap().unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    assert!(!guard.is_held());
+}
+
+/// Cut off alone, while another client asks for its lock again and again.
+pub(super) async fn holder_that_is_cut_off_is_lost_before_another_one_has_its_lock<B: Backend>(
+    server: Arc<B::Server>,
+) {
+    let setting = Setting::<B>::on(server).await;
+    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
+    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
+    setting.proxy.block(Direction::Both);
+    let next = loop {
+        match there.lock("k").try_acquire().await {
+            Err(error) if error.is_busy() => sleep(MS).await,
+            acquired => break acquired.unwrap(),
+        }
+    };
+    assert!(!guard.is_held(), "two clients hold the lock");
+    assert_eq!(guard.lost().await, Loss::Expired);
     assert!(next.fencing_token() > guard.fencing_token());
 }
 

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlock::store::{AcquireReply, Store};
-use dlock::{Error, LockClient, Loss};
+use dlock::{Error, LockClient};
 use dlock_tests::bins::Running;
 use dlock_tests::faults::{PATIENCE, answered, is_confirmed, within};
 use dlock_tests::zookeeper::{Ensemble, ZkProxy, ZkRequest, Zookeeper};
 use dlock_tests::{Clock, Inside, eventually};
-use futures_util::FutureExt;
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, sleep_until};
 
-use crate::scenes::{MS, SEC};
+use crate::scenes::{MS, SEC, is_lost_before};
 use crate::zookeeper_support::{LONG, TIMEOUT, client, fresh_root, patient, request, store};
 
 /// Of clients whose session ends in a test.
@@ -137,17 +136,7 @@ async fn holder_is_lost_before_its_session_is_over_when_the_server_stands_still(
     let waiting = waits(&waiter).await;
     server.stop();
     let over = Instant::now() + SESSION;
-    loop {
-        // Before the guard is asked: what it says is true at this moment or later.
-        let asked = Instant::now();
-        let told = guard.lost().now_or_never();
-        if !guard.is_held() && told.is_some() {
-            assert_eq!(told, Some(Loss::Expired));
-            break;
-        }
-        assert!(asked < over, "two clients may hold the lock");
-        sleep(5 * MS).await;
-    }
+    is_lost_before(over, &guard).await;
     let error = hasty.lock("new").wait(SEC / 2).acquire().await.unwrap_err();
     assert!(!error.is_busy(), "{error}");
     sleep_until(over.into()).await;
