@@ -148,8 +148,8 @@ async fn lease_after_a_locked_row_is_whole() {
     let mut locked = setting.locked("k").await;
     let asked = tokio::spawn(store.clone().acquire(ask("k", 1, 700 * MS)));
     sleep(850 * MS).await;
-    locked.query_drop("COMMIT").await.unwrap();
     let committed = Instant::now();
+    locked.query_drop("COMMIT").await.unwrap();
     token(asked.await.unwrap());
     let until = setting.number("SELECT until_us FROM {t}").await;
     let now = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)";
