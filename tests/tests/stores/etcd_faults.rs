@@ -7,10 +7,11 @@ use dlock::LockClient;
 use dlock_etcd::{EtcdLocks, EtcdLocksBuilder};
 use dlock_tests::etcd::{Etcd, EtcdCluster, EtcdProxy, builder_at, fresh_namespace};
 use dlock_tests::eventually;
-use dlock_tests::faults::{PATIENCE, answered, in_rounds, is_confirmed, within};
-use serde_json::json;
+use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, is_confirmed, within};
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use crate::etcd_support::acquires;
 use crate::scenes::is_lost_before;
 
 const SEC: Duration = Duration::from_secs(1);
@@ -66,26 +67,45 @@ async fn holds_survive_a_restart_and_waiters_go_on() {
     next.release().await.unwrap();
 }
 
-/// Compacted while it is watched, and a lock that was released long before.
+/// Compacts the history up to now. Returns the server's status before that.
+async fn compact(server: &Etcd) -> Value {
+    let status = server.ask("maintenance/status", &json!({})).await;
+    let status = status.expect("a status");
+    let compact = json!({"revision": status["header"]["revision"], "physical": true});
+    assert!(server.ask("kv/compaction", &compact).await.is_some());
+    status
+}
+
+/// Compacted while it is watched, and then with the connection cut. In other libraries: a watch that goes on from the last
+/// revision that it has seen, which is compacted by then.
 #[tokio::test]
 async fn compaction_ends_no_watch() {
     let server = Etcd::start().await;
-    let namespace = fresh_namespace();
-    let builder = || server.builder(&namespace).timeout(PATIENCE);
-    let (a, b) = (client(builder()).await, client(builder()).await);
-    let guard = a.lock("k").acquire().await.unwrap();
-    let waiting = tokio::spawn(async move { b.lock("k").acquire().await.map(|guard| (b, guard)) });
-    sleep(SEC / 10).await;
-    let status = server
-        .ask("maintenance/status", &json!({}))
-        .await
-        .expect("a status");
-    let revision = status["header"]["revision"].clone();
-    let compact = json!({"revision": revision, "physical": true});
-    assert!(server.ask("kv/compaction", &compact).await.is_some());
-    guard.release().await.unwrap();
-    let (_b, next) = waiting.await.unwrap().unwrap();
-    next.release().await.unwrap();
+    let (namespace, proxy) = (fresh_namespace(), EtcdProxy::start(server.addr()));
+    let a = client(server.builder(&namespace).timeout(PATIENCE)).await;
+    let b = client(builder_at(proxy.addr(), &namespace).timeout(PATIENCE)).await;
+    // A waiter without notifications asks four times a second.
+    let is_quiet = async || {
+        let before = proxy.count(acquires);
+        sleep(SEC).await;
+        proxy.count(acquires) == before
+    };
+    for is_cut in [false, true] {
+        let guard = a.lock("k").acquire().await.unwrap();
+        let waiting = tokio::spawn(b.lock("k").acquire());
+        eventually("its waiter has notifications", &is_quiet).await;
+        assert!(server.put("another key", b"changes").await);
+        compact(&server).await;
+        if is_cut {
+            let asked = proxy.count(acquires);
+            proxy.cut();
+            eventually("its waiter asks again", async || proxy.count(acquires) > asked).await;
+            eventually("its waiter has notifications again", &is_quiet).await;
+        }
+        guard.release().await.unwrap();
+        let next = within(SOON, "its waiter is told", waiting).await;
+        next.unwrap().unwrap().release().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -118,12 +138,7 @@ async fn server_without_space_ends_locks_and_grants_none() {
     .await;
     // As an operator makes room.
     assert!(server.delete("fill/").await > 0);
-    let status = server
-        .ask("maintenance/status", &json!({}))
-        .await
-        .expect("a status");
-    let compact = json!({"revision": status["header"]["revision"], "physical": true});
-    assert!(server.ask("kv/compaction", &compact).await.is_some());
+    let status = compact(&server).await;
     assert!(server.ask("maintenance/defragment", &json!({})).await.is_some());
     let disarm =
         json!({"action": "DEACTIVATE", "alarm": "NOSPACE", "memberID": status["header"]["member_id"]});
