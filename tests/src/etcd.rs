@@ -290,6 +290,21 @@ impl Etcd {
         leases.iter().filter_map(id).collect()
     }
 
+    /// How many keys a lease has.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn keys_on(&self, lease: i64) -> u64 {
+        let reply = self
+            .ask(
+                "lease/timetolive",
+                &json!({"ID": lease.to_string(), "keys": true}),
+            )
+            .await;
+        let reply = reply.expect("the server answers");
+        reply["keys"].as_array().map_or(0, |keys| keys.len() as u64)
+    }
+
     /// Ends a lease.
     pub async fn revoke(&self, lease: i64) -> bool {
         self.ask("lease/revoke", &json!({"ID": lease.to_string()}))

@@ -150,6 +150,26 @@ async fn leases_are_shared_and_locks_end_one_by_one() {
     assert!(setting.held().await.iter().any(|(key, _)| key.contains("other")));
 }
 
+/// A server deletes the keys of a lease that ends one by one, and does nothing else meanwhile. Beside the locks a lease has
+/// the key of its session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lease_has_more_than_a_thousand_locks() {
+    const LOCKS: u64 = 2500;
+    let setting = setting().await;
+    let acquires = (0..LOCKS).map(|n| setting.patient.clone().acquire(ask(&format!("k{n}"), n, LEASE)));
+    for reply in join_all(acquires).await {
+        granted(reply);
+    }
+    let leases = setting.sessions().await;
+    let locks = leases
+        .iter()
+        .map(async |lease| setting.server.keys_on(*lease).await - 1);
+    let locks = join_all(locks).await;
+    assert!(locks.iter().all(|locks| *locks <= 1000), "{locks:?}");
+    assert_eq!(locks.iter().sum::<u64>(), LOCKS, "{locks:?}");
+    assert!(leases.len() <= 4, "they are shared: {locks:?}");
+}
+
 /// A lock that joins a session has no more than what is left of the session's lease.
 #[tokio::test]
 async fn lease_counts_from_the_last_keep_alive_of_its_session() {
