@@ -4,7 +4,9 @@ use dlock::{Error, LockClient};
 use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, is_confirmed, within};
 use dlock_tests::zookeeper::{ZkProxy, Zookeeper};
-use tokio::time::sleep;
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 
 use crate::scenes::{MS, SEC, in_scenes};
 use crate::zookeeper_conformance::Root;
@@ -48,6 +50,39 @@ async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
     }
     assert_eq!(proxy.count(|request| !request.is_ping()), sent);
     drop(client.lock("k").try_acquire().await.unwrap());
+}
+
+/// In other libraries: each wait leaves a watch behind, and the server keeps them all. At most two here for each lock that
+/// is waited for, on its nodes and on its creation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_come_and_go_leave_no_watches() {
+    let server = Zookeeper::start().await;
+    let root = fresh_root();
+    let process = async || client(&patient(server.addr(), &root, LONG).await).await;
+    let (holder, waiter) = (process().await, process().await);
+    let watches = async || server.counted("zk_watch_count").await;
+    for round in 0..200 {
+        let guard = holder.lock("k").acquire().await.unwrap();
+        let impatient = timeout(fastrand::u32(1..10) * MS, waiter.lock("k").acquire()).await;
+        assert!(impatient.is_err(), "another one has it");
+        let waiting = tokio::spawn(waiter.lock("k").acquire());
+        sleep(fastrand::u32(0..5) * MS).await;
+        guard.release().await.unwrap();
+        let next = within(PATIENCE, "the waiter goes on", waiting).await;
+        next.unwrap().unwrap().release().await.unwrap();
+        let left = watches().await;
+        assert!(left <= 4, "{left} watches of two clients after round {round}");
+    }
+    // Those of waiters that have given up end with the locks.
+    let held = join_all((0..100).map(|n| holder.lock(format!("k{n}")).acquire())).await;
+    let waiting = (0..100).map(|n| tokio::spawn(waiter.lock(format!("k{n}")).acquire()));
+    let waiting: Vec<_> = waiting.collect();
+    eventually("each has a watch", async || watches().await >= 100).await;
+    waiting.iter().for_each(JoinHandle::abort);
+    for guard in held {
+        guard.unwrap().release().await.unwrap();
+    }
+    eventually("the watches are gone", async || watches().await <= 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
