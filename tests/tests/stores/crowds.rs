@@ -9,6 +9,7 @@ use dlock::LockClient;
 use dlock_tests::etcd::Etcd;
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::mysql::Mysql;
+use dlock_tests::postgres::Postgres;
 use dlock_tests::zookeeper::Zookeeper;
 use dlock_tests::{Inside, eventually};
 use futures_util::future::join_all;
@@ -16,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::backend::Backend;
 use crate::scenes::{LEASE, MS, SEC};
-use crate::{etcd_conformance, mysql_conformance, zookeeper_conformance};
+use crate::{etcd_conformance, mysql_conformance, postgres_conformance, zookeeper_conformance};
 
 async fn clients<B: Backend>(backend: &B, count: usize, lease: Duration) -> Vec<LockClient> {
     let client = async || {
@@ -130,22 +131,27 @@ async fn several_locks_are_held_all_or_none<B: Backend>(server: Arc<B::Server>) 
     nothing_is_left(here).await;
 }
 
-/// Each waiter has the lock sooner than it asks by itself, which is after 30 s here.
+/// Each waiter has its lock sooner than it asks by itself, which is after 30 s here.
 async fn handovers_miss_no_wake_up<B: Backend>(server: Arc<B::Server>) {
     let backend = B::on(server).await;
     let clients = clients(&backend, 2, LEASE).await;
-    let mut guard = clients[0].lock("k").acquire().await.unwrap();
-    for round in 1..=1000_usize {
-        let next = tokio::spawn(clients[round % 2].lock("k").acquire());
-        sleep(Duration::from_micros(fastrand::u64(0..3000))).await;
-        let token = guard.fencing_token();
+    let hands_over = async |key: usize| {
+        let lock = |at: usize| clients[at % 2].lock(format!("k{key}"));
+        let mut guard = lock(0).acquire().await.unwrap();
+        for round in 1..=250 {
+            let next = tokio::spawn(lock(round).acquire());
+            sleep(Duration::from_micros(fastrand::u64(0..3000))).await;
+            let token = guard.fencing_token();
+            guard.release().await.unwrap();
+            let next = timeout(20 * SEC, next).await;
+            let next =
+                next.unwrap_or_else(|_| panic!("the waiter of handover {round} of {key} was not woken"));
+            guard = next.unwrap().unwrap();
+            assert!(guard.fencing_token() > token);
+        }
         guard.release().await.unwrap();
-        let next = timeout(20 * SEC, next).await;
-        let next = next.unwrap_or_else(|_| panic!("the waiter of handover {round} was not woken"));
-        guard = next.unwrap().unwrap();
-        assert!(guard.fencing_token() > token);
-    }
-    guard.release().await.unwrap();
+    };
+    join_all((0..4).map(hands_over)).await;
     nothing_is_left(&clients[0]).await;
 }
 
@@ -165,6 +171,17 @@ async fn several_locks_on_zookeeper_are_held_all_or_none() {
 async fn several_locks_on_mysql_are_held_all_or_none() {
     let server = Mysql::shared().await;
     several_locks_are_held_all_or_none::<mysql_conformance::Table>(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_locks_on_postgres_are_held_all_or_none() {
+    let server = Postgres::shared().await;
+    several_locks_are_held_all_or_none::<postgres_conformance::Table>(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handovers_on_postgres_miss_no_wake_up() {
+    handovers_miss_no_wake_up::<postgres_conformance::Table>(Postgres::shared().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
