@@ -1,8 +1,14 @@
 //! The command `dlock` on the stores that are crates of their own.
 
+use std::fs;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use dlock::LockClientBuilder;
 use dlock_tests::faults::PATIENCE;
-use dlock_tests::{Running, bins, child};
+use dlock_tests::{Clock, Running, bins, child};
+use tempfile::NamedTempFile;
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// What it says there, and its exit code.
 pub(crate) fn look(url: &str, args: &[&str]) -> (Option<i32>, String) {
@@ -42,4 +48,53 @@ pub(crate) async fn runs_lists_and_measures(url: &str, builder: LockClientBuilde
     let bench = "bench --workload parallel --tasks 8 --seconds 1 --warmup 0";
     let (code, said) = look(url, &bench.split(' ').collect::<Vec<_>>());
     assert_eq!(code, Some(0), "{said}");
+}
+
+/// Runs a command on three machines, on each for longer than its lease. The clock of one jumps by two hours meanwhile.
+pub(crate) async fn hold_one_by_one_with_clocks_hours_apart(url: &str) {
+    let url = format!("{url}&lease=2s&timeout=20s&retry_for=60s");
+    let log = NamedTempFile::new().unwrap();
+    let script = format!(
+        "echo \"begin $DLOCK_FENCING_TOKEN\" >> {log}; date +%s; sleep 3; echo end >> {log}",
+        log = log.path().display()
+    );
+    let clocks = [1, 0, -1].map(|hours: i64| {
+        let (clock, by) = (Clock::new().unwrap(), HOUR * hours.unsigned_abs() as u32);
+        match hours < 0 {
+            true => clock.set_behind(by).unwrap(),
+            false => clock.set(by).unwrap(),
+        }
+        (clock, hours)
+    });
+    let args = ["--wait", "60s", "k", "--", "sh", "-c", &script];
+    let begun = seconds(SystemTime::now());
+    let machines = clocks
+        .each_ref()
+        .map(|(clock, _)| Running::with_clock(&url, clock, &args));
+    machines[0].says("\n").await;
+    clocks[0].0.set_behind(HOUR).unwrap();
+    for (machine, (_, hours)) in machines.iter().zip(&clocks) {
+        let ended = machine.all_ended().await;
+        assert!(ended.status.success(), "{ended:?}");
+        let ahead = ended.stdout.trim().parse::<i64>().unwrap() - begun;
+        assert!(
+            (hours * 3600 - 1..hours * 3600 + 600).contains(&ahead),
+            "its clock is set: {ended:?}"
+        );
+    }
+    let lines = fs::read_to_string(log.path()).unwrap();
+    let lines: Vec<&str> = lines.lines().collect();
+    assert_eq!(lines.len(), 6, "{lines:?}");
+    let tokens = lines.chunks(2).map(|hold| {
+        assert!(
+            hold[0].starts_with("begin ") && hold[1] == "end",
+            "two at a time: {lines:?}"
+        );
+        hold[0][6..].parse::<u64>().unwrap()
+    });
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{lines:?}");
+}
+
+fn seconds(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64
 }

@@ -1,21 +1,16 @@
 //! Programs on etcd: the command `dlock`, and the example of a configuration.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock::LockClient;
 use dlock_tests::etcd::{Etcd, fresh_namespace};
 use dlock_tests::faults::PATIENCE;
-use dlock_tests::{Clock, Running, bins, child};
+use dlock_tests::{bins, child};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use tempfile::NamedTempFile;
 
-use crate::command_support::runs_lists_and_measures;
-
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::command_support::{hold_one_by_one_with_clocks_hours_apart, runs_lists_and_measures};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures_on_etcd() {
@@ -77,56 +72,8 @@ async fn writer_that_stands_still_writes_nothing_over_what_came_after_it() {
     }
 }
 
-/// Each holds the lock for longer than its lease, and the clock of one jumps by two hours meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn machines_whose_clocks_are_hours_apart_never_hold_the_lock_at_once() {
     let server = Etcd::shared().await;
-    let url = format!(
-        "{}&lease=2s&timeout=20s&retry_for=60s",
-        server.url(&fresh_namespace())
-    );
-    let log = NamedTempFile::new().unwrap();
-    let script = format!(
-        "echo \"begin $DLOCK_FENCING_TOKEN\" >> {log}; date +%s; sleep 3; echo end >> {log}",
-        log = log.path().display()
-    );
-    let clocks = [1, 0, -1].map(|hours: i64| {
-        let (clock, by) = (Clock::new().unwrap(), HOUR * hours.unsigned_abs() as u32);
-        match hours < 0 {
-            true => clock.set_behind(by).unwrap(),
-            false => clock.set(by).unwrap(),
-        }
-        (clock, hours)
-    });
-    let args = ["--wait", "60s", "k", "--", "sh", "-c", &script];
-    let begun = seconds(SystemTime::now());
-    let machines = clocks
-        .each_ref()
-        .map(|(clock, _)| Running::with_clock(&url, clock, &args));
-    machines[0].says("\n").await;
-    clocks[0].0.set_behind(HOUR).unwrap();
-    for (machine, (_, hours)) in machines.iter().zip(&clocks) {
-        let ended = machine.all_ended().await;
-        assert!(ended.status.success(), "{ended:?}");
-        let ahead = ended.stdout.trim().parse::<i64>().unwrap() - begun;
-        assert!(
-            (hours * 3600 - 1..hours * 3600 + 600).contains(&ahead),
-            "its clock is set: {ended:?}"
-        );
-    }
-    let lines = fs::read_to_string(log.path()).unwrap();
-    let lines: Vec<&str> = lines.lines().collect();
-    assert_eq!(lines.len(), 6, "{lines:?}");
-    let tokens = lines.chunks(2).map(|hold| {
-        assert!(
-            hold[0].starts_with("begin ") && hold[1] == "end",
-            "two at a time: {lines:?}"
-        );
-        hold[0][6..].parse::<u64>().unwrap()
-    });
-    assert!(tokens.is_sorted_by(|a, b| a < b), "{lines:?}");
-}
-
-fn seconds(time: SystemTime) -> i64 {
-    time.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64
+    hold_one_by_one_with_clocks_hours_apart(&server.url(&fresh_namespace())).await;
 }

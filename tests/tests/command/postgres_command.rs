@@ -7,7 +7,7 @@ use dlock_tests::postgres::{Postgres, fresh_table};
 use dlock_tests::{Running, bins, child, eventually};
 use tokio_postgres::NoTls;
 
-use crate::command_support::{look, runs_lists_and_measures};
+use crate::command_support::{hold_one_by_one_with_clocks_hours_apart, look, runs_lists_and_measures};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures() {
@@ -125,4 +125,14 @@ async fn payment_that_stands_still_is_neither_lost_nor_overtaken() {
         .unwrap()
         .get(0);
     assert_eq!(balance, 80);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machines_whose_clocks_are_hours_apart_never_hold_the_lock_at_once() {
+    let server = Postgres::shared().await;
+    let base = server.url_at(server.addr());
+    let url = format!("{base}?table={}&create_table=true", fresh_table());
+    let (code, said) = look(&url, &["list"]);
+    assert_eq!(code, Some(0), "{said}");
+    hold_one_by_one_with_clocks_hours_apart(&url).await;
 }

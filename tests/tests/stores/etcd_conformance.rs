@@ -9,6 +9,7 @@ use dlock_tests::etcd::{Call, Etcd, EtcdProxy, Grpc, builder_at, fresh_namespace
 use dlock_tests::faults::answered;
 
 use crate::backend::{Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts};
+use crate::scenes::Forces;
 
 pub(super) struct Namespace {
     server: Arc<Etcd>,
@@ -44,6 +45,12 @@ impl Backend for Namespace {
 
     fn acquires(call: &Call) -> bool {
         call.is("Txn") && call.has("held ")
+    }
+}
+
+impl Forces for Namespace {
+    fn forces(call: &Call) -> bool {
+        call.is("DeleteRange")
     }
 }
 

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use dlock::{Lock, LockClient};
 use dlock_tests::etcd::{Call, Etcd};
-use dlock_tests::faults::{PATIENCE, answered, in_rounds, is_confirmed, within};
+use dlock_tests::faults::{PATIENCE, in_rounds, is_confirmed, within};
 use dlock_tests::{NetFault, eventually};
 
+use crate::etcd_conformance::Namespace;
 use crate::etcd_support::{LEASE, SEC, Setting, acquires, client, setting, setting_on};
 use crate::losses::LOSSES;
+use crate::scenes::in_scenes;
 
 /// Whether it is the request that is lost.
 type Matches = fn(&Call) -> bool;
@@ -81,31 +83,8 @@ async fn lost_request_or_reply_of_a_release_that_keeps_the_lock_leaves_nothing_w
     }
 }
 
-#[tokio::test]
-async fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told() {
-    let setting = setting().await;
-    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
-    for loss in LOSSES {
-        let guard = there.lock("k").acquire().await.unwrap();
-        let fault = loss.of(&setting.proxy, |call| call.is("DeleteRange"));
-        let forced = within(PATIENCE, "it ends", here.force_release("k")).await;
-        assert!(fault.fired(), "{loss:?}");
-        // A reply that says that it is done is true.
-        if forced.is_err() {
-            answered(|| here.force_release("k")).await.unwrap();
-        }
-        assert!(setting.held().await.is_empty(), "{loss:?}: {forced:?}");
-        let next = here.lock("k").acquire().await.unwrap();
-        assert!(next.fencing_token() > guard.fencing_token());
-        assert!(
-            guard
-                .ensure(1000 * LEASE)
-                .await
-                .is_err_and(|error| error.is_lost()),
-            "{loss:?}"
-        );
-        next.release().await.unwrap();
-    }
+in_scenes! { Namespace:
+    fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told() = lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told(Etcd::shared());
 }
 
 /// The shortest session is idle after two seconds, and its lease is over two seconds later.

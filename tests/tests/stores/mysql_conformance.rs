@@ -14,7 +14,7 @@ use crate::backend::{
     keeps_tokens_though_the_clock_goes_back,
 };
 use crate::mysql_support::connected;
-use crate::scenes::Rows;
+use crate::scenes::{Forces, Rows};
 
 pub(super) struct Table {
     server: Arc<Mysql>,
@@ -46,6 +46,12 @@ impl Backend for Table {
 
     fn acquires(request: &Request) -> bool {
         request.runs("LAST_INSERT_ID")
+    }
+}
+
+impl Forces for Table {
+    fn forces(request: &Request) -> bool {
+        request.runs("SET holder = ''") && request.runs("holder <> ''")
     }
 }
 

@@ -17,7 +17,7 @@ use crate::backend::{
     Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts,
     keeps_tokens_though_the_clock_goes_back,
 };
-use crate::scenes::Rows;
+use crate::scenes::{Forces, Rows};
 
 pub(super) struct Table {
     server: Arc<Postgres>,
@@ -64,6 +64,12 @@ impl Backend for Table {
 
     fn acquires(request: &Request) -> bool {
         request.runs("-- Acquires locks")
+    }
+}
+
+impl Forces for Table {
+    fn forces(request: &Request) -> bool {
+        request.runs("-- Ends all grants")
     }
 }
 

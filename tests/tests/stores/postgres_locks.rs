@@ -100,6 +100,7 @@ in_scenes! { Table:
     fn release_waits_until_a_late_acquire_can_do_nothing_any_more() = release_waits_for_a_late_acquire(Postgres::shared());
     /// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
     fn lost_requests_and_replies_leave_nothing_wrong() = lost_requests_and_replies_leave_nothing_wrong(Postgres::shared());
+    fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told() = lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told(Postgres::shared());
     fn lost_renewals_cost_no_lock() = lost_renewals_cost_no_lock(Postgres::shared());
     fn what_waits_to_be_sent_goes_into_one_statement() = what_waits_goes_together(Postgres::shared());
     fn holds_survive_a_restart_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Postgres::start());

@@ -15,6 +15,7 @@ use futures_util::future::{join, join_all};
 use tokio::time::sleep;
 
 use crate::backend::{Asked, Backend};
+use crate::losses::LOSSES;
 
 mod clients;
 mod full_disk;
@@ -137,6 +138,11 @@ pub(super) trait Rows: Backend {
 
     /// Ends the leases of all locks.
     fn expire(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// A store that forces a lock open by one request.
+pub(super) trait Forces: Backend {
+    fn forces(request: &Asked<Self>) -> bool;
 }
 
 /// A table, a hasty store behind a network, and a patient one beside it.
@@ -314,6 +320,29 @@ pub(super) async fn lost_requests_and_replies_leave_nothing_wrong<B: Rows>(serve
             let next = there.lock("k").try_acquire().await.unwrap();
             next.release().await.unwrap();
         }
+    }
+}
+
+pub(super) async fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told<B: Forces>(
+    server: Arc<B::Server>,
+) {
+    let setting = Setting::<B>::on(server).await;
+    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
+    for loss in LOSSES {
+        let guard = there.lock("k").lease(LEASE).acquire().await.unwrap();
+        let fault = loss.of(&setting.proxy, B::forces);
+        let forced = within(PATIENCE, "it ends", here.force_release("k")).await;
+        assert!(fault.fired(), "{loss:?}");
+        // A reply that says that it is done is true.
+        if forced.is_err() {
+            answered(|| here.force_release("k")).await.unwrap();
+        }
+        assert_eq!(there.list("").await.unwrap(), [], "{loss:?}: {forced:?}");
+        let next = here.lock("k").acquire().await.unwrap();
+        assert!(next.fencing_token() > guard.fencing_token());
+        let ensured = guard.ensure(1000 * LEASE).await;
+        assert!(ensured.is_err_and(|error| error.is_lost()), "{loss:?}");
+        next.release().await.unwrap();
     }
 }
 
