@@ -274,7 +274,7 @@ impl<'e> Acquire<'e> {
         let left = finite(left);
         self.evidence.is_busy(left.map(|left| now + left), now);
         self.crowd.is_busy(listeners, self.sent, now);
-        // A reply that is older than the role of the head is followed by a request, whose reply says whether it waits.
+        // This reply is older than the role of the head, and a request follows at once: its reply decides whether to listen.
         let listens = self.is_head && !self.listens && !self.became_head;
         if listens {
             self.listens = true;

@@ -35,9 +35,21 @@ pub(crate) struct ReleaseInLine {
     pub(crate) notifications: Option<u64>,
     /// Whether other waiters of this process share the subscription.
     pub(crate) others_here: bool,
-    /// Whether a waiter was the queue head already. If the store does not count the receivers, it competes with others.
+    /// Whether the queue head waited before the release. If the store does not count the receivers, it lets nobody go first.
     pub(crate) head_waited: bool,
+    /// When that head asks.
     pub(crate) next: NextRequest,
+}
+
+/// The reply of the store to a release.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReleaseReplied {
+    /// Whether the lock was held until then.
+    pub(crate) was_held: bool,
+    /// How many clients received the notification, `None` if the store does not know.
+    pub(crate) receivers: Option<u64>,
+    /// When the store replied.
+    pub(crate) at: Moment,
 }
 
 /// A yield to other processes that is due.

@@ -33,13 +33,14 @@ impl Fairness {
 
     /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
     /// process share its subscription.
-    pub(crate) fn releases(&self, of: &LockId, others_here: bool) -> NextRequest {
-        self.history.lock().releases(of, others_here, Moment::now())
+    pub(crate) fn next_request(&self, of: &LockId, others_here: bool) -> NextRequest {
+        self.history.lock().next_request(of, others_here, Moment::now())
     }
 
-    /// Records how many clients received the notification of a release that was followed at once, `None` if unknown.
-    pub(crate) fn reached(&self, of: &LockId, receivers: Option<u64>) {
-        self.history.lock().reached(of, receivers, Moment::now());
+    /// Records how many clients received the notification of a release that was followed at once, `None` if unknown. Returns
+    /// whether it has certainly reached no other process.
+    pub(crate) fn record_receivers(&self, of: &LockId, receivers: Option<u64>) -> bool {
+        self.history.lock().record_receivers(of, receivers, Moment::now())
     }
 
     /// Whether [`take`](Self::take) returns a yield.

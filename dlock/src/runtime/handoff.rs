@@ -79,7 +79,7 @@ fn tell_next(handle: &Handle, grant: &Grant, head: Option<&mut QueueHead>) -> Op
         return None;
     }
     let readers = readers();
-    match fairness.releases(&of, readers) {
+    match fairness.next_request(&of, readers) {
         NextRequest::AtOnce => Some(Told::Followed),
         NextRequest::AfterReply => {
             let (released, told) = PrecedingRelease::awaited(None, readers, true);

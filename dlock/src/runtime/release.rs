@@ -24,7 +24,7 @@ use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::base::report::LossReason;
-use crate::engine::fairness::other_listeners;
+use crate::engine::fairness::{ReleaseReplied, other_listeners};
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{StoreCall, called, panicked};
@@ -32,7 +32,6 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
-use crate::runtime::waiters::ReleaseReplied;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
@@ -279,7 +278,7 @@ impl Handle {
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let is_awaited = matches!(told, Some(Told::Awaited(_)));
+        let is_awaited = matches!(told, Some(Told::Awaited(_))) && !shared.has_lost_its_runtime();
         let mut going_on = self.run_to_completion(release_grant(
             shared,
             request,
@@ -351,7 +350,7 @@ fn release_grant(
         let key = &request.key;
         loop {
             let reply = step.await;
-            if !is_heard(&shared, &request, told.take(), &reply) {
+            if !tells_receivers(&shared, &request, told.take(), &reply) {
                 let receivers = release::listeners(&reply).unwrap_or(0);
                 lets_others_go_first(&shared, &request, receivers, release.sent(), counted);
             }
@@ -395,21 +394,30 @@ fn release_grant(
     }
 }
 
-/// Tells how many clients the release has notified; returns whether it concerns a waiter of this process.
-fn is_heard(
+/// Tells how many clients the release has notified. Returns whether that settles who goes first.
+fn tells_receivers(
     shared: &Shared,
     ReleaseRequest { kind, key, .. }: &ReleaseRequest,
     told: Option<Told>,
     reply: &Result<ReleaseReply, StoreError>,
 ) -> bool {
     let receivers = release::listeners(reply);
+    // If it is lost, another process may have it.
+    let was_held = matches!(reply, Ok(ReleaseReply::Released { .. }));
     match told {
         Some(Told::Followed) => {
-            let known = receivers.filter(|_| reply.is_ok());
-            shared.fairness.reached(&LockId::new(*kind, key), known);
-            true
+            let known = receivers.filter(|_| was_held);
+            (shared.fairness).record_receivers(&LockId::new(*kind, key), known)
         }
-        Some(Told::Awaited(told)) if reply.is_ok() => told.send((receivers, Moment::now())).is_ok(),
+        Some(Told::Awaited(told)) if reply.is_ok() => {
+            let at = Moment::now();
+            let reply = ReleaseReplied {
+                was_held,
+                receivers,
+                at,
+            };
+            told.send(reply).is_ok()
+        }
         _ => false,
     }
 }

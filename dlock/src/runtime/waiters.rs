@@ -31,7 +31,7 @@ pub(crate) use self::entry::{Abandon, Delivered, QueueEntry};
 pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;
 pub(crate) use self::poll_deadline::attend;
-pub(crate) use self::preceding::{PrecedingRelease, ReleaseReplied};
+pub(crate) use self::preceding::PrecedingRelease;
 pub(crate) use self::waiter::Waiter;
 use crate::base::chance::next_id;
 use crate::base::lock_id::{ByLockId, LockId};

@@ -76,6 +76,13 @@ impl Core {
             writer: writer.filter(|(of, _)| *of == lock).map(|(_, node)| node),
         };
         let made = attempt.make().await?;
+        if made.node.position.is_exhausted() {
+            attempt.undo(&made.node, made.epoch).await?;
+            let path = self.path(&lock);
+            let message =
+                format!("{path} has given its last sequence number: delete it while nobody uses the lock");
+            return Err(StoreError::not_done(Reason::Refused, message));
+        }
         match found(&made.nodes, &made.node, attempt.writer.as_ref()) {
             Found::Nothing => attempt.granted(made, called, request.lease),
             Found::Holder => {

@@ -66,9 +66,17 @@ impl Role {
     }
 }
 
-/// The sequence number of a node; after 2³¹ - 1 the server continues with the most negative number.
+/// The sequence number of a node. After 2³¹ - 1 a server gives this number to all further nodes (ZooKeeper 3.8), or continues
+/// with the most negative one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Position(i32);
+
+impl Position {
+    /// Whether other nodes may have the same number, so that it gives no order.
+    pub(crate) fn is_exhausted(self) -> bool {
+        self.0 == i32::MAX
+    }
+}
 
 impl PartialOrd for Position {
     fn partial_cmp(&self, other: &Position) -> Option<Ordering> {
@@ -221,6 +229,8 @@ mod tests {
                 "lock--2147483647"
             ]
         );
+        let exhausted = |name: &str| Node::parse(name).unwrap().position.is_exhausted();
+        assert!(exhausted("lock-2147483647") && !exhausted("lock-2147483646"));
     }
 
     #[test]

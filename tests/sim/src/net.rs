@@ -399,7 +399,9 @@ pub(crate) fn arrive(arrival: Arrival) {
         }
         Arrival::Reply { id, result } => with(|world| world.reply_arrives(id, *result)),
         Arrival::Timeout { id } => with(|world| world.times_out(id)),
-        Arrival::Subscription { peer, topic, on } => with(|world| world.subscription_arrives(peer, topic, on)),
+        Arrival::Subscription { peer, topic, on } => {
+            with(|world| world.subscription_arrives(peer, topic, on))
+        }
         Arrival::Subscribed { peer, topic } => {
             if let Some(end) = current_end(peer) {
                 with(|world| world.hears_of(peer.process, &topic));

@@ -1,4 +1,4 @@
-//! How the turn passes to the next waiter after a release to the store, under a paused clock.
+//! Which waiter asks next after a release to the store, under a paused clock.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,19 +17,19 @@ const MS: Duration = Duration::from_millis(1);
 type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
 
 /// Two processes with callers of the same lock.
-struct Turns {
+struct Clients {
     watched: Watched,
     here: LockClient,
     elsewhere: LockClient,
 }
 
-impl Turns {
-    async fn new() -> Turns {
+impl Clients {
+    async fn new() -> Clients {
         let store = MemoryStore::new();
         let watched = Watched::new(store.clone());
         let here = LockClient::builder().store(watched.clone()).build();
         let elsewhere = LockClient::builder().store(store).build();
-        Turns {
+        Clients {
             here: here.await.unwrap(),
             elsewhere: elsewhere.await.unwrap(),
             watched,
@@ -56,29 +56,29 @@ async fn settle() {
 
 #[tokio::test(start_paused = true)]
 async fn waiter_that_leaves_passes_on_that_another_process_goes_first() {
-    let turns = Turns::new().await;
-    let guard = Turns::lock(&turns.here).acquire().await.unwrap();
-    let mut head: Acquire = Box::pin(Turns::lock(&turns.here).acquire());
-    let mut next: Acquire = Box::pin(Turns::lock(&turns.here).acquire());
-    let mut other: Acquire = Box::pin(Turns::lock(&turns.elsewhere).acquire());
+    let clients = Clients::new().await;
+    let guard = Clients::lock(&clients.here).acquire().await.unwrap();
+    let mut head: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
+    let mut next: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
+    let mut other: Acquire = Box::pin(Clients::lock(&clients.elsewhere).acquire());
     for waiter in [&mut head, &mut next, &mut other] {
         assert!(poll!(waiter).is_pending());
     }
     drop(guard);
     settle().await;
     drop(head);
-    assert!(poll!(&mut next).is_pending(), "the other process has its turn");
+    assert!(poll!(&mut next).is_pending(), "the other process goes first");
     assert!(poll!(&mut other).is_ready());
 }
 
-/// It was woken, and has the turn of this process while others go first.
+/// It was woken, and lets others go first.
 #[tokio::test(start_paused = true)]
 async fn waiter_that_leaves_while_another_process_goes_first_passes_that_on() {
-    let turns = Turns::new().await;
-    let guard = Turns::lock(&turns.here).acquire().await.unwrap();
-    let mut head: Acquire = Box::pin(Turns::lock(&turns.here).acquire());
-    let mut next: Acquire = Box::pin(Turns::lock(&turns.here).acquire());
-    let mut other: Acquire = Box::pin(Turns::lock(&turns.elsewhere).acquire());
+    let clients = Clients::new().await;
+    let guard = Clients::lock(&clients.here).acquire().await.unwrap();
+    let mut head: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
+    let mut next: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
+    let mut other: Acquire = Box::pin(Clients::lock(&clients.elsewhere).acquire());
     for waiter in [&mut head, &mut next, &mut other] {
         assert!(poll!(waiter).is_pending());
     }
@@ -86,23 +86,45 @@ async fn waiter_that_leaves_while_another_process_goes_first_passes_that_on() {
     settle().await;
     assert!(poll!(&mut head).is_pending());
     drop(head);
-    assert!(poll!(&mut next).is_pending(), "the other process has its turn");
+    assert!(poll!(&mut next).is_pending(), "the other process goes first");
     assert!(poll!(&mut other).is_ready());
 }
 
 /// Its next waiter learns from the reply whether another process goes first.
 #[tokio::test(start_paused = true)]
 async fn release_that_is_not_polled_does_not_delay_the_next_waiter() {
-    let turns = Turns::new().await;
-    let guard = Turns::lock(&turns.here).acquire().await.unwrap();
-    let lock = Turns::lock(&turns.here);
+    let clients = Clients::new().await;
+    let guard = Clients::lock(&clients.here).acquire().await.unwrap();
+    let lock = Clients::lock(&clients.here);
     let next = tokio::spawn(async move { lock.acquire().await });
     settle().await;
-    turns.answers_after(5);
+    clients.answers_after(5);
     let mut release = Box::pin(guard.release());
     assert!(poll!(&mut release).is_pending());
     let started = Instant::now();
     drop(next.await.unwrap().unwrap());
     assert!(started.elapsed() < 100 * MS, "{:?}", started.elapsed());
     release.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_waiter_asks_right_behind_a_release_while_no_other_process_waits() {
+    let clients = Clients::new().await;
+    let mut guard = Clients::lock(&clients.here).acquire().await.unwrap();
+    // The first reply says that no other process waits; the second release and the request behind it share a round trip.
+    for (answers_after, most) in [(0, 2 * MS), (5, 8 * MS)] {
+        let lock = Clients::lock(&clients.here);
+        let next = tokio::spawn(async move { lock.acquire().await });
+        settle().await;
+        clients.answers_after(answers_after);
+        let started = Instant::now();
+        let (released, next) = tokio::join!(guard.release(), next);
+        released.unwrap();
+        guard = next.unwrap().unwrap();
+        assert!(
+            started.elapsed() < most,
+            "{answers_after}: {:?}",
+            started.elapsed()
+        );
+    }
 }

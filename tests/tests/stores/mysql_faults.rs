@@ -100,7 +100,7 @@ async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
     assert!(is_released(&store.clone().release(end("k", 1)).await));
 }
 
-/// What needs no more room goes on. A release may be refused, since the server reserves some for it.
+/// What needs no more room goes on. A release may be refused where InnoDB wants free space for the change.
 #[tokio::test]
 async fn table_that_cannot_grow_fails_acquires_of_new_keys_and_no_renewal() {
     let setting = setting_on(Arc::new(Mysql::start_on_a_disk(120 << 20, &[]).await)).await;
@@ -131,7 +131,7 @@ async fn clock_of_the_server_that_jumps_lets_tokens_grow_and_the_holder_know() {
     .await;
 }
 
-/// The longest keys, of which a packet takes three.
+/// Two operations on such keys fit into a packet.
 #[tokio::test]
 async fn requests_fit_into_small_packets_of_the_server() {
     let server = Mysql::start_with(&["--max-allowed-packet=8192"], None).await;

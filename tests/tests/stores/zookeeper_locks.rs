@@ -152,6 +152,11 @@ async fn server_without_space_grants_nothing_and_keeps_what_it_granted() {
         !server.is_awake()
     })
     .await;
+    let error = impatient.lock("new").acquire().await.unwrap_err();
+    assert!(
+        matches!(error, Error::Unreachable { .. } | Error::OutcomeUnknown { .. }),
+        "{error:?}"
+    );
     assert!(guard.is_held() && !waiting.is_finished());
     server.free_disk();
     server.restart().await;

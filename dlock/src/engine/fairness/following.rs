@@ -3,10 +3,11 @@
 //! While no other process waits, the next waiter need not know how many clients received the notification: release and
 //! request are sent together. The reply to the release then arrives too late for this waiter, but not for the next one:
 //! as soon as a reply counts another process, waiters wait for it, and let that process go first, until a reply counts
-//! none again. So a process that begins to wait elsewhere misses at most [`MOST_UNKNOWN`] releases.
+//! none again. So a process that begins to wait elsewhere misses only the releases until the reply to the first of them.
+//! What is known is forgotten with the rest of the [history](super::YieldHistory): the next release is waited for.
 
-/// How many releases in a row may be followed at once before the reply to one of them is known.
-const MOST_UNKNOWN: u32 = 2;
+/// How many releases in a row may be followed at once without a reply to any.
+const MAX_UNANSWERED_RELEASES: u32 = 2;
 
 /// When the next waiter of this process asks after a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,35 +23,42 @@ pub(crate) enum NextRequest {
 pub(super) struct Following {
     /// Whether the notification of the last release whose reply is known has reached no other process.
     is_alone: bool,
-    /// How many releases were sent since.
-    unknown: u32,
-    /// Whether this process is one of the receivers.
-    listens: bool,
+    /// How many releases were sent since the last reply.
+    unanswered: u32,
+    /// Whether this process is one of the receivers of the last release.
+    is_subscribed: bool,
 }
 
 impl Following {
     /// Decides on the waiter behind a release that is sent now.
-    pub(super) fn releases(&mut self) -> NextRequest {
-        self.unknown = self.unknown.saturating_add(1);
-        match self.is_alone && self.unknown <= MOST_UNKNOWN {
+    pub(super) fn next_request(&mut self) -> NextRequest {
+        self.is_subscribed = false;
+        self.unanswered = self.unanswered.saturating_add(1);
+        match self.is_alone && self.unanswered <= MAX_UNANSWERED_RELEASES {
             true => NextRequest::AtOnce,
             false => NextRequest::AfterReply,
         }
     }
 
     /// Records whether the waiter that asks right behind a release is subscribed.
-    pub(super) fn listens(&mut self, listens: bool) {
-        self.listens = listens;
+    pub(super) fn set_subscribed(&mut self, is_subscribed: bool) {
+        self.is_subscribed = is_subscribed;
     }
 
     /// Records how many clients have received the notification of a release, `None` if unknown.
-    pub(super) fn reached(&mut self, receivers: Option<u64>) {
-        self.knows(receivers.is_some_and(|receivers| receivers <= u64::from(self.listens)));
+    pub(super) fn record_receivers(&mut self, receivers: Option<u64>) {
+        let own = u64::from(self.is_subscribed);
+        self.record_alone(receivers.is_some_and(|receivers| receivers <= own));
     }
 
     /// Records whether a release has certainly reached no other process.
-    pub(super) fn knows(&mut self, is_alone: bool) {
-        (self.is_alone, self.unknown) = (is_alone, 0);
+    pub(super) fn record_alone(&mut self, is_alone: bool) {
+        (self.is_alone, self.unanswered) = (is_alone, 0);
+    }
+
+    /// Whether the last release whose reply is known has reached no other process.
+    pub(super) fn is_alone(self) -> bool {
+        self.is_alone
     }
 }
 
@@ -60,12 +68,12 @@ mod tests {
 
     enum Event {
         Releases(NextRequest),
-        Listens(bool),
+        Subscribed(bool),
         Reached(Option<u64>),
         /// After the next waiter has waited for the reply.
         Knows(bool),
     }
-    use Event::{Knows, Listens, Reached, Releases};
+    use Event::{Knows, Reached, Releases, Subscribed};
     use NextRequest::{AfterReply, AtOnce};
 
     #[track_caller]
@@ -73,10 +81,10 @@ mod tests {
         let mut following = Following::default();
         for (row, event) in events.iter().enumerate() {
             match event {
-                Releases(next) => assert_eq!(following.releases(), *next, "row {row}"),
-                Listens(listens) => following.listens(*listens),
-                Reached(receivers) => following.reached(*receivers),
-                Knows(is_alone) => following.knows(*is_alone),
+                Releases(next) => assert_eq!(following.next_request(), *next, "row {row}"),
+                Subscribed(is_subscribed) => following.set_subscribed(*is_subscribed),
+                Reached(receivers) => following.record_receivers(*receivers),
+                Knows(is_alone) => following.record_alone(*is_alone),
             }
         }
     }
@@ -99,8 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_begins_to_wait_elsewhere_misses_two_releases_at_most() {
-        // None of the replies is known.
+    fn two_releases_at_most_are_followed_at_once_without_a_reply() {
         run(&[
             Knows(true),
             Releases(AtOnce),
@@ -112,7 +119,7 @@ mod tests {
 
     #[test]
     fn own_subscription_is_no_other_process() {
-        for (listens, receivers, next) in [
+        for (is_subscribed, receivers, next) in [
             (true, Some(1), AtOnce),
             (true, Some(2), AfterReply),
             (false, Some(1), AfterReply),
@@ -126,10 +133,23 @@ mod tests {
             run(&[
                 Knows(true),
                 Releases(AtOnce),
-                Listens(listens),
+                Subscribed(is_subscribed),
                 Reached(receivers),
                 Releases(next),
             ]);
         }
+    }
+
+    #[test]
+    fn subscription_of_an_earlier_waiter_does_not_count() {
+        run(&[
+            Knows(true),
+            Releases(AtOnce),
+            Subscribed(true),
+            Reached(Some(1)),
+            Releases(AtOnce),
+            Reached(Some(1)),
+            Releases(AfterReply),
+        ]);
     }
 }

@@ -96,8 +96,8 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
 
     /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
     /// process share its subscription.
-    pub(crate) fn releases(&mut self, key: &K, others_here: bool, now: Moment) -> NextRequest {
-        let next = self.of(key, now).following.releases();
+    pub(crate) fn next_request(&mut self, key: &K, others_here: bool, now: Moment) -> NextRequest {
+        let next = self.of(key, now).following.next_request();
         match others_here {
             true => NextRequest::AfterReply,
             false => next,
@@ -105,18 +105,21 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
     }
 
     /// Records whether the waiter that asks right behind a release is subscribed.
-    pub(super) fn listens(&mut self, key: &K, listens: bool, now: Moment) {
-        self.of(key, now).following.listens(listens);
+    pub(super) fn set_subscribed(&mut self, key: &K, is_subscribed: bool, now: Moment) {
+        self.of(key, now).following.set_subscribed(is_subscribed);
     }
 
     /// Records how many clients have received the notification of a release that was followed at once, `None` if unknown.
-    pub(crate) fn reached(&mut self, key: &K, receivers: Option<u64>, now: Moment) {
-        self.of(key, now).following.reached(receivers);
+    /// Returns whether it has certainly reached no other process.
+    pub(crate) fn record_receivers(&mut self, key: &K, receivers: Option<u64>, now: Moment) -> bool {
+        let following = &mut self.of(key, now).following;
+        following.record_receivers(receivers);
+        following.is_alone()
     }
 
     /// Records whether a release has certainly reached no other process.
-    pub(super) fn knows(&mut self, key: &K, is_alone: bool, now: Moment) {
-        self.of(key, now).following.knows(is_alone);
+    pub(super) fn record_alone(&mut self, key: &K, is_alone: bool, now: Moment) {
+        self.of(key, now).following.record_alone(is_alone);
     }
 
     /// Whether [`take`](Self::take) has a yield.

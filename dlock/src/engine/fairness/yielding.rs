@@ -3,7 +3,10 @@
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use super::{FirstOther, NextRequest, PendingYield, REPLY_DEADLINE, ReleaseInLine, YieldHistory, YieldRound};
+use super::{
+    FirstOther, NextRequest, PendingYield, REPLY_DEADLINE, ReleaseInLine, ReleaseReplied, YieldHistory,
+    YieldRound,
+};
 use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
@@ -11,9 +14,8 @@ use crate::engine::evidence::Evidence;
 /// An event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum YieldEvent {
-    /// The store has replied to the release that this process has sent: this many clients received the notification,
-    /// `None` if the store does not know. It has replied `at` this time, perhaps before the waiter was polled.
-    Released { receivers: Option<u64>, at: Moment },
+    /// The store has replied to the release that this process has sent, perhaps before the waiter was polled.
+    Released(ReleaseReplied),
     /// It has not replied in time.
     NoReply,
     /// This process listens, and has received this many notifications.
@@ -91,7 +93,7 @@ impl<'e> Yielding<'e> {
     ) -> YieldStep {
         match release {
             Some(release) if release.next == NextRequest::AtOnce => {
-                history.listens(key, release.notifications.is_some(), now);
+                history.set_subscribed(key, release.notifications.is_some(), now);
                 YieldStep::End(None)
             }
             Some(release) => {
@@ -114,10 +116,11 @@ impl<'e> Yielding<'e> {
         now: Moment,
     ) -> YieldStep {
         match (std::mem::replace(&mut self.state, State::Ended), event) {
-            (State::AwaitsReply(release), YieldEvent::Released { receivers, at }) => {
+            (State::AwaitsReply(release), YieldEvent::Released(reply)) => {
                 self.evidence.replied();
-                let pending = PendingYield::after(release, receivers, at);
-                history.knows(key, receivers.is_some() && pending.is_none(), now);
+                let pending = PendingYield::after(release, reply.receivers, reply.at);
+                let is_alone = reply.was_held && reply.receivers.is_some() && pending.is_none();
+                history.record_alone(key, is_alone, now);
                 self.decides(pending, history, key, now)
             }
             (
@@ -189,10 +192,11 @@ mod tests {
     }
 
     fn released(at: u64, receivers: u64) -> YieldEvent {
-        YieldEvent::Released {
+        YieldEvent::Released(ReleaseReplied {
+            was_held: true,
             receivers: Some(receivers),
             at: START + ms(at),
-        }
+        })
     }
 
     fn listens(notifications: u64) -> YieldEvent {
@@ -270,29 +274,32 @@ mod tests {
 
     #[test]
     fn head_asks_behind_a_release_as_soon_as_one_has_reached_no_other_process() {
-        // notifications, receivers: when the next waiter asks
-        for (notifications, receivers, next) in [
-            (Some(7), Some(1), NextRequest::AtOnce),
-            (Some(7), Some(2), NextRequest::AfterReply),
-            (None, Some(0), NextRequest::AtOnce),
-            (None, Some(1), NextRequest::AfterReply),
-            (None, None, NextRequest::AfterReply),
+        // notifications, was held, receivers: when the next waiter asks
+        for (notifications, was_held, receivers, next) in [
+            (Some(7), true, Some(1), NextRequest::AtOnce),
+            (Some(7), true, Some(2), NextRequest::AfterReply),
+            (None, true, Some(0), NextRequest::AtOnce),
+            (None, true, Some(1), NextRequest::AfterReply),
+            (None, true, None, NextRequest::AfterReply),
+            // Lost, so another process may have it.
+            (None, false, Some(0), NextRequest::AfterReply),
         ] {
             let history = &mut History::default();
-            assert_eq!(history.releases(&1, false, START), NextRequest::AfterReply);
+            assert_eq!(history.next_request(&1, false, START), NextRequest::AfterReply);
             let mut evidence = Evidence::default();
             let mut yielding = Yielding::new(None, &mut evidence);
             yielding.begin((release(notifications), None), history, &1, START);
-            let replied = YieldEvent::Released {
+            let replied = YieldEvent::Released(ReleaseReplied {
+                was_held,
                 receivers,
                 at: START + ms(4),
-            };
+            });
             yielding.handle(replied, history, &1, START + ms(4));
-            assert_eq!(history.releases(&1, true, START), NextRequest::AfterReply);
+            assert_eq!(history.next_request(&1, true, START), NextRequest::AfterReply);
             assert_eq!(
-                history.releases(&1, false, START),
+                history.next_request(&1, false, START),
                 next,
-                "{notifications:?} {receivers:?}"
+                "{notifications:?} {was_held} {receivers:?}"
             );
         }
         let history = &mut History::default();

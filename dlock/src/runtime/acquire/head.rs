@@ -196,7 +196,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     ) -> Result<ControlFlow<Option<Hold>, Step>, Error> {
         let shared = self.call.handle.shared();
         if let Some(released) = &mut head.released {
-            released.is_taken(head.watch.as_ref(), self.call.has_position());
+            released.set_head(head.watch.as_ref(), self.call.has_position());
         }
         let others_first = async {
             let listen = || self.listens(waiter);
@@ -351,8 +351,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
         acquire.handle(Event::Granted { ends_position }, sent);
         match guard {
             Some(guard) => {
-                // It came before this grant.
-                drop(entry.released_before());
+                // They came before this grant.
+                drop((entry.released_before(), head.released.take()));
                 head.rests(guard);
                 None
             }
@@ -388,11 +388,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
     fn took(
         &self,
         guard: Option<Hold>,
-        head: Box<QueueHead>,
+        mut head: Box<QueueHead>,
         acquire: &mut Acquire<'_>,
     ) -> HeadOutcome<G::Got> {
         let event = match &guard {
             Some(guard) => {
+                head.released = None;
                 guard.rest(head);
                 // The process may have been stopped since.
                 Event::HandedOff {

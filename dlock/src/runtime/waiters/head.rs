@@ -170,7 +170,7 @@ impl QueueHead {
             if next.is_none() {
                 queues.remove(&self.of);
             } else {
-                let sent = released.as_ref().map(|released| released.release().sent);
+                let sent = released.as_ref().and_then(PrecedingRelease::unanswered_since);
                 queue.evidence.head_ends(Moment::now(), sent);
             }
         }

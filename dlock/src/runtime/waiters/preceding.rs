@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::base::moment::Moment;
-use crate::engine::fairness::{NextRequest, ReleaseInLine, YieldEvent};
+use crate::engine::fairness::{NextRequest, ReleaseInLine, ReleaseReplied, YieldEvent};
 use crate::store::Watch;
 
 /// A release that was sent to the store while others wait here. It belongs to the queue head, and passes on with that role
-/// until the lock is acquired.
+/// until the lock is acquired, unless the head misses its poll deadline.
 #[derive(Debug)]
 pub(crate) struct PrecedingRelease {
     release: ReleaseInLine,
@@ -18,15 +18,11 @@ pub(crate) struct PrecedingRelease {
 
 #[derive(Debug)]
 enum Reply {
-    /// How many clients received the notification, and when the store has replied.
     Awaited(oneshot::Receiver<ReleaseReplied>),
     Arrived(ReleaseReplied),
-    /// Nobody waits for it.
-    Ignored,
+    /// It is not needed, or did not come in time.
+    Unavailable,
 }
-
-/// How many clients received the notification of a release, if the store counts them, and when the store has replied.
-pub(crate) type ReleaseReplied = (Option<u64>, Moment);
 
 impl PrecedingRelease {
     /// A release whose reply decides whether others go first, with the subscription of the head, if that is known;
@@ -61,7 +57,7 @@ impl PrecedingRelease {
                 head_waited: true,
                 next: NextRequest::AtOnce,
             },
-            reply: Reply::Ignored,
+            reply: Reply::Unavailable,
         }
     }
 
@@ -70,15 +66,20 @@ impl PrecedingRelease {
         self.release
     }
 
-    /// Records that a head takes it that waited before, and may listen: a notification that it has not seen may be that of
-    /// this release. The readers of a lock are kept out while a preferred writer has a position, so it does not let them go
-    /// first.
-    pub(crate) fn is_taken(&mut self, watch: Option<&Watch>, has_position: bool) {
-        if self.release.head_waited {
+    /// Records the subscription of the head that takes it, the first one if several do: a notification that it has not seen
+    /// may be that of this release. The readers of a lock are kept out while a preferred writer has a position, so it does not
+    /// let them go first.
+    pub(crate) fn set_head(&mut self, watch: Option<&Watch>, has_position: bool) {
+        if self.release.head_waited && self.release.notifications.is_none() {
             let watch = watch.filter(|watch| watch.is_confirmed());
             self.release.notifications = watch.map(Watch::count_seen);
             self.release.others_here &= !has_position;
         }
+    }
+
+    /// When it was sent, if the store has not replied.
+    pub(super) fn unanswered_since(&self) -> Option<Moment> {
+        (!matches!(self.reply, Reply::Arrived(_))).then_some(self.release.sent)
     }
 
     /// Waits for the reply of the store, at most `at_most`.
@@ -86,12 +87,12 @@ impl PrecedingRelease {
         if let Reply::Awaited(receivers) = &mut self.reply {
             self.reply = match tokio::time::timeout(at_most, receivers).await {
                 Ok(Ok(reply)) => Reply::Arrived(reply),
-                Ok(Err(_)) | Err(_) => Reply::Ignored,
+                Ok(Err(_)) | Err(_) => Reply::Unavailable,
             };
         }
         match self.reply {
-            Reply::Arrived((receivers, at)) => YieldEvent::Released { receivers, at },
-            Reply::Awaited(_) | Reply::Ignored => YieldEvent::NoReply,
+            Reply::Arrived(reply) => YieldEvent::Released(reply),
+            Reply::Awaited(_) | Reply::Unavailable => YieldEvent::NoReply,
         }
     }
 }

@@ -18,7 +18,8 @@ use super::fence::Fence;
 use crate::base::clock;
 use crate::store::GrantId;
 
-/// The script with all steps. Parts that most calls do not need are created on demand, as one function.
+/// The script with all steps. What few calls need is created on demand: in one function, and the families that no call needs
+/// alone in another one inside it.
 const TEXT: &str = concat!(
     include_str!("lua/always.lua"),
     include_str!("lua/run.lua"),

@@ -6,7 +6,7 @@
 --                file of that name, those on several locks at once in several.lua
 --   crowded.lua  plain locks that many processes wait for
 --   operations.lua  the entries in which clients describe themselves
---   rarer.lua    the end of one more function, of the families that are made only together with all others
+--   rarer.lua    the end of one more function, with the families that no call needs alone
 --   rare.lua     the end of what is made only in a call that needs it: all from common.lua on is one function
 --   run.lua      takes the steps in turn, and has the three that are most of the work; rest.lua is the end of its loop,
 --                with all that these do seldom, and all others

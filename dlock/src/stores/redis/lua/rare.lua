@@ -1,6 +1,6 @@
 
--- Families of steps that need nothing but their own: making all steps takes longer than any of these. A family may bring
--- others, which are not whole without the rest.
+-- Families of steps that can be made without all others, which takes longer than any of these steps. A family may bring
+-- further steps, which are incomplete until all are made.
 local family_of = {
   keep = add_lock_steps, crowded = add_crowded_steps, fenced = add_fenced_steps,
   fair = add_fair_steps, release_fair = add_fair_steps,

@@ -1,5 +1,5 @@
 
--- The end of what is made only together with all others.
+-- The end of the function that makes the families which no call needs alone.
 add_quorum_steps()
 add_read_write_steps()
 add_several_steps()
