@@ -102,7 +102,7 @@ impl Disk {
         }
     }
 
-    /// Gives back all that was taken.
+    /// Frees the space that [`fill`](Disk::fill) took.
     ///
     /// # Panics
     /// When nothing was taken.

@@ -41,6 +41,19 @@ impl Clients {
         self.watched.seen().slow_answers.store(ms, SeqCst);
     }
 
+    /// The queue head and the next waiter of `here`, and one of `elsewhere`, just after `here` has released the lock.
+    async fn wait_for_a_release(&self) -> [Acquire; 3] {
+        let guard = Clients::lock(&self.here).acquire().await.unwrap();
+        let mut waiters = [&self.here, &self.here, &self.elsewhere]
+            .map(|client| -> Acquire { Box::pin(Clients::lock(client).acquire()) });
+        for waiter in &mut waiters {
+            assert!(poll!(waiter).is_pending());
+        }
+        drop(guard);
+        settle().await;
+        waiters
+    }
+
     /// Each release goes to the store.
     fn lock(client: &LockClient) -> Lock {
         client.lock("k").local_handoffs(0)
@@ -57,15 +70,7 @@ async fn settle() {
 #[tokio::test(start_paused = true)]
 async fn waiter_that_leaves_passes_on_that_another_process_goes_first() {
     let clients = Clients::new().await;
-    let guard = Clients::lock(&clients.here).acquire().await.unwrap();
-    let mut head: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
-    let mut next: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
-    let mut other: Acquire = Box::pin(Clients::lock(&clients.elsewhere).acquire());
-    for waiter in [&mut head, &mut next, &mut other] {
-        assert!(poll!(waiter).is_pending());
-    }
-    drop(guard);
-    settle().await;
+    let [head, mut next, mut other] = clients.wait_for_a_release().await;
     drop(head);
     assert!(poll!(&mut next).is_pending(), "the other process goes first");
     assert!(poll!(&mut other).is_ready());
@@ -75,15 +80,7 @@ async fn waiter_that_leaves_passes_on_that_another_process_goes_first() {
 #[tokio::test(start_paused = true)]
 async fn waiter_that_leaves_while_another_process_goes_first_passes_that_on() {
     let clients = Clients::new().await;
-    let guard = Clients::lock(&clients.here).acquire().await.unwrap();
-    let mut head: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
-    let mut next: Acquire = Box::pin(Clients::lock(&clients.here).acquire());
-    let mut other: Acquire = Box::pin(Clients::lock(&clients.elsewhere).acquire());
-    for waiter in [&mut head, &mut next, &mut other] {
-        assert!(poll!(waiter).is_pending());
-    }
-    drop(guard);
-    settle().await;
+    let [mut head, mut next, mut other] = clients.wait_for_a_release().await;
     assert!(poll!(&mut head).is_pending());
     drop(head);
     assert!(poll!(&mut next).is_pending(), "the other process goes first");

@@ -16,6 +16,15 @@ pub(super) struct LastResponse {
     unanswered: u32,
 }
 
+impl LastResponse {
+    fn just_now() -> LastResponse {
+        LastResponse {
+            at: clock::now(),
+            unanswered: 0,
+        }
+    }
+}
+
 /// When each of the two connections was heard of.
 pub(super) struct Contacts {
     usual: LastResponse,
@@ -25,13 +34,9 @@ pub(super) struct Contacts {
 impl Contacts {
     /// Both have just been answered.
     pub(super) fn new() -> Contacts {
-        let heard = || LastResponse {
-            at: clock::now(),
-            unanswered: 0,
-        };
         Contacts {
-            usual: heard(),
-            acknowledged: heard(),
+            usual: LastResponse::just_now(),
+            acknowledged: LastResponse::just_now(),
         }
     }
 
@@ -50,10 +55,7 @@ impl Contacts {
     }
 
     pub(super) fn answered(&mut self, role: ConnectionRole) {
-        *self.on_mut(role) = LastResponse {
-            at: clock::now(),
-            unanswered: 0,
-        };
+        *self.on_mut(role) = LastResponse::just_now();
     }
 
     pub(super) fn unanswered(&mut self, role: ConnectionRole) {
