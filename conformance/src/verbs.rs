@@ -357,6 +357,7 @@ pub(crate) struct Can {
     pub(crate) kinds: Vec<Kind>,
     pub(crate) min_hold: bool,
     pub(crate) prefer_writers: bool,
+    pub(crate) restores_positions: bool,
     pub(crate) limits: bool,
     pub(crate) notifications: bool,
     pub(crate) inspection: bool,
@@ -370,6 +371,7 @@ impl Can {
         Can {
             min_hold: capabilities.min_hold,
             prefer_writers: capabilities.prefer_writers,
+            restores_positions: capabilities.restores_positions,
             limits: capabilities.limits,
             notifications: capabilities.notifications != Notifications::None,
             inspection: capabilities.inspection,

@@ -158,8 +158,17 @@ impl<'a> Sequence<'a> {
         }
     }
 
+    /// Whether a plain lock of the key may overtake waiters for a fair one, or not: each store may decide.
+    fn may_overtake(&self, kind: Kind, key: &LockKey) -> bool {
+        let plain = matches!(kind, Kind::Mutex | Kind::Fenced);
+        plain && self.waiters.iter().any(|(_, waiter)| waiter.key == *key)
+    }
+
     async fn takes(&mut self, by: usize, at: usize, kind: Kind) {
         let key = self.keys[at].0.clone();
+        if self.may_overtake(kind, &key) {
+            return;
+        }
         let mut request = self.peers[by].0.request(kind, &key, self.case.long());
         match kind {
             Kind::Fair => request.queue = self.random.bool(),
@@ -261,6 +270,9 @@ impl<'a> Sequence<'a> {
         let keys: Vec<_> = keys.map(|(key, _)| key.clone()).collect();
         let together: Vec<_> = keys.iter().map(|key| peer.together(Kind::Mutex, key)).collect();
         if together[0].is_none() || together.iter().any(|number| *number != together[0]) {
+            return;
+        }
+        if keys.iter().any(|key| self.may_overtake(Kind::Mutex, key)) {
             return;
         }
         let requests: Vec<_> = (keys.iter())

@@ -39,7 +39,8 @@ pub struct AcquireRequest {
     /// [`release`](super::Store::release) of the same id gives it up.
     pub queue: bool,
     /// Fair locks: time since the last request of this id; `None` for its first. A waiter that has asked before and
-    /// finds its position gone was silent for too long, and gets it back.
+    /// finds its position gone was silent for too long, and gets it back if the store
+    /// [can do that](super::Capabilities::restores_positions).
     pub last_asked: Option<Duration>,
     /// Read locks: the write grant of the same key that the read is nested in, which does not block it.
     pub nested_in: Option<GrantId>,

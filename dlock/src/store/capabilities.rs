@@ -57,6 +57,9 @@ pub struct Capabilities {
     pub min_hold: bool,
     /// Whether readers can yield to a waiting writer.
     pub prefer_writers: bool,
+    /// Fair locks: whether a waiter that lost its position because it sent no request for too long gets it back when it
+    /// asks again. Without this it joins at the end.
+    pub restores_positions: bool,
     /// Whether an acquire of permits can have a maximum of held permits,
     /// [`AcquireRequest::limit`](super::AcquireRequest::limit).
     pub limits: bool,
@@ -82,6 +85,7 @@ impl Capabilities {
             fixed_lease: true,
             min_hold: false,
             prefer_writers: false,
+            restores_positions: false,
             limits: false,
             notifications: Notifications::None,
             largest_set: 1,
@@ -137,6 +141,14 @@ impl Capabilities {
     #[must_use]
     pub fn prefer_writers(mut self, can: bool) -> Capabilities {
         self.prefer_writers = can;
+        self
+    }
+
+    /// Sets whether a waiter for a fair lock that lost its position because it sent no request for too long gets it back;
+    /// `false` by default.
+    #[must_use]
+    pub fn restores_positions(mut self, can: bool) -> Capabilities {
+        self.restores_positions = can;
         self
     }
 

@@ -449,6 +449,7 @@ impl Store for MemoryStore {
             .limits(true)
             .min_hold(true)
             .prefer_writers(true)
+            .restores_positions(true)
             .notifications(Notifications::Certain)
             .largest_set(usize::MAX)
             .inspection(true)
