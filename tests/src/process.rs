@@ -374,10 +374,13 @@ fn state_of(pid: Pid) -> Option<char> {
 }
 
 fn children_of(parent: u32) -> Vec<u32> {
-    let parent = parent.to_string();
-    let all = fs::read_dir("/proc").into_iter().flatten();
-    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| stat_of(Pid::from_raw(*pid)).is_some_and(|stat| stat.get(1) == Some(&parent)))
-        .filter_map(|pid| u32::try_from(pid).ok())
-        .collect()
+    // each thread has its own
+    let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let numbers = |list: String| {
+        list.split(' ')
+            .filter_map(|number| number.parse().ok())
+            .collect::<Vec<u32>>()
+    };
+    lists.flat_map(numbers).collect()
 }
