@@ -6,6 +6,7 @@ mod crowds;
 mod doctor_support;
 mod etcd_conformance;
 mod etcd_doctor;
+mod etcd_fair;
 mod etcd_faults;
 mod etcd_locks;
 mod etcd_lost;

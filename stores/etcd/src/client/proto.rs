@@ -32,8 +32,15 @@ pub(crate) struct RangeRequest {
     pub(crate) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(crate) limit: i64,
+    #[prost(enumeration = "SortOrder", tag = "5")]
+    pub(crate) sort_order: i32,
+    #[prost(enumeration = "SortTarget", tag = "6")]
+    pub(crate) sort_target: i32,
     #[prost(bool, tag = "8")]
     pub(crate) keys_only: bool,
+    /// 0 for any.
+    #[prost(int64, tag = "13")]
+    pub(crate) max_create_revision: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -128,6 +135,24 @@ pub(crate) enum Is {
     Less = 2,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(crate) enum SortOrder {
+    None = 0,
+    Ascend = 1,
+    Descend = 2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(crate) enum SortTarget {
+    Key = 0,
+    Create = 2,
+}
+
+/// From the first key up to and without the last.
+pub(crate) type KeyRange = (Vec<u8>, Vec<u8>);
+
 /// A condition of a transaction. It holds for a range without keys.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Compare {
@@ -213,6 +238,8 @@ pub(crate) struct WatchCancelRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct WatchResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) header: Option<ResponseHeader>,
     #[prost(int64, tag = "2")]
     pub(crate) watch_id: i64,
     #[prost(bool, tag = "3")]
@@ -221,13 +248,16 @@ pub(crate) struct WatchResponse {
     pub(crate) canceled: bool,
     #[prost(string, tag = "6")]
     pub(crate) cancel_reason: String,
-    /// Only whether there are any is used.
     #[prost(message, repeated, tag = "11")]
     pub(crate) events: Vec<Event>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Event {}
+pub(crate) struct Event {
+    /// Of a deleted key, its name and the revision that deleted it.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) kv: Option<KeyValue>,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LeaseGrantRequest {
@@ -392,6 +422,15 @@ impl Compare {
         }
     }
 
+    /// Requires that there are keys in this range, and that revisions after this one created all of them.
+    pub(crate) fn created_after((key, end): KeyRange, revision: i64) -> Compare {
+        Compare {
+            result: Is::Greater.into(),
+            range_end: end,
+            ..Compare::created(&key, revision)
+        }
+    }
+
     /// Requires that the key exists and that its value begins with this word and a space.
     pub(crate) fn begins(key: &[u8], word: &str) -> [Compare; 2] {
         // "!" is the character after the space.
@@ -421,6 +460,12 @@ impl From<Request> for RequestOp {
     }
 }
 
+impl From<RangeRequest> for RequestOp {
+    fn from(range: RangeRequest) -> RequestOp {
+        Request::Range(range).into()
+    }
+}
+
 impl From<TxnRequest> for RequestOp {
     fn from(txn: TxnRequest) -> RequestOp {
         Request::Txn(txn).into()
@@ -438,12 +483,11 @@ impl RequestOp {
     }
 
     pub(crate) fn range(key: Vec<u8>, range_end: Vec<u8>, limit: i64) -> RequestOp {
-        let keys_only = false;
         Request::Range(RangeRequest {
             key,
             range_end,
             limit,
-            keys_only,
+            ..RangeRequest::default()
         })
         .into()
     }

@@ -12,8 +12,8 @@ use super::grants::{Grant, GrantState};
 use super::inner::Inner;
 use super::names::{Name, State, other_lock};
 use super::session::Session;
-use crate::client::Refusal;
-use crate::client::proto::{Compare, RequestOp, TxnRequest, TxnResponse};
+use crate::client::proto::{Compare, KeyValue, RequestOp, TxnRequest, TxnResponse};
+use crate::client::{Failure, Refusal};
 use crate::clock::Moment;
 
 /// A fencing token is the revision that created the grant, followed by a counter of this many bits.
@@ -23,10 +23,12 @@ pub(crate) const TOKEN_BITS: u32 = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) name: Name,
-    kind: Kind,
-    grant: GrantId,
-    lease: Duration,
-    tokens: u32,
+    pub(crate) kind: Kind,
+    pub(crate) grant: GrantId,
+    pub(crate) lease: Duration,
+    pub(crate) tokens: u32,
+    /// For a fair lock, whether to take or keep a position.
+    pub(crate) queue: bool,
     /// For a nested read, the write grant that contains it.
     nested_in: Option<GrantId>,
     /// The key that the transaction creates.
@@ -61,6 +63,7 @@ impl Ask {
             grant: request.grant,
             lease: request.lease,
             tokens: request.tokens.max(1),
+            queue: request.queue,
             nested_in: request.nested_in.filter(|_| request.kind == Kind::Read),
             grant_key: Vec::new(),
             name,
@@ -102,7 +105,7 @@ pub(crate) async fn all(
     }
 }
 
-fn taken(name: &str, what: &str) -> StoreError {
+pub(crate) fn taken(name: &str, what: &str) -> StoreError {
     let message = format!("key \"{name}\" holds {what}");
     StoreError::not_done(Reason::KeyTaken(what.to_owned()), message)
 }
@@ -142,19 +145,9 @@ async fn attempt(
             return Err(error);
         }
     };
-    // Recorded before the request is sent: the release of an acquire without a reply needs the key.
     for ask in &mut *asks {
         ask.grant_key = key(inner, session, ask);
-        let grant = Grant {
-            name: ask.name.clone(),
-            kind: ask.kind,
-            key: ask.grant_key.clone(),
-            state: GrantState::InFlight,
-            session: session.clone(),
-            placed: Moment::now(),
-            ends: Moment::now() + ask.lease,
-        };
-        inner.grants.insert(ask.grant, grant);
+        record(inner, session, ask, &ask.grant_key);
     }
     let txn = transaction(inner, session, epoch, asks);
     let forget = || asks.iter().for_each(|ask| inner.grants.remove(ask.grant));
@@ -164,16 +157,10 @@ async fn attempt(
     };
     match reply {
         Ok(reply) if reply.succeeded => {
-            let revision = reply.revision();
-            let granted = asks.iter().map(|ask| {
-                // Must not end before the client's lease, which counts from the call at the latest.
-                inner
-                    .grants
-                    .is(ask.grant, GrantState::Held, Moment::now() + ask.lease);
-                let first = revision.unsigned_abs() << TOKEN_BITS;
-                Granted::with_tokens(first, first + u64::from(ask.tokens - 1)).lease(session.lease(called))
-            });
-            Ok(Attempt::Granted(granted.collect()))
+            let grants = asks
+                .iter()
+                .map(|ask| granted(inner, session, ask, &reply, called));
+            Ok(Attempt::Granted(grants.collect()))
         }
         Ok(reply) => {
             forget();
@@ -184,22 +171,64 @@ async fn attempt(
             session.end();
             Ok(Attempt::Again)
         }
-        Err(failure) => {
-            let is_open = failure.is_open();
-            let error = failure.error();
-            match error.outcome {
-                Outcome::NotDone => forget(),
-                Outcome::Unknown if !is_open => {
-                    for ask in &*asks {
-                        let ends = Moment::now() + ask.lease;
-                        inner.grants.is(ask.grant, GrantState::Unknown, ends);
-                    }
-                }
-                Outcome::Unknown => {}
+        Err(failure) => Err(failed(inner, asks, failure)),
+    }
+}
+
+/// Records a request before it is sent: the release of an acquire without a reply needs the key.
+pub(crate) fn record(inner: &Inner, session: &Arc<Session>, ask: &Ask, key: &[u8]) {
+    let grant = Grant {
+        name: ask.name.clone(),
+        kind: ask.kind,
+        key: key.to_vec(),
+        state: GrantState::InFlight,
+        session: session.clone(),
+        placed: Moment::now(),
+        ends: Moment::now() + ask.lease,
+    };
+    inner.grants.insert(ask.grant, grant);
+}
+
+/// Records that the server has carried a request out.
+pub(crate) fn granted(
+    inner: &Inner,
+    session: &Session,
+    ask: &Ask,
+    reply: &TxnResponse,
+    called: Moment,
+) -> Granted {
+    // Must not end before the client's lease, which counts from the call at the latest.
+    inner
+        .grants
+        .is(ask.grant, GrantState::Held, Moment::now() + ask.lease);
+    let first = reply.revision().unsigned_abs() << TOKEN_BITS;
+    Granted::with_tokens(first, first + u64::from(ask.tokens - 1)).lease(session.lease(called))
+}
+
+/// Records that a request has failed.
+pub(crate) fn failed(inner: &Inner, asks: &[Ask], failure: Failure) -> StoreError {
+    let is_open = failure.is_open();
+    let error = failure.error();
+    for ask in asks {
+        match error.outcome {
+            Outcome::NotDone => inner.grants.remove(ask.grant),
+            Outcome::Unknown if !is_open => {
+                let ends = Moment::now() + ask.lease;
+                inner.grants.is(ask.grant, GrantState::Unknown, ends);
             }
-            Err(error)
+            Outcome::Unknown => {}
         }
     }
+    error
+}
+
+/// Whether this key of a session's epoch has not changed; otherwise the next acquire writes it.
+pub(crate) fn is_epoch(session: &Session, epoch: i64, found: &[KeyValue]) -> bool {
+    let is_same = found.first().is_some_and(|found| found.mod_revision == epoch);
+    if !is_same {
+        session.epoch_is_not(epoch);
+    }
+    is_same
 }
 
 /// Chooses the key that the grant creates.
@@ -238,11 +267,7 @@ fn transaction(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask]) -> Tx
 
 /// Determines why the transaction did nothing.
 fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: &TxnResponse) -> Attempt {
-    let is_epoch = |found: &[crate::client::proto::KeyValue]| {
-        found.first().is_some_and(|found| found.mod_revision == epoch)
-    };
-    if !is_epoch(reply.found(asks.len())) {
-        session.epoch_is_not(epoch);
+    if !is_epoch(session, epoch, reply.found(asks.len())) {
         return Attempt::Again;
     }
     for (at, ask) in asks.iter_mut().enumerate() {

@@ -12,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 use super::EtcdLocks;
 use super::batches::Batches;
 use super::grants::Grants;
-use super::inner::{Inner, sweep};
+use super::inner::{Inner, end_silent, sweep};
 use super::names::Names;
 use super::pool::Pool;
+use super::positions::Positions;
 use super::queues::LockQueues;
 use super::waiters::Waiters;
 use crate::client::{Config, Links, Login};
@@ -186,7 +187,14 @@ impl EtcdLocksBuilder {
             doubts.clone(),
             ended.clone(),
         );
-        let waiters = Waiters::start(links.clone(), self.names.clone(), ended.clone(), &runtime);
+        let positions = Arc::new(Positions::default());
+        let waiters = Waiters::start(
+            links.clone(),
+            self.names.clone(),
+            positions.clone(),
+            ended.clone(),
+            &runtime,
+        );
         let inner = Arc::new(Inner {
             links: links.clone(),
             names: self.names,
@@ -196,15 +204,18 @@ impl EtcdLocksBuilder {
             acquires: Batches::new(links.clone(), runtime.clone()),
             releases: Batches::new(links.clone(), runtime.clone()),
             waiters,
+            positions: positions.clone(),
             doubts: doubts.clone(),
             runtime: runtime.clone(),
             _ended: ended.clone().drop_guard(),
         });
         let sweeping = sweep(Arc::downgrade(&inner), grants);
+        let ending = end_silent(Arc::downgrade(&inner), positions);
         runtime.spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
                 () = sweeping => {}
+                () = ending => {}
                 () = doubt(links, doubts) => {}
             }
         });

@@ -13,6 +13,7 @@ use super::batches::Batches;
 use super::grants::Grants;
 use super::names::{Name, Names};
 use super::pool::Pool;
+use super::positions::Positions;
 use super::queues::LockQueues;
 use super::release;
 use super::waiters::Waiters;
@@ -29,6 +30,7 @@ pub(crate) struct Inner {
     /// Separate from acquires, which a server refuses when its space is used up.
     pub(crate) releases: Batches,
     pub(crate) waiters: Waiters,
+    pub(crate) positions: Arc<Positions>,
     pub(crate) doubts: DoubtSender,
     pub(crate) runtime: runtime::Handle,
     /// Stops the background tasks.
@@ -102,6 +104,22 @@ pub(crate) async fn sweep(store: Weak<Inner>, grants: Arc<Grants>) {
                     None => std::future::pending().await,
                 }
             } => {}
+        }
+    }
+}
+
+/// Ends positions of waiters that send no requests, as long as the store exists.
+pub(crate) async fn end_silent(store: Weak<Inner>, positions: Arc<Positions>) {
+    loop {
+        let silent = positions.become_silent().await;
+        let Some(inner) = store.upgrade() else { return };
+        for (id, name) in silent {
+            let step = inner.step(
+                [name.clone()],
+                Abandoned::Goes,
+                move |inner, deadline| async move { release::end_silent(inner, name, id, deadline).await },
+            );
+            drop(step);
         }
     }
 }

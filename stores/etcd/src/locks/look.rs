@@ -38,7 +38,7 @@ pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockK
             key: start,
             range_end: end.clone(),
             limit: PAGE,
-            keys_only: false,
+            ..RangeRequest::default()
         };
         let page = inner
             .links
@@ -58,7 +58,7 @@ pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockK
 
 /// Ends all grants of a lock. Returns whether there were any.
 pub(crate) async fn force(inner: Arc<Inner>, name: Name, deadline: Instant) -> Result<bool, StoreError> {
-    let (key, range_end) = inner.names.all(&name);
+    let (key, range_end) = inner.names.grants(&name);
     let reply = inner
         .links
         .call(DeleteRangeRequest { key, range_end }, deadline)
@@ -72,7 +72,7 @@ pub(crate) async fn grants_of(
     name: &Name,
     deadline: Instant,
 ) -> Result<Vec<KeyValue>, Failure> {
-    let (key, range_end) = inner.names.all(name);
+    let (key, range_end) = inner.names.grants(name);
     let range = RangeRequest {
         key,
         range_end,
@@ -87,6 +87,10 @@ async fn holders(
     found: &[KeyValue],
     deadline: Instant,
 ) -> Result<Vec<(LockKey, Holder)>, StoreError> {
+    // The others are positions of waiters.
+    let found: Vec<&KeyValue> = (found.iter())
+        .filter(|found| inner.names.read(&found.key).is_some())
+        .collect();
     let mut leases: Vec<i64> = found.iter().map(|found| found.lease).collect();
     leases.sort_unstable();
     leases.dedup();
@@ -114,5 +118,5 @@ async fn holders(
             Holder::new(kind, grant.to_owned(), holds, remaining),
         ))
     };
-    Ok(found.iter().filter_map(holder).collect())
+    Ok(found.into_iter().filter_map(holder).collect())
 }

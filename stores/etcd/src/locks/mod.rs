@@ -4,11 +4,13 @@ mod acquire;
 mod batches;
 mod builder;
 mod doctor;
+mod fair;
 mod grants;
 mod inner;
 mod look;
 mod names;
 mod pool;
+mod positions;
 mod queues;
 mod release;
 mod renew;
@@ -39,7 +41,7 @@ pub use self::transaction::{Committed, FencedTransaction, Proof, TransactionErro
 use crate::clock::Moment;
 
 /// The supported kinds.
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
 /// The most locks in one acquire: a transaction has up to 128 conditions and operations.
 const LARGEST_SET: usize = 100;
 
@@ -121,6 +123,7 @@ impl Store for EtcdLocks {
             .token_blocks(true)
             .shortest_lease(SHORTEST)
             .min_hold(true)
+            .restores_positions(true)
             .notifications(Notifications::Certain)
             .largest_set(LARGEST_SET)
             .inspection(true)
@@ -129,8 +132,12 @@ impl Store for EtcdLocks {
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let called = Moment::now();
         let ask = Ask::new(&self.0, &request).map(|ask| vec![ask]);
-        self.acquires(ask, move |inner, mut asks, deadline| {
-            acquire::one(inner, asks.swap_remove(0), called, deadline)
+        self.acquires(ask, move |inner, mut asks, deadline| async move {
+            let ask = asks.swap_remove(0);
+            match ask.kind {
+                Kind::Fair => fair::acquire(inner, ask, called, deadline).await,
+                _ => acquire::one(inner, ask, called, deadline).await,
+            }
         })
     }
 
@@ -168,16 +175,21 @@ impl Store for EtcdLocks {
         self.goes(&key, look::force)
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         match self.0.names.lock(key) {
-            Ok(name) => self.0.waiters.watch(name),
+            Ok(name) if kind == Kind::Fair => {
+                let topic = waiters::position_topic(&name, grant);
+                self.0.waiters.watch(name, topic)
+            }
+            Ok(name) => self.0.waiters.watch(name.clone(), name),
             // The acquire reports the error.
             Err(_) => Watch::polling(std::time::Duration::from_secs(1)),
         }
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        KINDS.contains(&kind).then_some(0)
+        // A set takes no positions.
+        (KINDS.contains(&kind) && kind != Kind::Fair).then_some(0)
     }
 
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {

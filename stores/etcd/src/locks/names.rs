@@ -4,11 +4,15 @@
 //! |---|---|
 //! | `<namespace>q/<lock>\0L`, `…W` | the grant of a plain lock, of a writer |
 //! | `<namespace>q/<lock>\0r<session>.<number>` | the grant of a reader |
+//! | `<namespace>q/<lock>\0w<session>.<number>` | the position of a waiter for a fair lock, in order of the revisions that created them |
+//! | `<namespace>q/<lock>\0v<revision>.<session>.<number>` | the position of a waiter that had lost its position of this revision |
 //! | `<namespace>c/<lease>` | the epoch of a session; its value is the name of the service |
 //!
 //! The value of a grant is its id, `held` or `kept` (released, but keeping the lock for a while), and milliseconds.
+//! The value of a position is the id of the waiter, and `waits`.
 //!
 //! Exclusive kinds are capital letters, which sort before the small letter of readers, so one condition covers them.
+//! The letters of positions follow: they exclude no grant.
 //!
 //! Grants reuse the same keys: until its next compaction, the server scans all keys that ever existed in a range to
 //! find that it is empty.
@@ -19,13 +23,15 @@ use std::time::Duration;
 use dlock::LockKey;
 use dlock::store::{GrantId, Kind, Reason, StoreError};
 
-use crate::client::proto::end_of;
+use crate::client::proto::{KeyRange, end_of};
 
 /// The most bytes of a name, including its prefix.
 const LONGEST: usize = 2048;
 const PLAIN: u8 = b'L';
 const WRITE: u8 = b'W';
 const READ: u8 = b'r';
+const RETURNED: u8 = b'v';
+const WAITS: u8 = b'w';
 
 /// Names the keys of the store.
 #[derive(Debug, Clone)]
@@ -62,25 +68,84 @@ impl Names {
         key
     }
 
-    /// Returns the range of all grants of a lock.
-    pub(crate) fn all(&self, name: &str) -> (Vec<u8>, Vec<u8>) {
+    /// Returns the range of all grants and positions of a lock.
+    pub(crate) fn all(&self, name: &str) -> KeyRange {
         let start = format!("{}q/{name}\0", self.namespace).into_bytes();
         let end = end_of(&start);
         (start, end)
     }
 
+    /// Returns the range of all grants of a lock.
+    pub(crate) fn grants(&self, name: &str) -> KeyRange {
+        self.between(name, None, READ + 1)
+    }
+
+    /// Whether the key of a lock is that of a grant.
+    pub(crate) fn is_grant(&self, name: &str, key: &[u8]) -> bool {
+        let (start, end) = self.grants(name);
+        *start <= *key && *key < *end
+    }
+
     /// Returns the range of the grants that conflict with a lock of this kind.
-    pub(crate) fn in_the_way(&self, name: &str, kind: Kind) -> (Vec<u8>, Vec<u8>) {
-        let (start, mut end) = self.all(name);
-        if kind == Kind::Read {
-            end.clone_from(&start);
-            end.push(READ);
+    pub(crate) fn in_the_way(&self, name: &str, kind: Kind) -> KeyRange {
+        match kind {
+            Kind::Read => self.between(name, None, READ),
+            _ => self.grants(name),
         }
+    }
+
+    /// Returns the range of the grants of readers and writers.
+    pub(crate) fn read_write(&self, name: &str) -> KeyRange {
+        self.between(name, Some(WRITE), READ + 1)
+    }
+
+    /// Returns the range of the positions that keep the revisions that created them.
+    pub(crate) fn positions(&self, name: &str) -> KeyRange {
+        self.between(name, Some(WAITS), WAITS + 1)
+    }
+
+    /// Returns the range of all positions.
+    pub(crate) fn waiting(&self, name: &str) -> KeyRange {
+        self.between(name, Some(RETURNED), WAITS + 1)
+    }
+
+    /// Returns the range of the positions of returned waiters that were created before this revision at first, and that
+    /// of all other positions.
+    pub(crate) fn waiting_before(&self, name: &str, revision: i64) -> (KeyRange, KeyRange) {
+        let (start, end) = self.waiting(name);
+        let mut bound = start.clone();
+        bound.extend_from_slice(format!("{revision:016x}").as_bytes());
+        ((start, bound.clone()), (bound, end))
+    }
+
+    fn between(&self, name: &str, from: Option<u8>, to: u8) -> KeyRange {
+        let mut start = self.all(name).0;
+        let mut end = start.clone();
+        start.extend(from);
+        end.push(to);
         (start, end)
     }
 
+    /// Returns the key of the position of a waiter; `returned` is the first revision of a waiter that had lost it.
+    pub(crate) fn position(&self, name: &str, returned: Option<i64>, session: i64, number: usize) -> Vec<u8> {
+        let mut key = self.all(name).0;
+        let position = match returned {
+            None => format!("{}{session:016x}.{number}", char::from(WAITS)),
+            Some(revision) => format!("{}{revision:016x}.{session:016x}.{number}", char::from(RETURNED)),
+        };
+        key.extend_from_slice(position.as_bytes());
+        key
+    }
+
+    /// The revision that the position of a returned waiter names.
+    pub(crate) fn returned(&self, name: &str, key: &[u8]) -> Option<i64> {
+        let position = key.strip_prefix(&*self.all(name).0)?.strip_prefix(&[RETURNED])?;
+        let revision = std::str::from_utf8(position.get(..16)?).ok()?;
+        i64::from_str_radix(revision, 16).ok()
+    }
+
     /// Returns the range of the grants of all locks whose names begin with the client's prefix and `prefix`.
-    pub(crate) fn with_prefix(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
+    pub(crate) fn with_prefix(&self, prefix: &str) -> KeyRange {
         let start = format!("{}q/{}{prefix}", self.namespace, self.prefix).into_bytes();
         let end = end_of(&start);
         (start, end)
@@ -181,7 +246,7 @@ mod tests {
         }
     }
 
-    fn is_within(key: &[u8], range: &(Vec<u8>, Vec<u8>)) -> bool {
+    fn is_within(key: &[u8], range: &KeyRange) -> bool {
         *key >= *range.0 && *key < *range.1
     }
 
@@ -221,6 +286,34 @@ mod tests {
             let key = key(&names, "k", held);
             let range = names.in_the_way("k", asked);
             assert_eq!(is_within(&key, &range), is_in_the_way, "{held} {asked}");
+        }
+    }
+
+    #[test]
+    fn positions_exclude_no_grant_and_say_their_order() {
+        let names = names();
+        let (new, returned) = (
+            names.position("k", None, 17, 2),
+            names.position("k", Some(9), 17, 2),
+        );
+        for (key, revision) in [(&new, None), (&returned, Some(9))] {
+            assert!(is_within(key, &names.all("k")));
+            assert!(!is_within(key, &names.grants("k")));
+            assert!(!is_within(key, &names.read_write("k")));
+            assert_eq!(is_within(key, &names.positions("k")), revision.is_none());
+            assert_eq!(names.returned("k", key), revision);
+            assert_eq!(names.read(key), None);
+        }
+        for (revision, is_before) in [(9, false), (10, true)] {
+            let (before, others) = names.waiting_before("k", revision);
+            assert_eq!(is_within(&returned, &before), is_before);
+            assert_eq!(is_within(&returned, &others), !is_before);
+            assert!(!is_within(&new, &before) && is_within(&new, &others));
+        }
+        for kind in [Kind::Read, Kind::Write, Kind::Mutex] {
+            let key = key(&names, "k", kind);
+            assert!(is_within(&key, &names.grants("k")));
+            assert_eq!(is_within(&key, &names.read_write("k")), kind != Kind::Mutex);
         }
     }
 

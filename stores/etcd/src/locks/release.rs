@@ -11,6 +11,7 @@ use super::inner::Inner;
 use super::look;
 use super::names::{Name, State, is_same};
 use super::pool::seconds;
+use super::positions::PositionState;
 use super::session::not_done;
 use crate::client::Failure;
 use crate::client::proto::{Compare, LeaseGrantRequest, RequestOp, TxnRequest};
@@ -38,6 +39,11 @@ pub(crate) async fn release(
             }
         }
         Some(grant) => end(&inner, request.grant, &grant, deadline).await,
+        None if inner.positions.get(request.grant).is_some() => {
+            leave_queue(&inner, &name, request.grant, deadline)
+                .await
+                .map(|()| false)
+        }
         None => end_of_another(&inner, &name, &request, deadline).await,
     };
     Ok(match existed.map_err(Failure::error)? {
@@ -65,6 +71,39 @@ pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) ->
     }
 }
 
+/// Ends the position of a waiter that has sent no request for too long, or what a request may have left whose reply was
+/// lost.
+pub(crate) async fn end_silent(
+    inner: Arc<Inner>,
+    name: Name,
+    id: GrantId,
+    deadline: Instant,
+) -> Result<(), StoreError> {
+    match inner.grants.get(id) {
+        _ if !inner.positions.is_silent(id) => Ok(()),
+        Some(grant) => end(&inner, id, &grant, deadline).await.map(drop),
+        None => delete_position(&inner, &name, id, deadline).await,
+    }
+    .map_err(Failure::error)
+}
+
+/// Ends the position of a waiter that leaves.
+async fn leave_queue(inner: &Inner, name: &Name, id: GrantId, deadline: Instant) -> Result<(), Failure> {
+    delete_position(inner, name, id, deadline).await?;
+    inner.positions.remove(id);
+    Ok(())
+}
+
+/// Deletes the key of a position, which its waiter may get back.
+async fn delete_position(inner: &Inner, name: &Name, id: GrantId, deadline: Instant) -> Result<(), Failure> {
+    let position = inner.positions.get(id);
+    if let Some(position) = position.filter(|position| position.state != PositionState::Lost) {
+        delete(inner, name, &position.key, id, deadline).await?;
+        inner.positions.is_lost(id);
+    }
+    Ok(())
+}
+
 /// Ends a grant of another process. Returns whether it existed.
 async fn end_of_another(
     inner: &Inner,
@@ -87,19 +126,27 @@ async fn end_of_another(
     }
 }
 
-/// Ends a grant of this process. Returns whether it existed.
+/// Ends a grant of this process, and its position. Returns whether the grant existed.
 async fn end(inner: &Inner, id: GrantId, grant: &Grant, deadline: Instant) -> Result<bool, Failure> {
-    let existed = match grant.state {
-        GrantState::InFlight => {
-            let delete = deletion(&grant.key, id);
-            grant.session.undo(&inner.links, delete, deadline).await?
+    let position = inner.positions.get(id).map(|position| position.key);
+    let reply = match (grant.state, position) {
+        (GrantState::InFlight, position) => {
+            let keys = [Some(grant.key.clone()), position];
+            let deletions = keys.into_iter().flatten().map(|key| deletion(&key, id).into());
+            let undo = grant.session.undo(&inner.links, deletions.collect(), deadline);
+            undo.await?.take_inner(0).unwrap_or_default()
         }
-        GrantState::Unknown | GrantState::Held | GrantState::Kept => {
-            delete(inner, &grant.name, &grant.key, id, deadline).await?
+        (GrantState::Unknown | GrantState::Held | GrantState::Kept, position) => {
+            if let Some(position) = position {
+                delete(inner, &grant.name, &position, id, deadline).await?;
+            }
+            let txn = deletion(&grant.key, id);
+            inner.releases.call(&grant.name, txn, deadline).await?
         }
     };
+    inner.positions.remove(id);
     inner.grants.remove(id);
-    Ok(existed)
+    Ok(reply.deleted(0) > 0)
 }
 
 async fn delete(

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::client::proto::{
     LeaseGrantRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, PutRequest, RequestOp, TxnRequest,
+    TxnResponse,
 };
 use crate::client::{Failure, Links, Refusal};
 use crate::clock::Moment;
@@ -187,27 +188,27 @@ impl Session {
         }
     }
 
-    /// Deletes the key of a grant, and makes every copy of the request that may still create it harmless. Returns
-    /// whether the key existed.
+    /// Deletes the keys of a grant, and makes every copy of the request that may still create them harmless. Returns the
+    /// reply to the deletions.
     ///
     /// Only deletes: a server whose space is used up accepts that too.
     pub(crate) async fn undo(
         &self,
         links: &Links,
-        delete: TxnRequest,
+        deletions: Vec<RequestOp>,
         deadline: Instant,
-    ) -> Result<bool, Failure> {
+    ) -> Result<TxnResponse, Failure> {
         // Locked first: an acquire that reads the epoch now would fail, and ask again.
         let _one = timeout_at(deadline, self.writing.lock())
             .await
             .map_err(|_| Failure::Elsewhere(StoreError::not_done(Reason::Unreachable, links.silence())))?;
         self.state.lock().epoch = None;
+        let epoch = RequestOp::delete(self.epoch_key.clone());
         let txn = TxnRequest {
-            success: vec![delete.into(), RequestOp::delete(self.epoch_key.clone())],
+            success: deletions.into_iter().chain([epoch]).collect(),
             ..TxnRequest::default()
         };
-        let mut reply = links.call(txn, deadline).await?;
-        Ok(reply.take_inner(0).is_some_and(|reply| reply.deleted(0) > 0))
+        links.call(txn, deadline).await
     }
 
     /// The lease of an operation that was called at this moment.
@@ -370,7 +371,8 @@ impl Session {
         }
     }
 
-    async fn keep_alive(&self, links: &Links) -> Result<(), StoreError> {
+    /// Renews the lease, or records that it has ended.
+    pub(crate) async fn keep_alive(&self, links: &Links) -> Result<(), StoreError> {
         let sent = Moment::now();
         let deadline = Instant::now() + links.config.timeout;
         let reply = links.keep_alive(self.id, deadline).await;

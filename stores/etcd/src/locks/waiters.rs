@@ -1,14 +1,17 @@
 //! Notifies the waiters of this process of releases: one stream with one watch for each awaited lock.
 //!
+//! A deleted grant is told to all waiters for a plain lock. Of those for a fair lock it is told to the head of the queue,
+//! and a deleted position to the waiter behind it.
+//!
 //! A watch starts at the present. When the server confirms it, its waiters ask once, so that no release is missed, and
 //! no watch has to catch up on the past, which a server does only ten times a second. Watches report expired leases as
 //! well.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{Hub, Watch};
+use dlock::store::{GrantId, Hub, Watch};
 use futures_util::stream;
 use tokio::runtime;
 use tokio::sync::mpsc;
@@ -16,8 +19,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::names::{Name, Names};
+use super::positions::Positions;
 use crate::client::proto::{
-    Filter, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest, WatchResponse,
+    Filter, KeyValue, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest, WatchResponse,
 };
 use crate::client::{Link, Links};
 
@@ -31,11 +35,20 @@ pub(crate) struct Waiters {
     orders: mpsc::UnboundedSender<Order>,
 }
 
+/// The name of the notifications of some waiters for a lock.
+type Topic = Arc<str>;
+
 /// A change of the watches.
 #[derive(Debug)]
 enum Order {
-    Watch(Name),
-    Leave(Name),
+    Watch(Name, Topic),
+    Leave(Name, Topic),
+}
+
+/// Returns the topic of a waiter for a fair lock.
+pub(crate) fn position_topic(name: &Name, grant: GrantId) -> Topic {
+    // No key has a line break.
+    format!("{name}\n{grant}").into()
 }
 
 impl Waiters {
@@ -43,6 +56,7 @@ impl Waiters {
     pub(crate) fn start(
         links: Arc<Links>,
         names: Names,
+        positions: Arc<Positions>,
         ended: CancellationToken,
         runtime: &runtime::Handle,
     ) -> Waiters {
@@ -52,6 +66,7 @@ impl Waiters {
             hub: hub.clone(),
             links,
             names,
+            positions,
             orders: inbox,
             ids: HashMap::new(),
             watched: HashMap::new(),
@@ -67,18 +82,33 @@ impl Waiters {
         Waiters { hub, orders }
     }
 
-    pub(crate) fn watch(&self, name: Name) -> Watch {
+    /// Listens for releases of this lock that concern the waiters of this topic.
+    pub(crate) fn watch(&self, name: Name, topic: Topic) -> Watch {
         let (first, last) = (self.orders.clone(), self.orders.clone());
+        let of = name.clone();
         // Without a receiver the store has ended.
-        let first = move |name: &Name| {
-            let _ = first.send(Order::Watch(name.clone()));
+        let first = move |topic: &Topic| {
+            let _ = first.send(Order::Watch(of, topic.clone()));
             false
         };
-        let last = move |name: Name| {
-            let _ = last.send(Order::Leave(name));
+        let last = move |topic: Topic| {
+            let _ = last.send(Order::Leave(name, topic));
         };
-        self.hub.listen(name, first, last)
+        self.hub.listen(topic, first, last)
     }
+
+    pub(crate) fn tell(&self, topic: &str) {
+        self.hub.tell(topic);
+    }
+}
+
+/// The watch of a lock.
+#[derive(Debug, Default)]
+struct Watched {
+    /// Its id on the stream.
+    id: i64,
+    topics: HashSet<Topic>,
+    is_confirmed: bool,
 }
 
 /// The task that owns the stream.
@@ -86,11 +116,11 @@ struct Watcher {
     hub: Arc<Hub>,
     links: Arc<Links>,
     names: Names,
+    positions: Arc<Positions>,
     orders: mpsc::UnboundedReceiver<Order>,
     /// The locks by the ids of their watches on the stream.
     ids: HashMap<i64, Name>,
-    /// The locks to watch, and the ids of their watches.
-    watched: HashMap<Name, i64>,
+    watched: HashMap<Name, Watched>,
     next: i64,
     /// Whether the trouble was logged.
     told: bool,
@@ -108,6 +138,10 @@ impl Watcher {
             let trouble = self.serve().await;
             // Notifications may have been missed.
             self.ids.clear();
+            for (name, watched) in &mut self.watched {
+                watched.is_confirmed = false;
+                self.positions.watched(name, None);
+            }
             self.hub.tell_all(false);
             let Some(trouble) = trouble else { continue };
             if !std::mem::replace(&mut self.told, true) {
@@ -127,33 +161,55 @@ impl Watcher {
         }
     }
 
-    /// Records an order, and returns the request for the server.
-    fn take(&mut self, order: Order) -> WatchRequest {
-        let order = match order {
-            Order::Watch(name) => self.create(name),
-            Order::Leave(name) => {
-                let id = self.watched.remove(&name).unwrap_or_default();
-                self.ids.remove(&id);
-                WatchOrder::Cancel(WatchCancelRequest { watch_id: id })
+    /// Records an order, and returns the request for the server that it requires, if any.
+    fn take(&mut self, order: Order) -> Option<WatchRequest> {
+        match order {
+            Order::Watch(name, topic) => match self.watched.get_mut(&name) {
+                Some(watched) => {
+                    if watched.is_confirmed {
+                        self.hub.confirm(&topic);
+                    }
+                    watched.topics.insert(topic);
+                    None
+                }
+                None => {
+                    self.watched.entry(name.clone()).or_default().topics.insert(topic);
+                    Some(self.create(name))
+                }
+            },
+            Order::Leave(name, topic) => {
+                let watched = self.watched.get_mut(&name)?;
+                watched.topics.remove(&topic);
+                if !watched.topics.is_empty() {
+                    return None;
+                }
+                let watch_id = watched.id;
+                self.watched.remove(&name);
+                self.ids.remove(&watch_id);
+                self.positions.watched(&name, None);
+                let order = Some(WatchOrder::Cancel(WatchCancelRequest { watch_id }));
+                Some(WatchRequest { order })
             }
-        };
-        WatchRequest { order: Some(order) }
+        }
     }
 
-    fn create(&mut self, name: Name) -> WatchOrder {
+    /// Returns the request for a new watch of a lock.
+    fn create(&mut self, name: Name) -> WatchRequest {
         let (key, range_end) = self.names.all(&name);
         let id = self.next;
         self.next += 1;
-        if let Some(before) = self.watched.insert(name.clone(), id) {
-            self.ids.remove(&before);
-        }
+        let watched = self.watched.entry(name.clone()).or_default();
+        self.ids.remove(&std::mem::replace(&mut watched.id, id));
+        watched.is_confirmed = false;
+        self.positions.watched(&name, None);
         self.ids.insert(id, name);
-        WatchOrder::Create(WatchCreateRequest {
+        let order = WatchOrder::Create(WatchCreateRequest {
             key,
             range_end,
             filters: vec![Filter::NoPut.into()],
             watch_id: id,
-        })
+        });
+        WatchRequest { order: Some(order) }
     }
 
     /// Watches until the stream is unusable, and returns the reason; `None` if another stream can be opened at once.
@@ -166,8 +222,7 @@ impl Watcher {
         let (send, mut orders) = mpsc::unbounded_channel();
         let all: Vec<Name> = self.watched.keys().cloned().collect();
         for name in all {
-            let order = Some(self.create(name));
-            let _ = send.send(WatchRequest { order });
+            let _ = send.send(self.create(name));
         }
         let orders = stream::poll_fn(move |context| orders.poll_recv(context));
         let mut replies = match timeout(limit, link.rpc.watch(orders)).await {
@@ -190,7 +245,11 @@ impl Watcher {
                     Err(status) => return Some(self.broken(&link, &status.to_string())),
                 },
                 order = self.orders.recv() => match order {
-                    Some(order) => drop(send.send(self.take(order))),
+                    Some(order) => {
+                        if let Some(order) = self.take(order) {
+                            let _ = send.send(order);
+                        }
+                    }
                     None => return None,
                 },
                 // Requests use another connection now.
@@ -210,18 +269,33 @@ impl Watcher {
         if reply.canceled {
             // Too far behind, for example. A new watch starts, and its waiters ask when it is confirmed.
             tracing::debug!(%name, why = %reply.cancel_reason, "a watch was cancelled");
-            let order = Some(self.create(name));
-            return Some(WatchRequest { order });
+            return Some(self.create(name));
         }
         if reply.created {
             if std::mem::take(&mut self.told) {
                 tracing::info!("notifications of releases again");
             }
-            self.hub.confirm(&name);
+            let from = reply.header.as_ref().map_or(0, |header| header.revision);
+            self.positions.watched(&name, Some(from));
+            if let Some(watched) = self.watched.get_mut(&name) {
+                watched.is_confirmed = true;
+                watched.topics.iter().for_each(|topic| self.hub.confirm(topic));
+            }
         }
-        if !reply.events.is_empty() {
-            self.hub.tell(&name);
-        }
+        let deleted = reply.events.iter().filter_map(|event| event.kv.as_ref());
+        deleted.for_each(|deleted| self.is_deleted(&name, deleted));
         None
+    }
+
+    /// Notifies the waiters that a deleted key concerns.
+    fn is_deleted(&self, name: &Name, deleted: &KeyValue) {
+        let is_grant = self.names.is_grant(name, &deleted.key);
+        if is_grant {
+            self.hub.tell(name);
+        }
+        let revision = deleted.mod_revision;
+        for waiter in (self.positions).deleted(name, &deleted.key, is_grant, revision) {
+            self.hub.tell(&position_topic(name, waiter));
+        }
     }
 }
