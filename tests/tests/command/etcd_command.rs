@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use dlock::LockClient;
 use dlock_tests::etcd::{Etcd, fresh_namespace};
 use dlock_tests::faults::PATIENCE;
-use dlock_tests::{bins, child};
+use dlock_tests::{Running, bins, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
@@ -18,6 +18,37 @@ async fn command_runs_lists_and_measures_on_etcd() {
     let url = format!("{}&lease=60s&timeout=20s", server.url(&fresh_namespace()));
     let builder = LockClient::builder().scheme(dlock_etcd::scheme());
     runs_lists_and_measures(&url, builder, 1 << 16).await;
+}
+
+#[tokio::test]
+async fn commands_wait_for_a_fair_lock_in_order() {
+    let server = Etcd::shared().await;
+    let namespace = fresh_namespace();
+    let url = format!("{}&lease=60s&timeout=20s", server.url(&namespace));
+    let builder = LockClient::builder().scheme(dlock_etcd::scheme());
+    let client = builder.url(&url).build().await.unwrap();
+    let guard = client.fair_lock("a job").acquire().await.unwrap();
+    let mut before = guard.fencing_token();
+    let mut jobs = Vec::new();
+    for waiting in 1..=3 {
+        let job = Running::script(
+            &url,
+            &["--kind", "fair", "a job"],
+            "echo \"$DLOCK_FENCING_TOKEN\"",
+        );
+        eventually("it waits", async || {
+            server.keys(&format!("{namespace}q/")).await.len() == 1 + waiting
+        })
+        .await;
+        jobs.push(job);
+    }
+    guard.release().await.unwrap();
+    for job in jobs {
+        let ended = job.all_ended().await;
+        let token = ended.stdout.trim().parse().expect("a token");
+        assert!(before < token, "{ended:?}");
+        before = token;
+    }
 }
 
 /// The lease is 2 s, and the first process stands still for five seconds: by itself, or because it was stopped.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock::store::{AcquireReply, AcquireRequest, Kind, Outcome, ReleaseReply, ReleaseRequest, Store};
 use dlock::{Error, LockClient, LockGuard, LockKey, LockKind, distributed_lock};
-use dlock_tests::etcd::{Call, Etcd, builder_at};
+use dlock_tests::etcd::{Call, Etcd, EtcdCluster, builder_at, fresh_namespace};
 use dlock_tests::faults::{PATIENCE, answered, is_confirmed, within};
 use dlock_tests::{Direction, eventually};
 use dlock_tower::task::TaskLockLayer;
@@ -322,6 +322,42 @@ async fn waiters_go_on_when_the_server_restarts() {
     tokens.sort_unstable();
     assert!(token < tokens[0] && tokens[0] < tokens[1]);
     eventually("nothing is left", async || setting.held().await.is_empty()).await;
+}
+
+/// As when the server restarts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_go_on_when_the_leader_is_lost() {
+    let cluster = EtcdCluster::start().await;
+    let namespace = fresh_namespace();
+    let holder = client(&connected(cluster.builder(&namespace)).await).await;
+    let guard = holder.fair_lock("k").lease(LEASE).acquire().await.unwrap();
+    let (leader, prefix) = (cluster.leader().await, format!("{namespace}q/"));
+    let near = &cluster.members[(leader + 1) % 3];
+    let mut waiting = Vec::new();
+    for count in 1..=4 {
+        let process = client(&connected(cluster.builder(&namespace)).await).await;
+        let lock = process.fair_lock("k").lease(LEASE);
+        waiting.push(tokio::spawn(async move { lock.acquire().await.unwrap() }));
+        eventually("it waits", async || near.keys(&prefix).await.len() == 1 + count).await;
+    }
+    cluster.members[leader].kill();
+    is_confirmed(&guard).await;
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+    let mut tokens = vec![guard.fencing_token()];
+    guard.release().await.unwrap();
+    let serve = waiting.into_iter().map(async |waiting| {
+        let guard = served(waiting).await;
+        is_confirmed(&guard).await;
+        let token = guard.fencing_token();
+        guard.release().await.unwrap();
+        token
+    });
+    tokens.extend(join_all(serve).await);
+    let first = tokens[0];
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert!(tokens.len() == 5 && tokens[0] == first, "{tokens:?}");
+    eventually("nothing is left", async || near.keys(&prefix).await.is_empty()).await;
 }
 
 #[tokio::test]
