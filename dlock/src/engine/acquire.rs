@@ -282,7 +282,7 @@ impl<'e> Acquire<'e> {
         }
         self.longest = self.longest.max(left.unwrap_or_default());
         let sleep = match self.rules.fair {
-            true => until_next_fair_request(left),
+            true => until_next_fair_request(left, again),
             false => until_next_request(left, self.longest, again),
         };
         Step {

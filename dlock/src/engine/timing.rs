@@ -112,9 +112,10 @@ pub(crate) fn until_next_request(
     by_lease.min(LONGEST_SLEEP).min(again.unwrap_or(LONGEST_SLEEP))
 }
 
-/// How long a waiter for a fair lock sleeps without a notification.
-pub(crate) fn until_next_fair_request(left: Option<Duration>) -> Duration {
-    left.map_or(ASK_EVERY, |left| left + ROUNDED_OFF).min(ASK_EVERY)
+/// How long a waiter for a fair lock sleeps without a notification. `again` is the store's own interval.
+pub(crate) fn until_next_fair_request(left: Option<Duration>, again: Option<Duration>) -> Duration {
+    let by_lease = left.map_or(ASK_EVERY, |left| left + ROUNDED_OFF);
+    by_lease.min(again.unwrap_or(ASK_EVERY)).min(ASK_EVERY)
 }
 
 /// A pause of half to one and a half times this length, by a number from 0 up to 1.
@@ -216,8 +217,15 @@ mod tests {
 
     #[test]
     fn waiter_of_a_fair_lock_asks_while_its_position_is_kept() {
-        for (left, sleep) in [(None, 1500), (Some(9000), 1500), (Some(200), 201)] {
-            assert_eq!(until_next_fair_request(left.map(ms)), ms(sleep), "{left:?}");
+        for (left, again, sleep) in [
+            (None, None, 1500),
+            (Some(9000), None, 1500),
+            (Some(200), None, 201),
+            (None, Some(50), 50),
+            (Some(9000), Some(2000), 1500),
+        ] {
+            let next = until_next_fair_request(left.map(ms), again.map(ms));
+            assert_eq!(next, ms(sleep), "{left:?} {again:?}");
         }
     }
 

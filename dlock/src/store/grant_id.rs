@@ -46,9 +46,15 @@ impl GrantId {
         self.client == other.client && self.number > other.number
     }
 
-    /// Returns another id of the same client.
-    #[cfg(feature = "redis")]
-    pub(crate) fn with_number(self, number: u64) -> GrantId {
+    /// Returns another id of the same client: for a store that keeps only the numbers of its waiters.
+    ///
+    /// ```
+    /// use dlock::store::GrantId;
+    ///
+    /// assert_eq!(GrantId::from_parts(1, 7).with_number(8), GrantId::from_parts(1, 8));
+    /// ```
+    #[must_use]
+    pub const fn with_number(self, number: u64) -> GrantId {
         GrantId { number, ..self }
     }
 

@@ -220,12 +220,12 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
                 }
                 return Ok(ControlFlow::Break(guard));
             }
-            FairOutcome::Busy(position, left) => {
+            FairOutcome::Busy(position, busy) => {
                 self.id = Some(position.id);
                 self.slot.put(FairState::Idle(position));
                 Event::Busy {
-                    left,
-                    again: None,
+                    left: busy.remaining,
+                    again: busy.again,
                     listeners: None,
                 }
             }

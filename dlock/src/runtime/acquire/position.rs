@@ -4,7 +4,6 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -18,7 +17,7 @@ use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::{PendingAcquire, RunToCompletion};
 use crate::runtime::waiters::{Abandon, QueueEntry};
-use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError};
+use crate::store::{AcquireReply, Busy, GrantId, Granted, Outcome, Reason, StoreError};
 
 /// The maximum number of waiters to which the lock is handed off after one request.
 const MANY: u32 = 256;
@@ -127,11 +126,11 @@ impl PendingAcquire for FairRequest {
             }
             Ok(AcquireReply::Busy(busy)) => {
                 position.replied(PositionReply::Kept);
-                FairOutcome::Busy(position, busy.remaining)
+                FairOutcome::Busy(position, busy)
             }
             Ok(AcquireReply::TooFewPermits) => {
                 position.replied(PositionReply::Kept);
-                FairOutcome::Busy(position, None)
+                FairOutcome::Busy(position, Busy::default())
             }
             Err(error) => {
                 position.replied(match error.outcome {
@@ -159,7 +158,7 @@ impl PendingAcquire for FairRequest {
 pub(super) enum FairOutcome {
     /// With the waiters that are next in the queue.
     Acquired(Hold, Vec<GrantId>),
-    Busy(QueuePosition, Option<Duration>),
+    Busy(QueuePosition, Busy),
     /// With the position, unless it may have been lost.
     Failed(StoreError, Option<QueuePosition>),
 }
