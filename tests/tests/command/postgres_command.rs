@@ -19,8 +19,12 @@ async fn command_runs_lists_and_measures() {
     let url = format!("{url}&create_table=true");
     let builder = || LockClient::builder().scheme(dlock_postgres::scheme());
     runs_lists_and_measures(&url, builder(), 0).await;
+    let (code, said) = look(&url, &["run", "--kind", "fair", "a job", "--", "echo", "done"]);
+    assert!(code == Some(0) && said.contains("done"), "{said}");
     let client = builder().url(&url).build().await.unwrap();
-    let guard = client.lock("a job").acquire().await.unwrap();
+    let guard = client.fair_lock("a job").acquire().await.unwrap();
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && said.contains("fair"), "{said}");
     let (code, said) = look(&url, &["show", "a job"]);
     assert!(
         code == Some(0) && said.contains("this store keeps no entries of clients"),

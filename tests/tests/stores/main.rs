@@ -23,6 +23,7 @@ mod mysql_support;
 mod postgres_conformance;
 mod postgres_doctor;
 mod postgres_failover;
+mod postgres_fair;
 mod postgres_faults;
 mod postgres_hold;
 mod postgres_isolation;

@@ -56,7 +56,7 @@ impl Backend for Table {
 
     async fn forget(&self, _own: bool) -> bool {
         let sql = format!(
-            "TRUNCATE \"{0}\", \"{0}_readers\"; UPDATE \"{0}_floor\" SET fence = 0",
+            "TRUNCATE \"{0}\", \"{0}_readers\", \"{0}_waiters\"; UPDATE \"{0}_floor\" SET fence = 0",
             self.name
         );
         self.server.client().await.batch_execute(&sql).await.is_ok()

@@ -549,7 +549,13 @@ async fn urls_open_it_and_mistakes_are_told() {
     assert_eq!([listed[0].as_str(), listed[1].as_str()], [&one, &other]);
     first.release().await.unwrap();
     second.release().await.unwrap();
-    let refused = a.fair_lock("k").acquire().await.unwrap_err().to_string();
+    let refused = a
+        .semaphore("k")
+        .permits(2)
+        .acquire()
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("PostgreSQL"), "{refused}");
     for (url, says) in [
         (format!("{base}?tabel=x"), "\"tabel\""),
@@ -632,6 +638,18 @@ async fn user_needs_no_more_rights_than_the_page_names() {
             .unwrap()
             .unwrap(),
     );
+    let guard = here.fair_lock("k").acquire().await.unwrap();
+    let waiter = tokio::spawn(there.fair_lock("k").acquire());
+    eventually("it is in the queue", async || {
+        setting
+            .number(&format!("SELECT count(*) FROM {}_waiters", setting.table))
+            .await
+            == 1
+    })
+    .await;
+    guard.release().await.unwrap();
+    let next = within(PATIENCE, "the fair waiter is served", waiter).await;
+    next.unwrap().unwrap().release().await.unwrap();
     assert!(there.force_release("k").await.is_ok());
     assert!(there.list("").await.unwrap().is_empty());
     store.remove_free().await.unwrap();

@@ -26,6 +26,10 @@ pub(crate) struct Ask {
     pub(crate) tokens: i32,
     /// For a nested read, the write grant that contains it.
     pub(crate) nested_in: Option<GrantId>,
+    /// For a fair lock, whether the request takes a position in the queue.
+    pub(crate) waits: bool,
+    /// For a fair lock, whether the waiter has asked before.
+    pub(crate) asked: bool,
 }
 
 /// An operation.
@@ -42,6 +46,8 @@ pub(crate) enum Step {
     Leave(Arc<str>, GrantId, i64),
     /// The renewal of a reader, with the same fields.
     Extend(Arc<str>, GrantId, i64),
+    /// The release of a fair lock, or of a waiter's position, with the same fields as a release.
+    FairRelease(Arc<str>, GrantId, i64),
     Inspect(Arc<str>),
     List(String),
     Force(Arc<str>),
@@ -78,6 +84,8 @@ impl Ask {
             lease: micros(request.lease).max(1),
             tokens: i32::try_from(request.tokens.clamp(1, super::MOST_TOKENS)).unwrap_or(1),
             nested_in: request.nested_in.filter(|_| request.kind == Kind::Read),
+            waits: request.queue,
+            asked: request.last_asked.is_some(),
         })
     }
 }
@@ -86,6 +94,7 @@ impl Step {
     pub(crate) fn release(key: Arc<str>, request: &ReleaseRequest) -> Result<Step, StoreError> {
         let step = match request.kind {
             Kind::Read => Step::Leave,
+            Kind::Fair => Step::FairRelease,
             _ => Step::Release,
         };
         Ok(step(sendable(key)?, request.grant, micros(request.keep_for)))
@@ -104,6 +113,14 @@ impl Step {
         match self {
             Step::Leave(..) | Step::Extend(..) => true,
             _ => self.grants().iter().any(|ask| ask.kind == Kind::Read),
+        }
+    }
+
+    /// Whether this acquires or releases a fair lock.
+    pub(crate) fn is_fair(&self) -> bool {
+        match self {
+            Step::Acquire(ask) => ask.kind == Kind::Fair,
+            _ => matches!(self, Step::FairRelease(..)),
         }
     }
 
@@ -128,6 +145,7 @@ impl queue::Step for Step {
             | Step::Renew(key, ..)
             | Step::Leave(key, ..)
             | Step::Extend(key, ..)
+            | Step::FairRelease(key, ..)
             | Step::Inspect(key)
             | Step::Force(key)
             | Step::Make(key) => (Some(key), &[][..]),

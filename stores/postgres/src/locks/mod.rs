@@ -43,7 +43,7 @@ use self::waiters::Waiters;
 use crate::records::PostgresRecords;
 
 /// The supported kinds.
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Read, Kind::Write, Kind::Fenced];
 /// The most fencing tokens that one grant reserves.
 const MOST_TOKENS: u32 = 1 << 16;
 
@@ -121,8 +121,8 @@ impl PostgresLocks {
     }
 
     /// Removes the rows of locks that have been available for a minute, in small batches, and returns how many were
-    /// removed. Also removes the rows of readers whose leases expired a minute ago, which are not counted. This also
-    /// happens in the background, every few minutes. Such a row does no harm, but takes up space.
+    /// removed. Also removes the rows of readers whose leases expired a minute ago, and of waiters that died, which are
+    /// not counted. This also happens in the background, every few minutes. Such a row does no harm, but takes up space.
     ///
     /// # Errors
     ///
@@ -144,8 +144,9 @@ impl PostgresLocks {
             let rows = sweep.map_err(|_| StoreError::unknown("free rows were not removed in time"))??;
             let gone: i64 = column(one(&rows)?, "gone")?;
             let readers: i64 = column(one(&rows)?, "readers")?;
+            let waiters: i64 = column(one(&rows)?, "waiters")?;
             removed += gone.unsigned_abs();
-            if gone.max(readers) < AT_ONCE {
+            if gone.max(readers).max(waiters) < AT_ONCE {
                 return Ok(removed);
             }
         }
@@ -193,6 +194,7 @@ impl Store for PostgresLocks {
             .name("PostgreSQL")
             .token_blocks(true)
             .min_hold(true)
+            .restores_positions(true)
             .notifications(notifications)
             .largest_set(usize::MAX)
             .inspection(true)
@@ -242,15 +244,17 @@ impl Store for PostgresLocks {
         expect!(step, Answer::Forced)
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         match &self.0.waiters {
+            Some(waiters) if kind == Kind::Fair => waiters.watch(waiters::place(&self.name(key), grant)),
             Some(waiters) => waiters.watch(self.name(key)),
             None => Watch::polling(waiters::POLL),
         }
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        KINDS.contains(&kind).then_some(0)
+        // A set of fair locks would need positions in all of their queues.
+        (kind != Kind::Fair && KINDS.contains(&kind)).then_some(0)
     }
 
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireAllReply, AcquireReply, Busy, Granted, Holder, Kind, Outcome, Reason, ReleaseReply, Renewal,
-    StoreError,
+    AcquireAllReply, AcquireReply, Busy, GrantId, Granted, Holder, Kind, Outcome, Reason, ReleaseReply,
+    Renewal, StoreError,
 };
 use futures_util::future::join_all;
 use futures_util::join;
@@ -28,6 +28,9 @@ const LOOKS: u32 = 4;
 const LOOKS_OF_READER: u32 = 14;
 /// The shortest and the longest pause before a locked row is tried again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+/// A waiter for a fair lock must ask again within this time, to keep its position.
+const AGAIN: Duration = Duration::from_millis(1500);
 
 /// Executes one wave on one connection.
 pub(crate) struct Performing<'a> {
@@ -54,20 +57,27 @@ impl Performing<'_> {
             acquires,
             others,
         } = wave;
+        let (fair_releases, releases): (Vec<Job>, _) =
+            releases.into_iter().partition(|job| job.step.is_fair());
         let (leaves, releases) = split(releases);
         let (extensions, renewals) = split(renewals);
+        let (fair_acquires, acquires): (Vec<Job>, _) =
+            acquires.into_iter().partition(|job| job.step.is_fair());
         // In this order, because acquires wait for the disk.
         let ended = join!(
             self.release(Sql::Release, releases),
             self.release(Sql::Leave, leaves),
+            self.release(Sql::FairRelease, fair_releases),
             self.renew(Sql::Renew, renewals),
             self.renew(Sql::Extend, extensions),
             join_all(others.into_iter().map(|job| self.other(job))),
-            self.acquire(acquires),
+            self.acquire(Sql::Fair, fair_acquires),
+            self.acquire(Sql::Acquire, acquires),
         );
-        let others = ended.4.into_iter().collect::<Broken>();
-        let renewed = ended.2.and(ended.3);
-        ended.0.and(ended.1).and(renewed).and(others).and(ended.5)
+        let (release, leave, fair_release, renew, extend, others, fair, acquire) = ended;
+        let others = others.into_iter().collect::<Broken>();
+        let released = release.and(leave).and(fair_release);
+        released.and(renew).and(extend).and(others).and(fair).and(acquire)
     }
 
     async fn ask(
@@ -155,11 +165,11 @@ impl Performing<'_> {
         );
     }
 
-    async fn acquire(&self, jobs: Vec<Job>) -> Broken {
+    async fn acquire(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
         if jobs.is_empty() {
             return Ok(());
         }
-        let missing = self.acquire_rows(jobs).await?;
+        let missing = self.acquire_rows(sql, jobs).await?;
         if missing.is_empty() {
             return Ok(());
         }
@@ -171,7 +181,7 @@ impl Performing<'_> {
         if let Err(failure) = self.ask(Sql::Insert, &[&keys]).await {
             return self.failed_before(missing, failure);
         }
-        for job in self.acquire_rows(missing).await? {
+        for job in self.acquire_rows(sql, missing).await? {
             // Another process has just removed the rows again.
             self.look_again(job);
         }
@@ -196,12 +206,15 @@ impl Performing<'_> {
     }
 
     /// Acquires locks whose rows exist, and returns the requests without a row.
-    async fn acquire_rows(&self, jobs: Vec<Job>) -> Result<Vec<Job>, StoreError> {
+    async fn acquire_rows(&self, sql: Sql, jobs: Vec<Job>) -> Result<Vec<Job>, StoreError> {
         let asks: Vec<(&Ask, Instant)> = jobs
             .iter()
             .flat_map(|job| job.step.grants().iter().map(|ask| (ask, job.deadline)))
             .collect();
-        let (rows, refuse_after, sent) = self.send_acquire(&asks, false).await;
+        let (rows, refuse_after, sent) = match sql {
+            Sql::Fair => self.send_fair(&asks).await,
+            _ => self.send_acquire(&asks, false).await,
+        };
         let (mut missing, mut locked, mut unsure, mut ended) = (Vec::new(), Vec::new(), Vec::new(), Ok(()));
         let rows = match rows {
             Ok(rows) if rows.len() == jobs.len() => rows,
@@ -209,7 +222,7 @@ impl Performing<'_> {
             Err(failure) => return self.failed(jobs, failure, &refuse_after).map(|()| missing),
         };
         for (job, row) in jobs.into_iter().zip(&rows) {
-            match Look::of(row, job.step.grants()[0].kind) {
+            match Look::of(row, &job.step.grants()[0]) {
                 Ok(look) => {
                     self.on.saw(look.now, sent);
                     match look.found {
@@ -219,7 +232,9 @@ impl Performing<'_> {
                         }
                         Found::Held(remaining) => {
                             self.not_pinned(&job);
-                            self.answer(job, Answer::Acquired(AcquireReply::busy(Some(remaining))));
+                            let mut busy = Busy::new(Some(remaining));
+                            busy.again = job.step.is_fair().then_some(AGAIN);
+                            self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
                         }
                         Found::Other(held) => {
                             self.not_pinned(&job);
@@ -319,13 +334,37 @@ impl Performing<'_> {
         (rows, after, sent)
     }
 
+    async fn send_fair(&self, asks: &[(&Ask, Instant)]) -> (Result<Vec<Row>, Failure>, Vec<i64>, Instant) {
+        let keys: Vec<&str> = asks.iter().map(|(ask, _)| &*ask.key).collect();
+        let holders: Vec<String> = asks.iter().map(|(ask, _)| ask.grant.to_string()).collect();
+        let leases: Vec<i64> = asks.iter().map(|(ask, _)| ask.lease).collect();
+        let tokens: Vec<i32> = asks.iter().map(|(ask, _)| ask.tokens).collect();
+        let after: Vec<i64> = asks
+            .iter()
+            .map(|(_, deadline)| self.on.refuse_after(*deadline))
+            .collect();
+        let waits: Vec<bool> = asks.iter().map(|(ask, _)| ask.waits).collect();
+        let asked: Vec<bool> = asks.iter().map(|(ask, _)| ask.asked).collect();
+        let sent = Instant::now();
+        let rows = self
+            .ask(
+                Sql::Fair,
+                &[&keys, &holders, &leases, &tokens, &after, &waits, &asked],
+            )
+            .await;
+        (rows, after, sent)
+    }
+
     async fn release(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
         if jobs.is_empty() {
             return Ok(());
         }
         let (mut keys, mut holders, mut keeps, mut buckets) = (vec![], vec![], vec![], vec![]);
         for job in &jobs {
-            if let Step::Release(key, grant, keep) | Step::Leave(key, grant, keep) = &job.step {
+            if let Step::Release(key, grant, keep)
+            | Step::Leave(key, grant, keep)
+            | Step::FairRelease(key, grant, keep) = &job.step
+            {
                 keys.push(&**key);
                 holders.push(grant.to_string());
                 keeps.push(*keep);
@@ -355,7 +394,9 @@ impl Performing<'_> {
     }
 
     fn released(&self, job: Job, ending: &Ending) {
-        let (Step::Release(_, grant, _) | Step::Leave(_, grant, _)) = job.step else {
+        let (Step::Release(_, grant, _) | Step::Leave(_, grant, _) | Step::FairRelease(_, grant, _)) =
+            job.step
+        else {
             return;
         };
         if ending.ended {
@@ -432,9 +473,12 @@ impl Performing<'_> {
                 .ask(Sql::Insert, &[&vec![&**key]])
                 .await
                 .map(|_| Answer::Made),
-            Step::Acquire(_) | Step::Release(..) | Step::Renew(..) | Step::Leave(..) | Step::Extend(..) => {
-                return Ok(());
-            }
+            Step::Acquire(_)
+            | Step::Release(..)
+            | Step::Renew(..)
+            | Step::Leave(..)
+            | Step::Extend(..)
+            | Step::FairRelease(..) => return Ok(()),
         };
         match answer {
             Ok(answer) => self.answer(job, answer),
@@ -450,7 +494,7 @@ impl Performing<'_> {
             let (rows, refuse_after, sent) = self.send_acquire(&asks, true).await;
             let looks = rows.and_then(|rows| {
                 let each = rows.iter().zip(&asks);
-                each.map(|(row, (ask, _))| Look::of(row, ask.kind))
+                each.map(|(row, (ask, _))| Look::of(row, ask))
                     .collect::<Result<Vec<Look>, Failure>>()
             });
             let looks = match looks {
@@ -577,16 +621,20 @@ enum Found {
 }
 
 impl Look {
-    fn of(row: &Row, asked: Kind) -> Result<Look, Failure> {
+    fn of(row: &Row, ask: &Ask) -> Result<Look, Failure> {
         let now = column(row, "now")?;
         let found = if let Some(fence) = column::<Option<i64>>(row, "fence")? {
             let tokens = column::<i32>(row, "tokens")?.unsigned_abs().max(1);
             let first = fence.unsigned_abs();
-            Found::Granted(Granted::with_tokens(first, first + u64::from(tokens) - 1))
+            let granted = Granted::with_tokens(first, first + u64::from(tokens) - 1);
+            Found::Granted(match ask.kind {
+                Kind::Fair => granted.behind(behind(row, ask.grant)?),
+                _ => granted,
+            })
         } else if !column::<bool>(row, "there")? {
             Found::Missing
         } else if column(row, "held")? {
-            match other_lock(asked, column(row, "held_as")?) {
+            match other_lock(ask.kind, column(row, "held_as")?) {
                 Some(held) => Found::Other(held),
                 None => Found::Held(duration(column(row, "remaining")?)),
             }
@@ -601,6 +649,13 @@ impl Look {
         };
         Ok(Look { found, now })
     }
+}
+
+/// The next waiters of the same client.
+fn behind(row: &Row, grant: GrantId) -> Result<Vec<GrantId>, Failure> {
+    let ids = column::<Vec<&str>>(row, "behind")?;
+    let numbers = ids.iter().filter_map(|id| id.rsplit(':').next()?.parse().ok());
+    Ok(numbers.map(|number| grant.with_number(number)).collect())
 }
 
 /// The state that a release found.

@@ -9,6 +9,9 @@ pub(crate) const DEFAULT: &str = "dlock_locks";
 /// The number of groups of keys; one advisory lock shows whether a group has waiters.
 const BUCKETS: u32 = 256;
 
+/// How long the position of a waiter for a fair lock is kept unless it asks again.
+const KEPT_FOR: &str = "5 s";
+
 /// The table of the locks: its name, the names of related objects, and all statements.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -18,7 +21,7 @@ pub(crate) struct Table {
     pub(crate) hold_in: String,
     pub(crate) lock_in: String,
     /// The tables, as named in statements, and the privileges that each needs.
-    needed: [(String, &'static [&'static str]); 4],
+    needed: [(String, &'static [&'static str]); 5],
     /// The first number of the advisory locks of this table.
     pub(crate) class: i32,
     /// In the order of [`Sql`].
@@ -29,8 +32,12 @@ pub(crate) struct Table {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sql {
     Acquire,
+    /// The acquire of a fair lock.
+    Fair,
     Insert,
     Release,
+    /// The release of a fair lock, or of a waiter's position.
+    FairRelease,
     Renew,
     /// The release of a reader.
     Leave,
@@ -44,10 +51,12 @@ pub(crate) enum Sql {
 }
 
 impl Sql {
-    pub(crate) const ALL: [Sql; 11] = [
+    pub(crate) const ALL: [Sql; 13] = [
         Sql::Acquire,
+        Sql::Fair,
         Sql::Insert,
         Sql::Release,
+        Sql::FairRelease,
         Sql::Renew,
         Sql::Leave,
         Sql::Extend,
@@ -61,8 +70,10 @@ impl Sql {
     fn template(self) -> &'static str {
         match self {
             Sql::Acquire => include_str!("sql/acquire.sql"),
+            Sql::Fair => include_str!("sql/fair.sql"),
             Sql::Insert => include_str!("sql/insert.sql"),
             Sql::Release => include_str!("sql/release.sql"),
+            Sql::FairRelease => include_str!("sql/fair_release.sql"),
             Sql::Renew => include_str!("sql/renew.sql"),
             Sql::Leave => include_str!("sql/leave.sql"),
             Sql::Extend => include_str!("sql/extend.sql"),
@@ -85,8 +96,22 @@ impl Sql {
                     .chain([ints, longs, Type::INT8, texts])
                     .collect()
             }
+            Sql::Fair => {
+                let bools = Type::BOOL_ARRAY;
+                vec![
+                    texts.clone(),
+                    texts,
+                    longs.clone(),
+                    ints,
+                    longs,
+                    bools.clone(),
+                    bools,
+                ]
+            }
             Sql::Insert => vec![texts],
-            Sql::Release | Sql::Leave => vec![texts.clone(), texts, longs, ints, Type::BOOL],
+            Sql::Release | Sql::FairRelease | Sql::Leave => {
+                vec![texts.clone(), texts, longs, ints, Type::BOOL]
+            }
             Sql::Renew | Sql::Extend => vec![texts.clone(), texts, longs],
             Sql::Inspect => vec![Type::TEXT, Type::TEXT],
             Sql::Force | Sql::Pins | Sql::Tell => vec![Type::TEXT],
@@ -110,6 +135,11 @@ impl Table {
             template
                 .replace("{table}", &name.quoted())
                 .replace("{readers}", &name.with("_readers"))
+                .replace("{waiters}", &name.with("_waiters"))
+                .replace("{first}", &name.with("_first"))
+                .replace("{fair}", &name.with("_fair"))
+                .replace("{fair_release}", &name.with("_fair_release"))
+                .replace("{kept_for}", KEPT_FOR)
                 .replace("{leave}", &name.with("_leave"))
                 .replace("{extend}", &name.with("_extend"))
                 .replace("{floor}", &name.with("_floor"))
@@ -127,6 +157,7 @@ impl Table {
             needed: [
                 (name.quoted(), ALL),
                 (name.with("_readers"), ALL),
+                (name.with("_waiters"), ALL),
                 (name.with("_floor"), &["SELECT", "UPDATE"]),
                 (name.with("_pins"), &["SELECT"]),
             ],
@@ -197,7 +228,11 @@ mod tests {
                 .schema
                 .contains("CREATE TABLE IF NOT EXISTS \"App\".\"Locks\" (")
         );
-        assert!(table.sql(Sql::Tell).contains("pg_notify('App.Locks', $1::text)"));
+        assert!(
+            table
+                .sql(Sql::Tell)
+                .contains("pg_notify('App.Locks', $1::text || ")
+        );
     }
 
     #[test]

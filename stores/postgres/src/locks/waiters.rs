@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dlock::store::{Hub, Watch};
+use dlock::store::{GrantId, Hub, Watch};
 use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::sync::Notify;
@@ -30,6 +30,19 @@ const PING: Duration = Duration::from_secs(5);
 pub(crate) const POLL: Duration = Duration::from_millis(250);
 /// The longest pause before the next attempt to listen.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Between a key and the id of the first waiter for a fair lock, in a notification. No key contains this character.
+const SEPARATOR: char = '\u{1}';
+
+/// The name under which a waiter for a fair lock listens: only the first one of a queue is notified.
+pub(crate) fn place(key: &str, grant: GrantId) -> Arc<str> {
+    format!("{key}{SEPARATOR}{grant}").into()
+}
+
+/// The group of the key that a listener waits for.
+fn group_of(name: &str) -> i32 {
+    bucket(name.split(SEPARATOR).next().unwrap_or(name))
+}
 
 /// The waiters in this process, and how they are notified.
 #[derive(Debug, Clone)]
@@ -69,22 +82,31 @@ impl Waiters {
         waiters
     }
 
-    pub(crate) fn watch(&self, key: Arc<str>) -> Watch {
+    /// Listens for a key, or for a [`place`].
+    pub(crate) fn watch(&self, name: Arc<str>) -> Watch {
         let (here, there) = (self.clone(), self.groups.clone());
         let first = move |name: &Arc<str>| {
             let mut groups = here.groups.lock();
-            let group = bucket(name);
+            let group = group_of(name);
             *groups.keys.entry(group).or_default() += 1;
             here.wanted.notify_one();
             groups.live.contains(&group)
         };
         let last = move |name: Arc<str>| {
             let mut groups = there.lock();
-            if let Some(keys) = groups.keys.get_mut(&bucket(&name)) {
+            if let Some(keys) = groups.keys.get_mut(&group_of(&name)) {
                 *keys = keys.saturating_sub(1);
             }
         };
-        self.hub.listen(key, first, last)
+        self.hub.listen(name, first, last)
+    }
+
+    /// Notifies the waiters for a plain lock, and the first one for a fair lock if there is one.
+    fn tell(&self, payload: &str) {
+        self.hub.tell(payload);
+        if let Some((key, _)) = payload.split_once(SEPARATOR) {
+            self.hub.tell(key);
+        }
     }
 
     /// The groups with waiters whose releases are not notified yet.
@@ -117,7 +139,7 @@ impl Waiters {
         self.groups.lock().live.extend(groups);
         // In this order, so that a waiter that arrives in between is confirmed as well.
         for name in self.hub.names() {
-            if groups.contains(&bucket(&name)) {
+            if groups.contains(&group_of(&name)) {
                 self.hub.confirm(&name);
             }
         }
@@ -199,7 +221,7 @@ impl Listener {
             }
             tokio::select! {
                 notification = session.notifications.recv() => match notification {
-                    Some(notification) => drop(self.waiters.hub.tell(notification.payload())),
+                    Some(notification) => self.waiters.tell(notification.payload()),
                     None => return "the server closed the connection".to_owned(),
                 },
                 () = self.waiters.wanted.notified() => {}
@@ -217,8 +239,7 @@ impl Listener {
     /// Listens, and waits for a notification to itself, which does not arrive through a transaction pooler.
     async fn subscribe(&self, session: &mut Session) -> Result<(), String> {
         let channel = &self.setup.table.name;
-        // No key contains this character.
-        let nonce = format!("\u{1}{:016x}", fastrand::u64(..));
+        let nonce = format!("{SEPARATOR}{:016x}", fastrand::u64(..));
         let sql =
             format!("LISTEN \"{channel}\"; SET synchronous_commit = off; NOTIFY \"{channel}\", '{nonce}'");
         session

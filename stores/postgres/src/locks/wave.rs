@@ -37,7 +37,7 @@ impl Room {
     /// Whether the operation fits into the wave; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
         let (taken, most) = match &job.step {
-            Step::Release(..) | Step::Leave(..) => (&mut self.releases, MOST),
+            Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) => (&mut self.releases, MOST),
             Step::Renew(..) | Step::Extend(..) => (&mut self.renewals, MOST_RENEWALS),
             Step::Acquire(_) => (&mut self.acquires, MOST),
             _ => (&mut self.others, MOST),
@@ -56,7 +56,7 @@ impl From<Vec<Job>> for Wave {
         let mut wave = Wave::default();
         for job in jobs {
             let list = match &job.step {
-                Step::Release(..) | Step::Leave(..) => &mut wave.releases,
+                Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) => &mut wave.releases,
                 Step::Renew(..) | Step::Extend(..) => &mut wave.renewals,
                 Step::Acquire(_) => &mut wave.acquires,
                 _ => &mut wave.others,

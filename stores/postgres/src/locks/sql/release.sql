@@ -1,4 +1,4 @@
--- Ends grants, selected by id, and notifies the waiters, if any.
+-- Ends grants, selected by id, and notifies the waiters, if any: those for a plain lock, and the first one for a fair lock.
 --   $1 keys  $2 grant ids  $3 how long to keep the key unavailable, in µs, or 0
 --   $4 numbers of the advisory locks that show waiters  $5 whether notifications go through the server
 -- Always returns one row for each key: whether the grant was ended, and the row as it was before. A release that is lost in
@@ -31,6 +31,7 @@ SELECT f.ended, NOT f.open AND l.key IS NOT NULL AS locked,
        coalesce(l.holder = f.holder AND l.until > clock.now, false) AS held,
        (extract(epoch FROM clock.now) * 1000000)::int8 AS now,
        CASE WHEN $5::bool AND f.ended AND NOT pg_try_advisory_xact_lock({class}, f.bucket)
-            THEN pg_notify({channel}, f.key) IS NULL END AS told
+            THEN pg_notify({channel}, f.key || coalesce(chr(1) || (SELECT first.holder FROM {first}(f.key, '') first), ''))
+                 IS NULL END AS told
   FROM found f CROSS JOIN clock LEFT JOIN {table} l ON l.key = f.key
  ORDER BY f.n

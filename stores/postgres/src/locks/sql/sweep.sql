@@ -1,6 +1,6 @@
 -- Removes rows of locks that have been available for a minute, at most $1, except those that a transaction has locked. The
 -- greatest of their tokens is kept, so that the tokens of later rows are greater. Also removes as many rows of readers
--- whose leases expired a minute ago.
+-- whose leases expired a minute ago, and of waiters that last asked a minute ago.
 WITH alone AS MATERIALIZED (
   SELECT pg_try_advisory_xact_lock({class}, -1) AS here, set_config('synchronous_commit', 'off', true) AS async
 ), old AS MATERIALIZED (
@@ -21,5 +21,14 @@ WITH alone AS MATERIALIZED (
      FOR UPDATE OF r SKIP LOCKED
 ), forgotten AS (
   DELETE FROM {readers} r USING past WHERE r.key = past.key AND r.holder = past.holder RETURNING r.key
+), silent AS MATERIALIZED (
+  SELECT w.key, w.holder FROM {waiters} w
+   WHERE (SELECT alone.here AND alone.async IS NOT NULL FROM alone)
+     AND w.until < (SELECT clock_timestamp() - interval '1 minute')
+   LIMIT $1::int8
+     FOR UPDATE OF w SKIP LOCKED
+), left_out AS (
+  DELETE FROM {waiters} w USING silent WHERE w.key = silent.key AND w.holder = silent.holder RETURNING w.key
 )
-SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM forgotten) AS readers
+SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM forgotten) AS readers,
+       (SELECT count(*) FROM left_out) AS waiters
