@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, Busy, GivenLease, GrantId, Granted, Outcome, Reason, StoreError,
+    AcquireReply, AcquireRequest, Busy, GivenLease, GrantId, Granted, Kind, Outcome, Reason, StoreError,
 };
 use tokio::time::Instant;
 
 use crate::core::{Core, role};
-use crate::grants::{Own, State};
+use crate::grants::{Own, Position, State};
 use crate::names::{Mark, Node, Role};
 use crate::seen::Seen;
 use crate::session::{Answer, Epoch, NoReply, PendingReply, refused};
@@ -64,6 +64,10 @@ impl Core {
         called: Instant,
     ) -> Result<AcquireReply, StoreError> {
         let role = role(request.kind)?;
+        let waits = request.kind == Kind::Fair && request.queue;
+        if waits && let Some(reply) = self.ask_again(&request, called).await? {
+            return Ok(reply);
+        }
         let writer = request.nested_in.filter(|_| role == Role::Read);
         let writer = writer.and_then(|grant| self.grants.held(grant, self.session.epoch()));
         let attempt = Attempt {
@@ -73,7 +77,7 @@ impl Core {
             role,
             mark: Mark::draw(),
             deadline: called + request.lease,
-            writer: writer.filter(|(of, _)| *of == lock).map(|(_, node)| node),
+            writer: writer.filter(|(of, ..)| *of == lock).map(|(_, node, _)| node),
         };
         let made = attempt.make().await?;
         if made.node.position.is_exhausted() {
@@ -85,6 +89,7 @@ impl Core {
         }
         match found(&made.nodes, &made.node, attempt.writer.as_ref()) {
             Found::Nothing => attempt.granted(made, called, request.lease),
+            Found::Holder if waits => attempt.joins(made, &request, called).await,
             Found::Holder => {
                 let others = made.nodes.iter().filter(|node| node.name != made.node.name);
                 self.tell(&lock, &self.watches.meet(&lock, Seen::of(others)));
@@ -100,6 +105,33 @@ impl Core {
                 ))
             }
         }
+    }
+}
+
+impl Core {
+    /// Records a grant.
+    pub(crate) fn granted(
+        &self,
+        grant: GrantId,
+        own: Own,
+        token: u64,
+        called: Instant,
+        asked: Duration,
+    ) -> Result<AcquireReply, StoreError> {
+        let Some(kept_until) = self.session.kept_until(own.epoch) else {
+            // The session ended, and the node with it.
+            self.grants.remove(grant);
+            return Err(StoreError::not_done(
+                Reason::Unreachable,
+                "the session with ZooKeeper expired",
+            ));
+        };
+        self.grants.insert(grant, own);
+        let granted = Granted::new(token);
+        Ok(AcquireReply::Acquired(match given(kept_until, called, asked) {
+            Some(lease) => granted.lease(lease),
+            None => granted,
+        }))
     }
 }
 
@@ -227,30 +259,46 @@ impl Attempt<'_> {
     }
 
     fn keep(&self, state: State, epoch: Epoch) {
-        let own = Own {
+        self.core.grants.insert(self.grant, self.own(state, epoch));
+    }
+
+    fn own(&self, state: State, epoch: Epoch) -> Own {
+        Own {
             lock: self.lock.clone(),
             mark: self.mark.clone(),
             epoch,
             state,
             deadline: self.deadline,
-        };
-        self.core.grants.insert(self.grant, own);
+        }
     }
 
     fn granted(&self, made: Made, called: Instant, asked: Duration) -> Result<AcquireReply, StoreError> {
-        let Some(kept_until) = self.core.session.kept_until(made.epoch) else {
-            // The session ended, and the node with it.
-            return Err(StoreError::not_done(
-                Reason::Unreachable,
-                "the session with ZooKeeper expired",
-            ));
+        let own = self.own(
+            State::Held {
+                node: made.node,
+                version: 0,
+            },
+            made.epoch,
+        );
+        self.core.granted(self.grant, own, made.czxid, called, asked)
+    }
+
+    /// Keeps the node as the position of a waiter. After an error it has none.
+    async fn joins(
+        &self,
+        made: Made,
+        request: &AcquireRequest,
+        called: Instant,
+    ) -> Result<AcquireReply, StoreError> {
+        let (node, epoch) = (made.node.clone(), made.epoch);
+        let joined = match Position::among(&made.nodes, made.node, made.czxid) {
+            Some(position) => {
+                let own = self.own(State::Waits(position), epoch);
+                self.core.join(self.grant, own, request, called).await
+            }
+            None => Err(StoreError::unknown("nothing is before the node of a waiter")),
         };
-        self.keep(State::Held(made.node), made.epoch);
-        let granted = Granted::new(made.czxid);
-        Ok(AcquireReply::Acquired(match given(kept_until, called, asked) {
-            Some(lease) => granted.lease(lease),
-            None => granted,
-        }))
+        joined.map_err(|error| self.unknown(State::Leaves(node), epoch, error))
     }
 
     /// Deletes the node of an acquire that did not get the lock.

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::runtime;
 
 use crate::deletes::Deletes;
+use crate::fair::Followers;
 use crate::grants::Grants;
 use crate::names::{Node, Role};
 use crate::seen::Watches;
@@ -25,6 +26,7 @@ pub(crate) struct Core {
     pub(crate) grants: Grants,
     pub(crate) hub: Arc<Hub>,
     pub(crate) watches: Watches,
+    pub(crate) followers: Followers,
     /// Locks whose node existed recently, so that an acquire does not create it again.
     made: Mutex<HashSet<Arc<str>>>,
 }
@@ -39,6 +41,7 @@ impl Core {
             grants: Grants::default(),
             hub: Arc::default(),
             watches: Watches::default(),
+            followers: Followers::default(),
             made: Mutex::default(),
         }
     }
@@ -143,7 +146,7 @@ pub(crate) async fn listed(children: PendingReply) -> Result<Vec<Node>, StoreErr
 /// The role of a kind; an error for kinds that this store does not support.
 pub(crate) fn role(kind: Kind) -> Result<Role, StoreError> {
     match kind {
-        Kind::Mutex | Kind::Fenced => Ok(Role::Mutex),
+        Kind::Mutex | Kind::Fair | Kind::Fenced => Ok(Role::Mutex),
         Kind::Read => Ok(Role::Read),
         Kind::Write => Ok(Role::Write),
         kind => Err(StoreError::not_done(
@@ -153,7 +156,7 @@ pub(crate) fn role(kind: Kind) -> Result<Role, StoreError> {
     }
 }
 
-/// The nodes that hold the lock, given in queue order.
+/// The nodes that hold the lock, given in queue order. A waiter for a fair lock that is first has not taken it yet.
 pub(crate) fn holders(nodes: &[Node]) -> &[Node] {
     let Some(first) = nodes.first() else {
         return &[];

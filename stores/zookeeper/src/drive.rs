@@ -146,6 +146,7 @@ impl Driver {
             }
             Event::Connected => {
                 self.doubts.tell(Lane::default());
+                self.core.followers.clear();
                 self.core.hub.tell_all(false);
                 for (lock, topic) in self.core.waited_for() {
                     self.watch(lock, Some(topic));
@@ -154,11 +155,10 @@ impl Driver {
                     self.work(lock, move |core| async move { core.look_again(grant).await });
                 }
             }
-            Event::Changed(path) => {
-                if let Some(lock) = self.core.watched(&path) {
-                    self.watch(lock, None);
-                }
-            }
+            Event::Changed(path) => match self.core.watched(&path) {
+                Some(lock) => self.watch(lock, None),
+                None => self.core.is_deleted(&path),
+            },
         }
     }
 

@@ -32,13 +32,30 @@ pub(crate) struct Own {
 #[derive(Debug, Clone)]
 pub(crate) enum State {
     /// The node exists and holds the lock.
-    Held(Node),
+    Held {
+        node: Node,
+        /// The version of its data.
+        version: i32,
+    },
+    /// The node is the position of a waiter for a fair lock.
+    Waits(Position),
     /// The node may exist.
     Unknown,
     /// The node did not exist, but may still be created until this moment.
     Absent(Instant),
     /// The node is being deleted, and the deletion has no reply.
     Leaves(Node),
+}
+
+/// The position of a waiter for a fair lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Position {
+    pub(crate) node: Node,
+    pub(crate) czxid: u64,
+    /// The node that was directly before it in the queue.
+    pub(crate) before: Node,
+    /// Whether that was the only one, so that it is first when that one is gone.
+    pub(crate) is_next: bool,
 }
 
 /// All grants of this client.
@@ -80,12 +97,12 @@ impl Grants {
         }
     }
 
-    /// Returns the lock and node of a grant that is held in this session.
-    pub(crate) fn held(&self, grant: GrantId, epoch: Epoch) -> Option<(Arc<str>, Node)> {
+    /// Returns the lock, the node and its version of a grant that is held in this session.
+    pub(crate) fn held(&self, grant: GrantId, epoch: Epoch) -> Option<(Arc<str>, Node, i32)> {
         let inner = self.0.lock();
         let own = inner.own.get(&grant).filter(|own| own.epoch == epoch)?;
         match &own.state {
-            State::Held(node) => Some((own.lock.clone(), node.clone())),
+            State::Held { node, version } => Some((own.lock.clone(), node.clone(), *version)),
             _ => None,
         }
     }
@@ -100,6 +117,14 @@ impl Grants {
         own.deadline = deadline;
         if is_sooner {
             inner.look_at(deadline, grant);
+        }
+    }
+
+    /// Sets until when the position of a waiter is kept, if this is one.
+    pub(crate) fn keep_position(&self, grant: GrantId, until: Instant) {
+        let is_waiter = |own: &Own| matches!(own.state, State::Waits(_));
+        if self.get(grant).as_ref().is_some_and(is_waiter) {
+            self.extend(grant, until);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Inspection: the holders of locks, for people and tools.
 
 use dlock::LockKey;
-use dlock::store::{Holder, Kind, StoreError};
+use dlock::store::{GrantId, Holder, Kind, StoreError};
 use futures_util::future::join_all;
 
 use crate::core::{Core, holders};
@@ -11,6 +11,12 @@ use crate::wire::{Code, Reply, Request};
 
 impl Core {
     pub(crate) async fn inspect(&self, lock: &str) -> Result<Vec<Holder>, StoreError> {
+        let held = self.held(lock).await?;
+        Ok(held.iter().map(|(node, data)| holder(node, data)).collect())
+    }
+
+    /// Returns the nodes of the holders, with their data.
+    async fn held(&self, lock: &str) -> Result<Vec<(Node, Vec<u8>)>, StoreError> {
         let nodes = self.nodes(lock).await?;
         let holders = holders(&nodes);
         let looks = holders.iter().map(|node| Request::Data {
@@ -19,7 +25,9 @@ impl Core {
         let mut found = Vec::new();
         for (pending, node) in self.session.ask_all(looks).into_iter().zip(holders) {
             match pending.answer().await?.reply {
-                Ok(Reply::Data(data)) => found.push(holder(node, &data)),
+                // It is first, and has not taken the lock yet.
+                Ok(Reply::Data(data)) if is_waiting(&data) => {}
+                Ok(Reply::Data(data)) => found.push((node.clone(), data)),
                 // Released meanwhile.
                 Err(Code::NO_NODE) => {}
                 Ok(_) => return Err(StoreError::unknown("the answer of another request came")),
@@ -55,8 +63,8 @@ impl Core {
 
     /// Deletes the nodes of all holders, of any client. Returns whether there was one.
     pub(crate) async fn force(&self, lock: &str) -> Result<bool, StoreError> {
-        let nodes = self.nodes(lock).await?;
-        let deletes = holders(&nodes).iter().map(|node| self.delete(lock, node));
+        let held = self.held(lock).await?;
+        let deletes = held.iter().map(|(node, _)| self.delete(lock, node));
         let mut forced = false;
         for deleted in join_all(deletes).await {
             match deleted?.reply {
@@ -81,6 +89,18 @@ fn holder(node: &Node, data: &[u8]) -> Holder {
     Holder::new(kind, id.to_owned(), 1, None).ending_with("its session with ZooKeeper")
 }
 
+/// What comes before the id of a grant in the node of a waiter for a fair lock.
+const WAITS: &str = "waits ";
+
+/// The data of a node that waits for a fair lock.
+pub(crate) fn waiting(grant: GrantId) -> Vec<u8> {
+    format!("{WAITS}{grant}").into_bytes()
+}
+
+fn is_waiting(data: &[u8]) -> bool {
+    data.starts_with(WAITS.as_bytes())
+}
+
 /// Whether the text is the id of a grant: a UUID, a colon and a number.
 fn is_grant(text: &str) -> bool {
     text.split_once(':').is_some_and(|(client, number)| {
@@ -96,7 +116,6 @@ pub(crate) fn lock_key(name: &str) -> LockKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dlock::store::GrantId;
 
     #[test]
     fn holders_are_named_by_what_is_known_of_them() {
@@ -108,6 +127,7 @@ mod tests {
             holder(&node, b"10.0.0.7").id,
             "0192f3a4-0000-4000-8000-000000000001"
         );
+        assert!(is_waiting(&waiting(GrantId::from_parts(7, 42))) && !is_waiting(grant.as_bytes()));
         let plain = Node::parse("lock-0000000003").unwrap();
         assert_eq!(holder(&plain, b"").id, "lock-0000000003");
     }

@@ -7,6 +7,7 @@ mod core;
 mod deletes;
 mod doctor;
 mod drive;
+mod fair;
 mod gather;
 mod grants;
 mod inspect;

@@ -29,7 +29,7 @@ use crate::wire::{Change, Code, Reply, Request};
 pub struct HolderNode {
     /// The path of the node, which no other node ever has.
     pub path: String,
-    /// The version of the node, which never changes.
+    /// The version of the node, which does not change while the lock is held.
     pub version: i32,
 }
 
@@ -247,10 +247,10 @@ impl ZookeeperLocks {
     fn node(&self, bound: &BoundGrant) -> Result<HolderNode, WriteError> {
         let core = &self.0.core;
         let held = core.grants.held(bound.grant, core.session.epoch());
-        let (lock, node) = held.ok_or_else(|| lost(&bound.key))?;
+        let (lock, node, version) = held.ok_or_else(|| lost(&bound.key))?;
         Ok(HolderNode {
             path: core.path_of(&lock, &node.name),
-            version: 0,
+            version,
         })
     }
 }

@@ -6,13 +6,16 @@ use dlock::store::{GrantId, ReleaseReply, StoreError};
 use tokio::time::Instant;
 
 use crate::core::{Core, role};
-use crate::grants::{Own, State};
+use crate::grants::{Own, Position, State};
 use crate::names::Node;
 use crate::session::refused;
 use crate::wire::Code;
 
 /// The pause between attempts to end an expired lease.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// The pause between looks at the position of a waiter that sends no requests.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const NOT_HELD: ReleaseReply = ReleaseReply::NotHeld { repeated: false };
 const RELEASED: ReleaseReply = ReleaseReply::Released { receivers: None };
@@ -33,12 +36,13 @@ impl Core {
             return Ok(NOT_HELD);
         }
         match &own.state {
-            State::Held(node) => {
+            State::Held { node, .. } => {
                 if kind.is_some_and(|kind| role(kind).ok() != Some(node.role)) {
                     return Ok(NOT_HELD);
                 }
                 self.delete_node(grant, &own, node, false).await
             }
+            State::Waits(position) => self.leaves(grant, &own, position).await,
             State::Leaves(node) => self.delete_node(grant, &own, node, true).await,
             State::Unknown => {
                 self.undo(grant, &own, Instant::now() + 2 * self.session.lasts())
@@ -46,6 +50,19 @@ impl Core {
             }
             State::Absent(until) => self.undo(grant, &own, *until).await,
         }
+    }
+
+    /// Gives up the position of a waiter.
+    async fn leaves(
+        &self,
+        grant: GrantId,
+        own: &Own,
+        position: &Position,
+    ) -> Result<ReleaseReply, StoreError> {
+        self.followers
+            .remove(&self.path_of(&own.lock, &position.before.name));
+        self.delete_node(grant, own, &position.node, false).await?;
+        Ok(NOT_HELD)
     }
 
     async fn delete_node(
@@ -64,6 +81,7 @@ impl Core {
             Err(code) => return Err(refused(code, "to delete the node of a lock")),
         };
         self.grants.remove(grant);
+        self.is_deleted(&self.path_of(&own.lock, &node.name));
         Ok(reply)
     }
 
@@ -95,6 +113,10 @@ impl Core {
     pub(crate) async fn expire(&self, grant: GrantId) {
         // A renewal was in flight.
         if self.grants.was_renewed(grant, Instant::now()) {
+            return;
+        }
+        if self.waits_behind_others(grant).await {
+            self.grants.again(grant, LOOK_EVERY);
             return;
         }
         if let Err(error) = self.release(grant, None).await {

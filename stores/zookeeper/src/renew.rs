@@ -31,7 +31,7 @@ impl Core {
         let (mut locks, mut sent) = (Vec::new(), Vec::new());
         for (lock, renew) in batch {
             match self.grants.held(renew.grant, epoch) {
-                Some((lock, node)) => sent.push(self.sent(&lock, &node, renew)),
+                Some((lock, node, _)) => sent.push(self.sent(&lock, &node, renew)),
                 None => answer(renew, Ok(Renewal::Gone)),
             }
             locks.push(lock);

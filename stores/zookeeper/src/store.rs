@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::core::{Core, role};
 use crate::drive::Driver;
+use crate::fair::position_topic;
 use crate::inspect::lock_key;
 use crate::names::node_of_key;
 use crate::queues::{Inbox, Renew, Step, Work};
@@ -23,7 +24,7 @@ use crate::session::{self, Config};
 use crate::watches::topic;
 
 /// The supported kinds.
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
 
 /// Locks in ZooKeeper, in the layout of Apache Curator. Cheap to clone; the session ends when the last clone, and every
 /// [`LockClient`](dlock::LockClient) made of one, is gone.
@@ -194,8 +195,13 @@ impl Store for ZookeeperLocks {
         )
     }
 
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let lock = self.name(key);
+        if kind == Kind::Fair {
+            // Its requests set the watch.
+            let topic = position_topic(&lock, grant).into();
+            return self.0.core.hub.listen(topic, |_| true, |_| {});
+        }
         let inbox = &self.0.inbox;
         let first = |topic: &Arc<str>| {
             let (core, lock, topic) = (self.0.core.clone(), lock.clone(), topic.clone());

@@ -46,6 +46,12 @@ pub(crate) fn topic(kind: Kind, lock: &str) -> String {
     Class::of(kind).topic(lock)
 }
 
+const CLASSES: [Class; 2] = [Class::All, Class::Readers];
+
+fn is_of_class(topic: &str) -> bool {
+    CLASSES.iter().any(|class| class.topic(lock_of(topic)) == topic)
+}
+
 fn lock_of(topic: &str) -> &str {
     topic.split_once(' ').map_or(topic, |(_, lock)| lock)
 }
@@ -108,15 +114,16 @@ impl Core {
     }
 
     fn is_waited_for(&self, lock: &str) -> bool {
-        [Class::All, Class::Readers]
+        CLASSES
             .iter()
             .any(|class| self.hub.listeners(&class.topic(lock)) > 0)
     }
 
-    /// Returns the topics with waiters and their locks, all of which must be watched again.
+    /// Returns the topics with waiters and their locks, all of which must be watched again. Waiters for fair locks do
+    /// that themselves.
     pub(crate) fn waited_for(&self) -> Vec<(Arc<str>, Arc<str>)> {
         self.watches.forget_all();
-        let topics = self.hub.names().into_iter();
+        let topics = self.hub.names().into_iter().filter(|topic| is_of_class(topic));
         topics.map(|topic| (Arc::from(lock_of(&topic)), topic)).collect()
     }
 
@@ -130,12 +137,18 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fair::position_topic;
+    use dlock::store::GrantId;
 
     #[test]
     fn topics_name_their_locks() {
         for kind in [Kind::Mutex, Kind::Read] {
-            assert_eq!(lock_of(&topic(kind, "with space")), "with space");
+            let topic = topic(kind, "with space");
+            assert_eq!(lock_of(&topic), "with space");
+            assert!(is_of_class(&topic));
         }
+        let position = position_topic("with space", GrantId::from_parts(1, 1));
+        assert!(!is_of_class(&position));
         assert_ne!(topic(Kind::Read, "k"), topic(Kind::Write, "k"));
         assert_eq!(topic(Kind::Mutex, "k"), topic(Kind::Write, "k"));
     }

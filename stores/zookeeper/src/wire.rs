@@ -151,6 +151,10 @@ pub(crate) enum Request {
     Sync {
         path: String,
     },
+    Set {
+        path: String,
+        data: Vec<u8>,
+    },
     Multi(Vec<Change>),
 }
 
@@ -163,6 +167,9 @@ pub(crate) enum Reply {
     Done,
     Data(Vec<u8>),
     Children(Vec<String>),
+    Set {
+        version: i32,
+    },
     /// The result of each change: all are `Ok`, or none was made.
     Multi(Vec<Code>),
 }
@@ -172,7 +179,7 @@ impl Request {
     pub(crate) fn is_write(&self) -> bool {
         matches!(
             self,
-            Request::Create { .. } | Request::Delete { .. } | Request::Multi(_)
+            Request::Create { .. } | Request::Delete { .. } | Request::Set { .. } | Request::Multi(_)
         )
     }
 
@@ -204,6 +211,9 @@ impl Request {
             Request::Sync { path } => {
                 out.int(code::SYNC).string(path);
             }
+            Request::Set { path, data } => {
+                out.int(code::SET_DATA).string(path).buffer(data).int(-1);
+            }
             Request::Multi(changes) => {
                 out.int(code::MULTI);
                 for change in changes {
@@ -231,6 +241,7 @@ impl Request {
             Request::Delete { .. } | Request::Sync { .. } | Request::Exists { .. } => Ok(Reply::Done),
             Request::Data { .. } => Ok(Reply::Data(body.buffer()?)),
             Request::Children { .. } => Ok(Reply::Children(body.strings()?)),
+            Request::Set { .. } => Ok(Reply::Set { version: stat(body)? }),
             Request::Multi(_) => Ok(Reply::Multi(results(body)?)),
         }
     }
@@ -278,7 +289,7 @@ fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
         let result = match code {
             code::ERROR => Code(body.int()?),
             code::CREATE => body.string().map(|_| Code::OK)?,
-            code::SET_DATA => stat(body).map(|()| Code::OK)?,
+            code::SET_DATA => stat(body).map(|_| Code::OK)?,
             code::CHECK | code::DELETE => Code::OK,
             _ => return Err(Garbled),
         };
@@ -286,19 +297,20 @@ fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
     }
 }
 
-/// Skips the metadata of a node.
-fn stat(body: &mut In<'_>) -> Result<(), Garbled> {
+/// Reads the metadata of a node; returns its version.
+fn stat(body: &mut In<'_>) -> Result<i32, Garbled> {
     for _ in 0..4 {
         body.long()?;
     }
-    for _ in 0..3 {
+    let version = body.int()?;
+    for _ in 0..2 {
         body.int()?;
     }
     body.long()?;
     body.int()?;
     body.int()?;
     body.long()?;
-    Ok(())
+    Ok(version)
 }
 
 /// Encodes the request for a session, new or resumed.
@@ -422,6 +434,8 @@ mod tests {
     fn only_what_the_servers_agreed_on_is_a_write() {
         let path = || "/a".to_owned();
         assert!(Request::Multi(vec![]).is_write() && Request::Delete { path: path() }.is_write());
+        let data = Vec::new();
+        assert!(Request::Set { path: path(), data }.is_write());
         assert!(!Request::Sync { path: path() }.is_write());
         assert!(
             !Request::Exists {

@@ -26,8 +26,6 @@ async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
     let client = client(&patient(proxy.addr(), &root, LONG).await).await;
     let sent = proxy.count(|request| !request.is_ping());
     let refused = [
-        ("fair", client.fair_lock("k").try_acquire().await.map(drop)),
-        ("fair", client.fair_lock("k").acquire().await.map(drop)),
         ("semaphore", client.semaphore("k").acquire().await.map(drop)),
         ("latch", client.latch("k").wait().await.map(drop)),
         (
