@@ -54,6 +54,10 @@ listed! {
         /// the others by its wait timeout, 300 s unless configured otherwise. Redisson's scripts use the clock of the
         /// calling machine: keep the clocks of those machines and of the server within 3 s of each other, or a Java
         /// process whose clock is ahead considers dlock's waiters gone.
+        ///
+        /// On ZooKeeper the queue is that of Curator's `InterProcessMutex`, and [`LockKind::Mutex`] does not overtake it. A
+        /// process that died or is stopped delays the others until its session is over, and a waiter that lost its position
+        /// joins again at the end.
         Fair,
         /// One of many readers.
         Read,

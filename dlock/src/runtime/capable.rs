@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(
             refused(&fair, LEASE, &plain),
             "a lock of kind fair is not supported: this store has lock, read; use a plain lock, whose waiters have no \
-             order between processes, or a store with fair locks: Redis, Valkey, PostgreSQL or etcd"
+             order between processes, or a store with fair locks: Redis, Valkey, PostgreSQL, etcd or ZooKeeper"
         );
         let of = |lock| Options {
             lock,

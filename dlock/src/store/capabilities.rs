@@ -236,7 +236,7 @@ impl Capabilities {
             Kind::Mutex => (None, "a store with plain locks"),
             Kind::Fair => (
                 Some("whose waiters have no order between processes"),
-                "a store with fair locks: Redis, Valkey, PostgreSQL or etcd",
+                "a store with fair locks: Redis, Valkey, PostgreSQL, etcd or ZooKeeper",
             ),
             Kind::Read | Kind::Write => (
                 Some("which readers do not share"),

@@ -155,9 +155,9 @@ impl Driver {
                     self.work(lock, move |core| async move { core.look_again(grant).await });
                 }
             }
-            Event::Changed(path) => match self.core.watched(&path) {
+            Event::Changed { path, is_deleted } => match self.core.watched(&path) {
                 Some(lock) => self.watch(lock, None),
-                None => self.core.is_deleted(&path),
+                None => self.core.tell_follower(&path, is_deleted),
             },
         }
     }

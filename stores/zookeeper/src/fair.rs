@@ -37,13 +37,13 @@ pub(crate) struct Followers(Mutex<HashMap<String, Follower>>);
 struct Follower {
     topic: Arc<str>,
     /// The node before it was deleted, and it has not asked since.
-    is_told: bool,
+    is_deleted: bool,
 }
 
 impl Followers {
     fn insert(&self, path: String, topic: Arc<str>) {
-        let is_told = false;
-        self.0.lock().insert(path, Follower { topic, is_told });
+        let is_deleted = false;
+        self.0.lock().insert(path, Follower { topic, is_deleted });
     }
 
     pub(crate) fn remove(&self, path: &str) {
@@ -55,17 +55,18 @@ impl Followers {
         self.0.lock().clear();
     }
 
-    /// Records that the node was deleted. Returns the topic of the waiter behind it if it does not know yet.
-    fn deleted(&self, path: &str) -> Option<Arc<str>> {
+    /// Records that the watch of a node has ended, and whether the node was deleted. Returns the topic of the waiter
+    /// behind it if that does not know yet.
+    fn changed(&self, path: &str, is_deleted: bool) -> Option<Arc<str>> {
         let mut followers = self.0.lock();
-        let follower = followers.get_mut(path).filter(|follower| !follower.is_told)?;
-        follower.is_told = true;
+        let follower = followers.get_mut(path).filter(|follower| !follower.is_deleted)?;
+        follower.is_deleted = is_deleted;
         Some(follower.topic.clone())
     }
 
     /// Whether the node is known to be deleted.
     fn is_deleted(&self, path: &str) -> bool {
-        self.0.lock().get(path).is_some_and(|follower| follower.is_told)
+        (self.0.lock().get(path)).is_some_and(|follower| follower.is_deleted)
     }
 }
 
@@ -82,6 +83,14 @@ impl Position {
             is_next,
         })
     }
+}
+
+/// The state of the node before that of a waiter.
+enum Before {
+    There,
+    Deleted,
+    /// Deleted, or the server has not caught up with its creation.
+    Missing,
 }
 
 /// Where a waiter stands in the queue.
@@ -130,6 +139,8 @@ impl Core {
             Some((own, position)) => self.serve(own, position, request, called).await,
             None => Ok(None),
         };
+        // The reply may have taken long.
+        self.grants.keep_position(grant, Instant::now() + KEPT_FOR);
         placed.map_err(|mut error| {
             error.outcome = Outcome::NotDone;
             error
@@ -189,9 +200,11 @@ impl Core {
 
     /// Determines where a waiter stands, and watches the node before it.
     async fn place(&self, grant: GrantId, own: &Own, mut position: Position) -> Result<Place, StoreError> {
-        while !self.is_watched(grant, &own.lock, &position.before).await? {
-            if position.is_next {
-                return Ok(Place::First);
+        loop {
+            match self.watch_before(grant, &own.lock, &position.before).await? {
+                Before::There => return Ok(Place::Behind),
+                Before::Deleted if position.is_next => return Ok(Place::First),
+                Before::Deleted | Before::Missing => {}
             }
             let nodes = self.nodes_with(&own.lock, &position.node).await?;
             if !nodes.contains(&position.node) {
@@ -203,15 +216,14 @@ impl Core {
             self.grants.set(grant, State::Waits(now.clone()));
             position = now;
         }
-        Ok(Place::Behind)
     }
 
-    /// Whether the node before that of a waiter exists; if so, the waiter is told of its end.
-    async fn is_watched(&self, grant: GrantId, lock: &str, before: &Node) -> Result<bool, StoreError> {
+    /// Looks at the node before that of a waiter. If it exists, the waiter is told of its end.
+    async fn watch_before(&self, grant: GrantId, lock: &str, before: &Node) -> Result<Before, StoreError> {
         let path = self.path_of(lock, &before.name);
         if self.followers.is_deleted(&path) {
             self.followers.remove(&path);
-            return Ok(false);
+            return Ok(Before::Deleted);
         }
         // Before the request: the end may be told before its reply is handled.
         (self.followers).insert(path.clone(), position_topic(lock, grant).into());
@@ -221,10 +233,10 @@ impl Core {
             watch: true,
         };
         match self.session.ask(watch).answer().await?.reply {
-            Ok(_) => Ok(true),
+            Ok(_) => Ok(Before::There),
             Err(Code::NO_NODE) => {
                 self.followers.remove(&path);
-                Ok(false)
+                Ok(Before::Missing)
             }
             Err(code) => Err(refused(code, "to watch the node before that of a waiter")),
         }
@@ -239,9 +251,9 @@ impl Core {
         }
     }
 
-    /// Notifies the waiter behind a node that was deleted.
-    pub(crate) fn is_deleted(&self, path: &str) {
-        if let Some(topic) = self.followers.deleted(path) {
+    /// Notifies the waiter behind a node that has changed.
+    pub(crate) fn tell_follower(&self, path: &str, is_deleted: bool) {
+        if let Some(topic) = self.followers.changed(path, is_deleted) {
             self.hub.tell(&topic);
         }
     }
@@ -293,10 +305,12 @@ mod tests {
         let followers = Followers::default();
         followers.insert("/a/k/n".to_owned(), "topic".into());
         assert!(!followers.is_deleted("/a/k/n"));
-        assert_eq!(followers.deleted("/a/k/n").as_deref(), Some("topic"));
+        assert_eq!(followers.changed("/a/k/n", false).as_deref(), Some("topic"));
+        assert!(!followers.is_deleted("/a/k/n"));
+        assert_eq!(followers.changed("/a/k/n", true).as_deref(), Some("topic"));
         assert!(followers.is_deleted("/a/k/n"));
-        assert_eq!(followers.deleted("/a/k/n"), None);
-        assert_eq!(followers.deleted("/a/k/other"), None);
+        assert_eq!(followers.changed("/a/k/n", true), None);
+        assert_eq!(followers.changed("/a/k/other", true), None);
         followers.clear();
         assert!(!followers.is_deleted("/a/k/n"));
     }

@@ -81,7 +81,7 @@ impl Core {
             Err(code) => return Err(refused(code, "to delete the node of a lock")),
         };
         self.grants.remove(grant);
-        self.is_deleted(&self.path_of(&own.lock, &node.name));
+        self.tell_follower(&self.path_of(&own.lock, &node.name), true);
         Ok(reply)
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::jute::{Garbled, In, Out};
+use crate::session::Event;
 
 /// The id of notifications, which answer no request.
 pub(crate) const NOTIFICATION: i32 = -1;
@@ -383,10 +384,12 @@ impl Head {
     }
 }
 
-/// Returns the path of the node in a notification; `None` if it is about the session.
-pub(crate) fn notified(body: &mut In<'_>) -> Result<Option<String>, Garbled> {
+/// Returns what a notification says of a node; `None` if it is about the session.
+pub(crate) fn notified(body: &mut In<'_>) -> Result<Option<Event>, Garbled> {
+    const DELETED: i32 = 2;
     let (event, _state, path) = (body.int()?, body.int()?, body.string()?);
-    Ok((event > 0).then_some(path))
+    let is_deleted = event == DELETED;
+    Ok((event > 0).then_some(Event::Changed { path, is_deleted }))
 }
 
 #[cfg(test)]

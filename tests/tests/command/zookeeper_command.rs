@@ -1,8 +1,8 @@
 //! The command `dlock` on ZooKeeper.
 
 use dlock::LockClient;
-use dlock_tests::Running;
 use dlock_tests::zookeeper::Zookeeper;
+use dlock_tests::{Running, eventually};
 
 use crate::command_support::{look, runs_lists_and_measures};
 
@@ -34,4 +34,27 @@ async fn command_whose_lock_is_forced_open_on_zookeeper_is_ended() {
     assert_eq!(ended.status.code(), Some(76), "{ended:?}");
     let (code, said) = look(&url, &["list"]);
     assert!(code == Some(0) && !said.contains("a job"), "{said}");
+}
+
+/// The command that waits for a fair lock takes it over when the lock is forced open.
+#[tokio::test]
+async fn command_that_waits_for_a_fair_lock_on_zookeeper_is_no_holder_and_takes_over() {
+    let server = Zookeeper::start().await;
+    let root = format!("{}/command-{:x}", server.addr(), fastrand::u64(..));
+    let url = format!("zookeeper://{root}?timeout=20s");
+    let options = ["--kind", "fair", "a job"];
+    let first = Running::script(&url, &options, "echo ready; read line");
+    first.says("ready").await;
+    let second = Running::script(&url, &options, "echo ready; read line");
+    eventually("the second one waits", async || {
+        server.counted("zk_ephemerals_count").await == 2
+    })
+    .await;
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && said.matches("a job").count() == 1, "{said}");
+    let (code, said) = look(&url, &["force-unlock", "a job"]);
+    assert_eq!(code, Some(0), "{said}");
+    second.says("ready").await;
+    let ended = first.ended().await;
+    assert_eq!(ended.status.code(), Some(76), "{ended:?}");
 }

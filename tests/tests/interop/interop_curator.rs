@@ -16,7 +16,7 @@ struct Setting {
     curator: Curator,
     locks: ZookeeperLocks,
     client: LockClient,
-    _server: Zookeeper,
+    server: Zookeeper,
 }
 
 async fn setting() -> Setting {
@@ -33,7 +33,7 @@ async fn setting() -> Setting {
         curator,
         locks,
         client: client.build().await.expect("a client on the store"),
-        _server: server,
+        server,
     }
 }
 
@@ -50,6 +50,8 @@ async fn locks_of_curator_and_dlock_exclude_each_other() {
     mutex_of_dlock_keeps_curator_out_until_its_release(&setting).await;
     mutex_of_curator_keeps_dlock_out_until_its_release(&setting).await;
     read_write_locks_are_the_same(&setting).await;
+    waiters_of_both_stand_in_one_queue(&setting).await;
+    waiter_of_either_that_gives_up_delays_no_other(&setting).await;
     no_two_hold_at_once(&setting).await;
     readers_and_writers_of_both_never_overlap(&setting).await;
     check_of_the_holders_node_stops_a_write_of_curator(&setting).await;
@@ -87,6 +89,99 @@ async fn mutex_of_curator_keeps_dlock_out_until_its_release(setting: &Setting) {
     };
     let (guard, ()) = tokio::join!(waits, releases);
     guard.unwrap().release().await.unwrap();
+}
+
+/// Waits until so many nodes are in the queues of all locks.
+async fn in_queue(setting: &Setting, count: u64) {
+    eventually(&format!("{count} nodes are in the queue"), async || {
+        setting.server.counted("zk_ephemerals_count").await == count
+    })
+    .await;
+}
+
+/// Who was served, in order: threads of Curator, and tasks of dlock from 100 on.
+type Served = parking_lot::Mutex<Vec<u32>>;
+
+async fn java_waits(setting: &Setting, thread: u32, served: &Served) {
+    let path = setting.path("fifo");
+    assert!(setting.curator.acquire(thread, "mutex", &path, PATIENCE).await);
+    served.lock().push(thread);
+    setting.curator.release(thread, "mutex", &path).await;
+}
+
+async fn rust_waits(setting: &Setting, task: u32, served: &Served) {
+    let guard = setting.client.fair_lock("fifo").wait(PATIENCE).acquire().await;
+    served.lock().push(task);
+    guard.unwrap().release().await.unwrap();
+}
+
+/// A fair lock of dlock and an `InterProcessMutex` have the same queue, whoever holds the lock at first.
+async fn waiters_of_both_stand_in_one_queue(setting: &Setting) {
+    let path = setting.path("fifo");
+    for java_holds in [true, false] {
+        let served = Served::default();
+        let guard = match java_holds {
+            true => {
+                assert!(setting.curator.acquire(99, "mutex", &path, NO_WAIT).await);
+                None
+            }
+            false => Some(setting.client.fair_lock("fifo").acquire().await.unwrap()),
+        };
+        in_queue(setting, 1).await;
+        // Each begins when the one before it is in the queue.
+        let begins = |at: u64| in_queue(setting, at + 1);
+        let orders = [1_u32, 100, 101, 2, 3, 102, 4];
+        let waits = orders.iter().zip(0..).map(|(who, at)| {
+            let served = &served;
+            async move {
+                // The nodes of the holder and of those before it.
+                begins(at).await;
+                match *who < 100 {
+                    true => java_waits(setting, *who, served).await,
+                    false => rust_waits(setting, *who, served).await,
+                }
+            }
+        });
+        let releases = async {
+            in_queue(setting, 1 + orders.len() as u64).await;
+            match guard {
+                Some(guard) => guard.release().await.unwrap(),
+                None => setting.curator.release(99, "mutex", &path).await,
+            }
+        };
+        tokio::join!(join_all(waits), releases);
+        assert_eq!(*served.lock(), orders);
+        in_queue(setting, 0).await;
+    }
+}
+
+async fn waiter_of_either_that_gives_up_delays_no_other(setting: &Setting) {
+    let Setting { curator, client, .. } = setting;
+    let path = setting.path("fifo");
+    for java_gives_up in [true, false] {
+        let served = Served::default();
+        let guard = client.fair_lock("fifo").acquire().await.unwrap();
+        let short = Duration::from_millis(300);
+        let gives_up = async {
+            match java_gives_up {
+                true => assert!(!curator.acquire(1, "mutex", &path, short).await),
+                false => {
+                    let late = client.fair_lock("fifo").wait(short).acquire().await;
+                    assert!(matches!(late, Err(Error::NotAcquired { .. })), "{late:?}");
+                }
+            }
+            in_queue(setting, 2).await;
+            guard.release().await.unwrap();
+        };
+        let waits = async {
+            match java_gives_up {
+                true => rust_waits(setting, 100, &served).await,
+                false => java_waits(setting, 2, &served).await,
+            }
+        };
+        tokio::join!(gives_up, waits);
+        in_queue(setting, 0).await;
+    }
 }
 
 async fn read_write_locks_are_the_same(setting: &Setting) {
@@ -134,8 +229,12 @@ async fn no_two_hold_at_once(setting: &Setting) {
     };
     let rust = async {
         let mut last = 0;
-        for _ in 0..20 {
-            let guard = client.lock("storm").wait(PATIENCE).acquire().await.unwrap();
+        for round in 0..20 {
+            let lock = match round % 2 {
+                0 => client.lock("storm"),
+                _ => client.fair_lock("storm"),
+            };
+            let guard = lock.wait(PATIENCE).acquire().await.unwrap();
             assert!(!inside.swap(true, Ordering::SeqCst), "two hold the lock");
             assert!(guard.fencing_token() > last);
             last = guard.fencing_token();
@@ -235,7 +334,7 @@ async fn lock_of_a_java_process_that_dies_is_free(setting: Setting) {
     let Setting {
         curator,
         client,
-        _server: server,
+        server,
         ..
     } = setting;
     // The server bounds its session to what a test can wait for.
@@ -262,7 +361,7 @@ mod alone {
         let Setting {
             curator,
             client,
-            _server: server,
+            server,
             ..
         } = setting().await;
         for tasks in [1_usize, 8, 32] {

@@ -39,6 +39,7 @@ mod scenes;
 mod wrong_protocol;
 mod zookeeper_conformance;
 mod zookeeper_doctor;
+mod zookeeper_fair;
 mod zookeeper_faults;
 mod zookeeper_locks;
 mod zookeeper_lost;

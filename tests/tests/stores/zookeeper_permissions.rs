@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, ReleaseRequest, RenewRequest, Renewal, Store,
 };
-use dlock::{Error, LockClient};
+use dlock::{Error, LockClient, LockKind};
 use dlock_tests::eventually;
 use dlock_tests::faults::{LEASE, PATIENCE};
 use dlock_tests::permissions::of_zookeeper;
@@ -60,9 +60,13 @@ async fn user_with_what_the_page_lists_can_do_everything() {
     let root = granted(&server, ("", ""), "").await;
     let (here, there) = (store(&server, &root).await, store(&server, &root).await);
     let (one, other) = (client(&here).await, client(&there).await);
-    for key in [PREMADE, NEW] {
-        let guard = one.lock(key).acquire().await.unwrap();
-        let waiter = other.lock(key).wait(PATIENCE);
+    let kinds = [LockKind::Mutex, LockKind::Fair];
+    for (key, kind) in [PREMADE, NEW]
+        .into_iter()
+        .flat_map(|key| kinds.map(|kind| (key, kind)))
+    {
+        let guard = one.lock(key).kind(kind).acquire().await.unwrap();
+        let waiter = other.lock(key).kind(kind).wait(PATIENCE);
         let waiting = tokio::spawn(async move { waiter.acquire().await });
         assert!(one.inspect(key).await.unwrap().is_some());
         let listed = other.list("").await.unwrap();

@@ -46,7 +46,7 @@ pub(crate) enum Event {
     /// The previous session expired, and everything that belonged to it is gone.
     Expired,
     /// A node with a watch has changed.
-    Changed(String),
+    Changed { path: String, is_deleted: bool },
 }
 
 /// The number of a session.

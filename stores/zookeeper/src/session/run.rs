@@ -254,8 +254,8 @@ impl Owner {
         let now = Instant::now();
         match head.xid {
             wire::NOTIFICATION => {
-                if let Some(path) = wire::notified(&mut body)? {
-                    let _ = self.events.send(Event::Changed(path));
+                if let Some(change) = wire::notified(&mut body)? {
+                    let _ = self.events.send(change);
                 }
             }
             wire::PING => {
