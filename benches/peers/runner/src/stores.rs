@@ -11,7 +11,7 @@ use crate::figures::{count, time, times};
 use crate::markdown::{table, wrapped};
 use crate::measure::{Benched, Driven, together};
 use crate::process::Process;
-use crate::results::{Results, Run};
+use crate::results::{Median, Results, Run};
 
 /// A store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,6 +36,13 @@ const DLOCK: Entrant = Entrant {
     name: "dlock",
     title: "**dlock**",
     set_up: "tokio on all cores, optimized build; measured by `dlock bench`",
+};
+
+/// Measured where processes want the same lock: each pair is a handover to the other process, as most others have it.
+const FAIR: Entrant = Entrant {
+    name: "dlock-fair",
+    title: "**dlock**, `fair_lock`",
+    set_up: "the same, in order of arrival over all processes",
 };
 
 /// What is measured: how many tasks in how many processes, each with a lock of its own or all with the same one.
@@ -108,7 +115,13 @@ impl Store {
                 },
             ],
         };
-        [DLOCK].iter().chain(others).copied().collect()
+        [DLOCK, FAIR].iter().chain(others).copied().collect()
+    }
+
+    fn entrants_of(self, workload: Workload) -> Vec<Entrant> {
+        let mut entrants = self.entrants();
+        entrants.retain(|entrant| *entrant != FAIR || workload.processes > 1);
+        entrants
     }
 }
 
@@ -143,7 +156,7 @@ pub fn measure(options: &Options, mut tell: impl FnMut(&Run)) -> anyhow::Result<
     let mut runs = Vec::new();
     for round in 1..=options.rounds {
         for workload in WORKLOADS {
-            let mut entrants = options.store.entrants();
+            let mut entrants = options.store.entrants_of(workload);
             // another one comes first each time
             let first = (round as usize - 1) % entrants.len();
             entrants.rotate_left(first);
@@ -172,8 +185,8 @@ pub fn measure(options: &Options, mut tell: impl FnMut(&Run)) -> anyhow::Result<
 
 fn one(options: &Options, workload: Workload, entrant: Entrant, round: u32) -> anyhow::Result<Run> {
     let prefix = format!("peers:{round}:{}:{}:", workload.name, entrant.name);
-    if entrant == DLOCK {
-        let mut process = Process::start(entrant.name, &bench(options, workload, &prefix))?;
+    if [DLOCK, FAIR].contains(&entrant) {
+        let mut process = Process::start(entrant.name, &bench(options, workload, entrant, &prefix))?;
         let answer: Benched = process.answer()?;
         return Ok(Run {
             pairs_per_s: Some(answer.pairs_per_s),
@@ -217,7 +230,7 @@ fn one(options: &Options, workload: Workload, entrant: Entrant, round: u32) -> a
     })
 }
 
-fn bench(options: &Options, workload: Workload, prefix: &str) -> Command {
+fn bench(options: &Options, workload: Workload, entrant: Entrant, prefix: &str) -> Command {
     let mut command = Command::new(&options.dlock);
     let kind = match workload.name {
         "sequential" => "sequential",
@@ -227,6 +240,9 @@ fn bench(options: &Options, workload: Workload, prefix: &str) -> Command {
     command.args(["bench", "--json", "--workload", kind, "--warmup", "1"]);
     command.args(["--url", &options.url, "--prefix", prefix]);
     command.args(["--seconds", &options.seconds.to_string()]);
+    if entrant == FAIR {
+        command.args(["--kind", "fair"]);
+    }
     if kind != "sequential" {
         command.args(["--tasks", &workload.tasks.to_string()]);
         command.args(["--processes", &workload.processes.to_string()]);
@@ -268,7 +284,9 @@ fn driver(options: &Options, workload: Workload, entrant: Entrant, prefix: &str)
 const EXPLANATION: &str = "Each store beside what people lock with on it today, in turns, made by `benches/peers/stores.sh`. One server \
     of each, with its data and its commits on the same disk. An acquire and its release with no work between; the times are those of \
     the acquire. dlock's locks have a lease, a fencing token and a word of their loss throughout. One task waits for the disk \
-    twice in each pair on etcd and ZooKeeper, whichever client it has: where that is most of its time, no client is much faster.";
+    twice in each pair on etcd and ZooKeeper, whichever client it has: where that is most of its time, no client is much faster. Of two processes that want one lock, a fair lock, \
+    `concurrency.Mutex`, Curator's mutex and `pg_advisory_lock` give it to the other one each time; a plain lock of dlock and the row \
+    go to the same one as often as it comes first.";
 
 /// The results in a directory, of those that are there.
 ///
@@ -329,19 +347,30 @@ pub(crate) fn section(all: &[(Store, Results)]) -> String {
 
 fn rates(store: Store, results: &Results, workload: Workload) -> String {
     let rate = |name: &str| results.median(workload.name, name, |run| run.pairs_per_s);
-    let own = rate(DLOCK.name).map(|own| own.value);
-    let rows = store.entrants().into_iter().map(|entrant| {
+    let (own, fair) = (rate(DLOCK.name), rate(FAIR.name));
+    let rows = store.entrants_of(workload).into_iter().map(|entrant| {
         let of = |value: fn(&Run) -> Option<f64>| results.median(workload.name, entrant.name, value);
         let pairs = rate(entrant.name);
-        let ratio = own.zip(pairs).filter(|_| entrant != DLOCK);
-        vec![
+        let ratio = |to: Option<Median>| match to.zip(pairs) {
+            Some((own, pairs)) if ![DLOCK, FAIR].contains(&entrant) => times(own.value / pairs.value),
+            _ => String::new(),
+        };
+        let mut row = vec![
             entrant.title.to_owned(),
             pairs.map_or_else(String::new, |pairs| count(pairs.value)),
-            ratio.map_or_else(String::new, |(own, pairs)| times(own / pairs.value)),
+            ratio(own),
             of(|run| run.p50_us).map_or_else(String::new, |micros| time(micros.value)),
             of(|run| run.p99_us).map_or_else(String::new, |micros| time(micros.value)),
             of(|run| Some(run.errors as f64)).map_or_else(String::new, |errors| count(errors.value)),
-        ]
+        ];
+        if workload.processes > 1 {
+            row.insert(3, ratio(fair));
+        }
+        row
     });
-    table(&["", "pairs/s", "dlock ÷ it", "p50", "p99", "failed"], rows)
+    let mut head = vec!["", "pairs/s", "dlock ÷ it", "p50", "p99", "failed"];
+    if workload.processes > 1 {
+        head.insert(3, "fair ÷ it");
+    }
+    table(&head, rows)
 }
