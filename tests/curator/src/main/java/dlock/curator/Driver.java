@@ -3,14 +3,12 @@ package dlock.curator;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicLong;
 import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
@@ -87,8 +85,6 @@ public final class Driver {
             case "create":
                 curator.create().creatingParentsIfNeeded().forPath(words.get(1), new byte[0]);
                 return true;
-            case "pairs":
-                return pairs(words.get(1), Integer.parseInt(words.get(2)), Long.parseLong(words.get(3)));
             default:
                 throw new IllegalArgumentException(command);
         }
@@ -105,33 +101,6 @@ public final class Driver {
             default:
                 throw new IllegalArgumentException(kind);
         }
-    }
-
-    /** How many acquires and releases so many threads make in this time, each of a lock of its own. */
-    private long pairs(String root, int count, long millis) throws Exception {
-        AtomicLong pairs = new AtomicLong();
-        long end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(millis);
-        List<Thread> workers = new ArrayList<>();
-        for (int i = 0; i < count; i++) {
-            InterProcessMutex mutex = new InterProcessMutex(curator, root + "/" + i);
-            Thread worker = new Thread(() -> {
-                try {
-                    while (System.nanoTime() < end) {
-                        mutex.acquire();
-                        mutex.release();
-                        pairs.incrementAndGet();
-                    }
-                } catch (Exception e) {
-                    throw new IllegalStateException(e);
-                }
-            });
-            worker.start();
-            workers.add(worker);
-        }
-        for (Thread worker : workers) {
-            worker.join();
-        }
-        return pairs.get();
     }
 
     private static synchronized void print(String line) {
