@@ -341,23 +341,23 @@ impl LockClientBuilder {
         match (self.url.take(), self.store.take()) {
             (Some(url), None) => {
                 let mut url = StoreUrl::parse_with(&url, &self.schemes)?;
-                let checked = self.check(Some(&mut url))?;
+                let resolved = self.resolve(Some(&mut url))?;
                 let common = Common {
-                    timeout: checked.timeout,
-                    max_queued: checked.max_queued,
-                    prefix: checked.prefix,
-                    service_name: checked.settings.publicity.service.clone(),
+                    timeout: resolved.timeout,
+                    max_queued: resolved.max_queued,
+                    prefix: resolved.prefix,
+                    service_name: resolved.settings.publicity.service.clone(),
                     tls: self.tls,
                     credentials: self.credentials,
-                    replicas: checked.replicas,
+                    replicas: resolved.replicas,
                     uuid,
                 };
                 let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
                 let store = stores::open(url, common, &runtime).await?;
-                Ok((store, checked.settings, uuid, runtime))
+                Ok((store, resolved.settings, uuid, runtime))
             }
             (None, Some(store)) => {
-                let settings = self.check(None)?.settings;
+                let settings = self.resolve(None)?.settings;
                 Ok((
                     store,
                     settings,
@@ -377,7 +377,7 @@ impl LockClientBuilder {
     }
 
     /// Checks the options of the builder and of the URL, and writes the builder's own into the URL.
-    fn check(&self, mut url: Option<&mut StoreUrl>) -> Result<Checked, Error> {
+    fn resolve(&self, mut url: Option<&mut StoreUrl>) -> Result<Resolved, Error> {
         self.sentinel.overrule(url.as_deref_mut())?;
         overrule_quorum(url.as_deref_mut(), self.max_lease, self.trust_fresh)?;
         let url = url.as_deref();
@@ -402,7 +402,7 @@ impl LockClientBuilder {
         }
         let prefix = self.prefix.clone().or(in_url.prefix).unwrap_or_default();
         check_prefix(&prefix)?;
-        Ok(Checked {
+        Ok(Resolved {
             settings,
             timeout,
             max_queued,
@@ -438,7 +438,7 @@ impl LockClientBuilder {
 }
 
 /// The options of the builder and the URL, checked.
-struct Checked {
+struct Resolved {
     settings: Settings,
     /// How long the store waits for a reply; the client's own `timeout` may be longer.
     timeout: Duration,
