@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::event::{Done, word};
 use super::faults::Fiend;
-use super::store::{KEYS, LONGEST_LEASE, key_name};
+use super::store::{KEYS, LONGEST_LEASE, lock_of};
 use super::team::Restless;
 
 /// Retries continue at least this long, however long other steps took.
@@ -86,7 +86,7 @@ async fn fresh(
     };
     let client = client?;
     let takes = (0..KEYS).map(|key| {
-        let lock = client.lock(key_name(key));
+        let lock = lock_of(&client, key);
         async move {
             let end = Instant::now() + left(until);
             // A step that fails may be tried again until the time is over.

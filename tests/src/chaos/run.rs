@@ -14,7 +14,7 @@ use super::log::Log;
 use super::options::Options;
 use super::report::Report;
 use super::rest::{rest, settled};
-use super::store::{KEYS, key_name};
+use super::store::{KEYS, lock_of};
 use super::storm::{Plan, storm};
 use super::team::{MakesOrders, Team};
 use super::topology::Deployment;
@@ -101,7 +101,7 @@ pub(crate) async fn run(options: &Options, seed: u64, kinds: &[Kind], dir: &Path
     }
     let client = deployment.direct().open(None).await?;
     for key in 0..KEYS {
-        let guard = client.lock(key_name(key)).wait(TO_START).acquire().await;
+        let guard = lock_of(&client, key).wait(TO_START).acquire().await;
         guard
             .context("no lock can be acquired at the beginning")?
             .release()

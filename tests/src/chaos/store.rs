@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::Store;
+use dlock::store::{Kind, Store};
 use dlock::stores::quorum::Quorum;
-use dlock::{Error, LockClient, LockClientBuilder};
+use dlock::{Error, Lock, LockClient, LockClientBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::broken::{Break, Broken};
@@ -26,6 +26,14 @@ const RETRY_FOR: Duration = Duration::from_millis(1200);
 /// The name of a key; in a Cluster they are on different shards.
 pub(crate) fn key_name(key: usize) -> String {
     format!("chaos:{key}")
+}
+
+/// The lock of a key: every third is fair, where the store has fair locks.
+pub(crate) fn lock_of(client: &LockClient, key: usize) -> Lock {
+    match key % 3 {
+        1 if client.capabilities().has(Kind::Fair) => client.fair_lock(key_name(key)),
+        _ => client.lock(key_name(key)),
+    }
 }
 
 /// How a client is opened.

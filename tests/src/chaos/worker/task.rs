@@ -17,7 +17,7 @@ use super::{Mode, Shared};
 use crate::chaos::clock;
 use crate::chaos::event::{HoldId, Said};
 use crate::chaos::register::Writer;
-use crate::chaos::store::key_name;
+use crate::chaos::store::lock_of;
 
 /// The pause after a failed acquire, so that an unreachable server does not fill the logs.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
@@ -110,7 +110,7 @@ impl Task {
     }
 
     fn lock(&self, plan: &Plan) -> Lock {
-        let mut lock = self.shared.client.lock(key_name(plan.key));
+        let mut lock = lock_of(&self.shared.client, plan.key);
         if let Ask::Within(limit) = plan.ask {
             lock = lock.wait(limit);
         }
