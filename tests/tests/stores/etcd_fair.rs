@@ -39,6 +39,16 @@ fn leaves(call: &Call) -> bool {
     call.is("Txn") && !acquires(call)
 }
 
+fn waiter(number: u64) -> AcquireRequest {
+    let mut request = AcquireRequest::new(Kind::Fair, "k".into(), ask("k", number, LEASE).grant, LEASE);
+    request.queue = true;
+    request
+}
+
+fn gives_up(number: u64) -> ReleaseRequest {
+    ReleaseRequest::new(Kind::Fair, "k".into(), waiter(number).grant)
+}
+
 impl Setting {
     /// The positions of waiters: whether each is of a returned one.
     async fn positions(&self) -> Vec<bool> {
@@ -271,27 +281,38 @@ async fn lost_requests_and_replies_of_waiters_leave_nothing_wrong() {
 #[tokio::test]
 async fn late_copy_of_a_join_that_was_undone_takes_no_position() {
     let setting = setting().await;
-    let fair = |key: &str, number| {
-        let mut request = AcquireRequest::new(Kind::Fair, key.into(), ask(key, number, LEASE).grant, LEASE);
-        request.queue = true;
-        request
-    };
     granted(setting.patient.clone().acquire(ask("k", 1, LEASE)).await);
     // With its sessions made before.
-    let warm = answered(|| setting.hasty.clone().acquire(fair("k", 2))).await;
+    let warm = answered(|| setting.hasty.clone().acquire(waiter(2))).await;
     assert!(matches!(warm, Ok(AcquireReply::Busy(_))), "{warm:?}");
     let late = setting.proxy.hold(1, joins);
-    let error = setting.hasty.clone().acquire(fair("k", 3)).await.unwrap_err();
+    let error = setting.hasty.clone().acquire(waiter(3)).await.unwrap_err();
     assert_eq!(error.outcome, Outcome::Unknown, "{error}");
     late.caught().await;
     for number in [3, 2] {
-        let release = ReleaseRequest::new(Kind::Fair, "k".into(), fair("k", number).grant);
-        let undone = answered(|| setting.hasty.clone().release(release.clone())).await;
+        let undone = answered(|| setting.hasty.clone().release(gives_up(number))).await;
         assert_eq!(undone.unwrap(), ReleaseReply::NotHeld { repeated: false });
     }
     late.release();
     late.swallowed().await;
     assert_eq!(setting.positions().await, [false; 0]);
+}
+
+/// An order is kept for a waiter that was silent, not for one that gave up: nothing would remove it.
+#[tokio::test]
+async fn waiter_that_gives_up_while_no_server_answers_is_forgotten() {
+    let setting = setting().await;
+    granted(setting.patient.clone().acquire(ask("k", 1, LEASE)).await);
+    let joined = answered(|| setting.hasty.clone().acquire(waiter(2))).await;
+    assert!(matches!(joined, Ok(AcquireReply::Busy(_))), "{joined:?}");
+    setting.proxy.block(Direction::Both);
+    setting.hasty.clone().release(gives_up(2)).await.unwrap_err();
+    setting.proxy.unblock(Direction::Both);
+    setting.has_waiters(0).await;
+    let joined = answered(|| setting.hasty.clone().acquire(waiter(2))).await;
+    assert!(matches!(joined, Ok(AcquireReply::Busy(_))), "{joined:?}");
+    let has_returned = setting.positions().await;
+    assert_eq!(has_returned, [false], "it is a new waiter");
 }
 
 /// Positions may be lost, and their order with them.

@@ -143,6 +143,7 @@ impl Store for EtcdLocks {
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let key = request.key.clone();
+        self.0.positions.gives_up(request.grant);
         self.goes(&key, move |inner, name, deadline| {
             release::release(inner, name, request, deadline)
         })

@@ -33,6 +33,8 @@ pub(crate) struct Position {
     pub(crate) state: PositionState,
     /// When the waiter sent its last request, or got the reply.
     asked: Moment,
+    /// Its release was requested: it has no place in the order once its key is gone.
+    gives_up: bool,
     /// When its end was requested, because the waiter was silent for too long.
     ending: Option<Moment>,
     /// The position before it; `None` at the head of the queue, as far as this process knows.
@@ -106,7 +108,8 @@ impl State {
     fn is_silent(&self, id: GrantId) -> bool {
         let position = self.positions.get(&id);
         position.is_some_and(|position| {
-            position.state != PositionState::Lost && position.asked.elapsed() >= KEPT_FOR
+            let is_there = position.state != PositionState::Lost || position.gives_up;
+            is_there && position.asked.elapsed() >= KEPT_FOR
         })
     }
 }
@@ -138,7 +141,9 @@ impl Positions {
         key: impl Fn(Option<i64>, usize) -> Vec<u8>,
     ) -> Position {
         let mut state = self.state.lock();
-        let order = state.positions.get(&id).and_then(|before| before.order);
+        let before = state.positions.get(&id);
+        let gives_up = before.is_some_and(|before| before.gives_up);
+        let order = before.filter(|_| !gives_up).and_then(|before| before.order);
         let free = (0..)
             .map(|number| key(order, number))
             .find(|key| !state.keys.contains_key(key));
@@ -149,6 +154,7 @@ impl Positions {
             order,
             state: PositionState::InFlight,
             asked: Moment::now(),
+            gives_up,
             ending: None,
             before: None,
             busy: None,
@@ -182,6 +188,13 @@ impl Positions {
         is_watched && is_old
     }
 
+    /// Records that a waiter leaves. If the release fails, its position is ended as that of a silent one.
+    pub(crate) fn gives_up(&self, id: GrantId) {
+        if let Some(position) = self.state.lock().positions.get_mut(&id) {
+            position.gives_up = true;
+        }
+    }
+
     /// Records that the key of a position is gone, or was not created.
     pub(crate) fn is_lost(&self, id: GrantId) {
         let mut state = self.state.lock();
@@ -189,7 +202,7 @@ impl Positions {
         if state
             .positions
             .get(&id)
-            .is_some_and(|position| position.order.is_none())
+            .is_some_and(|position| position.order.is_none() || position.gives_up)
         {
             drop(state);
             self.remove(id);

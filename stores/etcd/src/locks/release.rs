@@ -99,8 +99,8 @@ async fn delete_position(inner: &Inner, name: &Name, id: GrantId, deadline: Inst
     let position = inner.positions.get(id);
     if let Some(position) = position.filter(|position| position.state != PositionState::Lost) {
         delete(inner, name, &position.key, id, deadline).await?;
-        inner.positions.is_lost(id);
     }
+    inner.positions.is_lost(id);
     Ok(())
 }
 
