@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::runtime;
 
 use crate::deletes::Deletes;
-use crate::fair::Followers;
+use crate::followers::Followers;
 use crate::grants::Grants;
 use crate::names::{Node, Role};
 use crate::seen::Watches;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dlock::store::{DoubtSender, Lane};
+use dlock::store::{DoubtSender, GrantId, Lane};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::gather::Gathered;
 use crate::queues::{Inbox, LockQueues, Step, Work};
 use crate::session::Event;
+use crate::wire::Changed;
 
 /// The locks whose operation is done.
 type Done = Vec<Arc<str>>;
@@ -89,7 +90,7 @@ impl Driver {
         match (step, lock) {
             (Step::Renew(renew), Some(lock)) => self.renewals.push(lock, renew, self.core.grants.len()),
             (Step::Renew(_), None) => {}
-            (Step::Work(work), lock) => {
+            (Step::Of(_, work) | Step::Work(work), lock) => {
                 let work = work();
                 self.running.push(Box::pin(async move {
                     work.await;
@@ -122,19 +123,19 @@ impl Driver {
     fn expire(&mut self) -> Option<Instant> {
         let (over, next) = self.core.grants.over(Instant::now());
         for (grant, lock) in over {
-            self.work(lock, move |core| async move { core.expire(grant).await });
+            self.work(lock, grant, move |core| async move { core.expire(grant).await });
         }
         next
     }
 
-    /// Queues an internal operation on a lock.
-    fn work<F>(&mut self, lock: Arc<str>, work: impl FnOnce(Arc<Core>) -> F + Send + 'static)
+    /// Queues an internal operation on a grant.
+    fn work<F>(&mut self, lock: Arc<str>, grant: GrantId, work: impl FnOnce(Arc<Core>) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let core = self.core.clone();
         let work = move || -> Work { Box::pin(work(core)) };
-        self.enter(Some(lock), Step::Work(Box::new(work)));
+        self.enter(Some(lock), Step::Of(grant, Box::new(work)));
     }
 
     fn event(&mut self, event: Event) {
@@ -152,10 +153,14 @@ impl Driver {
                     self.watch(lock, Some(topic));
                 }
                 for (grant, lock) in self.core.grants.absent() {
-                    self.work(lock, move |core| async move { core.look_again(grant).await });
+                    self.work(
+                        lock,
+                        grant,
+                        move |core| async move { core.look_again(grant).await },
+                    );
                 }
             }
-            Event::Changed { path, is_deleted } => match self.core.watched(&path) {
+            Event::Changed(Changed { path, is_deleted }) => match self.core.watched(&path) {
                 Some(lock) => self.watch(lock, None),
                 None => self.core.tell_follower(&path, is_deleted),
             },

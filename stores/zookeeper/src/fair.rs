@@ -1,20 +1,20 @@
 //! Fair locks: the node of a waiter stays in the queue, which is that of Curator's `InterProcessMutex`.
 //!
-//! A waiter watches only the node before it, so that a release wakes one waiter. Each of its requests looks at that node.
+//! A waiter watches only the node before it, so that a release wakes one waiter. Its requests are answered here while that
+//! node is watched and nothing was told of it.
 //! When it is first, it writes to its own node: the reply shows that a quorum has the node, so that the session is kept,
 //! and the data of the node shows others that it no longer waits.
 //!
 //! The position lasts as long as the session, unless the waiter sends no request for a while: then it ends once it is first.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::{AcquireReply, AcquireRequest, Busy, GrantId, Outcome, Reason, StoreError};
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::core::{Core, listed};
+use crate::followers::Watched;
 use crate::grants::{Own, Position, State};
 use crate::inspect::waiting;
 use crate::names::Node;
@@ -27,47 +27,6 @@ const KEPT_FOR: Duration = Duration::from_secs(5);
 /// The topic on which a waiter for a fair lock is notified.
 pub(crate) fn position_topic(lock: &str, grant: GrantId) -> String {
     format!("{grant} {lock}")
-}
-
-/// The waiter behind each watched node, by the path of the node.
-#[derive(Debug, Default)]
-pub(crate) struct Followers(Mutex<HashMap<String, Follower>>);
-
-#[derive(Debug)]
-struct Follower {
-    topic: Arc<str>,
-    /// The node before it was deleted, and it has not asked since.
-    is_deleted: bool,
-}
-
-impl Followers {
-    fn insert(&self, path: String, topic: Arc<str>) {
-        let is_deleted = false;
-        self.0.lock().insert(path, Follower { topic, is_deleted });
-    }
-
-    pub(crate) fn remove(&self, path: &str) {
-        self.0.lock().remove(path);
-    }
-
-    /// Forgets all watches: those of a connection end with it.
-    pub(crate) fn clear(&self) {
-        self.0.lock().clear();
-    }
-
-    /// Records that the watch of a node has ended, and whether the node was deleted. Returns the topic of the waiter
-    /// behind it if that does not know yet.
-    fn changed(&self, path: &str, is_deleted: bool) -> Option<Arc<str>> {
-        let mut followers = self.0.lock();
-        let follower = followers.get_mut(path).filter(|follower| !follower.is_deleted)?;
-        follower.is_deleted = is_deleted;
-        Some(follower.topic.clone())
-    }
-
-    /// Whether the node is known to be deleted.
-    fn is_deleted(&self, path: &str) -> bool {
-        (self.0.lock().get(path)).is_some_and(|follower| follower.is_deleted)
-    }
 }
 
 impl Position {
@@ -218,27 +177,35 @@ impl Core {
         }
     }
 
-    /// Looks at the node before that of a waiter. If it exists, the waiter is told of its end.
+    /// Looks at the node before that of a waiter, unless it is watched. If it exists, the waiter is told of its end.
     async fn watch_before(&self, grant: GrantId, lock: &str, before: &Node) -> Result<Before, StoreError> {
         let path = self.path_of(lock, &before.name);
-        if self.followers.is_deleted(&path) {
-            self.followers.remove(&path);
-            return Ok(Before::Deleted);
+        let topic: Arc<str> = position_topic(lock, grant).into();
+        match self.followers.look(&path, &topic) {
+            Watched::Deleted => return Ok(Before::Deleted),
+            Watched::There(_) => return Ok(Before::There),
+            Watched::Unknown => {}
         }
         // Before the request: the end may be told before its reply is handled.
-        (self.followers).insert(path.clone(), position_topic(lock, grant).into());
+        self.followers.asks(&path, topic.clone());
         // Of a node that cannot have children this watch tells only the end.
         let watch = Request::Children {
             path: path.clone(),
             watch: true,
         };
         match self.session.ask(watch).answer().await?.reply {
-            Ok(_) => Ok(Before::There),
+            Ok(_) => {
+                self.followers.is_there(&path, &topic);
+                Ok(Before::There)
+            }
             Err(Code::NO_NODE) => {
                 self.followers.remove(&path);
                 Ok(Before::Missing)
             }
-            Err(code) => Err(refused(code, "to watch the node before that of a waiter")),
+            Err(code) => {
+                self.followers.remove(&path);
+                Err(refused(code, "to watch the node before that of a waiter"))
+            }
         }
     }
 
@@ -298,20 +265,5 @@ mod tests {
             let found = position.as_ref().map(|at| (at.before.name.as_str(), at.is_next));
             assert_eq!(found, before, "{others:?}");
         }
-    }
-
-    #[test]
-    fn waiter_is_told_once_of_the_end_of_the_node_before_it() {
-        let followers = Followers::default();
-        followers.insert("/a/k/n".to_owned(), "topic".into());
-        assert!(!followers.is_deleted("/a/k/n"));
-        assert_eq!(followers.changed("/a/k/n", false).as_deref(), Some("topic"));
-        assert!(!followers.is_deleted("/a/k/n"));
-        assert_eq!(followers.changed("/a/k/n", true).as_deref(), Some("topic"));
-        assert!(followers.is_deleted("/a/k/n"));
-        assert_eq!(followers.changed("/a/k/n", true), None);
-        assert_eq!(followers.changed("/a/k/other", true), None);
-        followers.clear();
-        assert!(!followers.is_deleted("/a/k/n"));
     }
 }

@@ -8,6 +8,7 @@ mod deletes;
 mod doctor;
 mod drive;
 mod fair;
+mod followers;
 mod gather;
 mod grants;
 mod inspect;

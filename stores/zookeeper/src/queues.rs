@@ -12,12 +12,23 @@ use tokio::time::Instant;
 /// A running operation, which sends the reply to its caller itself.
 pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// Starts an operation.
+pub(crate) type Start = Box<dyn FnOnce() -> Work + Send>;
+
 /// A queued operation.
 pub(crate) enum Step {
+    /// Concerns this grant or waiter alone.
+    Of(GrantId, Start),
     /// Any other operation.
-    Work(Box<dyn FnOnce() -> Work + Send>),
+    Work(Start),
     /// A renewal, which is combined with others.
     Renew(Renew),
+}
+
+impl Step {
+    fn concerns_another(&self, than: GrantId) -> bool {
+        matches!(self, Step::Of(grant, _) if *grant != than)
+    }
 }
 
 /// The renewal of one grant.
@@ -80,11 +91,20 @@ impl Inbox {
 pub(crate) struct LockQueues(HashMap<Arc<str>, VecDeque<Step>>);
 
 impl LockQueues {
-    /// Returns the operation if it can run now; otherwise queues it.
+    /// Returns the operation if it can run now; otherwise queues it. A renewal is ahead of what concerns other grants: many
+    /// waiters must not delay it until its lease is over.
     pub(crate) fn enter(&mut self, lock: &Arc<str>, step: Step) -> Option<Step> {
         match self.0.get_mut(lock) {
             Some(queue) => {
-                queue.push_back(step);
+                let passed = match &step {
+                    Step::Renew(renew) => queue
+                        .iter()
+                        .rev()
+                        .take_while(|step| step.concerns_another(renew.grant))
+                        .count(),
+                    Step::Of(..) | Step::Work(_) => 0,
+                };
+                queue.insert(queue.len() - passed, step);
                 None
             }
             None => {
@@ -122,11 +142,38 @@ mod tests {
         })
     }
 
+    fn of(number: u64) -> Step {
+        Step::Of(GrantId::from_parts(1, number), Box::new(|| Box::pin(async {})))
+    }
+
     fn number(step: Option<Step>) -> Option<String> {
-        match step? {
-            Step::Renew(renew) => Some(renew.grant.to_string()[37..].to_owned()),
-            Step::Work(_) => None,
+        let grant = match step? {
+            Step::Renew(Renew { grant, .. }) | Step::Of(grant, _) => grant,
+            Step::Work(_) => return Some("work".to_owned()),
+        };
+        Some(grant.to_string()[37..].to_owned())
+    }
+
+    #[test]
+    fn renewal_is_ahead_of_what_concerns_other_grants_and_of_nothing_else() {
+        let (mut queues, a): (_, Arc<str>) = (LockQueues::default(), "a".into());
+        let work = || Step::Work(Box::new(|| Box::pin(async {})));
+        let steps = [
+            of(1),
+            of(2),
+            work(),
+            of(3),
+            of(4),
+            renewal(1),
+            of(5),
+            renewal(2),
+            renewal(5),
+        ];
+        for (nth, step) in steps.into_iter().enumerate() {
+            assert_eq!(queues.enter(&a, step).is_some(), nth == 0);
         }
+        let order: Vec<_> = std::iter::from_fn(|| number(queues.leave(&a))).collect();
+        assert_eq!(order, ["2", "work", "1", "2", "3", "4", "5", "5"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::drive::Driver;
 use crate::fair::position_topic;
 use crate::inspect::lock_key;
 use crate::names::node_of_key;
-use crate::queues::{Inbox, Renew, Step, Work};
+use crate::queues::{Inbox, Renew, Start, Step, Work};
 use crate::session::{self, Config};
 use crate::watches::topic;
 
@@ -102,6 +102,19 @@ impl ZookeeperLocks {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
+        self.queue(lock, Step::Work, work)
+    }
+
+    fn queue<T, F>(
+        &self,
+        lock: Option<Arc<str>>,
+        step: impl FnOnce(Start) -> Step,
+        work: impl FnOnce(Arc<Core>) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
         let (reply, answer) = oneshot::channel();
         let core = self.0.core.clone();
         let work = move || -> Work {
@@ -110,7 +123,7 @@ impl ZookeeperLocks {
                 let _ = reply.send(work(core).await);
             })
         };
-        self.0.inbox.push(lock, Step::Work(Box::new(work)));
+        self.0.inbox.push(lock, step(Box::new(work)));
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(ended())) })
     }
 }
@@ -133,16 +146,21 @@ impl Store for ZookeeperLocks {
             return Box::pin(ready(Err(error)));
         }
         let (lock, called) = (self.name(&request.key), Instant::now());
-        self.step(Some(lock.clone()), move |core| async move {
-            core.acquire(lock, request, called).await
-        })
+        let grant = request.grant;
+        self.queue(
+            Some(lock.clone()),
+            |start| Step::Of(grant, start),
+            move |core| async move { core.acquire(lock, request, called).await },
+        )
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        let lock = self.name(&request.key);
-        self.step(Some(lock), move |core| async move {
-            core.release(request.grant, Some(request.kind)).await
-        })
+        let (lock, grant) = (self.name(&request.key), request.grant);
+        self.queue(
+            Some(lock),
+            |start| Step::Of(grant, start),
+            move |core| async move { core.release(grant, Some(request.kind)).await },
+        )
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::jute::{Garbled, In, Out};
-use crate::session::Event;
 
 /// The id of notifications, which answer no request.
 pub(crate) const NOTIFICATION: i32 = -1;
@@ -384,12 +383,19 @@ impl Head {
     }
 }
 
+/// A change of a watched node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Changed {
+    pub(crate) path: String,
+    pub(crate) is_deleted: bool,
+}
+
 /// Returns what a notification says of a node; `None` if it is about the session.
-pub(crate) fn notified(body: &mut In<'_>) -> Result<Option<Event>, Garbled> {
+pub(crate) fn notified(body: &mut In<'_>) -> Result<Option<Changed>, Garbled> {
     const DELETED: i32 = 2;
     let (event, _state, path) = (body.int()?, body.int()?, body.string()?);
     let is_deleted = event == DELETED;
-    Ok((event > 0).then_some(Event::Changed { path, is_deleted }))
+    Ok((event > 0).then_some(Changed { path, is_deleted }))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::wire::{Acl, Code, Reply, Request};
+use crate::wire::{Acl, Changed, Code, Reply, Request};
 
 pub(crate) use self::run::open;
 
@@ -46,7 +46,7 @@ pub(crate) enum Event {
     /// The previous session expired, and everything that belonged to it is gone.
     Expired,
     /// A node with a watch has changed.
-    Changed { path: String, is_deleted: bool },
+    Changed(Changed),
 }
 
 /// The number of a session.

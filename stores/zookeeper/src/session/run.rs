@@ -254,8 +254,8 @@ impl Owner {
         let now = Instant::now();
         match head.xid {
             wire::NOTIFICATION => {
-                if let Some(change) = wire::notified(&mut body)? {
-                    let _ = self.events.send(change);
+                if let Some(changed) = wire::notified(&mut body)? {
+                    let _ = self.events.send(Event::Changed(changed));
                 }
             }
             wire::PING => {
