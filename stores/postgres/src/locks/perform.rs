@@ -63,21 +63,38 @@ impl Performing<'_> {
         let (extensions, renewals) = split(renewals);
         let (fair_acquires, acquires): (Vec<Job>, _) =
             acquires.into_iter().partition(|job| job.step.is_fair());
+        let (reads, acquires) = split(acquires);
         // In this order, because acquires wait for the disk.
         let ended = join!(
-            self.release(Sql::Release, releases),
+            self.release(
+                if releases.len() == 1 {
+                    Sql::LoneRelease
+                } else {
+                    Sql::Release
+                },
+                releases
+            ),
             self.release(Sql::Leave, leaves),
             self.release(Sql::FairRelease, fair_releases),
             self.renew(Sql::Renew, renewals),
             self.renew(Sql::Extend, extensions),
             join_all(others.into_iter().map(|job| self.other(job))),
             self.acquire(Sql::Fair, fair_acquires),
-            self.acquire(Sql::Acquire, acquires),
+            self.acquire(Sql::Acquire, reads),
+            self.acquire(
+                if acquires.len() == 1 {
+                    Sql::Lone
+                } else {
+                    Sql::Plain
+                },
+                acquires
+            ),
         );
-        let (release, leave, fair_release, renew, extend, others, fair, acquire) = ended;
+        let (release, leave, fair_release, renew, extend, others, fair, read, acquire) = ended;
         let others = others.into_iter().collect::<Broken>();
         let released = release.and(leave).and(fair_release);
-        released.and(renew).and(extend).and(others).and(fair).and(acquire)
+        let acquired = fair.and(read).and(acquire);
+        released.and(renew).and(extend).and(others).and(acquired)
     }
 
     async fn ask(
@@ -211,10 +228,11 @@ impl Performing<'_> {
             .iter()
             .flat_map(|job| job.step.grants().iter().map(|ask| (ask, job.deadline)))
             .collect();
-        let (rows, refuse_after, sent) = match sql {
-            Sql::Fair => self.send_fair(&asks).await,
-            _ => self.send_acquire(&asks, false).await,
-        };
+        let Sent {
+            rows,
+            refuse_after,
+            at,
+        } = self.send(sql, &asks, false).await;
         let (mut missing, mut locked, mut unsure, mut ended) = (Vec::new(), Vec::new(), Vec::new(), Ok(()));
         let rows = match rows {
             Ok(rows) if rows.len() == jobs.len() => rows,
@@ -224,7 +242,7 @@ impl Performing<'_> {
         for (job, row) in jobs.into_iter().zip(&rows) {
             match Look::of(row, &job.step.grants()[0]) {
                 Ok(look) => {
-                    self.on.saw(look.now, sent);
+                    self.on.saw(look.now, at);
                     match look.found {
                         Found::Granted(granted) => {
                             self.not_pinned(&job);
@@ -305,54 +323,59 @@ impl Performing<'_> {
         job.step.keys().for_each(|key| self.pins.gone(key));
     }
 
-    async fn send_acquire(
-        &self,
-        asks: &[(&Ask, Instant)],
-        together: bool,
-    ) -> (Result<Vec<Row>, Failure>, Vec<i64>, Instant) {
+    /// Sends acquires: each on its own, or `all` of them or none.
+    async fn send(&self, sql: Sql, asks: &[(&Ask, Instant)], all: bool) -> Sent {
         let keys: Vec<&str> = asks.iter().map(|(ask, _)| &*ask.key).collect();
         let holders: Vec<String> = asks.iter().map(|(ask, _)| ask.grant.to_string()).collect();
-        let kinds: Vec<String> = asks.iter().map(|(ask, _)| ask.kind.to_string()).collect();
+        let kinds = || -> Vec<String> { asks.iter().map(|(ask, _)| ask.kind.to_string()).collect() };
         let leases: Vec<i64> = asks.iter().map(|(ask, _)| ask.lease).collect();
         let tokens: Vec<i32> = asks.iter().map(|(ask, _)| ask.tokens).collect();
-        let nested: Vec<String> = asks
-            .iter()
-            .map(|(ask, _)| ask.nested_in.map(|grant| grant.to_string()).unwrap_or_default())
-            .collect();
-        let after: Vec<i64> = asks
+        let refuse_after: Vec<i64> = asks
             .iter()
             .map(|(_, deadline)| self.on.refuse_after(*deadline))
             .collect();
-        let all = if together { asks.len() as i64 } else { 0 };
-        let sent = Instant::now();
-        let rows = self
-            .ask(
-                Sql::Acquire,
-                &[&keys, &holders, &kinds, &leases, &tokens, &after, &all, &nested],
-            )
-            .await;
-        (rows, after, sent)
-    }
-
-    async fn send_fair(&self, asks: &[(&Ask, Instant)]) -> (Result<Vec<Row>, Failure>, Vec<i64>, Instant) {
-        let keys: Vec<&str> = asks.iter().map(|(ask, _)| &*ask.key).collect();
-        let holders: Vec<String> = asks.iter().map(|(ask, _)| ask.grant.to_string()).collect();
-        let leases: Vec<i64> = asks.iter().map(|(ask, _)| ask.lease).collect();
-        let tokens: Vec<i32> = asks.iter().map(|(ask, _)| ask.tokens).collect();
-        let after: Vec<i64> = asks
-            .iter()
-            .map(|(_, deadline)| self.on.refuse_after(*deadline))
-            .collect();
-        let waits: Vec<bool> = asks.iter().map(|(ask, _)| ask.waits).collect();
-        let asked: Vec<bool> = asks.iter().map(|(ask, _)| ask.asked).collect();
-        let sent = Instant::now();
-        let rows = self
-            .ask(
-                Sql::Fair,
-                &[&keys, &holders, &leases, &tokens, &after, &waits, &asked],
-            )
-            .await;
-        (rows, after, sent)
+        let at = Instant::now();
+        let rows = match sql {
+            Sql::Fair => {
+                let waits: Vec<bool> = asks.iter().map(|(ask, _)| ask.waits).collect();
+                let asked: Vec<bool> = asks.iter().map(|(ask, _)| ask.asked).collect();
+                self.ask(
+                    sql,
+                    &[&keys, &holders, &leases, &tokens, &refuse_after, &waits, &asked],
+                )
+                .await
+            }
+            Sql::Plain | Sql::Lone => {
+                let kinds = kinds();
+                self.ask(sql, &[&keys, &holders, &kinds, &leases, &tokens, &refuse_after])
+                    .await
+            }
+            _ => {
+                let kinds = kinds();
+                let all = if all { asks.len() as i64 } else { 0 };
+                let nested = |ask: &Ask| ask.nested_in.map(|grant| grant.to_string()).unwrap_or_default();
+                let nested: Vec<String> = asks.iter().map(|(ask, _)| nested(ask)).collect();
+                self.ask(
+                    sql,
+                    &[
+                        &keys,
+                        &holders,
+                        &kinds,
+                        &leases,
+                        &tokens,
+                        &refuse_after,
+                        &all,
+                        &nested,
+                    ],
+                )
+                .await
+            }
+        };
+        Sent {
+            rows,
+            refuse_after,
+            at,
+        }
     }
 
     async fn release(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
@@ -491,7 +514,11 @@ impl Performing<'_> {
         for round in 0..2 {
             let asks: Vec<(&Ask, Instant)> =
                 job.step.grants().iter().map(|ask| (ask, job.deadline)).collect();
-            let (rows, refuse_after, sent) = self.send_acquire(&asks, true).await;
+            let Sent {
+                rows,
+                refuse_after,
+                at,
+            } = self.send(Sql::Acquire, &asks, true).await;
             let looks = rows.and_then(|rows| {
                 let each = rows.iter().zip(&asks);
                 each.map(|(row, (ask, _))| Look::of(row, ask))
@@ -502,7 +529,7 @@ impl Performing<'_> {
                 Err(failure) => return self.failed(vec![job], failure, &refuse_after),
             };
             if let Some(look) = looks.first() {
-                self.on.saw(look.now, sent);
+                self.on.saw(look.now, at);
             }
             let missing = looks.iter().any(|look| matches!(look.found, Found::Missing));
             if missing && round == 0 {
@@ -596,6 +623,14 @@ enum Forcing {
     Done(bool),
     /// A transaction of one of these processes has locked the row.
     Locked(Option<String>),
+}
+
+/// Acquires that were sent.
+struct Sent {
+    rows: Result<Vec<Row>, Failure>,
+    /// The server's times, in µs, after which they are refused.
+    refuse_after: Vec<i64>,
+    at: Instant,
 }
 
 /// The state that a request found.

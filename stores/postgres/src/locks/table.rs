@@ -31,11 +31,18 @@ pub(crate) struct Table {
 /// A statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sql {
+    /// The acquire of any locks that are not fair, also of several together.
     Acquire,
+    /// The acquire of locks that are neither read nor fair.
+    Plain,
+    /// The acquire of one of those.
+    Lone,
     /// The acquire of a fair lock.
     Fair,
     Insert,
     Release,
+    /// The release of one grant.
+    LoneRelease,
     /// The release of a fair lock, or of a waiter's position.
     FairRelease,
     Renew,
@@ -51,11 +58,14 @@ pub(crate) enum Sql {
 }
 
 impl Sql {
-    pub(crate) const ALL: [Sql; 13] = [
+    pub(crate) const ALL: [Sql; 16] = [
         Sql::Acquire,
+        Sql::Plain,
+        Sql::Lone,
         Sql::Fair,
         Sql::Insert,
         Sql::Release,
+        Sql::LoneRelease,
         Sql::FairRelease,
         Sql::Renew,
         Sql::Leave,
@@ -70,9 +80,12 @@ impl Sql {
     fn template(self) -> &'static str {
         match self {
             Sql::Acquire => include_str!("sql/acquire.sql"),
+            Sql::Plain => include_str!("sql/plain.sql"),
+            Sql::Lone => include_str!("sql/lone.sql"),
             Sql::Fair => include_str!("sql/fair.sql"),
             Sql::Insert => include_str!("sql/insert.sql"),
             Sql::Release => include_str!("sql/release.sql"),
+            Sql::LoneRelease => include_str!("sql/lone_release.sql"),
             Sql::FairRelease => include_str!("sql/fair_release.sql"),
             Sql::Renew => include_str!("sql/renew.sql"),
             Sql::Leave => include_str!("sql/leave.sql"),
@@ -89,12 +102,17 @@ impl Sql {
     pub(crate) fn types(self) -> Vec<Type> {
         let (texts, longs, ints) = (Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT4_ARRAY);
         match self {
-            Sql::Acquire => {
-                let first = [texts.clone(), texts.clone(), texts.clone(), longs.clone()];
-                first
-                    .into_iter()
-                    .chain([ints, longs, Type::INT8, texts])
-                    .collect()
+            Sql::Acquire | Sql::Plain | Sql::Lone => {
+                let all = [
+                    texts.clone(),
+                    texts.clone(),
+                    texts.clone(),
+                    longs.clone(),
+                    ints,
+                    longs,
+                ];
+                let sets = [Type::INT8, texts].into_iter().filter(|_| self == Sql::Acquire);
+                all.into_iter().chain(sets).collect()
             }
             Sql::Fair => {
                 let bools = Type::BOOL_ARRAY;
@@ -109,7 +127,7 @@ impl Sql {
                 ]
             }
             Sql::Insert => vec![texts],
-            Sql::Release | Sql::FairRelease | Sql::Leave => {
+            Sql::Release | Sql::LoneRelease | Sql::FairRelease | Sql::Leave => {
                 vec![texts.clone(), texts, longs, ints, Type::BOOL]
             }
             Sql::Renew | Sql::Extend => vec![texts.clone(), texts, longs],
@@ -140,6 +158,8 @@ impl Table {
                 .replace("{fair}", &name.with("_fair"))
                 .replace("{fair_release}", &name.with("_fair_release"))
                 .replace("{kept_for}", KEPT_FOR)
+                .replace("{acquire}", &name.with("_acquire"))
+                .replace("{release}", &name.with("_release"))
                 .replace("{leave}", &name.with("_leave"))
                 .replace("{extend}", &name.with("_extend"))
                 .replace("{floor}", &name.with("_floor"))

@@ -337,6 +337,73 @@ BEGIN
     told := lock_key || coalesce(chr(1) || next.holder, '');
   END IF;
 END $dlock$;
+-- Acquires a lock, for lone.sql. Waits for no lock: see acquire.sql, which has the rules.
+CREATE OR REPLACE FUNCTION {acquire}(
+  lock_key text, grant_id text, as_kind text, lease int8, want int4, refuse_after int8,
+  OUT fence int8, OUT tokens int4, OUT there bool, OUT late bool, OUT held_as text, OUT held bool, OUT remaining int8,
+  OUT now int8
+) LANGUAGE plpgsql VOLATILE AS $dlock$
+DECLARE
+  drawn int8;
+  seen timestamptz;
+  ends timestamptz;
+BEGIN
+  SELECT greatest(l.fence + l.tokens, l.read_next) INTO drawn FROM {table} l
+   WHERE l.key = lock_key AND (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
+     FOR UPDATE OF l SKIP LOCKED;
+  there := FOUND;
+  seen := clock_timestamp();
+  now := (extract(epoch FROM seen) * 1000000)::int8;
+  late := now > refuse_after;
+  held := false;
+  IF there AND NOT late THEN
+    drawn := greatest(drawn, now, (SELECT max(f.fence) + 1 FROM {floor} f));
+    fence := drawn;
+    tokens := want;
+    UPDATE {table} l SET
+           holder = grant_id, kind = as_kind, kept = false, tokens = want, read_until = 'epoch',
+           until = seen + lease * interval '1 microsecond', fence = drawn, era = drawn
+     WHERE l.key = lock_key;
+  ELSIF NOT there THEN
+    SELECT l.kind, greatest(CASE WHEN l.holder <> '' THEN l.until END, l.read_until) INTO held_as, ends
+      FROM {table} l WHERE l.key = lock_key;
+    there := FOUND;
+    held := coalesce(ends > seen, false);
+    remaining := (extract(epoch FROM ends - seen) * 1000000)::int8;
+  END IF;
+END $dlock$;
+-- Ends a grant, and notifies the waiters, for lone_release.sql, in the manner of release.sql.
+CREATE OR REPLACE FUNCTION {release}(
+  lock_key text, grant_id text, keep int8, bucket int4, tell bool,
+  OUT ended bool, OUT locked bool, OUT held bool, OUT now int8
+) LANGUAGE plpgsql VOLATILE AS $dlock$
+DECLARE
+  found_holder text;
+  ends timestamptz;
+  seen timestamptz;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  SELECT l.holder, l.until INTO found_holder, ends FROM {table} l WHERE l.key = lock_key FOR NO KEY UPDATE OF l SKIP LOCKED;
+  ended := FOUND;
+  locked := false;
+  IF NOT FOUND THEN
+    SELECT l.holder, l.until INTO found_holder, ends FROM {table} l WHERE l.key = lock_key;
+    locked := FOUND;
+  END IF;
+  seen := clock_timestamp();
+  now := (extract(epoch FROM seen) * 1000000)::int8;
+  held := coalesce(found_holder = grant_id AND ends > seen, false);
+  ended := ended AND held;
+  IF ended THEN
+    UPDATE {table} l SET
+           holder = CASE WHEN keep > 0 THEN l.holder ELSE '' END, kept = keep > 0,
+           until = CASE WHEN keep > 0 THEN least(l.until, seen + keep * interval '1 microsecond') ELSE seen END
+     WHERE l.key = lock_key;
+    IF tell AND NOT pg_try_advisory_xact_lock({class}, bucket) THEN
+      PERFORM pg_notify({channel}, lock_key || coalesce(chr(1) || (SELECT f.holder FROM {first}(lock_key, '') f), ''));
+    END IF;
+  END IF;
+END $dlock$;
 -- The transactions that hold a lock by hold_in or lock_in: with pg_stat_activity, those to wait for or to end.
 CREATE OR REPLACE VIEW {pins} AS
   SELECT l.key, p.pid FROM {table} l
