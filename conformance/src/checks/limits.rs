@@ -40,7 +40,7 @@ pub async fn limit_is_judged_in_each_acquire_and_not_stored(case: Case) {
     is_busy(&case, &a, &key, 1, 1).await;
     let status = |held| CounterReply::Permits { free: None, held };
     LIMIT.same(a.count(&key, CounterStep::Permits).await.ok(), Some(status(1)));
-    assert!(a.renews(&two, case.long()).await, "it is held by another grant");
+    assert!(b.renews(&two, case.long()).await, "it is held by another grant");
     assert!(b.gives(&two).await);
     LIMIT.same(a.count(&key, CounterStep::Permits).await.ok(), Some(status(0)));
     // The permit of a crashed holder becomes available with the end of its lease.

@@ -24,9 +24,9 @@ use crate::base::report::{ClientReport, HoldReport, WaitReport};
 pub struct Holder {
     /// The kind of the hold as the store sees it; for the store a fair lock is a [`Kind::Mutex`].
     pub kind: Kind,
-    /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; for a permit, Redisson's permit id:
-    /// 32 hexadecimal digits, the first eight of which are those of dlock's client. A transaction that holds a lock on
-    /// PostgreSQL has no such id, but the words `transaction of process 4711` or `prepared transaction`.
+    /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; for a permit in memory, on
+    /// Redis and on Valkey, Redisson's permit id: 32 hexadecimal digits, the first eight of which are those of dlock's
+    /// client. A transaction that holds a lock on PostgreSQL has no such id, but the words `transaction of process 4711` or `prepared transaction`.
     pub id: String,
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a released
     /// lock is kept by its `min_hold`.
@@ -91,7 +91,7 @@ impl Holder {
         self.hold.as_ref().map_or(self.kind, |hold| hold.kind)
     }
 
-    /// Returns whether the id names its client: that of a permit does not.
+    /// Returns whether the id names its client: that of a permit does only on stores that Redisson does not share.
     #[must_use]
     pub fn names_client(&self) -> bool {
         self.id.contains(':')

@@ -246,8 +246,8 @@ impl Capabilities {
                 Some("whose fencing tokens grow too"),
                 "a store with fenced locks: Redis, Valkey, PostgreSQL, etcd, ZooKeeper or MySQL",
             ),
-            Kind::Permit | Kind::Unowned => (None, "Redis or Valkey, which have semaphores"),
-            Kind::Latch => (None, "Redis or Valkey, which have latches"),
+            Kind::Permit | Kind::Unowned => (None, "a store with semaphores: Redis, Valkey or etcd"),
+            Kind::Latch => (None, "a store with latches: Redis, Valkey or etcd"),
         };
         match plain.filter(|_| self.has(Kind::Mutex)) {
             Some(plain) => format!("use a plain lock, {plain}, or {stores}"),

@@ -10,7 +10,7 @@ use dlock_tests::{Running, bins, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
-use crate::command_support::{hold_one_by_one_with_clocks_hours_apart, runs_lists_and_measures};
+use crate::command_support::{hold_one_by_one_with_clocks_hours_apart, look, runs_lists_and_measures};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures_on_etcd() {
@@ -48,6 +48,30 @@ async fn commands_wait_for_a_fair_lock_in_order() {
         let token = ended.stdout.trim().parse().expect("a token");
         assert!(before < token, "{ended:?}");
         before = token;
+    }
+}
+
+#[tokio::test]
+async fn commands_share_the_permits_of_a_semaphore() {
+    let server = Etcd::shared().await;
+    let url = format!("{}&lease=60s&timeout=20s", server.url(&fresh_namespace()));
+    let wanted = ["--kind", "semaphore=2", "a job"];
+    let job = || Running::script(&url, &wanted, "echo \"$DLOCK_KIND\"; read line");
+    let (one, two) = (job(), job());
+    one.says("permit\n").await;
+    two.says("permit\n").await;
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && said.contains("a job"), "{said}");
+    let third = Running::script(&url, &[&["--try"][..], &wanted].concat(), "echo run");
+    let third = third.all_ended().await;
+    assert!(!third.status.success() && third.stdout.is_empty(), "{third:?}");
+    let waiting = job();
+    one.write(b"end\n");
+    assert!(one.all_ended().await.status.success());
+    waiting.says("permit\n").await;
+    for job in [two, waiting] {
+        job.write(b"end\n");
+        assert!(job.all_ended().await.status.success());
     }
 }
 

@@ -10,6 +10,7 @@ mod etcd_fair;
 mod etcd_faults;
 mod etcd_locks;
 mod etcd_lost;
+mod etcd_permits;
 mod etcd_support;
 mod etcd_waiters;
 mod full_disk;

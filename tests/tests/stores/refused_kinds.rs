@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use dlock::store::Kind;
 use dlock::{Error, LockClient, LockKey, LockKind};
-use dlock_tests::etcd::Etcd;
 use dlock_tests::faults::PATIENCE;
 use dlock_tests::mysql::Mysql;
 use dlock_tests::postgres::Postgres;
@@ -14,7 +13,7 @@ use dlock_tower::key::header;
 use dlock_tower::task::{LimitLayer, TaskLockLayer, TaskOnceLayer};
 
 use crate::backend::Backend;
-use crate::{etcd_conformance, mysql_conformance, postgres_conformance, zookeeper_conformance};
+use crate::{mysql_conformance, postgres_conformance, zookeeper_conformance};
 
 fn is_refusal(refused: Result<(), Error>, store: &str) -> String {
     let error = refused.expect_err("the store does not have it");
@@ -56,11 +55,16 @@ async fn kinds_are_refused_at_the_start<B: Backend>(server: Arc<B::Server>, name
     if let Err(error) = by_method {
         is_refusal(Err(error), name);
     }
-    is_refusal(LimitLayer::new(client.clone(), key, |()| 1).map(drop), name);
-    is_refusal(client.semaphore("k").check(), name);
-    is_refusal(client.unowned_semaphore("k").check(), name);
-    is_refusal(client.latch("k").check(), name);
-    is_refusal(client.latch("k").count().await.map(drop), name);
+    let is_checked = |kind: Kind, checked: Result<(), Error>| match capabilities.has(kind) {
+        true => checked.expect("it has it"),
+        false => drop(is_refusal(checked, name)),
+    };
+    let limits = LimitLayer::new(client.clone(), key, |()| 1).map(drop);
+    is_checked(Kind::Permit, limits);
+    is_checked(Kind::Permit, client.semaphore("k").check());
+    is_checked(Kind::Unowned, client.unowned_semaphore("k").check());
+    is_checked(Kind::Latch, client.latch("k").check());
+    is_checked(Kind::Latch, client.latch("k").count().await.map(drop));
     let keeps_records = client.records().is_ok();
     let once = TaskOnceLayer::new(client.clone(), key);
     assert_eq!(once.is_ok(), keeps_records);
@@ -81,11 +85,6 @@ async fn kinds_that_postgres_lacks_are_refused_at_the_start() {
 #[tokio::test]
 async fn kinds_that_mysql_lacks_are_refused_at_the_start() {
     kinds_are_refused_at_the_start::<mysql_conformance::Table>(Mysql::shared().await, "MySQL").await;
-}
-
-#[tokio::test]
-async fn kinds_that_etcd_lacks_are_refused_at_the_start() {
-    kinds_are_refused_at_the_start::<etcd_conformance::Namespace>(Etcd::shared().await, "etcd").await;
 }
 
 #[tokio::test]

@@ -252,8 +252,17 @@ pub(crate) struct WatchResponse {
     pub(crate) events: Vec<Event>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(crate) enum EventKind {
+    Put = 0,
+    Delete = 1,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Event {
+    #[prost(enumeration = "EventKind", tag = "1")]
+    pub(crate) kind: i32,
     /// Of a deleted key, its name and the revision that deleted it.
     #[prost(message, optional, tag = "2")]
     pub(crate) kv: Option<KeyValue>,
@@ -442,6 +451,15 @@ impl Compare {
         })
     }
 
+    /// Requires that no key in this range was created or changed after this revision; keys may have been deleted.
+    pub(crate) fn unchanged_since((key, end): KeyRange, revision: i64) -> Compare {
+        Compare {
+            result: Is::Less.into(),
+            range_end: end,
+            ..Compare::changed(&key, revision + 1)
+        }
+    }
+
     /// Requires that this revision changed the key last.
     pub(crate) fn changed(key: &[u8], revision: i64) -> Compare {
         Compare {
@@ -479,6 +497,10 @@ impl RequestOp {
 
     pub(crate) fn delete(key: Vec<u8>) -> RequestOp {
         let range_end = Vec::new();
+        Request::Delete(DeleteRangeRequest { key, range_end }).into()
+    }
+
+    pub(crate) fn delete_all((key, range_end): KeyRange) -> RequestOp {
         Request::Delete(DeleteRangeRequest { key, range_end }).into()
     }
 

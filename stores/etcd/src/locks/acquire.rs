@@ -29,6 +29,13 @@ pub(crate) struct Ask {
     pub(crate) tokens: u32,
     /// For a fair lock, whether to take or keep a position.
     pub(crate) queue: bool,
+    /// For permits, how many.
+    pub(crate) amount: u32,
+    /// For permits, the total if none is set, and the most that may be held.
+    pub(crate) permits: Option<u32>,
+    pub(crate) limit: Option<u32>,
+    /// For permits, the id of the waiter.
+    pub(crate) waiter: Option<GrantId>,
     /// For a nested read, the write grant that contains it.
     nested_in: Option<GrantId>,
     /// The key that the transaction creates.
@@ -49,7 +56,7 @@ enum Attempt {
 
 impl Ask {
     pub(crate) fn new(inner: &Inner, request: &AcquireRequest) -> Result<Ask, StoreError> {
-        if !super::KINDS.contains(&request.kind) {
+        if !super::KINDS.contains(&request.kind) || request.kind == Kind::Latch {
             let message = format!("dlock-etcd has no locks of kind {}", request.kind);
             return Err(StoreError::not_done(Reason::Unsupported, message));
         }
@@ -64,6 +71,10 @@ impl Ask {
             lease: request.lease,
             tokens: request.tokens.max(1),
             queue: request.queue,
+            amount: request.amount.max(1),
+            permits: request.permits,
+            limit: request.limit,
+            waiter: request.waiter,
             nested_in: request.nested_in.filter(|_| request.kind == Kind::Read),
             grant_key: Vec::new(),
             name,
@@ -280,7 +291,7 @@ fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: 
         if ask.nested_in.is_some_and(|write| grant == write.to_string()) {
             continue;
         }
-        let held = inner.names.read(&found.key).map_or(ask.kind, |(_, kind)| kind);
+        let held = inner.names.kind(&found.key).unwrap_or(ask.kind);
         if let Some(what) = other_lock(ask.kind, held) {
             return Attempt::Taken(at, what);
         }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::EtcdLocks;
+use super::answers::Answers;
 use super::batches::Batches;
 use super::grants::Grants;
 use super::inner::{Inner, end_silent, sweep};
@@ -203,6 +204,7 @@ impl EtcdLocksBuilder {
             queues: LockQueues::default(),
             acquires: Batches::new(links.clone(), runtime.clone()),
             releases: Batches::new(links.clone(), runtime.clone()),
+            answers: Answers::new(links.clone()),
             waiters,
             positions: positions.clone(),
             doubts: doubts.clone(),

@@ -188,14 +188,18 @@ fn transaction(
         }
     } else {
         txn.compare.push(none_waits);
-        let (other_from, other_to) = names.read_write(name);
         let put = RequestOp::put(
             position.key.clone(),
             format!("{grant} waits").into_bytes(),
             position.session.id,
         );
         TxnRequest {
-            compare: vec![is_epoch, Compare::none(other_from, other_to)],
+            compare: (names
+                .not_plain(name)
+                .map(|(from, to)| Compare::none(from, to))
+                .into_iter())
+            .chain([is_epoch])
+            .collect(),
             success: before.into_iter().chain([put]).collect(),
             failure: Vec::new(),
         }
@@ -233,7 +237,7 @@ fn busy(
     }
     let holder = reply.found(0).first();
     if let Some(holder) = holder
-        && let Some((_, held)) = inner.names.read(&holder.key)
+        && let Some(held) = inner.names.kind(&holder.key)
         && let Some(what) = other_lock(ask.kind, held)
     {
         return Err(taken(&ask.name, what));

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::DropGuard;
 
+use super::answers::Answers;
 use super::batches::Batches;
 use super::grants::Grants;
 use super::names::{Name, Names};
@@ -29,6 +30,7 @@ pub(crate) struct Inner {
     pub(crate) acquires: Batches,
     /// Separate from acquires, which a server refuses when its space is used up.
     pub(crate) releases: Batches,
+    pub(crate) answers: Answers,
     pub(crate) waiters: Waiters,
     pub(crate) positions: Arc<Positions>,
     pub(crate) doubts: DoubtSender,

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::store::{Holder, StoreError};
+use dlock::store::{Holder, Kind, StoreError};
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
 use super::inner::Inner;
-use super::names::{Name, State};
+use super::names::{Name, State, amount};
 use crate::client::Failure;
 use crate::client::proto::{DeleteRangeRequest, KeyValue, LeaseTimeToLiveRequest, RangeRequest};
 
@@ -58,7 +58,7 @@ pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockK
 
 /// Ends all grants of a lock. Returns whether there were any.
 pub(crate) async fn force(inner: Arc<Inner>, name: Name, deadline: Instant) -> Result<bool, StoreError> {
-    let (key, range_end) = inner.names.grants(&name);
+    let (key, range_end) = inner.names.holders(&name);
     let reply = inner
         .links
         .call(DeleteRangeRequest { key, range_end }, deadline)
@@ -72,7 +72,7 @@ pub(crate) async fn grants_of(
     name: &Name,
     deadline: Instant,
 ) -> Result<Vec<KeyValue>, Failure> {
-    let (key, range_end) = inner.names.grants(name);
+    let (key, range_end) = inner.names.holders(name);
     let range = RangeRequest {
         key,
         range_end,
@@ -87,7 +87,7 @@ async fn holders(
     found: &[KeyValue],
     deadline: Instant,
 ) -> Result<Vec<(LockKey, Holder)>, StoreError> {
-    // The others are positions of waiters.
+    // The others are positions of waiters, and numbers.
     let found: Vec<&KeyValue> = (found.iter())
         .filter(|found| inner.names.read(&found.key).is_some())
         .collect();
@@ -106,6 +106,10 @@ async fn holders(
     let left: HashMap<i64, Duration> = try_join_all(left).await?.into_iter().collect();
     let holder = |found: &KeyValue| {
         let (name, kind) = inner.names.read(&found.key)?;
+        let amount = match kind {
+            Kind::Permit => amount(&found.key),
+            _ => 1,
+        };
         let (grant, state) = State::read(&found.value);
         let holds = match state {
             State::Held(_) => 1,
@@ -113,10 +117,9 @@ async fn holders(
         };
         let lasts = left.get(&found.lease).map_or(Duration::ZERO, |left| *left);
         let remaining = Some(lasts.min(state.lasts()));
-        Some((
-            LockKey::raw(name),
-            Holder::new(kind, grant.to_owned(), holds, remaining),
-        ))
+        let holder = Holder::new(kind, grant.to_owned(), holds, remaining);
+        // One for each permit.
+        Some(vec![(LockKey::raw(name), holder); amount as usize])
     };
-    Ok(found.into_iter().filter_map(holder).collect())
+    Ok(found.into_iter().filter_map(holder).flatten().collect())
 }

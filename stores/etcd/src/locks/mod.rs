@@ -1,28 +1,34 @@
 //! Locks as keys that are attached to leases.
 
 mod acquire;
+mod answers;
 mod batches;
 mod builder;
+mod counters;
 mod doctor;
 mod fair;
 mod grants;
 mod inner;
 mod look;
 mod names;
+mod permits;
 mod pool;
 mod positions;
 mod queues;
 mod release;
 mod renew;
 mod scheme;
+mod seen;
 mod session;
 mod transaction;
+mod unowned;
 mod waiters;
 
 use std::fmt;
 use std::future::ready;
 use std::sync::Arc;
 
+use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
@@ -38,10 +44,20 @@ use self::names::Name;
 pub use self::scheme::scheme;
 use self::session::SHORTEST;
 pub use self::transaction::{Committed, FencedTransaction, Proof, TransactionError};
+use self::waiters::Changes;
 use crate::clock::Moment;
 
 /// The supported kinds.
-const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [Kind; 8] = [
+    Kind::Mutex,
+    Kind::Fair,
+    Kind::Fenced,
+    Kind::Read,
+    Kind::Write,
+    Kind::Permit,
+    Kind::Unowned,
+    Kind::Latch,
+];
 /// The most locks in one acquire: a transaction has up to 128 conditions and operations.
 const LARGEST_SET: usize = 100;
 
@@ -124,6 +140,7 @@ impl Store for EtcdLocks {
             .shortest_lease(SHORTEST)
             .min_hold(true)
             .restores_positions(true)
+            .limits(true)
             .notifications(Notifications::Certain)
             .largest_set(LARGEST_SET)
             .inspection(true)
@@ -136,6 +153,8 @@ impl Store for EtcdLocks {
             let ask = asks.swap_remove(0);
             match ask.kind {
                 Kind::Fair => fair::acquire(inner, ask, called, deadline).await,
+                Kind::Unowned => unowned::acquire(inner, ask, deadline).await,
+                Kind::Permit => permits::acquire(inner, ask, called, deadline).await,
                 _ => acquire::one(inner, ask, called, deadline).await,
             }
         })
@@ -180,9 +199,15 @@ impl Store for EtcdLocks {
         match self.0.names.lock(key) {
             Ok(name) if kind == Kind::Fair => {
                 let topic = waiters::position_topic(&name, grant);
-                self.0.waiters.watch(name, topic)
+                self.0.waiters.watch(name, topic, Changes::Deletions)
             }
-            Ok(name) => self.0.waiters.watch(name.clone(), name),
+            Ok(name) => {
+                let changes = match kind {
+                    Kind::Permit | Kind::Unowned => Changes::All,
+                    _ => Changes::Deletions,
+                };
+                self.0.waiters.watch(name.clone(), name, changes)
+            }
             // The acquire reports the error.
             Err(_) => Watch::polling(std::time::Duration::from_secs(1)),
         }
@@ -190,7 +215,8 @@ impl Store for EtcdLocks {
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
         // A set takes no positions.
-        (KINDS.contains(&kind) && kind != Kind::Fair).then_some(0)
+        let is_single = matches!(kind, Kind::Fair | Kind::Permit | Kind::Unowned | Kind::Latch);
+        (!is_single).then_some(0)
     }
 
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
@@ -204,12 +230,25 @@ impl Store for EtcdLocks {
         })
     }
 
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+
     fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
         Some(self)
     }
 
     fn doubts(&self) -> Doubts {
         self.0.doubts.subscribe()
+    }
+}
+
+impl Counters for EtcdLocks {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        let key = request.key.clone();
+        self.goes(&key, move |inner, name, deadline| {
+            counters::count(inner, name, request, deadline)
+        })
     }
 }
 

@@ -4,14 +4,20 @@
 //! |---|---|
 //! | `<namespace>q/<lock>\0L`, `…W` | the grant of a plain lock, of a writer |
 //! | `<namespace>q/<lock>\0r<session>.<number>` | the grant of a reader |
+//! | `<namespace>q/<lock>\0P<session>.<number>.<amount>` | the grant of so many permits |
+//! | `<namespace>q/<lock>\0A` | the total of a semaphore, a decimal number |
+//! | `<namespace>q/<lock>\0C` | the count of a latch, a decimal number |
 //! | `<namespace>q/<lock>\0w<session>.<number>` | the position of a waiter for a fair lock, in order of the revisions that created them |
 //! | `<namespace>q/<lock>\0v<revision>.<session>.<number>` | the position of a waiter that had lost its position of this revision |
+//! | `<namespace>q/<lock>\0x<session>.<number>.<amount>` | the position of a waiter for so many permits |
+//! | `<namespace>o/<id>` | the reply to an operation on a semaphore or latch, which may arrive again |
 //! | `<namespace>c/<lease>` | the epoch of a session; its value is the name of the service |
 //!
 //! The value of a grant is its id, `held` or `kept` (released, but keeping the lock for a while), and milliseconds.
 //! The value of a position is the id of the waiter, and `waits`.
 //!
-//! Exclusive kinds are capital letters, which sort before the small letter of readers, so one condition covers them.
+//! All but readers have capital letters, which sort before the small letter of readers, so one condition covers them. The
+//! numbers come first: they have no holder.
 //! The letters of positions follow: they exclude no grant.
 //!
 //! Grants reuse the same keys: until its next compaction, the server scans all keys that ever existed in a range to
@@ -27,11 +33,15 @@ use crate::client::proto::{KeyRange, end_of};
 
 /// The most bytes of a name, including its prefix.
 const LONGEST: usize = 2048;
+const TOTAL: u8 = b'A';
+const COUNT: u8 = b'C';
 const PLAIN: u8 = b'L';
+const PERMIT: u8 = b'P';
 const WRITE: u8 = b'W';
 const READ: u8 = b'r';
 const RETURNED: u8 = b'v';
 const WAITS: u8 = b'w';
+const WAITS_FOR_PERMITS: u8 = b'x';
 
 /// Names the keys of the store.
 #[derive(Debug, Clone)]
@@ -68,19 +78,72 @@ impl Names {
         key
     }
 
-    /// Returns the range of all grants and positions of a lock.
+    /// Returns the key of a grant of permits.
+    pub(crate) fn permits(&self, name: &str, session: i64, number: usize, amount: u32) -> Vec<u8> {
+        self.of_permits(name, PERMIT, session, number, amount)
+    }
+
+    /// Returns the key of the position of a waiter for permits.
+    pub(crate) fn permits_position(&self, name: &str, session: i64, number: usize, amount: u32) -> Vec<u8> {
+        self.of_permits(name, WAITS_FOR_PERMITS, session, number, amount)
+    }
+
+    fn of_permits(&self, name: &str, letter: u8, session: i64, number: usize, amount: u32) -> Vec<u8> {
+        let mut key = self.all(name).0;
+        key.push(letter);
+        key.extend_from_slice(format!("{session:016x}.{number}.{amount}").as_bytes());
+        key
+    }
+
+    /// Returns the key of the total of a semaphore.
+    pub(crate) fn total(&self, name: &str) -> Vec<u8> {
+        self.between(name, Some(TOTAL), TOTAL).0
+    }
+
+    /// Returns the key of the count of a latch.
+    pub(crate) fn count(&self, name: &str) -> Vec<u8> {
+        self.between(name, Some(COUNT), COUNT).0
+    }
+
+    /// Returns the key of the reply to an operation.
+    pub(crate) fn operation(&self, id: GrantId) -> Vec<u8> {
+        format!("{}o/{id}", self.namespace).into_bytes()
+    }
+
+    /// Returns the range of all keys of a lock.
     pub(crate) fn all(&self, name: &str) -> KeyRange {
         let start = format!("{}q/{name}\0", self.namespace).into_bytes();
         let end = end_of(&start);
         (start, end)
     }
 
-    /// Returns the range of all grants of a lock.
+    /// Returns the range of all grants of a lock, and of its numbers.
     pub(crate) fn grants(&self, name: &str) -> KeyRange {
         self.between(name, None, READ + 1)
     }
 
-    /// Whether the key of a lock is that of a grant.
+    /// Returns the range of all grants of a lock.
+    pub(crate) fn holders(&self, name: &str) -> KeyRange {
+        self.between(name, Some(PLAIN), READ + 1)
+    }
+
+    /// Returns the range of all grants of permits.
+    pub(crate) fn all_permits(&self, name: &str) -> KeyRange {
+        self.between(name, Some(PERMIT), PERMIT + 1)
+    }
+
+    /// Returns the range of all positions of waiters for permits.
+    pub(crate) fn waiting_for_permits(&self, name: &str) -> KeyRange {
+        self.between(name, Some(WAITS_FOR_PERMITS), WAITS_FOR_PERMITS + 1)
+    }
+
+    /// Whether the key of a lock is that of a waiter for permits.
+    pub(crate) fn is_position_for_permits(&self, name: &str, key: &[u8]) -> bool {
+        let (start, end) = self.waiting_for_permits(name);
+        *start <= *key && *key < *end
+    }
+
+    /// Whether the key of a lock is that of a grant, or of a number.
     pub(crate) fn is_grant(&self, name: &str, key: &[u8]) -> bool {
         let (start, end) = self.grants(name);
         *start <= *key && *key < *end
@@ -94,9 +157,12 @@ impl Names {
         }
     }
 
-    /// Returns the range of the grants of readers and writers.
-    pub(crate) fn read_write(&self, name: &str) -> KeyRange {
-        self.between(name, Some(WRITE), READ + 1)
+    /// Returns the ranges of what a key holds that is no plain lock.
+    pub(crate) fn not_plain(&self, name: &str) -> [KeyRange; 2] {
+        [
+            self.between(name, None, PLAIN),
+            self.between(name, Some(PLAIN + 1), READ + 1),
+        ]
     }
 
     /// Returns the range of the positions that keep the revisions that created them.
@@ -158,17 +224,41 @@ impl Names {
 
     /// Returns the lock, without the client's prefix, and the kind that the key of a grant names.
     pub(crate) fn read<'a>(&self, key: &'a [u8]) -> Option<(&'a str, Kind)> {
-        let key = std::str::from_utf8(key).ok()?;
-        let key = key.strip_prefix(&self.namespace)?.strip_prefix("q/")?;
-        let (name, grant) = key.split_once('\0')?;
-        let kind = match *grant.as_bytes().first()? {
-            PLAIN => Kind::Mutex,
-            WRITE => Kind::Write,
-            READ => Kind::Read,
-            _ => return None,
-        };
+        let (name, letter) = self.split(key)?;
+        let kind = kind(letter).filter(|_| letter >= PLAIN)?;
         Some((name.strip_prefix(&self.prefix)?, kind))
     }
+
+    /// Returns the kind of what the key of a lock holds: a grant or a number.
+    pub(crate) fn kind(&self, key: &[u8]) -> Option<Kind> {
+        kind(self.split(key)?.1)
+    }
+
+    /// Returns the lock with its prefix, and the letter.
+    fn split<'a>(&self, key: &'a [u8]) -> Option<(&'a str, u8)> {
+        let key = std::str::from_utf8(key).ok()?;
+        let key = key.strip_prefix(&self.namespace)?.strip_prefix("q/")?;
+        let (name, rest) = key.split_once('\0')?;
+        Some((name, *rest.as_bytes().first()?))
+    }
+}
+
+fn kind(letter: u8) -> Option<Kind> {
+    Some(match letter {
+        PLAIN => Kind::Mutex,
+        WRITE => Kind::Write,
+        READ => Kind::Read,
+        TOTAL | PERMIT => Kind::Permit,
+        COUNT => Kind::Latch,
+        _ => return None,
+    })
+}
+
+/// Returns how many permits a key is for: 1 if it is no key of permits.
+pub(crate) fn amount(key: &[u8]) -> u32 {
+    let amount = key.rsplit(|byte| *byte == b'.').next();
+    let amount = amount.and_then(|amount| std::str::from_utf8(amount).ok());
+    amount.and_then(|amount| amount.parse().ok()).unwrap_or(1)
 }
 
 /// Whether grants of these kinds share a key.
@@ -180,17 +270,22 @@ fn letter(kind: Kind) -> u8 {
     match kind {
         Kind::Read => READ,
         Kind::Write => WRITE,
+        Kind::Permit => PERMIT,
         _ => PLAIN,
     }
 }
 
-/// Describes what the key holds if the requested kind is a different lock; `None` if both kinds are one lock.
+/// Describes what the key holds if the requested kind is something else; `None` if both kinds share their data.
 pub(crate) fn other_lock(asked: Kind, held: Kind) -> Option<&'static str> {
-    let is_read_write = |kind: Kind| matches!(kind, Kind::Read | Kind::Write);
-    match (is_read_write(held), is_read_write(asked)) {
-        (true, false) => Some("a read-write lock"),
-        (false, true) => Some("a plain lock"),
-        _ => None,
+    (noun(held) != noun(asked)).then(|| noun(held))
+}
+
+fn noun(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Read | Kind::Write => "a read-write lock",
+        Kind::Permit | Kind::Unowned => "a semaphore",
+        Kind::Latch => "a latch",
+        _ => "a plain lock",
     }
 }
 
@@ -299,7 +394,6 @@ mod tests {
         for (key, revision) in [(&new, None), (&returned, Some(9))] {
             assert!(is_within(key, &names.all("k")));
             assert!(!is_within(key, &names.grants("k")));
-            assert!(!is_within(key, &names.read_write("k")));
             assert_eq!(is_within(key, &names.positions("k")), revision.is_none());
             assert_eq!(names.returned("k", key), revision);
             assert_eq!(names.read(key), None);
@@ -313,8 +407,31 @@ mod tests {
         for kind in [Kind::Read, Kind::Write, Kind::Mutex] {
             let key = key(&names, "k", kind);
             assert!(is_within(&key, &names.grants("k")));
-            assert_eq!(is_within(&key, &names.read_write("k")), kind != Kind::Mutex);
+            let is_other = names.not_plain("k").iter().any(|range| is_within(&key, range));
+            assert_eq!(is_other, kind != Kind::Mutex);
         }
+    }
+
+    #[test]
+    fn permits_and_numbers_exclude_locks_and_only_permits_have_holders() {
+        let names = names();
+        let (permits, waits) = (
+            names.permits("k", 17, 2, 30),
+            names.permits_position("k", 17, 2, 30),
+        );
+        for key in [names.total("k"), names.count("k"), permits.clone()] {
+            assert!(is_within(&key, &names.in_the_way("k", Kind::Read)));
+            assert!(is_within(&key, &names.in_the_way("k", Kind::Mutex)));
+            assert!(names.not_plain("k").iter().any(|range| is_within(&key, range)));
+            assert_eq!(is_within(&key, &names.holders("k")), key == permits);
+            assert_eq!(is_within(&key, &names.all_permits("k")), key == permits);
+            assert_eq!(names.read(&key).is_some(), key == permits);
+        }
+        assert_eq!(names.kind(&names.total("k")), Some(Kind::Permit));
+        assert_eq!(names.kind(&names.count("k")), Some(Kind::Latch));
+        assert!(is_within(&waits, &names.all("k")) && !is_within(&waits, &names.grants("k")));
+        assert!(!is_within(&waits, &names.waiting("k")) && names.kind(&waits).is_none());
+        assert_eq!((amount(&permits), amount(&waits)), (30, 30));
     }
 
     #[test]

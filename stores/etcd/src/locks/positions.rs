@@ -188,6 +188,14 @@ impl Positions {
         is_watched && is_old
     }
 
+    /// Records that the key of a position was found.
+    pub(crate) fn is_there(&self, id: GrantId) {
+        if let Some(position) = self.state.lock().positions.get_mut(&id) {
+            position.state = PositionState::Stands;
+            position.asked = Moment::now();
+        }
+    }
+
     /// Records that a waiter leaves. If the release fails, its position is ended as that of a silent one.
     pub(crate) fn gives_up(&self, id: GrantId) {
         if let Some(position) = self.state.lock().positions.get_mut(&id) {

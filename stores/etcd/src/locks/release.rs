@@ -13,6 +13,7 @@ use super::names::{Name, State, is_same};
 use super::pool::seconds;
 use super::positions::PositionState;
 use super::session::not_done;
+use super::unowned;
 use crate::client::Failure;
 use crate::client::proto::{Compare, LeaseGrantRequest, RequestOp, TxnRequest};
 use crate::clock::Moment;
@@ -27,6 +28,11 @@ pub(crate) async fn release(
     request: ReleaseRequest,
     deadline: Instant,
 ) -> Result<ReleaseReply, StoreError> {
+    if request.kind == Kind::Unowned {
+        return Ok(replied(
+            unowned::undo(&inner, &name, request.grant, deadline).await?,
+        ));
+    }
     let existed = match inner.grants.get(request.grant) {
         // Already released, or a different lock.
         Some(grant) if grant.state == GrantState::Kept || grant.name != name => Ok(false),
@@ -46,10 +52,14 @@ pub(crate) async fn release(
         }
         None => end_of_another(&inner, &name, &request, deadline).await,
     };
-    Ok(match existed.map_err(Failure::error)? {
+    Ok(replied(existed.map_err(Failure::error)?))
+}
+
+fn replied(existed: bool) -> ReleaseReply {
+    match existed {
         true => ReleaseReply::Released { receivers: None },
         false => ReleaseReply::NotHeld { repeated: false },
-    })
+    }
 }
 
 /// Ends an expired grant, unless it was renewed meanwhile.
@@ -88,7 +98,12 @@ pub(crate) async fn end_silent(
 }
 
 /// Ends the position of a waiter that leaves.
-async fn leave_queue(inner: &Inner, name: &Name, id: GrantId, deadline: Instant) -> Result<(), Failure> {
+pub(crate) async fn leave_queue(
+    inner: &Inner,
+    name: &Name,
+    id: GrantId,
+    deadline: Instant,
+) -> Result<(), Failure> {
     delete_position(inner, name, id, deadline).await?;
     inner.positions.remove(id);
     Ok(())
@@ -96,9 +111,17 @@ async fn leave_queue(inner: &Inner, name: &Name, id: GrantId, deadline: Instant)
 
 /// Deletes the key of a position, which its waiter may get back.
 async fn delete_position(inner: &Inner, name: &Name, id: GrantId, deadline: Instant) -> Result<(), Failure> {
-    let position = inner.positions.get(id);
-    if let Some(position) = position.filter(|position| position.state != PositionState::Lost) {
-        delete(inner, name, &position.key, id, deadline).await?;
+    if let Some(position) = inner.positions.get(id) {
+        match position.state {
+            PositionState::Lost => {}
+            PositionState::Stands => drop(delete(inner, name, &position.key, id, deadline).await?),
+            PositionState::InFlight => {
+                let deletion = deletion(&position.key, id).into();
+                (position.session)
+                    .undo(&inner.links, vec![deletion], deadline)
+                    .await?;
+            }
+        }
     }
     inner.positions.is_lost(id);
     Ok(())
@@ -112,7 +135,7 @@ async fn end_of_another(
     deadline: Instant,
 ) -> Result<bool, Failure> {
     let key = match request.kind {
-        Kind::Read => {
+        Kind::Read | Kind::Permit => {
             let grant = request.grant.to_string();
             let all = look::grants_of(inner, name, deadline).await?;
             let found = all.into_iter().find(|found| State::read(&found.value).0 == grant);

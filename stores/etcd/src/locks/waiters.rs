@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use super::names::{Name, Names};
 use super::positions::Positions;
 use crate::client::proto::{
-    Filter, KeyValue, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest, WatchResponse,
+    EventKind, Filter, KeyValue, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest,
+    WatchResponse,
 };
 use crate::client::{Link, Links};
 
@@ -38,10 +39,19 @@ pub(crate) struct Waiters {
 /// The name of the notifications of some waiters for a lock.
 type Topic = Arc<str>;
 
+/// What to watch of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) enum Changes {
+    #[default]
+    Deletions,
+    /// Writes as well: a greater total of a semaphore is one.
+    All,
+}
+
 /// A change of the watches.
 #[derive(Debug)]
 enum Order {
-    Watch(Name, Topic),
+    Watch(Name, Topic, Changes),
     Leave(Name, Topic),
 }
 
@@ -83,12 +93,12 @@ impl Waiters {
     }
 
     /// Listens for releases of this lock that concern the waiters of this topic.
-    pub(crate) fn watch(&self, name: Name, topic: Topic) -> Watch {
+    pub(crate) fn watch(&self, name: Name, topic: Topic, changes: Changes) -> Watch {
         let (first, last) = (self.orders.clone(), self.orders.clone());
         let of = name.clone();
         // Without a receiver the store has ended.
         let first = move |topic: &Topic| {
-            let _ = first.send(Order::Watch(of, topic.clone()));
+            let _ = first.send(Order::Watch(of, topic.clone(), changes));
             false
         };
         let last = move |topic: Topic| {
@@ -108,6 +118,7 @@ struct Watched {
     /// Its id on the stream.
     id: i64,
     topics: HashSet<Topic>,
+    changes: Changes,
     is_confirmed: bool,
 }
 
@@ -161,34 +172,38 @@ impl Watcher {
         }
     }
 
-    /// Records an order, and returns the request for the server that it requires, if any.
-    fn take(&mut self, order: Order) -> Option<WatchRequest> {
+    /// Records an order, and returns the requests for the server that it requires.
+    fn take(&mut self, order: Order) -> Vec<WatchRequest> {
         match order {
-            Order::Watch(name, topic) => match self.watched.get_mut(&name) {
-                Some(watched) => {
+            Order::Watch(name, topic, changes) => match self.watched.get_mut(&name) {
+                Some(watched) if watched.changes >= changes => {
                     if watched.is_confirmed {
                         self.hub.confirm(&topic);
                     }
                     watched.topics.insert(topic);
-                    None
+                    Vec::new()
                 }
-                None => {
-                    self.watched.entry(name.clone()).or_default().topics.insert(topic);
-                    Some(self.create(name))
+                before => {
+                    let before = before.map(|watched| cancel(watched.id));
+                    let watched = self.watched.entry(name.clone()).or_default();
+                    watched.topics.insert(topic);
+                    watched.changes = watched.changes.max(changes);
+                    before.into_iter().chain([self.create(name)]).collect()
                 }
             },
             Order::Leave(name, topic) => {
-                let watched = self.watched.get_mut(&name)?;
+                let Some(watched) = self.watched.get_mut(&name) else {
+                    return Vec::new();
+                };
                 watched.topics.remove(&topic);
                 if !watched.topics.is_empty() {
-                    return None;
+                    return Vec::new();
                 }
                 let watch_id = watched.id;
                 self.watched.remove(&name);
                 self.ids.remove(&watch_id);
                 self.positions.watched(&name, None);
-                let order = Some(WatchOrder::Cancel(WatchCancelRequest { watch_id }));
-                Some(WatchRequest { order })
+                vec![cancel(watch_id)]
             }
         }
     }
@@ -201,12 +216,16 @@ impl Watcher {
         let watched = self.watched.entry(name.clone()).or_default();
         self.ids.remove(&std::mem::replace(&mut watched.id, id));
         watched.is_confirmed = false;
+        let filters = match watched.changes {
+            Changes::Deletions => vec![Filter::NoPut.into()],
+            Changes::All => Vec::new(),
+        };
         self.positions.watched(&name, None);
         self.ids.insert(id, name);
         let order = WatchOrder::Create(WatchCreateRequest {
             key,
             range_end,
-            filters: vec![Filter::NoPut.into()],
+            filters,
             watch_id: id,
         });
         WatchRequest { order: Some(order) }
@@ -246,8 +265,8 @@ impl Watcher {
                 },
                 order = self.orders.recv() => match order {
                     Some(order) => {
-                        if let Some(order) = self.take(order) {
-                            let _ = send.send(order);
+                        for request in self.take(order) {
+                            let _ = send.send(request);
                         }
                     }
                     None => return None,
@@ -282,15 +301,21 @@ impl Watcher {
                 watched.topics.iter().for_each(|topic| self.hub.confirm(topic));
             }
         }
-        let deleted = reply.events.iter().filter_map(|event| event.kv.as_ref());
-        deleted.for_each(|deleted| self.is_deleted(&name, deleted));
+        for event in &reply.events {
+            let Some(key) = &event.kv else { continue };
+            if event.kind() == EventKind::Delete {
+                self.is_deleted(&name, key);
+            } else if *key.key == *self.names.total(&name) {
+                self.hub.tell(&name);
+            }
+        }
         None
     }
 
     /// Notifies the waiters that a deleted key concerns.
     fn is_deleted(&self, name: &Name, deleted: &KeyValue) {
         let is_grant = self.names.is_grant(name, &deleted.key);
-        if is_grant {
+        if is_grant || self.names.is_position_for_permits(name, &deleted.key) {
             self.hub.tell(name);
         }
         let revision = deleted.mod_revision;
@@ -298,4 +323,9 @@ impl Watcher {
             self.hub.tell(&position_topic(name, waiter));
         }
     }
+}
+
+fn cancel(watch_id: i64) -> WatchRequest {
+    let order = Some(WatchOrder::Cancel(WatchCancelRequest { watch_id }));
+    WatchRequest { order }
 }
