@@ -1,12 +1,15 @@
 //! Certificates for servers that speak TLS, and for their clients.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use dlock::LockClientBuilder;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
+
+use crate::process::give_away;
 
 /// An authority of its own, and what it signed: a certificate for servers at `localhost` and 127.0.0.1, and one for
 /// clients.
@@ -48,8 +51,13 @@ impl Certificates {
             ("server.pem", &certificate),
             ("server.key", &key),
         ];
+        // Servers that refuse root read them as another user.
+        give_away(dir.path());
         for (name, text) in files {
-            fs::write(dir.path().join(name), text).expect(made);
+            let file = dir.path().join(name);
+            fs::write(&file, text).expect(made);
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect(made);
+            give_away(&file);
         }
         let dir = Arc::new(dir);
         Certificates { dir, root, client }
@@ -64,7 +72,7 @@ impl Certificates {
     }
 
     /// One of its files: `root.pem`, `server.pem` or `server.key`.
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
+    pub fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 

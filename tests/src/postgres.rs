@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use dlock::record::Records;
@@ -20,6 +20,7 @@ use dlock_postgres::PostgresRecords;
 use nix::sys::signal::Signal;
 use tokio_postgres::{Client, Config, NoTls};
 
+use crate::certificates::Certificates;
 use crate::faketime::{self, Clock};
 use crate::network::{Gateway, Stream};
 use crate::process::{PATIENCE, Process, SharedServer, give_away, unprivileged};
@@ -174,6 +175,29 @@ impl Postgres {
             "SELECT pg_reload_conf()",
         ] {
             client.batch_execute(sql).await.expect("it can be set");
+        }
+    }
+
+    /// From now on it only accepts encrypted connections, so that it cannot be asked by [`client`](Self::client) any more.
+    ///
+    /// # Panics
+    /// When that cannot be set.
+    pub async fn encrypt(&self, certificates: &Certificates) {
+        let client = self.client().await;
+        let only = "hostssl all all 127.0.0.1/32 md5\n";
+        fs::write(self.data_dir().join("pg_hba.conf"), only).expect("the data can be written to");
+        for (setting, file) in [("ssl_cert_file", "server.pem"), ("ssl_key_file", "server.key")] {
+            let set = format!(
+                "ALTER SYSTEM SET {setting} = '{}'",
+                certificates.file(file).display()
+            );
+            client.batch_execute(&set).await.expect("it can be set");
+        }
+        for sql in ["ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()"] {
+            client.batch_execute(sql).await.expect("it can be set");
+        }
+        while connect(&self.config()).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 

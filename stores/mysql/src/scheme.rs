@@ -1,5 +1,6 @@
 //! URLs of the store.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
@@ -29,6 +30,7 @@ const OF_THE_DRIVER: [&str; 5] = [
 /// | `connections` | 2 | see [`MysqlLocksBuilder::connections`](crate::MysqlLocksBuilder::connections) |
 /// | `create_table` | `false` | whether the table is created if it is missing |
 /// | `require_ssl` | `false` | whether connections are encrypted; needs the feature `tls` |
+/// | `ssl_ca` | | file with a certificate authority to trust besides the built-in ones, in PEM |
 /// | `verify_ca`, `verify_identity`, `built_in_roots` | `true` | what is verified on encrypted connections |
 /// | `socket` | | the path of a Unix socket, instead of host and port |
 ///
@@ -92,7 +94,14 @@ fn server(request: &mut OpenRequest) -> Result<OptsBuilder, StoreError> {
     if opts.db_name().is_none_or(str::is_empty) {
         return Err(wrong("it names no database, as in mysql://user@host/database"));
     }
+    let encryption = opts.ssl_opts().cloned();
     let mut server = OptsBuilder::from_opts(opts);
+    if let Some(file) = request.take("ssl_ca") {
+        let Some(encryption) = encryption else {
+            return Err(wrong("its ssl_ca is for require_ssl=true, which encrypts"));
+        };
+        server = server.ssl_opts(encryption.with_root_certs(vec![PathBuf::from(file).into()]));
+    }
     if !request.service_name.is_empty() {
         server = server.connect_attribute("program_name", &request.service_name);
     }

@@ -42,6 +42,10 @@ pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
             Reason::Unreachable,
             "the server only reads: dlock needs the primary, and a role without default_transaction_read_only".to_owned(),
         ),
+        None if describe(&error).contains("server does not support TLS") => (
+            Reason::Unreachable,
+            "the server does not speak TLS: use sslmode=disable, or configure its TLS".to_owned(),
+        ),
         None if error.to_string().contains("password") => (Reason::Refused, describe(&error)),
         None => (Reason::Unreachable, describe(&error)),
     };

@@ -8,6 +8,8 @@ mod locks;
 mod micros;
 mod names;
 pub mod records;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use locks::{HoldError, LockInError, PostgresLocks, PostgresLocksBuilder, scheme, scheme_with};
 pub use records::{CompleteError, PostgresClaim, PostgresRecords};

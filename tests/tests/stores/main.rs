@@ -4,6 +4,7 @@ mod attribute_and_layers;
 mod backend;
 mod crowds;
 mod doctor_support;
+mod encrypted;
 mod etcd_conformance;
 mod etcd_doctor;
 mod etcd_fair;

@@ -20,7 +20,7 @@ async fn url_with_tls_for_a_server_without_it_or_the_reverse_is_told_what_to_cha
         (format!("rediss://{}", redis.addr()), "use redis://"),
         (
             format!("{}?sslmode=require", postgres.url_at(postgres.addr())),
-            "register dlock_postgres::scheme_with",
+            "sslmode=disable",
         ),
         (
             format!("{}?require_ssl=true", mysql.url_at(mysql.addr())),

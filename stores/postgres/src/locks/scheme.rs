@@ -12,9 +12,11 @@ use tokio_postgres::{Config, NoTls, Socket};
 use super::{PostgresLocks, PostgresLocksBuilder};
 use crate::failure;
 use crate::records::PostgresRecords;
+#[cfg(feature = "tls")]
+use crate::tls;
 
 /// The options that the driver parses; it reports invalid values itself.
-const OF_THE_DRIVER: [&str; 19] = [
+const OF_THE_DRIVER: [&str; 18] = [
     "user",
     "password",
     "dbname",
@@ -23,7 +25,6 @@ const OF_THE_DRIVER: [&str; 19] = [
     "port",
     "options",
     "application_name",
-    "sslmode",
     "sslnegotiation",
     "connect_timeout",
     "tcp_user_timeout",
@@ -37,7 +38,7 @@ const OF_THE_DRIVER: [&str; 19] = [
 ];
 
 /// Returns the scheme of `postgres://` and `postgresql://` URLs, for
-/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). It has no encryption; see [`scheme_with`].
+/// [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme).
 ///
 /// Parameters in addition to those of `libpq` that the driver supports, and those of every store:
 ///
@@ -48,6 +49,9 @@ const OF_THE_DRIVER: [&str; 19] = [
 /// | `listen` | `true` | see [`PostgresLocksBuilder::listen`] |
 /// | `create_table` | `false` | whether the tables are created if they are missing |
 /// | `records` | none | the table of the client's records, such as `dlock_records`; see [`PostgresRecords`] |
+/// | `sslmode` | `disable` | `require`, `verify-ca` and `verify-full` encrypt, with the feature `tls`, and verify the server's certificate and its name; `prefer` is `disable` |
+/// | `sslrootcert` | the system's | file with the certificate authority to trust, in PEM |
+/// | `sslcert`, `sslkey` | | files with the client's certificate and its private key, in PEM |
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), dlock::Error> {
@@ -60,11 +64,47 @@ const OF_THE_DRIVER: [&str; 19] = [
 /// ```
 #[must_use]
 pub fn scheme() -> Scheme {
-    Scheme::new(["postgres", "postgresql"], |request| open(request, NoTls, false))
+    Scheme::new(["postgres", "postgresql"], |mut request| async move {
+        let (mode, root) = (ssl_mode(&mut request)?, request.take("sslrootcert"));
+        let client = match (request.take("sslcert"), request.take("sslkey")) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err(wrong("its options sslcert and sslkey go together")),
+        };
+        match mode {
+            Some(SslMode::Require) => encrypted(request, root, client).await,
+            _ if root.is_some() || client.is_some() => {
+                Err(wrong("its certificates are for sslmode=require, which encrypts"))
+            }
+            _ => open(request, NoTls, Some(SslMode::Disable)).await,
+        }
+    })
+}
+
+#[cfg(feature = "tls")]
+async fn encrypted(
+    request: OpenRequest,
+    root: Option<String>,
+    client: Option<(String, String)>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    let connector = tls::connector(&tls::Files { root, client }).await?;
+    open(request, connector, Some(SslMode::Require)).await
+}
+
+#[cfg(not(feature = "tls"))]
+async fn encrypted(
+    _request: OpenRequest,
+    _root: Option<String>,
+    _client: Option<(String, String)>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    Err(wrong(
+        "sslmode=require needs the feature \"tls\" of dlock-postgres, or a connector: dlock_postgres::scheme_with",
+    ))
 }
 
 /// Returns the scheme with encryption by this connector, such as those of `postgres-native-tls` or
-/// `tokio-postgres-rustls`. `sslmode` decides whether it is used; by default it is if the server supports it.
+/// `tokio-postgres-rustls`, which knows the certificates and verifies the server's. `sslmode` decides whether it is used; by
+/// default it is if the server supports it. Without a connector, see the feature `tls` and [`scheme`].
 ///
 /// ```no_run
 /// # use tokio_postgres::NoTls as Connector;
@@ -77,12 +117,35 @@ where
     T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
 {
-    Scheme::new(["postgres", "postgresql"], move |request| {
-        open(request, tls.clone(), true)
+    Scheme::new(["postgres", "postgresql"], move |mut request| {
+        let tls = tls.clone();
+        async move {
+            let mode = ssl_mode(&mut request)?;
+            open(request, tls, mode).await
+        }
     })
 }
 
-async fn open<T>(mut request: OpenRequest, tls: T, encrypts: bool) -> Result<Arc<dyn Store>, StoreError>
+/// What `sslmode` says.
+fn ssl_mode(request: &mut OpenRequest) -> Result<Option<SslMode>, StoreError> {
+    let Some(mode) = request.take("sslmode") else {
+        return Ok(None);
+    };
+    match &*mode {
+        "disable" => Ok(Some(SslMode::Disable)),
+        "prefer" => Ok(Some(SslMode::Prefer)),
+        "require" | "verify-ca" | "verify-full" => Ok(Some(SslMode::Require)),
+        _ => Err(wrong(
+            "its option sslmode is disable, prefer, require, verify-ca or verify-full",
+        )),
+    }
+}
+
+async fn open<T>(
+    mut request: OpenRequest,
+    tls: T,
+    mode: Option<SslMode>,
+) -> Result<Arc<dyn Store>, StoreError>
 where
     T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
@@ -94,10 +157,8 @@ where
     let create = parse(request.take("create_table"), "create_table")?.unwrap_or(false);
     let mut config = config(&mut request)?;
     request.finish()?;
-    if !encrypts && config.get_ssl_mode() == SslMode::Require {
-        return Err(wrong(
-            "sslmode=require needs a TLS connector: register dlock_postgres::scheme_with(connector)",
-        ));
+    if let Some(mode) = mode {
+        config.ssl_mode(mode);
     }
     if config.get_application_name().is_none() && !request.service_name.is_empty() {
         config.application_name(&request.service_name);
