@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{AcquireReply, Busy, GrantId, Outcome, Reason, StoreError};
+use dlock::store::{AcquireReply, Busy, GrantId, Outcome, StoreError};
 use tokio::time::Instant;
 
 use super::acquire::{Ask, failed, granted, is_epoch, record};
@@ -16,7 +16,7 @@ use super::inner::Inner;
 use super::names::{Name, State};
 use super::positions::KEPT_FOR;
 use super::release::leave_queue;
-use super::seen::{Seen, Waiting, look};
+use super::seen::{Seen, Waiting, look, ranges, read};
 use super::session::{Session, not_done};
 use crate::client::proto::{Compare, RequestOp, TxnRequest};
 use crate::client::{Failure, Refusal};
@@ -24,6 +24,16 @@ use crate::clock::Moment;
 
 /// A waiter with a position asks again within this time.
 const AGAIN: Duration = Duration::from_secs(2);
+
+/// A request that others have overtaken all the time is to be repeated within this time.
+const AGAIN_IF_LATE: Duration = Duration::from_millis(100);
+
+/// The outcome of an attempt.
+enum Step {
+    Replied(AcquireReply),
+    /// Others were faster: the attempt must be repeated, with what was found then, or with another look.
+    Again(Option<Seen>),
+}
 
 /// What a look at the semaphore means for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,36 +64,42 @@ pub(crate) async fn acquire(
     if let Some(waiter) = ask.waiter {
         inner.positions.asks(waiter);
     }
+    let mut found = None;
     loop {
-        match attempt(&inner, &ask, called, deadline).await {
-            Ok(Some(reply)) => return Ok(reply),
-            Ok(None) if Instant::now() < deadline => {}
-            Ok(None) => return Err(StoreError::not_done(Reason::Unreachable, inner.links.silence())),
-            Err(error) => return Err(error),
+        let seen = match found {
+            Some(seen) => seen,
+            None => look(&inner, &ask.name, None, deadline).await?,
+        };
+        match attempt(&inner, &ask, &seen, called, deadline).await? {
+            Step::Replied(reply) => return Ok(reply),
+            Step::Again(_) if Instant::now() >= deadline => {
+                return Ok(AcquireReply::Busy(Busy::new(None).again(AGAIN_IF_LATE)));
+            }
+            Step::Again(seen) => found = seen,
         }
     }
 }
 
-/// Looks once, and does what follows. Returns `None` if others were faster, and the request must be repeated.
+/// Does what follows from a look.
 async fn attempt(
     inner: &Inner,
     ask: &Ask,
+    seen: &Seen,
     called: Moment,
     deadline: Instant,
-) -> Result<Option<AcquireReply>, StoreError> {
-    let seen = look(inner, &ask.name, None, deadline).await?;
+) -> Result<Step, StoreError> {
     seen.is_for(&ask.name, ask.kind)?;
-    let mine = ask.waiter.and_then(|waiter| own(&seen, waiter));
-    let judgment = judge(&seen, ask, mine);
+    let mine = ask.waiter.and_then(|waiter| own(seen, waiter));
+    let judgment = judge(seen, ask, mine);
     match (judgment, ask.waiter) {
-        (Judgment::Fits, _) => return grant(inner, ask, &seen, mine, called, deadline).await,
+        (Judgment::Fits, _) => return grant(inner, ask, seen, mine, called, deadline).await,
         (Judgment::SetTotal(total), _) => {
-            set_total(inner, &ask.name, &seen, total, deadline).await?;
-            return Ok(None);
+            set_total(inner, &ask.name, seen, total, deadline).await?;
+            return Ok(Step::Again(None));
         }
         (Judgment::Busy(Place::Takes), Some(waiter)) => {
             if !take_position(inner, ask, waiter, deadline).await? {
-                return Ok(None);
+                return Ok(Step::Again(None));
             }
         }
         (Judgment::Busy(Place::Keeps), Some(waiter)) => inner.positions.is_there(waiter),
@@ -94,7 +110,7 @@ async fn attempt(
         (Judgment::Busy(_) | Judgment::TooFew, _) => {}
     }
     if judgment == Judgment::TooFew {
-        return Ok(Some(AcquireReply::TooFewPermits));
+        return Ok(Step::Replied(AcquireReply::TooFewPermits));
     }
     let mut busy = Busy::new(seen.first_end);
     // A limit may admit nothing: no release will tell.
@@ -102,7 +118,7 @@ async fn attempt(
     if waits_for_limit || judgment != Judgment::Busy(Place::None) {
         busy = busy.again(AGAIN);
     }
-    Ok(Some(AcquireReply::Busy(busy)))
+    Ok(Step::Replied(AcquireReply::Busy(busy)))
 }
 
 fn own(seen: &Seen, waiter: GrantId) -> Option<&Waiting> {
@@ -152,7 +168,7 @@ async fn grant(
     mine: Option<&Waiting>,
     called: Moment,
     deadline: Instant,
-) -> Result<Option<AcquireReply>, StoreError> {
+) -> Result<Step, StoreError> {
     let session = inner.pool.get(ask.lease, 1, deadline).await?;
     let epoch = match session.epoch(&inner.links, deadline).await {
         Ok(epoch) => epoch,
@@ -160,7 +176,11 @@ async fn grant(
             session.leave(1);
             // The session ended before the transaction was sent.
             let is_over = session.ended() && error.outcome == Outcome::NotDone;
-            return if is_over { Ok(None) } else { Err(error) };
+            return if is_over {
+                Ok(Step::Again(None))
+            } else {
+                Err(error)
+            };
         }
     };
     let numbers = (0..).map(|number| inner.names.permits(&ask.name, session.id, number, ask.amount));
@@ -175,7 +195,9 @@ async fn grant(
             .chain([Compare::changed(epoch_key, epoch)])
             .collect(),
         success: [put].into_iter().chain(leaves).collect(),
-        failure: vec![RequestOp::range(epoch_key.to_vec(), Vec::new(), 1)],
+        failure: (ranges(inner, &ask.name).into_iter())
+            .chain([RequestOp::range(epoch_key.to_vec(), Vec::new(), 1)])
+            .collect(),
     };
     match inner.acquires.call(&ask.name, txn, deadline).await {
         Ok(reply) if reply.succeeded => {
@@ -183,17 +205,17 @@ async fn grant(
                 inner.positions.remove(waiter);
             }
             let granted = granted(inner, &session, ask, &reply, called);
-            Ok(Some(AcquireReply::Acquired(granted)))
+            Ok(Step::Replied(AcquireReply::Acquired(granted)))
         }
         Ok(reply) => {
             inner.grants.remove(ask.grant);
-            is_epoch(&session, epoch, reply.found(0));
-            Ok(None)
+            is_epoch(&session, epoch, reply.found(2));
+            Ok(Step::Again(Some(read(inner, &ask.name, &reply))))
         }
         Err(failure) if failure.is(Refusal::NoLease) => {
             inner.grants.remove(ask.grant);
             session.end();
-            Ok(None)
+            Ok(Step::Again(None))
         }
         Err(failure) => Err(failed(inner, std::slice::from_ref(ask), failure)),
     }

@@ -10,7 +10,7 @@ use super::inner::Inner;
 use super::names::{Name, State, amount, other_lock};
 use super::session::not_done;
 use crate::client::Failure;
-use crate::client::proto::{Compare, KeyValue, RequestOp, TxnRequest};
+use crate::client::proto::{Compare, KeyValue, RequestOp, TxnRequest, TxnResponse};
 
 /// The state of a semaphore or latch.
 #[derive(Debug)]
@@ -56,20 +56,25 @@ pub(crate) async fn look(
     operation: Option<GrantId>,
     deadline: Instant,
 ) -> Result<Seen, StoreError> {
-    let (from, to) = inner.names.grants(name);
-    let (waiting_from, waiting_to) = inner.names.waiting_for_permits(name);
     let operation = operation.map(|id| inner.names.operation(id));
-    let ranges = [
-        RequestOp::range(from, to, 0),
-        RequestOp::range(waiting_from, waiting_to, 0),
-    ];
     let operation = operation.map(|key| RequestOp::range(key, Vec::new(), 1));
     let txn = TxnRequest {
-        success: ranges.into_iter().chain(operation).collect(),
+        success: ranges(inner, name).into_iter().chain(operation).collect(),
         ..TxnRequest::default()
     };
     let reply = inner.releases.call(name, txn, deadline).await;
     let reply = reply.map_err(|failure: Failure| not_done(failure.error()))?;
+    Ok(read(inner, name, &reply))
+}
+
+/// The first operations of a transaction that reads the keys of a semaphore or latch.
+pub(crate) fn ranges(inner: &Inner, name: &Name) -> [RequestOp; 2] {
+    let ranges = [inner.names.grants(name), inner.names.waiting_for_permits(name)];
+    ranges.map(|(from, to)| RequestOp::range(from, to, 0))
+}
+
+/// Reads the results of these operations, and that of the operation behind them.
+pub(crate) fn read(inner: &Inner, name: &Name, reply: &TxnResponse) -> Seen {
     let mut seen = Seen {
         revision: reply.revision(),
         total: None,
@@ -96,7 +101,7 @@ pub(crate) async fn look(
             seen.first_end = Some(seen.first_end.map_or(ends, |first| first.min(ends)));
         }
     }
-    Ok(seen)
+    seen
 }
 
 fn positions(found: &[KeyValue]) -> Vec<Waiting> {
