@@ -50,6 +50,35 @@ pub(crate) async fn runs_lists_and_measures(url: &str, builder: LockClientBuilde
     assert_eq!(code, Some(0), "{said}");
 }
 
+/// Runs jobs under a read-write lock: readers at the same time, a writer alone.
+pub(crate) async fn runs_readers_together_and_a_writer_alone(url: &str) {
+    let job = |kind: &str| {
+        let script = "echo \"$DLOCK_KIND\"; read line";
+        Running::script(url, &["--kind", kind, "a page"], script)
+    };
+    let refused = async |kind: &str| {
+        let tries = Running::script(url, &["--try", "--kind", kind, "a page"], "echo run");
+        let ended = tries.all_ended().await;
+        assert!(!ended.status.success() && ended.stdout.is_empty(), "{ended:?}");
+    };
+    let readers = [job("read"), job("read")];
+    for reader in &readers {
+        reader.says("read\n").await;
+    }
+    refused("write").await;
+    let writer = job("write");
+    for reader in readers {
+        reader.write(b"end\n");
+        assert!(reader.all_ended().await.status.success());
+    }
+    writer.says("write\n").await;
+    for kind in ["read", "write"] {
+        refused(kind).await;
+    }
+    writer.write(b"end\n");
+    assert!(writer.all_ended().await.status.success());
+}
+
 /// Runs a command on three machines, on each for longer than its lease. The clock of one jumps by two hours meanwhile.
 pub(crate) async fn hold_one_by_one_with_clocks_hours_apart(url: &str) {
     let url = format!("{url}&lease=2s&timeout=20s&retry_for=60s");

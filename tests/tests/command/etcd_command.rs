@@ -10,7 +10,10 @@ use dlock_tests::{Running, bins, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
-use crate::command_support::{hold_one_by_one_with_clocks_hours_apart, look, runs_lists_and_measures};
+use crate::command_support::{
+    hold_one_by_one_with_clocks_hours_apart, look, runs_lists_and_measures,
+    runs_readers_together_and_a_writer_alone,
+};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures_on_etcd() {
@@ -18,6 +21,7 @@ async fn command_runs_lists_and_measures_on_etcd() {
     let url = format!("{}&lease=60s&timeout=20s", server.url(&fresh_namespace()));
     let builder = LockClient::builder().scheme(dlock_etcd::scheme());
     runs_lists_and_measures(&url, builder, 1 << 16).await;
+    runs_readers_together_and_a_writer_alone(&url).await;
 }
 
 #[tokio::test]

@@ -7,7 +7,10 @@ use dlock_tests::postgres::{Postgres, fresh_table};
 use dlock_tests::{Running, bins, child, eventually};
 use tokio_postgres::NoTls;
 
-use crate::command_support::{hold_one_by_one_with_clocks_hours_apart, look, runs_lists_and_measures};
+use crate::command_support::{
+    hold_one_by_one_with_clocks_hours_apart, look, runs_lists_and_measures,
+    runs_readers_together_and_a_writer_alone,
+};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures() {
@@ -19,6 +22,7 @@ async fn command_runs_lists_and_measures() {
     let url = format!("{url}&create_table=true");
     let builder = || LockClient::builder().scheme(dlock_postgres::scheme());
     runs_lists_and_measures(&url, builder(), 0).await;
+    runs_readers_together_and_a_writer_alone(&url).await;
     let (code, said) = look(&url, &["run", "--kind", "fair", "a job", "--", "echo", "done"]);
     assert!(code == Some(0) && said.contains("done"), "{said}");
     let client = builder().url(&url).build().await.unwrap();

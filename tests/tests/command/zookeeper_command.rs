@@ -4,7 +4,7 @@ use dlock::LockClient;
 use dlock_tests::zookeeper::Zookeeper;
 use dlock_tests::{Running, eventually};
 
-use crate::command_support::{look, runs_lists_and_measures};
+use crate::command_support::{look, runs_lists_and_measures, runs_readers_together_and_a_writer_alone};
 
 #[tokio::test]
 async fn command_runs_lists_and_measures_on_zookeeper() {
@@ -16,6 +16,7 @@ async fn command_runs_lists_and_measures_on_zookeeper() {
     );
     let builder = LockClient::builder().scheme(dlock_zookeeper::scheme());
     runs_lists_and_measures(&url, builder, 0).await;
+    runs_readers_together_and_a_writer_alone(&url).await;
 }
 
 #[tokio::test]

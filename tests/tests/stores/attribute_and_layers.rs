@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock::{Error, LockClient, LockKey, distributed_lock};
+use dlock::{Error, LockClient, LockKey, LockKind, distributed_lock};
 use dlock_tests::etcd::Etcd;
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::mysql::Mysql;
@@ -17,10 +17,11 @@ use dlock_tower::key::header;
 use dlock_tower::task::{TaskError, TaskLockLayer};
 use dlock_tower::{LockLayer, NotStarted};
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, join, join_all};
 use http::{Request, Response};
 use http_body_util::Empty;
 use parking_lot::Mutex;
+use tokio::sync::Barrier;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -52,27 +53,56 @@ enum Ended {
     Lost,
 }
 
-#[distributed_lock(key = KEY, lock = client, wait = wait)]
-async fn locked<F: Future<Output = ()>>(client: &LockClient, wait: Duration, work: F) -> Result<(), Error> {
-    work.await;
-    Ok(())
+/// Defines a function that does work under a lock of this kind.
+macro_rules! works_under {
+    ($name:ident, $kind:ident) => {
+        #[distributed_lock(key = KEY, kind = $kind, lock = client, wait = wait)]
+        async fn $name<F: Future<Output = ()>>(
+            client: &LockClient,
+            wait: Duration,
+            work: F,
+        ) -> Result<(), Error> {
+            work.await;
+            Ok(())
+        }
+    };
 }
 
+works_under!(plain, lock);
+works_under!(fair, fair);
+works_under!(read, read);
+works_under!(write, write);
+
 impl Way {
-    /// Does the work under the lock, for which it waits no longer than this.
+    /// Does the work under the plain lock, for which it waits no longer than this.
     async fn run(self, client: &LockClient, wait: Duration, work: Work) -> Ended {
+        self.under(LockKind::Mutex, client, wait, work).await
+    }
+
+    /// The same under a lock of this kind.
+    async fn under(self, kind: LockKind, client: &LockClient, wait: Duration, work: Work) -> Ended {
         match self {
-            Way::Attribute => match locked(client, wait, work()).await {
-                Ok(()) => Ended::Done,
-                Err(error) if error.is_busy() => Ended::Busy,
-                Err(error) if error.is_lost() => Ended::Lost,
-                Err(error) => panic!("{error}"),
-            },
+            Way::Attribute => {
+                let worked = match kind {
+                    LockKind::Mutex => plain(client, wait, work()).await,
+                    LockKind::Fair => fair(client, wait, work()).await,
+                    LockKind::Read => read(client, wait, work()).await,
+                    LockKind::Write => write(client, wait, work()).await,
+                    other => panic!("no function has {other}"),
+                };
+                match worked {
+                    Ok(()) => Ended::Done,
+                    Err(error) if error.is_busy() => Ended::Busy,
+                    Err(error) if error.is_lost() => Ended::Lost,
+                    Err(error) => panic!("{error}"),
+                }
+            }
             Way::Layer => {
                 let works = service_fn(move |_: Request<Body>| {
                     work().map(|()| Ok::<_, Infallible>(Response::new(Body::default())))
                 });
                 let layer = LockLayer::new(client.clone(), header("account").prefix("account:")).wait(wait);
+                let layer = layer.kind(kind).expect("the store has it");
                 let request = Request::builder().header("account", "7").body(Body::default());
                 let response = layer.layer(works).oneshot(request.unwrap()).await.unwrap();
                 let started = response.extensions().get::<NotStarted>().is_none();
@@ -86,6 +116,7 @@ impl Way {
             Way::TaskLayer => {
                 let works = service_fn(move |_: ()| work().map(Ok::<_, Infallible>));
                 let layer = TaskLockLayer::new(client.clone(), |(): &()| LockKey::from(KEY)).wait(wait);
+                let layer = layer.kind(kind).expect("the store has it");
                 match layer.layer(works).oneshot(()).await {
                     Ok(()) => Ended::Done,
                     Err(TaskError::Busy { .. }) => Ended::Busy,
@@ -179,6 +210,63 @@ async fn attribute_and_layers_share_a_lock<B: Backend>(server: Arc<B::Server>) {
     }
 }
 
+async fn attribute_and_layers_have_the_other_kinds<B: Backend>(server: Arc<B::Server>) {
+    let backend = B::on(server).await;
+    let (here, there) = (client(&backend, LEASE).await, client(&backend, LEASE).await);
+    // Each reader works until all are there.
+    let all = Arc::new(Barrier::new(2 * WAYS.len()));
+    let meets = work(move || {
+        let all = all.clone();
+        async move {
+            all.wait().await;
+        }
+    });
+    let readers = [&here, &there].into_iter().flat_map(|client| {
+        let meets = meets.clone();
+        WAYS.map(move |way| way.under(LockKind::Read, client, PATIENCE, meets.clone()))
+    });
+    let met = within(PATIENCE, "the readers meet", join_all(readers)).await;
+    assert!(met.iter().all(|ended| *ended == Ended::Done), "{met:?}");
+
+    let none = work(|| async { panic!("it works beside the holder") });
+    let some = work(|| async {});
+    let are_busy = async |kinds: &[LockKind]| {
+        let calls = kinds
+            .iter()
+            .flat_map(|kind| WAYS.map(|way| way.under(*kind, &here, 3 * SEC, none.clone())));
+        let ended = join_all(calls).await;
+        assert!(ended.iter().all(|ended| *ended == Ended::Busy), "{ended:?}");
+    };
+    let are_done = async |kind: LockKind| {
+        for way in WAYS {
+            let ended = way.under(kind, &here, PATIENCE, some.clone()).await;
+            assert_eq!(ended, Ended::Done, "{kind} {way:?}");
+        }
+    };
+    let lock = there.rw_lock(KEY);
+    let reader = lock.read().try_acquire().await.unwrap();
+    are_busy(&[LockKind::Write]).await;
+    are_done(LockKind::Read).await;
+    reader.release().await.unwrap();
+    let writer = lock.write().acquire().await.unwrap();
+    are_busy(&[LockKind::Read, LockKind::Write]).await;
+    writer.release().await.unwrap();
+    are_done(LockKind::Write).await;
+
+    let holder = there.fair_lock(KEY).acquire().await.unwrap();
+    are_busy(&[LockKind::Fair]).await;
+    let released = async {
+        sleep(50 * MS).await;
+        holder.release().await.unwrap();
+    };
+    within(
+        PATIENCE,
+        "they are served",
+        join(are_done(LockKind::Fair), released),
+    )
+    .await;
+}
+
 #[tokio::test]
 async fn attribute_and_layers_share_a_lock_on_postgres() {
     attribute_and_layers_share_a_lock::<postgres_conformance::Table>(Postgres::shared().await).await;
@@ -197,4 +285,19 @@ async fn attribute_and_layers_share_a_lock_on_etcd() {
 #[tokio::test]
 async fn attribute_and_layers_share_a_lock_on_zookeeper() {
     attribute_and_layers_share_a_lock::<zookeeper_conformance::Root>(Zookeeper::shared().await).await;
+}
+
+#[tokio::test]
+async fn attribute_and_layers_have_the_other_kinds_on_postgres() {
+    attribute_and_layers_have_the_other_kinds::<postgres_conformance::Table>(Postgres::shared().await).await;
+}
+
+#[tokio::test]
+async fn attribute_and_layers_have_the_other_kinds_on_etcd() {
+    attribute_and_layers_have_the_other_kinds::<etcd_conformance::Namespace>(Etcd::shared().await).await;
+}
+
+#[tokio::test]
+async fn attribute_and_layers_have_the_other_kinds_on_zookeeper() {
+    attribute_and_layers_have_the_other_kinds::<zookeeper_conformance::Root>(Zookeeper::shared().await).await;
 }
