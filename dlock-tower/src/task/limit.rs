@@ -33,8 +33,8 @@ use super::work::{take_ready, work};
 /// | [`lease`](Self::lease) | the client's, 30 s, renewed while the request runs |
 /// | [`max_hold`](Self::max_hold), [`max_waiters`](Self::max_waiters), [`at_most_here`](Self::at_most_here) | no bound |
 ///
-/// The names are those of semaphores: give no other semaphore the name of a limit. It needs a store with limits: memory, etcd, or
-/// one Redis or Valkey server, Sentinel, Cluster. [`new`](Self::new) refuses all others.
+/// The names are those of semaphores: give no other semaphore the name of a limit. It needs a store with limits: memory, etcd,
+/// PostgreSQL, or one Redis or Valkey server, Sentinel, Cluster. [`new`](Self::new) refuses all others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -246,8 +246,10 @@ impl Capabilities {
                 Some("whose fencing tokens grow too"),
                 "a store with fenced locks: Redis, Valkey, PostgreSQL, etcd, ZooKeeper or MySQL",
             ),
-            Kind::Permit | Kind::Unowned => (None, "a store with semaphores: Redis, Valkey or etcd"),
-            Kind::Latch => (None, "a store with latches: Redis, Valkey or etcd"),
+            Kind::Permit | Kind::Unowned => {
+                (None, "a store with semaphores: Redis, Valkey, PostgreSQL or etcd")
+            }
+            Kind::Latch => (None, "a store with latches: Redis, Valkey, PostgreSQL or etcd"),
         };
         match plain.filter(|_| self.has(Kind::Mutex)) {
             Some(plain) => format!("use a plain lock, {plain}, or {stores}"),

@@ -37,6 +37,48 @@ async fn command_runs_lists_and_measures() {
     guard.release().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_share_the_permits_of_a_semaphore() {
+    let server = Postgres::shared().await;
+    let base = server.url_at(server.addr());
+    let url = format!(
+        "{base}?table={}&lease=60s&timeout=20s&create_table=true",
+        fresh_table()
+    );
+    let builder = LockClient::builder().scheme(dlock_postgres::scheme());
+    let client = builder.url(&url).build().await.unwrap();
+    let permit = client.semaphore("a job").permits(2).acquire().await.unwrap();
+    let run = |wait: &'static str| {
+        let wanted = [
+            "run",
+            "--kind",
+            "semaphore=2",
+            "--wait",
+            wait,
+            "a job",
+            "--",
+            "echo",
+            "done",
+        ];
+        look(&url, &wanted)
+    };
+    let (code, said) = run("20s");
+    assert!(code == Some(0) && said.contains("done"), "{said}");
+    let other = client.semaphore("a job").acquire().await.unwrap();
+    let (code, said) = run("1s");
+    assert!(code != Some(0) && !said.contains("done"), "{said}");
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && said.matches("a job").count() == 2, "{said}");
+    let (code, said) = look(&url, &["show", "a job"]);
+    assert!(code == Some(0) && said.matches("held by").count() == 2, "{said}");
+    let (code, said) = look(&url, &["run", "a job", "--", "echo", "done"]);
+    assert!(code != Some(0) && said.contains("a semaphore"), "{said}");
+    let (code, said) = look(&url, &["force-unlock", "a job"]);
+    assert!(code == Some(0), "{said}");
+    assert!(permit.release().await.unwrap_err().is_lost());
+    assert!(other.release().await.unwrap_err().is_lost());
+}
+
 #[tokio::test]
 async fn command_shows_a_lock_that_only_a_transaction_holds() {
     let server = Postgres::shared().await;

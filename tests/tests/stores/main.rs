@@ -32,6 +32,7 @@ mod postgres_isolation;
 mod postgres_layer;
 mod postgres_locks;
 mod postgres_once;
+mod postgres_permits;
 mod postgres_read_write;
 mod postgres_records;
 mod postgres_support;

@@ -56,7 +56,8 @@ impl Backend for Table {
 
     async fn forget(&self, _own: bool) -> bool {
         let sql = format!(
-            "TRUNCATE \"{0}\", \"{0}_readers\", \"{0}_waiters\"; UPDATE \"{0}_floor\" SET fence = 0",
+            "TRUNCATE \"{0}\", \"{0}_readers\", \"{0}_waiters\", \"{0}_permits\", \"{0}_replies\"; \
+             UPDATE \"{0}_floor\" SET fence = 0",
             self.name
         );
         self.server.client().await.batch_execute(&sql).await.is_ok()

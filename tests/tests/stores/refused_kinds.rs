@@ -27,7 +27,8 @@ fn is_refusal(refused: Result<(), Error>, store: &str) -> String {
 
 /// What a service does when it starts, with each kind.
 async fn kinds_are_refused_at_the_start<B: Backend>(server: Arc<B::Server>, name: &str) {
-    let store = B::on(server).await.store(None, PATIENCE).await;
+    let backend = B::on(server).await;
+    let store = backend.store(None, PATIENCE).await;
     let build = |kinds: &[Kind]| {
         let builder = LockClient::builder().shared_store(store.clone());
         builder.require(kinds.iter().copied()).build()

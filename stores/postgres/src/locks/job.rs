@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dlock::LockKey;
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
 use dlock::store::queue;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
@@ -30,6 +31,28 @@ pub(crate) struct Ask {
     pub(crate) waits: bool,
     /// For a fair lock, whether the waiter has asked before.
     pub(crate) asked: bool,
+    /// How many permits; 1 for other kinds.
+    pub(crate) amount: i32,
+    /// The total of a semaphore that has none.
+    pub(crate) total: Option<i64>,
+    /// The maximum number of held permits.
+    pub(crate) limit: Option<i64>,
+    /// The id of a waiter for permits.
+    pub(crate) waiter: Option<GrantId>,
+}
+
+/// An operation on a semaphore or latch, in the words of the statement.
+#[derive(Debug)]
+pub(crate) struct Counting {
+    pub(crate) key: Arc<str>,
+    pub(crate) kind: Kind,
+    pub(crate) step: &'static str,
+    /// Empty if it is carried out each time.
+    pub(crate) id: String,
+    pub(crate) amount: i64,
+    pub(crate) flag: bool,
+    /// How long it may arrive again, in µs.
+    pub(crate) repeated_for: i64,
 }
 
 /// An operation.
@@ -48,6 +71,11 @@ pub(crate) enum Step {
     Extend(Arc<str>, GrantId, i64),
     /// The release of a fair lock, or of a waiter's position, with the same fields as a release.
     FairRelease(Arc<str>, GrantId, i64),
+    /// The release of permits, or of a waiter's position, with the same fields as a release.
+    PermitRelease(Arc<str>, GrantId, i64),
+    /// The renewal of permits of one semaphore: the grants, and their leases from now on, in µs.
+    PermitRenew(Arc<str>, Vec<(GrantId, i64)>),
+    Count(Counting),
     Inspect(Arc<str>),
     List(String),
     Force(Arc<str>),
@@ -62,6 +90,8 @@ pub(crate) enum Answer {
     AcquiredAll(AcquireAllReply),
     Released(ReleaseReply),
     Renewed(Renewal),
+    RenewedAll(Vec<Renewal>),
+    Counted(CounterReply),
     Holders(Vec<(String, Holder)>),
     Forced(bool),
     Made,
@@ -74,7 +104,7 @@ impl Ask {
     ///
     /// If this store does not support the request.
     pub(crate) fn new(key: Arc<str>, request: &AcquireRequest) -> Result<Ask, StoreError> {
-        if !super::KINDS.contains(&request.kind) {
+        if !super::KINDS.contains(&request.kind) || request.kind == Kind::Latch {
             return Err(no_kind(request.kind));
         }
         Ok(Ask {
@@ -86,8 +116,68 @@ impl Ask {
             nested_in: request.nested_in.filter(|_| request.kind == Kind::Read),
             waits: request.queue,
             asked: request.last_asked.is_some(),
+            amount: i32::try_from(request.amount.max(1)).unwrap_or(i32::MAX),
+            total: request.permits.map(i64::from),
+            limit: request.limit.map(i64::from),
+            waiter: request.waiter,
         })
     }
+}
+
+impl Counting {
+    /// Converts a request.
+    ///
+    /// # Errors
+    ///
+    /// If this store cannot count that far.
+    pub(crate) fn new(key: Arc<str>, request: &CounterRequest) -> Result<Counting, StoreError> {
+        let (step, amount, flag) = match request.step {
+            CounterStep::Permits => ("permits", 0, false),
+            CounterStep::SetPermits { total, only_unset } => ("set_permits", total.into(), only_unset),
+            CounterStep::AddPermits { by, unowned } => ("add_permits", by, unowned),
+            CounterStep::Give { amount } => ("give", amount.into(), false),
+            CounterStep::Drain => ("drain", 0, false),
+            CounterStep::DeletePermits => ("delete_permits", 0, false),
+            CounterStep::Count => ("count", 0, false),
+            CounterStep::SetCount { count } => match i64::try_from(count) {
+                Ok(count) => ("set_count", count, false),
+                Err(_) => return Err(too_much(count)),
+            },
+            CounterStep::CountDown => ("count_down", 0, false),
+            CounterStep::DeleteLatch => ("delete_latch", 0, false),
+            other => {
+                let message = format!("dlock-postgres has no operation {other:?}");
+                return Err(StoreError::not_done(Reason::Unsupported, message));
+            }
+        };
+        Ok(Counting {
+            key: sendable(key)?,
+            kind: request.step.kind(),
+            step,
+            id: request.id.to_string(),
+            amount,
+            flag,
+            repeated_for: micros(request.repeated_for),
+        })
+    }
+
+    /// Takes all permits from their holders.
+    pub(crate) fn force(key: Arc<str>) -> Counting {
+        Counting {
+            key,
+            kind: Kind::Permit,
+            step: "force",
+            id: String::new(),
+            amount: 0,
+            flag: false,
+            repeated_for: 0,
+        }
+    }
+}
+
+fn too_much(count: u64) -> StoreError {
+    let message = format!("PostgreSQL counts up to {}, not to {count}", i64::MAX);
+    StoreError::not_done(Reason::Refused, message)
 }
 
 impl Step {
@@ -95,6 +185,7 @@ impl Step {
         let step = match request.kind {
             Kind::Read => Step::Leave,
             Kind::Fair => Step::FairRelease,
+            Kind::Permit | Kind::Unowned => Step::PermitRelease,
             _ => Step::Release,
         };
         Ok(step(sendable(key)?, request.grant, micros(request.keep_for)))
@@ -108,11 +199,12 @@ impl Step {
         Ok(step(sendable(key)?, request.grant, micros(request.lease).max(1)))
     }
 
-    /// Whether this is an operation of a reader. Other readers may lock the row of the lock for a moment each.
+    /// Whether this is an operation of a reader, or on permits. Others may lock the row of the lock for a moment each.
     pub(crate) fn is_shared(&self) -> bool {
         match self {
             Step::Leave(..) | Step::Extend(..) => true,
-            _ => self.grants().iter().any(|ask| ask.kind == Kind::Read),
+            Step::PermitRelease(..) | Step::PermitRenew(..) | Step::Count(_) => true,
+            _ => (self.grants().iter()).any(|ask| ask.kind == Kind::Read || is_permit(ask.kind)),
         }
     }
 
@@ -121,6 +213,14 @@ impl Step {
         match self {
             Step::Acquire(ask) => ask.kind == Kind::Fair,
             _ => matches!(self, Step::FairRelease(..)),
+        }
+    }
+
+    /// Whether this acquires, releases or renews permits.
+    pub(crate) fn is_of_permits(&self) -> bool {
+        match self {
+            Step::Acquire(ask) => is_permit(ask.kind),
+            _ => matches!(self, Step::PermitRelease(..) | Step::PermitRenew(..)),
         }
     }
 
@@ -146,6 +246,9 @@ impl queue::Step for Step {
             | Step::Leave(key, ..)
             | Step::Extend(key, ..)
             | Step::FairRelease(key, ..)
+            | Step::PermitRelease(key, ..)
+            | Step::PermitRenew(key, _)
+            | Step::Count(Counting { key, .. })
             | Step::Inspect(key)
             | Step::Force(key)
             | Step::Make(key) => (Some(key), &[][..]),
@@ -176,13 +279,21 @@ pub(crate) fn no_kind(kind: Kind) -> StoreError {
 
 /// Describes what the key holds if the requested kind is a different lock; `None` if both kinds are one lock.
 pub(crate) fn other_lock(asked: Kind, held: &str) -> Option<&'static str> {
-    let is_read_write = |kind: Kind| matches!(kind, Kind::Read | Kind::Write);
-    let held = is_read_write(kind_of(held)?);
-    match (held, is_read_write(asked)) {
-        (true, false) => Some("a read-write lock"),
-        (false, true) => Some("a plain lock"),
-        _ => None,
+    let held = family(kind_of(held)?);
+    (held != family(asked)).then_some(held)
+}
+
+fn family(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Read | Kind::Write => "a read-write lock",
+        Kind::Permit | Kind::Unowned => "a semaphore",
+        Kind::Latch => "a latch",
+        _ => "a plain lock",
     }
+}
+
+pub(crate) fn is_permit(kind: Kind) -> bool {
+    matches!(kind, Kind::Permit | Kind::Unowned)
 }
 
 /// Parses the kind in a row.

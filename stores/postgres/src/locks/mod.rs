@@ -5,6 +5,7 @@ mod doctor;
 mod job;
 mod link;
 mod perform;
+mod permits;
 mod pins;
 mod pooler;
 mod scheme;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dlock::record::Records;
+use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
@@ -27,13 +29,15 @@ use dlock::store::{
     Watch,
 };
 use dlock::{Error, LockKey};
+use futures_util::FutureExt;
+use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
 use tokio_util::sync::DropGuard;
 
 pub use self::builder::PostgresLocksBuilder;
-use self::job::{Answer, Ask, Step, lock_key, sendable};
+use self::job::{Answer, Ask, Counting, Step, is_permit, lock_key, sendable};
 use self::link::Setup;
 pub use self::scheme::{scheme, scheme_with};
 use self::statements::{Statements, column, one};
@@ -43,7 +47,16 @@ use self::waiters::Waiters;
 use crate::records::PostgresRecords;
 
 /// The supported kinds.
-const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Read, Kind::Write, Kind::Fenced];
+const KINDS: [Kind; 8] = [
+    Kind::Mutex,
+    Kind::Fair,
+    Kind::Read,
+    Kind::Write,
+    Kind::Fenced,
+    Kind::Permit,
+    Kind::Unowned,
+    Kind::Latch,
+];
 /// The most fencing tokens that one grant reserves.
 const MOST_TOKENS: u32 = 1 << 16;
 
@@ -145,8 +158,9 @@ impl PostgresLocks {
             let gone: i64 = column(one(&rows)?, "gone")?;
             let readers: i64 = column(one(&rows)?, "readers")?;
             let waiters: i64 = column(one(&rows)?, "waiters")?;
+            let counters: i64 = column(one(&rows)?, "counters")?;
             removed += gone.unsigned_abs();
-            if gone.max(readers).max(waiters) < AT_ONCE {
+            if gone.max(readers).max(waiters).max(counters) < AT_ONCE {
                 return Ok(removed);
             }
         }
@@ -195,6 +209,7 @@ impl Store for PostgresLocks {
             .token_blocks(true)
             .min_hold(true)
             .restores_positions(true)
+            .limits(true)
             .notifications(notifications)
             .largest_set(usize::MAX)
             .inspection(true)
@@ -211,14 +226,24 @@ impl Store for PostgresLocks {
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        let steps: Vec<StoreFuture<Renewal>> = requests
+        let (permits, others): (Vec<_>, Vec<_>) = requests
             .iter()
-            .map(|request| {
+            .enumerate()
+            .partition(|(_, request)| is_permit(request.kind));
+        let steps: Vec<_> = others
+            .into_iter()
+            .map(|(at, request)| {
                 let step = Step::renew(self.name(&request.key), request);
-                expect!(self.step(step), Answer::Renewed) as StoreFuture<Renewal>
+                let renewal = expect!(self.step(step), Answer::Renewed) as StoreFuture<Renewal>;
+                async move { vec![(at, renewal.await)] }.boxed()
             })
+            .chain(self.renew_permits(permits))
             .collect();
-        Box::pin(async move { Ok(futures_util::future::join_all(steps).await) })
+        Box::pin(async move {
+            let mut renewals: Vec<_> = join_all(steps).await.into_iter().flatten().collect();
+            renewals.sort_by_key(|(at, _)| *at);
+            Ok(renewals.into_iter().map(|(_, renewal)| renewal).collect())
+        })
     }
 
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
@@ -253,8 +278,8 @@ impl Store for PostgresLocks {
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        // A set of fair locks would need positions in all of their queues.
-        (kind != Kind::Fair && KINDS.contains(&kind)).then_some(0)
+        // A set of fair locks or permits would need positions in all of their queues.
+        matches!(kind, Kind::Mutex | Kind::Read | Kind::Write | Kind::Fenced).then_some(0)
     }
 
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
@@ -272,6 +297,10 @@ impl Store for PostgresLocks {
         self.0.setup.pins.why(&self.name(key), Instant::now())
     }
 
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+
     fn records(self: Arc<Self>) -> Option<Records> {
         self.0.records.clone().map(Records::new)
     }
@@ -286,6 +315,13 @@ impl Store for PostgresLocks {
 
     fn doubts(&self) -> Doubts {
         self.0.setup.queue.doubts()
+    }
+}
+
+impl Counters for PostgresLocks {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        let step = Counting::new(self.name(&request.key), &request).map(Step::Count);
+        expect!(self.step(step), Answer::Counted)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Executes the operations of a wave, and interprets the replies.
 
+mod permits;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +16,8 @@ use tokio_postgres::Row;
 
 use dlock::store::queue::Step as _;
 
-use super::job::{Answer, Ask, Job, Queue, Step, kind_of, other_lock};
+use self::permits::Short;
+use super::job::{Answer, Ask, Job, Queue, Step, is_permit, kind_of, other_lock};
 use super::pins::Pins;
 use super::statements::{Statements, column, one};
 use super::table::{Sql, bucket};
@@ -45,6 +48,9 @@ pub(crate) struct Performing<'a> {
     pub(crate) silence: &'a str,
 }
 
+/// A parameter of a statement.
+type Value<'a> = &'a (dyn tokio_postgres::types::ToSql + Sync);
+
 /// An error means that the connection is unusable.
 type Broken = Result<(), StoreError>;
 
@@ -59,6 +65,12 @@ impl Performing<'_> {
         } = wave;
         let (fair_releases, releases): (Vec<Job>, _) =
             releases.into_iter().partition(|job| job.step.is_fair());
+        let (permit_releases, releases): (Vec<Job>, _) =
+            releases.into_iter().partition(|job| job.step.is_of_permits());
+        let (permit_renewals, renewals): (Vec<Job>, _) =
+            renewals.into_iter().partition(|job| job.step.is_of_permits());
+        let (permit_acquires, acquires): (Vec<Job>, _) =
+            acquires.into_iter().partition(|job| job.step.is_of_permits());
         let (leaves, releases) = split(releases);
         let (extensions, renewals) = split(renewals);
         let (fair_acquires, acquires): (Vec<Job>, _) =
@@ -76,9 +88,12 @@ impl Performing<'_> {
             ),
             self.release(Sql::Leave, leaves),
             self.release(Sql::FairRelease, fair_releases),
+            self.release(Sql::PermitRelease, permit_releases),
+            self.renew_permits(permit_renewals),
             self.renew(Sql::Renew, renewals),
             self.renew(Sql::Extend, extensions),
             join_all(others.into_iter().map(|job| self.other(job))),
+            self.acquire(Sql::Permit, permit_acquires),
             self.acquire(Sql::Fair, fair_acquires),
             self.acquire(Sql::Acquire, reads),
             self.acquire(
@@ -90,11 +105,25 @@ impl Performing<'_> {
                 acquires
             ),
         );
-        let (release, leave, fair_release, renew, extend, others, fair, read, acquire) = ended;
+        let (
+            release,
+            leave,
+            fair_release,
+            returned,
+            kept,
+            renew,
+            extend,
+            others,
+            permits,
+            fair,
+            read,
+            acquire,
+        ) = ended;
         let others = others.into_iter().collect::<Broken>();
-        let released = release.and(leave).and(fair_release);
-        let acquired = fair.and(read).and(acquire);
-        released.and(renew).and(extend).and(others).and(acquired)
+        let released = release.and(leave).and(fair_release).and(returned);
+        let renewed = renew.and(extend).and(kept);
+        let acquired = permits.and(fair).and(read).and(acquire);
+        released.and(renewed).and(others).and(acquired)
     }
 
     async fn ask(
@@ -254,6 +283,7 @@ impl Performing<'_> {
                             busy.again = job.step.is_fair().then_some(AGAIN);
                             self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
                         }
+                        Found::Short(short) => self.short(job, short).await,
                         Found::Other(held) => {
                             self.not_pinned(&job);
                             self.fail(job, &taken(held));
@@ -345,6 +375,10 @@ impl Performing<'_> {
                 )
                 .await
             }
+            Sql::Permit => {
+                let values = [&keys as Value<'_>, &holders, &leases, &tokens, &refuse_after];
+                self.send_permits(asks, values).await
+            }
             Sql::Plain | Sql::Lone => {
                 let kinds = kinds();
                 self.ask(sql, &[&keys, &holders, &kinds, &leases, &tokens, &refuse_after])
@@ -386,7 +420,8 @@ impl Performing<'_> {
         for job in &jobs {
             if let Step::Release(key, grant, keep)
             | Step::Leave(key, grant, keep)
-            | Step::FairRelease(key, grant, keep) = &job.step
+            | Step::FairRelease(key, grant, keep)
+            | Step::PermitRelease(key, grant, keep) = &job.step
             {
                 keys.push(&**key);
                 holders.push(grant.to_string());
@@ -417,8 +452,10 @@ impl Performing<'_> {
     }
 
     fn released(&self, job: Job, ending: &Ending) {
-        let (Step::Release(_, grant, _) | Step::Leave(_, grant, _) | Step::FairRelease(_, grant, _)) =
-            job.step
+        let (Step::Release(_, grant, _)
+        | Step::Leave(_, grant, _)
+        | Step::FairRelease(_, grant, _)
+        | Step::PermitRelease(_, grant, _)) = job.step
         else {
             return;
         };
@@ -481,6 +518,7 @@ impl Performing<'_> {
     async fn other(&self, job: Job) -> Broken {
         let answer = match &job.step {
             Step::AcquireAll(_) => return self.acquire_all(job).await,
+            Step::Count(_) => return self.count(job).await,
             Step::Inspect(key) => self.holders(Some(key), "").await.map(Answer::Holders),
             Step::List(prefix) => self.holders(None, prefix).await.map(Answer::Holders),
             Step::Force(key) => match self.force(key).await {
@@ -490,6 +528,7 @@ impl Performing<'_> {
                 }
                 Ok(Forcing::Locked(pids)) => Err(Failure::Answered(pinned(key, pids.as_deref()))),
                 Ok(Forcing::Done(held)) => Ok(Answer::Forced(held)),
+                Ok(Forcing::Counts) => return self.count(job).await,
                 Err(failure) => Err(failure),
             },
             Step::Make(key) => self
@@ -501,7 +540,9 @@ impl Performing<'_> {
             | Step::Renew(..)
             | Step::Leave(..)
             | Step::Extend(..)
-            | Step::FairRelease(..) => return Ok(()),
+            | Step::FairRelease(..)
+            | Step::PermitRelease(..)
+            | Step::PermitRenew(..) => return Ok(()),
         };
         match answer {
             Ok(answer) => self.answer(job, answer),
@@ -597,7 +638,9 @@ impl Performing<'_> {
                 // Of a newer version, which has more kinds.
                 (Some(_), None) => continue,
             };
-            holders.push((column(row, "key")?, holder));
+            let key: String = column(row, "key")?;
+            let amount = column::<i32>(row, "amount")?.unsigned_abs() as usize;
+            holders.extend(std::iter::repeat_n((key, holder), amount));
         }
         Ok(holders)
     }
@@ -605,6 +648,9 @@ impl Performing<'_> {
     async fn force(&self, key: &str) -> Result<Forcing, Failure> {
         let rows = self.ask(Sql::Force, &[&key]).await?;
         let row = one(&rows)?;
+        if column(row, "counts")? {
+            return Ok(Forcing::Counts);
+        }
         if column(row, "locked")? {
             return Ok(Forcing::Locked(column(row, "pids")?));
         }
@@ -623,6 +669,8 @@ enum Forcing {
     Done(bool),
     /// A transaction of one of these processes has locked the row.
     Locked(Option<String>),
+    /// It is the row of a semaphore or latch.
+    Counts,
 }
 
 /// Acquires that were sent.
@@ -643,6 +691,8 @@ struct Look {
 enum Found {
     Granted(Granted),
     Held(Duration),
+    /// There are too few permits.
+    Short(Short),
     /// The key holds this other sort of lock.
     Other(&'static str),
     /// The row does not exist.
@@ -658,6 +708,10 @@ enum Found {
 impl Look {
     fn of(row: &Row, ask: &Ask) -> Result<Look, Failure> {
         let now = column(row, "now")?;
+        if is_permit(ask.kind) {
+            let found = permits::found(row, ask)?;
+            return Ok(Look { found, now });
+        }
         let found = if let Some(fence) = column::<Option<i64>>(row, "fence")? {
             let tokens = column::<i32>(row, "tokens")?.unsigned_abs().max(1);
             let first = fence.unsigned_abs();

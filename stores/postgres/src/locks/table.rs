@@ -9,8 +9,12 @@ pub(crate) const DEFAULT: &str = "dlock_locks";
 /// The number of groups of keys; one advisory lock shows whether a group has waiters.
 const BUCKETS: u32 = 256;
 
-/// How long the position of a waiter for a fair lock is kept unless it asks again.
+/// How long the position of a waiter is kept unless it asks again.
 const KEPT_FOR: &str = "5 s";
+/// Within how many µs a waiter for several permits asks again.
+const HEARD_WITHIN: i64 = 1_500_000;
+/// The end of the row of a semaphore or latch.
+const NEVER: &str = "9999-01-01 00:00:00+00";
 
 /// The table of the locks: its name, the names of related objects, and all statements.
 #[derive(Debug)]
@@ -20,8 +24,10 @@ pub(crate) struct Table {
     pub(crate) schema: String,
     pub(crate) hold_in: String,
     pub(crate) lock_in: String,
+    /// The statement of `hold_in` for permits.
+    pub(crate) hold_permit: String,
     /// The tables, as named in statements, and the privileges that each needs.
-    needed: [(String, &'static [&'static str]); 5],
+    needed: [(String, &'static [&'static str]); 7],
     /// The first number of the advisory locks of this table.
     pub(crate) class: i32,
     /// In the order of [`Sql`].
@@ -55,10 +61,18 @@ pub(crate) enum Sql {
     Pins,
     Tell,
     Sweep,
+    /// The acquire of permits.
+    Permit,
+    /// The release of permits, or of a waiter's position.
+    PermitRelease,
+    /// The renewal of permits.
+    PermitRenew,
+    /// An operation on a semaphore or latch.
+    Count,
 }
 
 impl Sql {
-    pub(crate) const ALL: [Sql; 16] = [
+    pub(crate) const ALL: [Sql; 20] = [
         Sql::Acquire,
         Sql::Plain,
         Sql::Lone,
@@ -75,6 +89,10 @@ impl Sql {
         Sql::Pins,
         Sql::Tell,
         Sql::Sweep,
+        Sql::Permit,
+        Sql::PermitRelease,
+        Sql::PermitRenew,
+        Sql::Count,
     ];
 
     fn template(self) -> &'static str {
@@ -95,6 +113,10 @@ impl Sql {
             Sql::Pins => include_str!("sql/pins.sql"),
             Sql::Tell => include_str!("sql/tell.sql"),
             Sql::Sweep => include_str!("sql/sweep.sql"),
+            Sql::Permit => include_str!("sql/permit.sql"),
+            Sql::PermitRelease => include_str!("sql/permit_release.sql"),
+            Sql::PermitRenew => include_str!("sql/permit_renew.sql"),
+            Sql::Count => include_str!("sql/count.sql"),
         }
     }
 
@@ -127,13 +149,31 @@ impl Sql {
                 ]
             }
             Sql::Insert => vec![texts],
-            Sql::Release | Sql::LoneRelease | Sql::FairRelease | Sql::Leave => {
+            Sql::Release | Sql::LoneRelease | Sql::FairRelease | Sql::PermitRelease | Sql::Leave => {
                 vec![texts.clone(), texts, longs, ints, Type::BOOL]
             }
-            Sql::Renew | Sql::Extend => vec![texts.clone(), texts, longs],
+            Sql::Renew | Sql::Extend | Sql::PermitRenew => vec![texts.clone(), texts, longs],
             Sql::Inspect => vec![Type::TEXT, Type::TEXT],
             Sql::Force | Sql::Pins | Sql::Tell => vec![Type::TEXT],
             Sql::Sweep => vec![Type::INT8],
+            Sql::Permit => {
+                let first = [texts.clone(), texts.clone(), Type::BOOL_ARRAY, longs.clone()];
+                let amounts = [ints.clone(), longs.clone(), ints.clone(), longs.clone(), longs];
+                first
+                    .into_iter()
+                    .chain(amounts)
+                    .chain([texts, ints, Type::BOOL])
+                    .collect()
+            }
+            Sql::Count => {
+                let texts = [Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT];
+                let values = [Type::INT8, Type::BOOL, Type::INT8, Type::INT8];
+                texts
+                    .into_iter()
+                    .chain(values)
+                    .chain([Type::INT4, Type::BOOL])
+                    .collect()
+            }
         }
     }
 }
@@ -154,6 +194,16 @@ impl Table {
                 .replace("{table}", &name.quoted())
                 .replace("{readers}", &name.with("_readers"))
                 .replace("{waiters}", &name.with("_waiters"))
+                .replace("{permits}", &name.with("_permits"))
+                .replace("{replies}", &name.with("_replies"))
+                .replace("{permit}", &name.with("_permit"))
+                .replace("{permit_release}", &name.with("_permit_release"))
+                .replace("{count}", &name.with("_count"))
+                .replace("{keep}", &name.with("_keep"))
+                .replace("{reap}", &name.with("_reap"))
+                .replace("{never}", NEVER)
+                .replace("{heard_within}", &HEARD_WITHIN.to_string())
+                .replace("{most}", &i32::MAX.to_string())
                 .replace("{first}", &name.with("_first"))
                 .replace("{fair}", &name.with("_fair"))
                 .replace("{fair_release}", &name.with("_fair_release"))
@@ -178,6 +228,8 @@ impl Table {
                 (name.quoted(), ALL),
                 (name.with("_readers"), ALL),
                 (name.with("_waiters"), ALL),
+                (name.with("_permits"), ALL),
+                (name.with("_replies"), ALL),
                 (name.with("_floor"), &["SELECT", "UPDATE"]),
                 (name.with("_pins"), &["SELECT"]),
             ],
@@ -185,6 +237,7 @@ impl Table {
             class,
             hold_in: write(include_str!("sql/hold_in.sql")),
             lock_in: write(include_str!("sql/lock_in.sql")),
+            hold_permit: write(include_str!("sql/hold_permit.sql")),
             statements: Sql::ALL.map(|sql| write(sql.template())),
             name: name.plain,
         })
@@ -237,10 +290,12 @@ mod tests {
     fn every_statement_names_the_table_and_leaves_no_gap() {
         let table = Table::new("App.Locks").unwrap();
         let statements = Sql::ALL.map(|sql| table.sql(sql));
-        for text in statements
-            .into_iter()
-            .chain([&*table.schema, &*table.hold_in, &*table.lock_in])
-        {
+        for text in statements.into_iter().chain([
+            &*table.schema,
+            &*table.hold_in,
+            &*table.lock_in,
+            &*table.hold_permit,
+        ]) {
             assert!(!text.contains('{'), "{text}");
         }
         assert!(
@@ -259,7 +314,7 @@ mod tests {
     fn every_parameter_has_a_type() {
         let table = Table::new(DEFAULT).unwrap();
         for sql in Sql::ALL {
-            let highest = (1..10).rev().find(|n| table.sql(sql).contains(&format!("${n}")));
+            let highest = (1..20).rev().find(|n| table.sql(sql).contains(&format!("${n}")));
             assert_eq!(highest, Some(sql.types().len()), "{sql:?}");
         }
     }

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 use super::PostgresLocks;
-use super::job::{Step, sendable};
+use super::job::{Step, is_permit, sendable};
 
 /// How often a row is tried that another statement locks briefly, and the first pause between attempts.
 const LOOKS: (u32, Duration) = (7, Duration::from_millis(2));
@@ -222,11 +222,16 @@ impl PostgresLocks {
         bound: &BoundGrant,
     ) -> Result<HeldRow, tokio_postgres::Error> {
         let (name, holder) = (self.name(&bound.key), bound.grant.to_string());
+        let table = &self.0.setup.table;
+        let hold_in = match is_permit(bound.kind) {
+            true => &table.hold_permit,
+            false => &table.hold_in,
+        };
         let mut pause = LOOKS.1;
         for _ in 0..LOOKS.0 {
             let values: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
                 [(&&*name, Type::TEXT), (&holder, Type::TEXT)];
-            let row = tx.query_typed_one(&self.0.setup.table.hold_in, &values).await?;
+            let row = tx.query_typed_one(hold_in, &values).await?;
             if flag(&row, "held")? {
                 return Ok(HeldRow::Held);
             }

@@ -5,7 +5,7 @@ use super::job::{Job, Step};
 /// The most locks that one statement acquires or releases.
 const MOST: usize = 128;
 /// The most grants that one statement and one wave renew, so that other operations do not wait for thousands of them.
-const MOST_RENEWALS: usize = 256;
+pub(super) const MOST_RENEWALS: usize = 256;
 
 /// Operations that are sent together, one statement for each kind.
 #[derive(Debug, Default)]
@@ -28,7 +28,8 @@ pub(crate) struct Room {
 
 #[derive(Debug, Default)]
 struct Taken {
-    jobs: usize,
+    /// How many locks or grants.
+    size: usize,
     /// Whether the operation must not share its statement.
     alone: bool,
 }
@@ -37,15 +38,21 @@ impl Room {
     /// Whether the operation fits into the wave; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
         let (taken, most) = match &job.step {
-            Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) => (&mut self.releases, MOST),
-            Step::Renew(..) | Step::Extend(..) => (&mut self.renewals, MOST_RENEWALS),
+            Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) | Step::PermitRelease(..) => {
+                (&mut self.releases, MOST)
+            }
+            Step::Renew(..) | Step::Extend(..) | Step::PermitRenew(..) => (&mut self.renewals, MOST_RENEWALS),
             Step::Acquire(_) => (&mut self.acquires, MOST),
             _ => (&mut self.others, MOST),
         };
-        if taken.jobs == most || taken.jobs > 0 && (taken.alone || job.alone) {
+        let size = match &job.step {
+            Step::PermitRenew(_, grants) => grants.len(),
+            _ => 1,
+        };
+        if taken.size > 0 && (taken.size + size > most || taken.alone || job.alone) {
             return false;
         }
-        taken.jobs += 1;
+        taken.size += size;
         taken.alone |= job.alone;
         true
     }
@@ -56,8 +63,10 @@ impl From<Vec<Job>> for Wave {
         let mut wave = Wave::default();
         for job in jobs {
             let list = match &job.step {
-                Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) => &mut wave.releases,
-                Step::Renew(..) | Step::Extend(..) => &mut wave.renewals,
+                Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) | Step::PermitRelease(..) => {
+                    &mut wave.releases
+                }
+                Step::Renew(..) | Step::Extend(..) | Step::PermitRenew(..) => &mut wave.renewals,
                 Step::Acquire(_) => &mut wave.acquires,
                 _ => &mut wave.others,
             };

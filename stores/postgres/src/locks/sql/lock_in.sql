@@ -20,6 +20,7 @@ SELECT CASE WHEN taken.fence IS NOT NULL AND pg_try_advisory_xact_lock_shared({p
             THEN taken.fence END AS fence,
        l.key IS NOT NULL AS there,
        coalesce(l.holder <> '' AND l.until > clock_timestamp() OR l.read_until > clock_timestamp(), false) AS held,
-       (extract(epoch FROM greatest(CASE WHEN l.holder <> '' THEN l.until END, l.read_until) - clock_timestamp())
+       (extract(epoch FROM greatest(CASE WHEN l.holder <> '' THEN nullif(l.until, '{never}') END,
+                                    nullif(l.read_until, 'epoch')) - clock_timestamp())
         * 1000000)::int8 AS remaining
   FROM (SELECT) AS always LEFT JOIN taken ON true LEFT JOIN {table} l ON l.key = $1
