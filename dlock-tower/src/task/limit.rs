@@ -34,7 +34,7 @@ use super::work::{take_ready, work};
 /// | [`max_hold`](Self::max_hold), [`max_waiters`](Self::max_waiters), [`at_most_here`](Self::at_most_here) | no bound |
 ///
 /// The names are those of semaphores: give no other semaphore the name of a limit. It needs a store with limits: memory, etcd,
-/// PostgreSQL, or one Redis or Valkey server, Sentinel, Cluster. [`new`](Self::new) refuses all others.
+/// PostgreSQL, ZooKeeper, or one Redis or Valkey server, Sentinel, Cluster. [`new`](Self::new) refuses all others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -246,10 +246,18 @@ impl Capabilities {
                 Some("whose fencing tokens grow too"),
                 "a store with fenced locks: Redis, Valkey, PostgreSQL, etcd, ZooKeeper or MySQL",
             ),
-            Kind::Permit | Kind::Unowned => {
-                (None, "a store with semaphores: Redis, Valkey, PostgreSQL or etcd")
-            }
-            Kind::Latch => (None, "a store with latches: Redis, Valkey, PostgreSQL or etcd"),
+            Kind::Permit => (
+                None,
+                "a store with semaphores: Redis, Valkey, PostgreSQL, etcd or ZooKeeper",
+            ),
+            Kind::Unowned => (
+                None,
+                "a store with permits without owners: Redis, Valkey, PostgreSQL or etcd",
+            ),
+            Kind::Latch => (
+                None,
+                "a store with latches: Redis, Valkey, PostgreSQL, etcd or ZooKeeper",
+            ),
         };
         match plain.filter(|_| self.has(Kind::Mutex)) {
             Some(plain) => format!("use a plain lock, {plain}, or {stores}"),

@@ -8,9 +8,9 @@ use dlock::store::{
 };
 use tokio::time::Instant;
 
-use crate::core::{Core, role};
+use crate::core::{Core, key_taken, role};
 use crate::grants::{Own, Position, State};
-use crate::names::{Mark, Node, Role};
+use crate::names::{Mark, Node, Role, family_beside};
 use crate::seen::Seen;
 use crate::session::{Answer, Epoch, NoReply, PendingReply, refused};
 use crate::wire::{Code, Mode, Reply, Request};
@@ -25,18 +25,20 @@ struct Made {
     epoch: Epoch,
     /// All nodes of the lock, in queue order.
     nodes: Vec<Node>,
+    /// The counter that the key holds.
+    counter: Option<&'static str>,
 }
 
 /// An acquire in flight.
-struct Attempt<'a> {
-    core: &'a Core,
-    lock: &'a Arc<str>,
-    grant: GrantId,
-    role: Role,
-    mark: Mark,
-    deadline: Instant,
+pub(crate) struct Attempt<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) lock: &'a Arc<str>,
+    pub(crate) grant: GrantId,
+    pub(crate) role: Role,
+    pub(crate) mark: Mark,
+    pub(crate) deadline: Instant,
     /// The write grant that contains a nested read lock.
-    writer: Option<Node>,
+    pub(crate) writer: Option<Node>,
 }
 
 /// The state of the node of a lock.
@@ -82,10 +84,11 @@ impl Core {
         let made = attempt.make().await?;
         if made.node.position.is_exhausted() {
             attempt.undo(&made.node, made.epoch).await?;
-            let path = self.path(&lock);
-            let message =
-                format!("{path} has given its last sequence number: delete it while nobody uses the lock");
-            return Err(StoreError::not_done(Reason::Refused, message));
+            return Err(self.exhausted(&lock));
+        }
+        if let Some(counter) = made.counter {
+            attempt.undo(&made.node, made.epoch).await?;
+            return Err(key_taken(counter));
         }
         match found(&made.nodes, &made.node, attempt.writer.as_ref()) {
             Found::Nothing => attempt.granted(made, called, request.lease),
@@ -98,11 +101,7 @@ impl Core {
             }
             Found::Other(other) => {
                 attempt.undo(&made.node, made.epoch).await?;
-                let family = other.family();
-                Err(StoreError::not_done(
-                    Reason::KeyTaken(family.to_owned()),
-                    format!("the key holds {family}"),
-                ))
+                Err(key_taken(other.family()))
             }
         }
     }
@@ -153,12 +152,13 @@ impl Attempt<'_> {
                 (self.contained(container).await?, create, children)
             };
             if let Some((node, czxid, epoch)) = self.created(create).await? {
-                let nodes = self.list(children, &node, epoch).await?;
+                let names = self.list(children, &node, epoch).await?;
                 return Ok(Made {
                     node,
                     czxid,
                     epoch,
-                    nodes,
+                    nodes: Node::sorted(&names),
+                    counter: family_beside(&names, None),
                 });
             }
             self.core.is_gone(self.lock);
@@ -174,7 +174,7 @@ impl Attempt<'_> {
         ))
     }
 
-    fn create(&self) -> Request {
+    pub(crate) fn create(&self) -> Request {
         let (name, mode) = match &self.writer {
             Some(writer) => (writer.beside(&self.mark, self.role), Mode::Ephemeral),
             None => (self.mark.prefix(self.role), Mode::Sequential),
@@ -209,7 +209,10 @@ impl Attempt<'_> {
     }
 
     /// Returns the node that was created; `None` if the node of the lock does not exist.
-    async fn created(&self, create: PendingReply) -> Result<Option<(Node, u64, Epoch)>, StoreError> {
+    pub(crate) async fn created(
+        &self,
+        create: PendingReply,
+    ) -> Result<Option<(Node, u64, Epoch)>, StoreError> {
         let Answer { reply, epoch } = match create.answer().await {
             Ok(answer) => answer,
             Err(NoReply::Lost(epoch, error)) => return Err(self.unknown(State::Unknown, epoch, error)),
@@ -235,12 +238,18 @@ impl Attempt<'_> {
         }
     }
 
-    async fn list(&self, children: PendingReply, node: &Node, epoch: Epoch) -> Result<Vec<Node>, StoreError> {
+    /// The names of all nodes of the lock.
+    async fn list(
+        &self,
+        children: PendingReply,
+        node: &Node,
+        epoch: Epoch,
+    ) -> Result<Vec<String>, StoreError> {
         let error = match children.answer().await {
             Ok(Answer {
                 reply: Ok(Reply::Children(names)),
                 ..
-            }) => return Ok(Node::sorted(&names)),
+            }) => return Ok(names),
             Ok(Answer { reply: Err(code), .. }) => {
                 self.undo(node, epoch).await?;
                 return Err(refused(code, "to list the nodes of the lock"));

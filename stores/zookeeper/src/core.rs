@@ -3,17 +3,18 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use dlock::store::{Hub, Kind, Reason, StoreError};
+use dlock::store::{GrantId, Hub, Kind, Reason, StoreError};
 use parking_lot::Mutex;
 use tokio::runtime;
 
 use crate::deletes::Deletes;
 use crate::followers::Followers;
-use crate::grants::Grants;
-use crate::names::{Node, Role};
+use crate::grants::{Grants, State};
+use crate::names::{Counter, Node, Role, family_beside};
 use crate::seen::Watches;
-use crate::session::{Answer, NoReply, PendingReply, Session, refused};
-use crate::wire::{Code, Mode, Reply, Request};
+use crate::session::{Answer, Epoch, NoReply, PendingReply, Session, refused};
+use crate::steps::Steps;
+use crate::wire::{Code, Mode, Reply, Request, Stat};
 
 /// For how many locks the client remembers that their node exists.
 const REMEMBERED: usize = 65_536;
@@ -27,6 +28,7 @@ pub(crate) struct Core {
     pub(crate) hub: Arc<Hub>,
     pub(crate) watches: Watches,
     pub(crate) followers: Followers,
+    pub(crate) steps: Steps,
     /// Locks whose node existed recently, so that an acquire does not create it again.
     made: Mutex<HashSet<Arc<str>>>,
 }
@@ -42,6 +44,7 @@ impl Core {
             hub: Arc::default(),
             watches: Watches::default(),
             followers: Followers::default(),
+            steps: Steps::default(),
             made: Mutex::default(),
         }
     }
@@ -89,7 +92,69 @@ impl Core {
     }
 
     pub(crate) async fn delete(&self, lock: &str, node: &Node) -> Result<Answer, NoReply> {
-        self.deletes.delete(self.path_of(lock, &node.name)).await
+        self.delete_path(self.path_of(lock, &node.name)).await
+    }
+
+    pub(crate) async fn delete_path(&self, path: String) -> Result<Answer, NoReply> {
+        self.deletes.delete(path).await
+    }
+
+    /// The nodes of a grant that is held in this session, with their versions.
+    pub(crate) fn holds(&self, grant: GrantId, epoch: Epoch) -> Option<Vec<(String, i32)>> {
+        let own = self.grants.get(grant).filter(|own| own.epoch == epoch)?;
+        match &own.state {
+            State::Held { node, version } => Some(vec![(self.path_of(&own.lock, &node.name), *version)]),
+            State::Permits(amount) => {
+                let leases = self.leases(&own, *amount).into_iter();
+                Some(leases.map(|path| (path, 0)).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// Creates the node of a key, and one below it, unless they exist.
+    pub(crate) async fn make_below(&self, key: &str, name: &str) -> Result<(), StoreError> {
+        let path = self.path_of(key, name);
+        for _ in 0..2 {
+            let there = Request::Exists {
+                path: path.clone(),
+                watch: false,
+            };
+            let below = self.container(&format!("{key}/{name}"));
+            let [parent, made, there] = self.session.send([self.container(key), below, there]);
+            let parent = parent.answer().await?.reply;
+            let made = made.answer().await?.reply;
+            // A client does not need the right to create a node that exists.
+            if there.answer().await?.reply.is_ok() {
+                return Ok(());
+            }
+            match (parent, made) {
+                (Err(Code::NO_NODE), _) => self.make_root().await?,
+                (Err(code), _) | (_, Err(code)) if code != Code::NODE_EXISTS => {
+                    return Err(refused(code, &format!("to create {path}")));
+                }
+                _ => {}
+            }
+        }
+        let message = format!("{path} was removed again and again");
+        Err(StoreError::not_done(Reason::RefusedForNow, message))
+    }
+
+    /// The family of what a key holds, unless it is this counter.
+    pub(crate) async fn other_family(
+        &self,
+        key: &str,
+        counter: Counter,
+    ) -> Result<Option<&'static str>, StoreError> {
+        let names = names(self.session.ask(self.children(key, false))).await?;
+        Ok(family_beside(&names, Some(counter)))
+    }
+
+    pub(crate) fn exhausted(&self, lock: &str) -> StoreError {
+        let path = self.path(lock);
+        let message =
+            format!("{path} has given its last sequence number: delete it while nobody uses the lock");
+        StoreError::not_done(Reason::Refused, message)
     }
 
     /// Creates the root and its parents.
@@ -135,12 +200,35 @@ impl Core {
 
 /// Returns the nodes of a list; empty if the node of the lock does not exist.
 pub(crate) async fn listed(children: PendingReply) -> Result<Vec<Node>, StoreError> {
+    Ok(Node::sorted(&names(children).await?))
+}
+
+/// Returns the names in a list; empty if the parent does not exist.
+pub(crate) async fn names(children: PendingReply) -> Result<Vec<String>, StoreError> {
     match children.answer().await?.reply {
-        Ok(Reply::Children(names)) => Ok(Node::sorted(&names)),
+        Ok(Reply::Children(names)) => Ok(names),
         Err(Code::NO_NODE) => Ok(Vec::new()),
         Ok(_) => Err(StoreError::unknown("the answer of another request came")),
         Err(code) => Err(refused(code, "to list the nodes of a lock")),
     }
+}
+
+/// Reads the reply to a request for data; `None` if the node does not exist.
+pub(crate) async fn data(pending: PendingReply) -> Result<Option<(Vec<u8>, Stat)>, StoreError> {
+    match pending.answer().await?.reply {
+        Ok(Reply::Data { data, stat }) => Ok(Some((data, stat))),
+        Err(Code::NO_NODE) => Ok(None),
+        Ok(_) => Err(StoreError::unknown("the answer of another request came")),
+        Err(code) => Err(refused(code, "to read a node of a semaphore or latch")),
+    }
+}
+
+/// The error for a key that holds something else.
+pub(crate) fn key_taken(family: &str) -> StoreError {
+    StoreError::not_done(
+        Reason::KeyTaken(family.to_owned()),
+        format!("the key holds {family}"),
+    )
 }
 
 /// The role of a kind; an error for kinds that this store does not support.

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::core::Core;
 use crate::gather::Gathered;
+use crate::layout::semaphore_of;
 use crate::queues::{Inbox, LockQueues, Step, Work};
 use crate::session::Event;
 use crate::wire::Changed;
@@ -102,8 +103,8 @@ impl Driver {
 
     fn leave(&mut self, done: Done) {
         for lock in done {
-            if let Some(next) = self.queues.leave(&lock) {
-                self.begin(Some(lock), next);
+            for next in self.queues.leave(&lock) {
+                self.begin(Some(lock.clone()), next);
             }
         }
     }
@@ -149,8 +150,13 @@ impl Driver {
                 self.doubts.tell(Lane::default());
                 self.core.followers.clear();
                 self.core.hub.tell_all(false);
+                for queue in self.core.grants.queues() {
+                    if let Some(semaphore) = semaphore_of(&queue) {
+                        self.core.tell_permits(semaphore);
+                    }
+                }
                 for (lock, topic) in self.core.waited_for() {
-                    self.watch(lock, Some(topic));
+                    self.watch(move |core| async move { core.watch(lock, &topic).await });
                 }
                 for (grant, lock) in self.core.grants.absent() {
                     self.work(
@@ -160,17 +166,25 @@ impl Driver {
                     );
                 }
             }
-            Event::Changed(Changed { path, is_deleted }) => match self.core.watched(&path) {
-                Some(lock) => self.watch(lock, None),
-                None => self.core.tell_follower(&path, is_deleted),
-            },
+            Event::Changed(Changed { path, is_deleted }) => {
+                if let Some(lock) = self.core.watched(&path) {
+                    self.watch(move |core| async move { core.watch_lock(lock, None).await });
+                } else if let Some(counter) = self.core.counter_with(&path) {
+                    self.watch(move |core| async move { core.counter_changed(&path, counter).await });
+                } else {
+                    self.core.tell_follower(&path, is_deleted);
+                }
+            }
         }
     }
 
-    fn watch(&mut self, lock: Arc<str>, topic: Option<Arc<str>>) {
-        let core = self.core.clone();
+    fn watch<F>(&mut self, work: impl FnOnce(Arc<Core>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let watching = work(self.core.clone());
         self.running.push(Box::pin(async move {
-            core.watch(lock, topic.as_deref()).await;
+            watching.await;
             Done::new()
         }));
     }

@@ -17,6 +17,7 @@ use crate::core::{Core, listed};
 use crate::followers::Watched;
 use crate::grants::{Own, Position, State};
 use crate::inspect::waiting;
+use crate::layout::{permits_topic, semaphore_of, semaphore_with};
 use crate::names::Node;
 use crate::session::{Answer, refused};
 use crate::wire::{Code, Reply, Request};
@@ -53,7 +54,7 @@ enum Before {
 }
 
 /// Where a waiter stands in the queue.
-enum Place {
+pub(crate) enum Place {
     First,
     Behind,
     /// Its node is gone.
@@ -158,7 +159,12 @@ impl Core {
     }
 
     /// Determines where a waiter stands, and watches the node before it.
-    async fn place(&self, grant: GrantId, own: &Own, mut position: Position) -> Result<Place, StoreError> {
+    pub(crate) async fn place(
+        &self,
+        grant: GrantId,
+        own: &Own,
+        mut position: Position,
+    ) -> Result<Place, StoreError> {
         loop {
             match self.watch_before(grant, &own.lock, &position.before).await? {
                 Before::There => return Ok(Place::Behind),
@@ -180,7 +186,10 @@ impl Core {
     /// Looks at the node before that of a waiter, unless it is watched. If it exists, the waiter is told of its end.
     async fn watch_before(&self, grant: GrantId, lock: &str, before: &Node) -> Result<Before, StoreError> {
         let path = self.path_of(lock, &before.name);
-        let topic: Arc<str> = position_topic(lock, grant).into();
+        let topic: Arc<str> = match semaphore_of(lock) {
+            Some(semaphore) => permits_topic(semaphore).into(),
+            None => position_topic(lock, grant).into(),
+        };
         match self.followers.look(&path, &topic) {
             Watched::Deleted => return Ok(Before::Deleted),
             Watched::There(_) => return Ok(Before::There),
@@ -210,7 +219,7 @@ impl Core {
     }
 
     /// Lists the nodes of a lock. If this node is missing, the server may be behind, and catches up first.
-    async fn nodes_with(&self, lock: &str, node: &Node) -> Result<Vec<Node>, StoreError> {
+    pub(crate) async fn nodes_with(&self, lock: &str, node: &Node) -> Result<Vec<Node>, StoreError> {
         let nodes = listed(self.session.ask(self.children(lock, false))).await?;
         match nodes.contains(node) {
             true => Ok(nodes),
@@ -220,8 +229,12 @@ impl Core {
 
     /// Notifies the waiter behind a node that has changed.
     pub(crate) fn tell_follower(&self, path: &str, is_deleted: bool) {
-        if let Some(topic) = self.followers.changed(path, is_deleted) {
-            self.hub.tell(&topic);
+        let Some(topic) = self.followers.changed(path, is_deleted) else {
+            return;
+        };
+        match semaphore_with(&topic) {
+            Some(semaphore) => self.tell_permits(semaphore),
+            None => drop(self.hub.tell(&topic)),
         }
     }
 

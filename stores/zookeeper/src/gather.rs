@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::queues::Renew;
 
-/// The most grants and the most bytes of paths in one write: servers accept a million bytes by default, and each change
+/// The most nodes and the most bytes of paths in one write: servers accept a million bytes by default, and each change
 /// has some overhead.
-const MOST_GRANTS: usize = 1000;
-const MOST_BYTES: usize = 400_000;
+pub(crate) const MOST_NODES: usize = 1000;
+pub(crate) const MOST_BYTES: usize = 400_000;
 /// The number of grants from which on renewals wait for each other.
 const MANY: usize = 256;
 /// How long a renewal waits for others; at most a sixtieth of its lease.
@@ -51,11 +51,11 @@ impl Gathered {
     /// Takes as many renewals as fit into one write, if they fill it or are due. `bytes` is the length of the path of a
     /// lock's node without its name.
     pub(crate) fn take(&mut self, bytes: usize, now: Instant) -> Option<Batch> {
-        if self.renewals.len() < MOST_GRANTS && self.due.is_none_or(|due| due > now) {
+        if self.renewals.len() < MOST_NODES && self.due.is_none_or(|due| due > now) {
             return None;
         }
         let mut sum = 0;
-        let fits = self.renewals.iter().take(MOST_GRANTS).take_while(|(lock, _)| {
+        let fits = self.renewals.iter().take(MOST_NODES).take_while(|(lock, _)| {
             sum += bytes + lock.len() + 80;
             sum <= MOST_BYTES
         });
@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn full_write_and_one_that_others_wait_for_are_sent_at_once() {
         let called = Instant::now();
-        let mut gathered = gathered(MOST_GRANTS + 1, LEASE, MANY, called);
+        let mut gathered = gathered(MOST_NODES + 1, LEASE, MANY, called);
         assert_eq!(
             gathered.take(0, called).map(|batch| batch.len()),
-            Some(MOST_GRANTS)
+            Some(MOST_NODES)
         );
         assert!(gathered.take(0, called).is_none());
         gathered.hurry();

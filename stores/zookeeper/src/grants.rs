@@ -4,7 +4,7 @@
 //! continues, the client itself ends it by deleting the node; if the process dies, the session ends it.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,8 +37,16 @@ pub(crate) enum State {
         /// The version of its data.
         version: i32,
     },
-    /// The node is the position of a waiter for a fair lock.
+    /// The node is the position of a waiter for a fair lock or for permits.
     Waits(Position),
+    /// The node is the first in the queue for permits.
+    First { node: Node, czxid: u64 },
+    /// So many leases exist: permits are held.
+    Permits(u32),
+    /// The leases may exist. While the node in the queue does, they may still be created.
+    Takes { node: Option<Node>, amount: u32 },
+    /// The node of a step on a counter exists.
+    Done,
     /// The node may exist.
     Unknown,
     /// The node did not exist, but may still be created until this moment.
@@ -47,7 +55,7 @@ pub(crate) enum State {
     Leaves(Node),
 }
 
-/// The position of a waiter for a fair lock.
+/// The position of a waiter behind others.
 #[derive(Debug, Clone)]
 pub(crate) struct Position {
     pub(crate) node: Node,
@@ -128,6 +136,19 @@ impl Grants {
         }
     }
 
+    /// Sets until when the positions in a queue are kept, unless they end before.
+    pub(crate) fn end_positions(&self, queue: &str, until: Instant) {
+        let mut inner = self.0.lock();
+        let Inner { own, ends } = &mut *inner;
+        let waits = own.iter_mut().filter(|(_, own)| {
+            matches!(own.state, State::Waits(_) | State::First { .. }) && *own.lock == *queue
+        });
+        for (grant, own) in waits.filter(|(_, own)| own.deadline > until) {
+            own.deadline = until;
+            ends.push(Reverse((until, *grant)));
+        }
+    }
+
     pub(crate) fn set(&self, grant: GrantId, state: State) {
         if let Some(own) = self.0.lock().own.get_mut(&grant) {
             own.state = state;
@@ -194,6 +215,14 @@ impl Grants {
             }
         }
         (over, None)
+    }
+
+    /// The queues in which this client has positions.
+    pub(crate) fn queues(&self) -> HashSet<Arc<str>> {
+        let inner = self.0.lock();
+        let waits =
+            (inner.own.values()).filter(|own| matches!(own.state, State::Waits(_) | State::First { .. }));
+        waits.map(|own| own.lock.clone()).collect()
     }
 
     /// Removes the grants of sessions before this one, which have ended.

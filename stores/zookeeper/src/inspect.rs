@@ -4,7 +4,8 @@ use dlock::LockKey;
 use dlock::store::{GrantId, Holder, Kind, StoreError};
 use futures_util::future::join_all;
 
-use crate::core::{Core, holders};
+use crate::core::{Core, data as read, holders, names};
+use crate::layout::leases_of;
 use crate::names::{Node, Role, key_of_node, marked};
 use crate::session::refused;
 use crate::wire::{Code, Reply, Request};
@@ -12,7 +13,31 @@ use crate::wire::{Code, Reply, Request};
 impl Core {
     pub(crate) async fn inspect(&self, lock: &str) -> Result<Vec<Holder>, StoreError> {
         let held = self.held(lock).await?;
-        Ok(held.iter().map(|(node, data)| holder(node, data)).collect())
+        let holders = held.iter().map(|(node, data)| holder(node, data));
+        Ok(holders.chain(self.permits_held(lock).await?).collect())
+    }
+
+    /// Returns the holder of each permit of a semaphore.
+    async fn permits_held(&self, semaphore: &str) -> Result<Vec<Holder>, StoreError> {
+        let leases = self.lease_names(semaphore).await?;
+        let looks = leases.iter().map(|lease| Request::Data {
+            path: self.path_of(&leases_of(semaphore), lease),
+            watch: false,
+        });
+        let mut holders = Vec::new();
+        for (pending, lease) in self.session.ask_all(looks).into_iter().zip(&leases) {
+            if let Some((data, _)) = read(pending).await? {
+                holders.push(named(Kind::Permit, lease, &data));
+            }
+        }
+        Ok(holders)
+    }
+
+    async fn lease_names(&self, semaphore: &str) -> Result<Vec<String>, StoreError> {
+        let leases = self.session.ask(self.children(&leases_of(semaphore), false));
+        let mut leases = names(leases).await?;
+        leases.sort_unstable();
+        Ok(leases)
     }
 
     /// Returns the nodes of the holders, with their data.
@@ -21,13 +46,14 @@ impl Core {
         let holders = holders(&nodes);
         let looks = holders.iter().map(|node| Request::Data {
             path: self.path_of(lock, &node.name),
+            watch: false,
         });
         let mut found = Vec::new();
         for (pending, node) in self.session.ask_all(looks).into_iter().zip(holders) {
             match pending.answer().await?.reply {
                 // It is first, and has not taken the lock yet.
-                Ok(Reply::Data(data)) if is_waiting(&data) => {}
-                Ok(Reply::Data(data)) => found.push((node.clone(), data)),
+                Ok(Reply::Data { data, .. }) if is_waiting(&data) => {}
+                Ok(Reply::Data { data, .. }) => found.push((node.clone(), data)),
                 // Released meanwhile.
                 Err(Code::NO_NODE) => {}
                 Ok(_) => return Err(StoreError::unknown("the answer of another request came")),
@@ -64,7 +90,11 @@ impl Core {
     /// Deletes the nodes of all holders, of any client. Returns whether there was one.
     pub(crate) async fn force(&self, lock: &str) -> Result<bool, StoreError> {
         let held = self.held(lock).await?;
-        let deletes = held.iter().map(|(node, _)| self.delete(lock, node));
+        let nodes = held.iter().map(|(node, _)| self.path_of(lock, &node.name));
+        let leases = self.lease_names(lock).await?;
+        let dir = leases_of(lock);
+        let leases = leases.iter().map(|lease| self.path_of(&dir, lease));
+        let deletes = nodes.chain(leases).map(|path| self.delete_path(path));
         let mut forced = false;
         for deleted in join_all(deletes).await {
             match deleted?.reply {
@@ -84,8 +114,12 @@ fn holder(node: &Node, data: &[u8]) -> Holder {
         Role::Read => Kind::Read,
         Role::Write => Kind::Write,
     };
+    named(kind, &node.name, data)
+}
+
+fn named(kind: Kind, name: &str, data: &[u8]) -> Holder {
     let grant = std::str::from_utf8(data).ok().filter(|text| is_grant(text));
-    let id = grant.or_else(|| marked(&node.name)).unwrap_or(&node.name);
+    let id = grant.or_else(|| marked(name)).unwrap_or(name);
     Holder::new(kind, id.to_owned(), 1, None).ending_with("its session with ZooKeeper")
 }
 
@@ -97,7 +131,7 @@ pub(crate) fn waiting(grant: GrantId) -> Vec<u8> {
     format!("{WAITS}{grant}").into_bytes()
 }
 
-fn is_waiting(data: &[u8]) -> bool {
+pub(crate) fn is_waiting(data: &[u8]) -> bool {
     data.starts_with(WAITS.as_bytes())
 }
 

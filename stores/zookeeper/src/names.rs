@@ -66,6 +66,40 @@ impl Role {
     }
 }
 
+/// What a key holds that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counter {
+    Semaphore,
+    Latch,
+}
+
+impl Counter {
+    /// The counter that has a node of this name below that of its key.
+    fn with(name: &str) -> Option<Counter> {
+        match name {
+            "locks" | "leases" | "permits" => Some(Counter::Semaphore),
+            "latch" => Some(Counter::Latch),
+            _ => None,
+        }
+    }
+
+    fn family(self) -> &'static str {
+        match self {
+            Counter::Semaphore => "a semaphore",
+            Counter::Latch => "a latch",
+        }
+    }
+}
+
+/// The family of what a key holds, given the names of the nodes below its own, beside this counter; `None` stands for a lock,
+/// beside which other locks are not looked for.
+pub(crate) fn family_beside(names: &[String], counter: Option<Counter>) -> Option<&'static str> {
+    names.iter().find_map(|name| match Counter::with(name) {
+        Some(other) => (Some(other) != counter).then(|| other.family()),
+        None => (Node::parse(name).filter(|_| counter.is_some())).map(|node| node.role.family()),
+    })
+}
+
 /// The sequence number of a node. After 2³¹ - 1 a server gives this number to all further nodes (ZooKeeper 3.8), or continues
 /// with the most negative one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +180,11 @@ impl Mark {
     /// The name of a node before the server appends its number.
     pub(crate) fn prefix(&self, role: Role) -> String {
         format!("{}{}", self.0, role.name())
+    }
+
+    /// The name of one of the leases of a grant of permits.
+    pub(crate) fn lease(&self, index: u32) -> String {
+        format!("{}lease-{index:010}", self.0)
     }
 
     pub(crate) fn is_of(&self, name: &str) -> bool {

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use crate::session::refused;
 use crate::store::ZookeeperLocks;
-use crate::wire::{Change, Code, Reply, Request};
+use crate::wire::{Change, Code, Mode, Reply, Request};
 
 /// The node of a holder. A `multi` of any client that checks this node fails once the lock is lost.
 ///
@@ -71,6 +71,7 @@ impl Writes {
         self.0.push(Change::Create {
             path: path.into(),
             data: data.into(),
+            mode: Mode::Persistent,
         });
         self
     }
@@ -166,7 +167,7 @@ pub enum WriteError {
 
 impl ZookeeperLocks {
     /// Returns the nodes of a holder, for the `multi` of another client: one for each lock of a
-    /// [`MultiGuard`](dlock::MultiGuard). After this call the lock is not handed off inside the process.
+    /// [`MultiGuard`](dlock::MultiGuard), and for each permit. After this call the lock is not handed off inside the process.
     ///
     /// A `multi` with a `check` of each node succeeds only while the lock is held: not after its session has expired,
     /// or after it was released or force-released.
@@ -175,8 +176,8 @@ impl ZookeeperLocks {
     ///
     /// [`WriteError::Lost`] when the lock is lost.
     pub fn nodes(&self, guard: &impl Bind) -> Result<Vec<HolderNode>, WriteError> {
-        let bound = bound(guard)?;
-        bound.iter().map(|grant| self.node(grant)).collect()
+        let nodes: Result<Vec<_>, _> = bound(guard)?.iter().map(|grant| self.nodes_of(grant)).collect();
+        Ok(nodes?.into_iter().flatten().collect())
     }
 
     /// Makes these writes as the holder of a lock: the lock is held while ZooKeeper makes them, or none is made. This
@@ -206,13 +207,16 @@ impl ZookeeperLocks {
     /// ```
     pub async fn write_as(&self, guard: &impl Bind, writes: Writes) -> Result<(), WriteError> {
         let bound = bound(guard)?;
-        let checks = bound.iter().map(|grant| {
-            let HolderNode { path, version } = self.node(grant)?;
-            Ok(Change::Check { path, version })
-        });
-        let Ok(mut changes) = checks.collect::<Result<Vec<Change>, WriteError>>() else {
+        let nodes: Result<Vec<_>, WriteError> = bound.iter().map(|grant| self.nodes_of(grant)).collect();
+        let Ok(nodes) = nodes else {
             return Err(found_lost(&bound).await);
         };
+        let checks = nodes.iter().flatten().map(|node| Change::Check {
+            path: node.path.clone(),
+            version: node.version,
+        });
+        let mut changes: Vec<Change> = checks.collect();
+        let checked = changes.len();
         changes.extend(writes.0);
         let session = &self.0.core.session;
         let request = Request::Multi(changes);
@@ -234,25 +238,31 @@ impl ZookeeperLocks {
         let broken = |code: &Code| *code != Code::OK && *code != Code::ROLLED_BACK;
         match codes.iter().position(broken) {
             None => Ok(()),
-            Some(at) => Err(match bound.get(at) {
-                Some(_) => found_lost(&bound[at..]).await,
-                None => WriteError::Refused {
-                    at: at - bound.len(),
-                    reason: codes[at].to_string(),
-                },
+            Some(at) if at < checked => Err(found_lost(&bound[owner(&nodes, at)..]).await),
+            Some(at) => Err(WriteError::Refused {
+                at: at - checked,
+                reason: codes[at].to_string(),
             }),
         }
     }
 
-    fn node(&self, bound: &BoundGrant) -> Result<HolderNode, WriteError> {
+    fn nodes_of(&self, bound: &BoundGrant) -> Result<Vec<HolderNode>, WriteError> {
         let core = &self.0.core;
-        let held = core.grants.held(bound.grant, core.session.epoch());
-        let (lock, node, version) = held.ok_or_else(|| lost(&bound.key))?;
-        Ok(HolderNode {
-            path: core.path_of(&lock, &node.name),
-            version,
-        })
+        let held = core.holds(bound.grant, core.session.epoch());
+        let nodes = held.ok_or_else(|| lost(&bound.key))?.into_iter();
+        Ok(nodes
+            .map(|(path, version)| HolderNode { path, version })
+            .collect())
     }
+}
+
+/// The index of the grant that has the node at this index among all nodes.
+fn owner(nodes: &[Vec<HolderNode>], at: usize) -> usize {
+    let ends = nodes.iter().scan(0, |end, nodes| {
+        *end += nodes.len();
+        Some(*end)
+    });
+    ends.take_while(|end| *end <= at).count()
 }
 
 fn bound(guard: &impl Bind) -> Result<Vec<BoundGrant>, WriteError> {

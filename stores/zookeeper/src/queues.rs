@@ -86,16 +86,31 @@ impl Inbox {
     }
 }
 
-/// The locks with a running operation, and the operations that wait for it.
+/// The locks with running operations, and the operations that wait for them.
 #[derive(Default)]
-pub(crate) struct LockQueues(HashMap<Arc<str>, VecDeque<Step>>);
+pub(crate) struct LockQueues(HashMap<Arc<str>, Queue>);
+
+#[derive(Default)]
+struct Queue {
+    /// How many renewals run, or `None` for another operation. Renewals of several grants run together.
+    renewals: Option<usize>,
+    waiting: VecDeque<Step>,
+}
 
 impl LockQueues {
     /// Returns the operation if it can run now; otherwise queues it. A renewal is ahead of what concerns other grants: many
     /// waiters must not delay it until its lease is over.
     pub(crate) fn enter(&mut self, lock: &Arc<str>, step: Step) -> Option<Step> {
+        let is_renewal = matches!(step, Step::Renew(_));
         match self.0.get_mut(lock) {
-            Some(queue) => {
+            Some(Queue {
+                renewals: Some(running),
+                waiting,
+            }) if is_renewal && waiting.is_empty() => {
+                *running += 1;
+                Some(step)
+            }
+            Some(Queue { waiting: queue, .. }) => {
                 let passed = match &step {
                     Step::Renew(renew) => queue
                         .iter()
@@ -108,16 +123,34 @@ impl LockQueues {
                 None
             }
             None => {
-                self.0.insert(lock.clone(), VecDeque::new());
+                let queue = Queue {
+                    renewals: is_renewal.then_some(1),
+                    ..Queue::default()
+                };
+                self.0.insert(lock.clone(), queue);
                 Some(step)
             }
         }
     }
 
-    /// Ends the running operation of a lock, and returns the next one, which can run now.
-    pub(crate) fn leave(&mut self, lock: &Arc<str>) -> Option<Step> {
-        let next = self.0.get_mut(lock)?.pop_front();
-        if next.is_none() {
+    /// Ends a running operation of a lock, and returns the next ones, which can run now.
+    pub(crate) fn leave(&mut self, lock: &Arc<str>) -> Vec<Step> {
+        let Some(queue) = self.0.get_mut(lock) else {
+            return Vec::new();
+        };
+        if let Some(running) = queue.renewals.as_mut().filter(|running| **running > 1) {
+            *running -= 1;
+            return Vec::new();
+        }
+        let renewals = (queue.waiting.iter())
+            .take_while(|step| matches!(step, Step::Renew(_)))
+            .count();
+        let next: Vec<Step> = queue
+            .waiting
+            .drain(..renewals.max(1).min(queue.waiting.len()))
+            .collect();
+        queue.renewals = (renewals > 0).then_some(renewals);
+        if next.is_empty() {
             self.0.remove(lock);
         }
         next
@@ -146,12 +179,16 @@ mod tests {
         Step::Of(GrantId::from_parts(1, number), Box::new(|| Box::pin(async {})))
     }
 
-    fn number(step: Option<Step>) -> Option<String> {
-        let grant = match step? {
+    fn number(step: Step) -> String {
+        let grant = match step {
             Step::Renew(Renew { grant, .. }) | Step::Of(grant, _) => grant,
-            Step::Work(_) => return Some("work".to_owned()),
+            Step::Work(_) => return "work".to_owned(),
         };
-        Some(grant.to_string()[37..].to_owned())
+        grant.to_string()[37..].to_owned()
+    }
+
+    fn leave(queues: &mut LockQueues, lock: &Arc<str>) -> Vec<String> {
+        queues.leave(lock).into_iter().map(number).collect()
     }
 
     #[test]
@@ -172,20 +209,41 @@ mod tests {
         for (nth, step) in steps.into_iter().enumerate() {
             assert_eq!(queues.enter(&a, step).is_some(), nth == 0);
         }
-        let order: Vec<_> = std::iter::from_fn(|| number(queues.leave(&a))).collect();
+        let mut order = Vec::new();
+        while !queues.is_empty() {
+            order.extend(leave(&mut queues, &a));
+        }
         assert_eq!(order, ["2", "work", "1", "2", "3", "4", "5", "5"]);
     }
 
     #[test]
     fn steps_of_one_key_have_their_turns_in_order() {
         let (mut queues, a, b): (_, Arc<str>, Arc<str>) = (LockQueues::default(), "a".into(), "b".into());
-        assert_eq!(number(queues.enter(&a, renewal(1))), Some("1".to_owned()));
-        assert_eq!(number(queues.enter(&a, renewal(2))), None);
-        assert_eq!(number(queues.enter(&b, renewal(3))), Some("3".to_owned()));
-        assert_eq!(number(queues.enter(&a, renewal(4))), None);
-        assert_eq!(number(queues.leave(&a)), Some("2".to_owned()));
-        assert_eq!(number(queues.leave(&a)), Some("4".to_owned()));
-        assert!(queues.leave(&a).is_none() && queues.leave(&b).is_none());
+        assert_eq!(queues.enter(&a, of(1)).map(number), Some("1".to_owned()));
+        assert!(queues.enter(&a, of(2)).is_none());
+        assert_eq!(queues.enter(&b, of(3)).map(number), Some("3".to_owned()));
+        assert!(queues.enter(&a, of(4)).is_none());
+        assert_eq!(leave(&mut queues, &a), ["2"]);
+        assert_eq!(leave(&mut queues, &a), ["4"]);
+        assert!(leave(&mut queues, &a).is_empty() && leave(&mut queues, &b).is_empty());
         assert!(queues.is_empty());
+    }
+
+    #[test]
+    fn renewals_of_one_key_run_together() {
+        let (mut queues, a): (_, Arc<str>) = (LockQueues::default(), "a".into());
+        assert!(queues.enter(&a, renewal(1)).is_some() && queues.enter(&a, renewal(2)).is_some());
+        assert!(queues.enter(&a, of(2)).is_none() && queues.enter(&a, of(3)).is_none());
+        // It may not pass the step of its own grant.
+        assert!(queues.enter(&a, renewal(2)).is_none());
+        assert!(queues.enter(&a, renewal(4)).is_none() && queues.enter(&a, renewal(5)).is_none());
+        assert!(leave(&mut queues, &a).is_empty());
+        assert_eq!(leave(&mut queues, &a), ["2"]);
+        assert_eq!(leave(&mut queues, &a), ["2", "4", "5"]);
+        for _ in 0..2 {
+            assert!(leave(&mut queues, &a).is_empty());
+        }
+        assert_eq!(leave(&mut queues, &a), ["3"]);
+        assert!(leave(&mut queues, &a).is_empty() && queues.is_empty());
     }
 }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use dlock::store::{GrantId, ReleaseReply, StoreError};
+use dlock::store::{GrantId, Kind, ReleaseReply, StoreError};
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::core::{Core, role};
 use crate::grants::{Own, Position, State};
+use crate::layout::{done_of, semaphore_of};
 use crate::names::Node;
-use crate::session::refused;
+use crate::session::{Answer, refused};
 use crate::wire::Code;
 
 /// The pause between attempts to end an expired lease.
@@ -25,7 +27,7 @@ impl Core {
     pub(crate) async fn release(
         &self,
         grant: GrantId,
-        kind: Option<dlock::store::Kind>,
+        kind: Option<Kind>,
     ) -> Result<ReleaseReply, StoreError> {
         let Some(own) = self.grants.get(grant) else {
             return Ok(NOT_HELD);
@@ -43,7 +45,34 @@ impl Core {
                 self.delete_node(grant, &own, node, false).await
             }
             State::Waits(position) => self.leaves(grant, &own, position).await,
+            State::First { node, .. } => {
+                self.delete_node(grant, &own, node, false).await?;
+                Ok(NOT_HELD)
+            }
             State::Leaves(node) => self.delete_node(grant, &own, node, true).await,
+            State::Permits(amount) => {
+                if kind.is_some_and(|kind| kind != Kind::Permit) {
+                    return Ok(NOT_HELD);
+                }
+                // Until the reply it is unknown which leases exist.
+                let node = None;
+                self.grants.set(
+                    grant,
+                    State::Takes {
+                        node,
+                        amount: *amount,
+                    },
+                );
+                self.give_back(grant, &own, None, *amount, false).await
+            }
+            State::Takes { node, amount } => self.give_back(grant, &own, node.as_ref(), *amount, true).await,
+            State::Done => {
+                let name = semaphore_of(&own.lock).unwrap_or(&own.lock);
+                let deleted = self.delete_path(self.path(&done_of(name, grant))).await?;
+                is_deleted(deleted, "to delete the node of a step")?;
+                self.grants.remove(grant);
+                Ok(NOT_HELD)
+            }
             State::Unknown => {
                 self.undo(grant, &own, Instant::now() + 2 * self.session.lasts())
                     .await
@@ -65,6 +94,36 @@ impl Core {
         Ok(NOT_HELD)
     }
 
+    /// Deletes the leases of a grant, and before them the node with which they may still be created.
+    async fn give_back(
+        &self,
+        grant: GrantId,
+        own: &Own,
+        node: Option<&Node>,
+        amount: u32,
+        repeated: bool,
+    ) -> Result<ReleaseReply, StoreError> {
+        if let Some(node) = node {
+            is_deleted(
+                self.delete(&own.lock, node).await?,
+                "to delete the node of a waiter",
+            )?;
+        }
+        let deletes = self
+            .leases(own, amount)
+            .into_iter()
+            .map(|path| self.delete_path(path));
+        let mut existed = false;
+        for deleted in join_all(deletes).await {
+            existed |= is_deleted(deleted?, "to delete a lease")?;
+        }
+        self.grants.remove(grant);
+        Ok(match existed {
+            true => RELEASED,
+            false => ReleaseReply::NotHeld { repeated },
+        })
+    }
+
     async fn delete_node(
         &self,
         grant: GrantId,
@@ -75,10 +134,9 @@ impl Core {
         // Until the reply it is unknown whether the node exists, so the grant is no longer renewed.
         self.grants.set(grant, State::Leaves(node.clone()));
         let deleted = self.delete(&own.lock, node).await?;
-        let reply = match deleted.reply {
-            Ok(_) => RELEASED,
-            Err(Code::NO_NODE) => ReleaseReply::NotHeld { repeated },
-            Err(code) => return Err(refused(code, "to delete the node of a lock")),
+        let reply = match is_deleted(deleted, "to delete the node of a lock")? {
+            true => RELEASED,
+            false => ReleaseReply::NotHeld { repeated },
         };
         self.grants.remove(grant);
         self.tell_follower(&self.path_of(&own.lock, &node.name), true);
@@ -115,7 +173,12 @@ impl Core {
         if self.grants.was_renewed(grant, Instant::now()) {
             return;
         }
-        if self.waits_behind_others(grant).await {
+        // A waiter for permits was notified when it could continue.
+        let is_of_permits = self
+            .grants
+            .get(grant)
+            .is_some_and(|own| semaphore_of(&own.lock).is_some());
+        if !is_of_permits && self.waits_behind_others(grant).await {
             self.grants.again(grant, LOOK_EVERY);
             return;
         }
@@ -123,5 +186,14 @@ impl Core {
             tracing::debug!(%grant, %error, "a lease that is over could not be ended yet");
             self.grants.again(grant, AGAIN);
         }
+    }
+}
+
+/// Whether the node existed.
+fn is_deleted(answer: Answer, what: &str) -> Result<bool, StoreError> {
+    match answer.reply {
+        Ok(_) => Ok(true),
+        Err(Code::NO_NODE) => Ok(false),
+        Err(code) => Err(refused(code, what)),
     }
 }

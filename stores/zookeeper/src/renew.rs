@@ -4,15 +4,16 @@
 //! has a quorum, which proves that the session is kept, and that none of the nodes was removed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock::store::{Renewal, StoreError};
+use futures_util::future::join_all;
 
 use crate::acquire::given;
 use crate::core::Core;
-use crate::gather::Batch;
-use crate::names::Node;
+use crate::gather::{Batch, MOST_BYTES, MOST_NODES};
 use crate::queues::Renew;
-use crate::session::{Epoch, refused};
+use crate::session::{Answer, Epoch, refused};
 use crate::wire::{Change, Code, Reply, Request};
 
 /// How often a write is repeated without a node that is gone before all nodes are looked up.
@@ -21,7 +22,8 @@ const REPEATS: usize = 4;
 /// A renewal whose grant was held when it was sent.
 struct Sent {
     renew: Renew,
-    path: String,
+    /// Of all its nodes.
+    paths: Vec<String>,
 }
 
 impl Core {
@@ -30,35 +32,37 @@ impl Core {
         let epoch = self.session.epoch();
         let (mut locks, mut sent) = (Vec::new(), Vec::new());
         for (lock, renew) in batch {
-            match self.grants.held(renew.grant, epoch) {
-                Some((lock, node, _)) => sent.push(self.sent(&lock, &node, renew)),
+            match self.holds(renew.grant, epoch) {
+                Some(nodes) => {
+                    let paths = nodes.into_iter().map(|(path, _)| path).collect();
+                    sent.push(Sent { renew, paths });
+                }
                 None => answer(renew, Ok(Renewal::Gone)),
             }
             locks.push(lock);
         }
-        self.check(sent, epoch).await;
+        join_all(writes(sent).into_iter().map(|sent| self.check(sent, epoch))).await;
         locks
-    }
-
-    fn sent(&self, lock: &str, node: &Node, renew: Renew) -> Sent {
-        let path = self.path_of(lock, &node.name);
-        Sent { renew, path }
     }
 
     async fn check(&self, mut sent: Vec<Sent>, epoch: Epoch) {
         let mut repeats = 0..REPEATS;
         while !sent.is_empty() {
-            let checks = sent.iter().map(|sent| Change::Check {
-                path: sent.path.clone(),
-                version: -1,
-            });
+            let nodes: usize = sent.iter().map(Sent::nodes).sum();
+            let checks = sent
+                .iter()
+                .flat_map(|sent| &sent.paths)
+                .map(|path| Change::Check {
+                    path: path.clone(),
+                    version: -1,
+                });
             let checked = self.session.ask(Request::Multi(checks.collect())).answer().await;
             let codes = match checked.map_err(StoreError::from) {
                 Ok(answer) if answer.epoch != epoch || answer.reply == Err(Code::SESSION_EXPIRED) => {
                     return sent.into_iter().for_each(|sent| self.node_is_gone(sent));
                 }
                 Ok(answer) => match answer.reply {
-                    Ok(Reply::Multi(codes)) if codes.len() == sent.len() => codes,
+                    Ok(Reply::Multi(codes)) if codes.len() == nodes => codes,
                     Ok(_) => return fail(sent, &StoreError::unknown("the answer of another request came")),
                     Err(code) => return fail(sent, &refused(code, "to look for the nodes of locks")),
                 },
@@ -74,7 +78,7 @@ impl Core {
             // The reply names only the first node that is gone.
             let gone = codes.iter().position(|code| *code == Code::NO_NODE);
             if let (Some(gone), Some(_)) = (gone, repeats.next()) {
-                self.node_is_gone(sent.remove(gone));
+                self.node_is_gone(sent.remove(owner(&sent, gone)));
                 continue;
             }
             sent = match self.existing(sent).await {
@@ -85,39 +89,46 @@ impl Core {
     }
 
     fn node_is_gone(&self, sent: Sent) {
-        self.grants.remove(sent.renew.grant);
+        match sent.nodes() {
+            1 => self.grants.remove(sent.renew.grant),
+            // Its other nodes are deleted.
+            _ => self.grants.again(sent.renew.grant, Duration::ZERO),
+        }
         answer(sent.renew, Ok(Renewal::Gone));
     }
 
     /// Keeps the grants whose nodes exist; the callers of the others get their reply.
     async fn existing(&self, sent: Vec<Sent>) -> Result<Vec<Sent>, (Vec<Sent>, StoreError)> {
-        let looks = sent.iter().map(|sent| Request::Exists {
-            path: sent.path.clone(),
-            watch: false,
-        });
+        let looks = sent
+            .iter()
+            .flat_map(|sent| &sent.paths)
+            .map(|path| Request::Exists {
+                path: path.clone(),
+                watch: false,
+            });
         // Follows a write of the same session, which the server has applied.
-        let mut looks = self.session.ask_all(looks).into_iter();
-        let (mut there, mut left) = (Vec::new(), sent.into_iter());
-        for pending in looks.by_ref() {
-            let answer = pending.answer().await;
-            let Some(one) = left.next() else { break };
-            let failed = match answer {
-                Ok(answer) => match answer.reply {
-                    Ok(_) => {
-                        there.push(one);
-                        continue;
-                    }
-                    Err(Code::NO_NODE) => {
-                        self.node_is_gone(one);
-                        continue;
-                    }
-                    Err(code) => refused(code, "to look for the node of a lock"),
-                },
-                Err(no_reply) => no_reply.into(),
-            };
-            there.push(one);
-            there.extend(left);
-            return Err((there, failed));
+        let mut found = Vec::new();
+        for pending in self.session.ask_all(looks) {
+            found.push(match pending.answer().await {
+                Ok(Answer { reply: Ok(_), .. }) => true,
+                Ok(Answer {
+                    reply: Err(Code::NO_NODE),
+                    ..
+                }) => false,
+                Ok(Answer { reply: Err(code), .. }) => {
+                    return Err((sent, refused(code, "to look for the node of a lock")));
+                }
+                Err(no_reply) => return Err((sent, no_reply.into())),
+            });
+        }
+        let (mut there, mut found) = (Vec::new(), found.into_iter());
+        for one in sent {
+            // All of its nodes are passed.
+            let exists = found.by_ref().take(one.nodes()).filter(|exists| *exists).count() == one.nodes();
+            match exists {
+                true => there.push(one),
+                false => self.node_is_gone(one),
+            }
         }
         Ok(there)
     }
@@ -137,6 +148,37 @@ impl Core {
             answer(renew, Ok(renewal));
         }
     }
+}
+
+impl Sent {
+    fn nodes(&self) -> usize {
+        self.paths.len()
+    }
+}
+
+/// The index of the renewal that has the node at this index among all nodes.
+fn owner(sent: &[Sent], at: usize) -> usize {
+    let ends = sent.iter().scan(0, |end, sent| {
+        *end += sent.nodes();
+        Some(*end)
+    });
+    ends.take_while(|end| *end <= at).count()
+}
+
+/// Splits renewals of grants with several nodes into writes of about the usual size.
+fn writes(sent: Vec<Sent>) -> Vec<Vec<Sent>> {
+    let mut writes: Vec<Vec<Sent>> = Vec::new();
+    let mut room = (0, 0);
+    for one in sent {
+        let size = (one.nodes(), one.paths.iter().map(|path| path.len() + 20).sum());
+        if room.0 < size.0 || room.1 < size.1 || writes.is_empty() {
+            room = (MOST_NODES, MOST_BYTES);
+            writes.push(Vec::new());
+        }
+        room = (room.0.saturating_sub(size.0), room.1.saturating_sub(size.1));
+        writes.last_mut().expect("one was just added").push(one);
+    }
+    writes
 }
 
 fn answer(renew: Renew, reply: Result<Renewal, StoreError>) {

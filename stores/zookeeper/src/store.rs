@@ -5,6 +5,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use dlock::LockKey;
+use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Kind, Notifications,
@@ -18,13 +19,22 @@ use crate::core::{Core, role};
 use crate::drive::Driver;
 use crate::fair::position_topic;
 use crate::inspect::lock_key;
+use crate::layout::queue_of;
 use crate::names::node_of_key;
 use crate::queues::{Inbox, Renew, Start, Step, Work};
 use crate::session::{self, Config};
 use crate::watches::topic;
 
 /// The supported kinds.
-const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [Kind; 7] = [
+    Kind::Mutex,
+    Kind::Fair,
+    Kind::Fenced,
+    Kind::Read,
+    Kind::Write,
+    Kind::Permit,
+    Kind::Latch,
+];
 
 /// Locks in ZooKeeper, in the layout of Apache Curator. Cheap to clone; the session ends when the last clone, and every
 /// [`LockClient`](dlock::LockClient) made of one, is gone.
@@ -92,6 +102,15 @@ impl ZookeeperLocks {
         node_of_key(&[self.0.prefix.as_str(), key.as_str()].concat()).into()
     }
 
+    /// The queue of the operations on a key.
+    fn queue_name(&self, kind: Kind, key: &LockKey) -> Arc<str> {
+        let name = self.name(key);
+        match kind {
+            Kind::Permit | Kind::Latch => queue_of(&name),
+            _ => name,
+        }
+    }
+
     /// Queues an operation at once. The future only returns the reply.
     fn step<T, F>(
         &self,
@@ -137,16 +156,25 @@ impl Store for ZookeeperLocks {
         Capabilities::new(KINDS)
             .name("ZooKeeper")
             .fixed_lease(false)
+            .limits(true)
             .notifications(Notifications::Certain)
             .inspection(true)
     }
 
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let (grant, called) = (request.grant, Instant::now());
+        if request.kind == Kind::Permit {
+            let queue = self.queue_name(request.kind, &request.key);
+            return self.queue(
+                Some(queue.clone()),
+                |start| Step::Of(grant, start),
+                move |core| async move { core.acquire_permits(queue, request, called).await },
+            );
+        }
         if let Err(error) = role(request.kind) {
             return Box::pin(ready(Err(error)));
         }
-        let (lock, called) = (self.name(&request.key), Instant::now());
-        let grant = request.grant;
+        let lock = self.name(&request.key);
         self.queue(
             Some(lock.clone()),
             |start| Step::Of(grant, start),
@@ -155,7 +183,8 @@ impl Store for ZookeeperLocks {
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        let (lock, grant) = (self.name(&request.key), request.grant);
+        let grant = request.grant;
+        let lock = self.queue_name(request.kind, &request.key);
         self.queue(
             Some(lock),
             |start| Step::Of(grant, start),
@@ -175,7 +204,10 @@ impl Store for ZookeeperLocks {
                 lease: request.lease,
                 reply,
             };
-            (Some(self.name(&request.key)), Step::Renew(renew))
+            (
+                Some(self.queue_name(request.kind, &request.key)),
+                Step::Renew(renew),
+            )
         });
         self.0.inbox.push_all(steps);
         Box::pin(async move {
@@ -223,11 +255,15 @@ impl Store for ZookeeperLocks {
         let inbox = &self.0.inbox;
         let first = |topic: &Arc<str>| {
             let (core, lock, topic) = (self.0.core.clone(), lock.clone(), topic.clone());
-            let work = move || -> Work { Box::pin(async move { core.watch(lock, Some(&topic)).await }) };
+            let work = move || -> Work { Box::pin(async move { core.watch(lock, &topic).await }) };
             inbox.push(None, Step::Work(Box::new(work)));
             false
         };
         self.0.core.hub.listen(topic(kind, &lock).into(), first, |_| {})
+    }
+
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
     }
 
     fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
@@ -236,6 +272,15 @@ impl Store for ZookeeperLocks {
 
     fn doubts(&self) -> Doubts {
         self.0.doubts.subscribe()
+    }
+}
+
+impl Counters for ZookeeperLocks {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        let queue = self.queue_name(request.step.kind(), &request.key);
+        self.step(Some(queue.clone()), move |core| async move {
+            core.count(queue, request).await
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::Core;
+use crate::layout::{PERMITS, latch_of, leases_of, permits_topic, total_of};
 use crate::names::Node;
 use crate::seen::{Gone, Seen};
 use crate::session::NoReply;
@@ -23,22 +24,46 @@ const REFUSED: Duration = Duration::from_secs(1);
 enum Class {
     All,
     Readers,
+    Permits,
+    Latch,
 }
 
 impl Class {
     fn of(kind: Kind) -> Class {
         match kind {
             Kind::Read => Class::Readers,
+            Kind::Permit => Class::Permits,
+            Kind::Latch => Class::Latch,
             _ => Class::All,
         }
     }
 
     fn topic(self, lock: &str) -> String {
+        format!("{}{lock}", self.prefix())
+    }
+
+    fn prefix(self) -> &'static str {
         match self {
-            Class::All => format!("all {lock}"),
-            Class::Readers => format!("readers {lock}"),
+            Class::All => "all ",
+            Class::Readers => "readers ",
+            Class::Permits => PERMITS,
+            Class::Latch => "latch ",
         }
     }
+
+    /// The class of a topic; `None` if it is that of a position.
+    fn with(topic: &str) -> Option<Class> {
+        CLASSES
+            .into_iter()
+            .find(|class| topic.starts_with(class.prefix()))
+    }
+}
+
+/// A counter that has changed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Changes {
+    Permits(String),
+    Latch(String),
 }
 
 /// The topic on which the waiters for a lock are notified.
@@ -46,20 +71,81 @@ pub(crate) fn topic(kind: Kind, lock: &str) -> String {
     Class::of(kind).topic(lock)
 }
 
-const CLASSES: [Class; 2] = [Class::All, Class::Readers];
-
-fn is_of_class(topic: &str) -> bool {
-    CLASSES.iter().any(|class| class.topic(lock_of(topic)) == topic)
-}
+const CLASSES: [Class; 4] = [Class::All, Class::Readers, Class::Permits, Class::Latch];
 
 fn lock_of(topic: &str) -> &str {
     topic.split_once(' ').map_or(topic, |(_, lock)| lock)
 }
 
 impl Core {
-    /// Watches a lock, and notifies its waiters of nodes that are gone. Also confirms `topic`, if any: from now on its
-    /// notifications are certain.
-    pub(crate) async fn watch(&self, lock: Arc<str>, topic: Option<&str>) {
+    /// Watches what a topic is about, and confirms it: from now on its notifications are certain.
+    pub(crate) async fn watch(&self, lock: Arc<str>, topic: &str) {
+        let nodes = match Class::with(topic) {
+            Some(Class::Permits) => [leases_of(&lock), total_of(&lock)].to_vec(),
+            Some(Class::Latch) => vec![latch_of(&lock)],
+            _ => return self.watch_lock(lock, Some(topic)).await,
+        };
+        for node in nodes {
+            if self.watch_node(&self.path(&node), topic).await.is_none() {
+                return;
+            }
+        }
+        self.hub.confirm(topic);
+    }
+
+    /// Watches a node of a counter while it is waited for, and returns whether it exists.
+    async fn watch_node(&self, path: &str, topic: &str) -> Option<bool> {
+        while self.hub.listeners(topic) > 0 {
+            let path = path.to_owned();
+            // The leases of a semaphore are children.
+            let children = path.ends_with("/leases");
+            let watch = |children| match children {
+                true => Request::Children {
+                    path: path.clone(),
+                    watch: true,
+                },
+                false => Request::Exists {
+                    path: path.clone(),
+                    watch: true,
+                },
+            };
+            let mut reply = self.session.ask(watch(children)).answer().await.ok()?.reply;
+            if children && reply == Err(Code::NO_NODE) {
+                reply = match self.session.ask(watch(false)).answer().await.ok()?.reply {
+                    Ok(_) => continue,
+                    missing => missing,
+                };
+            }
+            match reply {
+                Ok(_) => return Some(true),
+                Err(Code::NO_NODE) => return Some(false),
+                Err(code) => {
+                    tracing::warn!(%path, %code, "ZooKeeper refuses to watch a semaphore or latch");
+                    tokio::time::sleep(REFUSED).await;
+                }
+            }
+        }
+        None
+    }
+
+    /// Watches a counter again after a change, and notifies its waiters.
+    pub(crate) async fn counter_changed(&self, path: &str, counter: Changes) {
+        match counter {
+            Changes::Permits(semaphore) => {
+                self.watch_node(path, &permits_topic(&semaphore)).await;
+                self.tell_permits(&semaphore);
+            }
+            Changes::Latch(latch) => {
+                let topic = Class::Latch.topic(&latch);
+                if self.watch_node(path, &topic).await == Some(false) {
+                    self.hub.tell(&topic);
+                }
+            }
+        }
+    }
+
+    /// Watches a lock, and notifies its waiters of nodes that are gone. Also confirms `topic`, if any.
+    pub(crate) async fn watch_lock(&self, lock: Arc<str>, topic: Option<&str>) {
         let nodes = loop {
             if !self.is_waited_for(&lock) {
                 self.watches.forget(&lock);
@@ -114,7 +200,7 @@ impl Core {
     }
 
     fn is_waited_for(&self, lock: &str) -> bool {
-        CLASSES
+        [Class::All, Class::Readers]
             .iter()
             .any(|class| self.hub.listeners(&class.topic(lock)) > 0)
     }
@@ -123,8 +209,25 @@ impl Core {
     /// that themselves.
     pub(crate) fn waited_for(&self) -> Vec<(Arc<str>, Arc<str>)> {
         self.watches.forget_all();
-        let topics = self.hub.names().into_iter().filter(|topic| is_of_class(topic));
+        let topics = self
+            .hub
+            .names()
+            .into_iter()
+            .filter(|topic| Class::with(topic).is_some());
         topics.map(|topic| (Arc::from(lock_of(&topic)), topic)).collect()
+    }
+
+    /// The counter that has a node with this path, if any.
+    pub(crate) fn counter_with(&self, path: &str) -> Option<Changes> {
+        let (key, node) = path
+            .strip_prefix(&self.root)?
+            .strip_prefix('/')?
+            .split_once('/')?;
+        let name = format!("{key}/{node}");
+        if [leases_of(key), total_of(key)].contains(&name) {
+            return Some(Changes::Permits(key.to_owned()));
+        }
+        (name == latch_of(key)).then(|| Changes::Latch(key.to_owned()))
     }
 
     /// The lock whose node has this path, if any.
@@ -142,13 +245,13 @@ mod tests {
 
     #[test]
     fn topics_name_their_locks() {
-        for kind in [Kind::Mutex, Kind::Read] {
+        for kind in [Kind::Mutex, Kind::Read, Kind::Permit, Kind::Latch] {
             let topic = topic(kind, "with space");
             assert_eq!(lock_of(&topic), "with space");
-            assert!(is_of_class(&topic));
+            assert!(Class::with(&topic).is_some());
         }
         let position = position_topic("with space", GrantId::from_parts(1, 1));
-        assert!(!is_of_class(&position));
+        assert!(Class::with(&position).is_none());
         assert_ne!(topic(Kind::Read, "k"), topic(Kind::Write, "k"));
         assert_eq!(topic(Kind::Mutex, "k"), topic(Kind::Write, "k"));
     }

@@ -39,6 +39,7 @@ impl Code {
     pub(crate) const ROLLED_BACK: Code = Code(-2);
     pub(crate) const NO_NODE: Code = Code(-101);
     pub(crate) const NO_AUTH: Code = Code(-102);
+    pub(crate) const BAD_VERSION: Code = Code(-103);
     pub(crate) const NODE_EXISTS: Code = Code(-110);
     pub(crate) const SESSION_EXPIRED: Code = Code(-112);
     pub(crate) const THROTTLED: Code = Code(-127);
@@ -114,6 +115,7 @@ pub(crate) enum Change {
     Create {
         path: String,
         data: Vec<u8>,
+        mode: Mode,
     },
     Set {
         path: String,
@@ -142,6 +144,7 @@ pub(crate) enum Request {
     },
     Data {
         path: String,
+        watch: bool,
     },
     Children {
         path: String,
@@ -158,6 +161,15 @@ pub(crate) enum Request {
     Multi(Vec<Change>),
 }
 
+/// The metadata of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    /// The number of changes of its data.
+    pub(crate) version: i32,
+    /// The number of its children.
+    pub(crate) children: i32,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
     Created {
@@ -165,7 +177,10 @@ pub(crate) enum Reply {
         czxid: i64,
     },
     Done,
-    Data(Vec<u8>),
+    Data {
+        data: Vec<u8>,
+        stat: Stat,
+    },
     Children(Vec<String>),
     Set {
         version: i32,
@@ -188,13 +203,11 @@ impl Request {
         out.int(xid);
         match self {
             Request::Create { path, data, mode } => {
-                let (code, flags) = match mode {
-                    Mode::Persistent => (code::CREATE2, 0),
-                    Mode::Ephemeral => (code::CREATE2, 1),
-                    Mode::Sequential => (code::CREATE2, 3),
-                    Mode::Container => (code::CREATE_CONTAINER, 4),
+                let code = match mode {
+                    Mode::Container => code::CREATE_CONTAINER,
+                    _ => code::CREATE2,
                 };
-                create(out.int(code), path, data, acl, flags);
+                create(out.int(code), path, data, acl, *mode);
             }
             Request::Delete { path } => {
                 out.int(code::DELETE).string(path).int(-1);
@@ -202,8 +215,8 @@ impl Request {
             Request::Exists { path, watch } => {
                 out.int(code::EXISTS).string(path).bool(*watch);
             }
-            Request::Data { path } => {
-                out.int(code::GET_DATA).string(path).bool(false);
+            Request::Data { path, watch } => {
+                out.int(code::GET_DATA).string(path).bool(*watch);
             }
             Request::Children { path, watch } => {
                 out.int(code::GET_CHILDREN).string(path).bool(*watch);
@@ -239,9 +252,15 @@ impl Request {
                 Ok(Reply::Created { path, czxid })
             }
             Request::Delete { .. } | Request::Sync { .. } | Request::Exists { .. } => Ok(Reply::Done),
-            Request::Data { .. } => Ok(Reply::Data(body.buffer()?)),
+            Request::Data { .. } => {
+                let data = body.buffer()?;
+                let stat = stat(body)?;
+                Ok(Reply::Data { data, stat })
+            }
             Request::Children { .. } => Ok(Reply::Children(body.strings()?)),
-            Request::Set { .. } => Ok(Reply::Set { version: stat(body)? }),
+            Request::Set { .. } => Ok(Reply::Set {
+                version: stat(body)?.version,
+            }),
             Request::Multi(_) => Ok(Reply::Multi(results(body)?)),
         }
     }
@@ -260,7 +279,7 @@ impl Change {
             Change::Check { path, version } | Change::Delete { path, version } => {
                 out.string(path).int(*version);
             }
-            Change::Create { path, data } => create(out, path, data, acl, 0),
+            Change::Create { path, data, mode } => create(out, path, data, acl, *mode),
             Change::Set { path, data, version } => {
                 out.string(path).buffer(data).int(*version);
             }
@@ -268,8 +287,14 @@ impl Change {
     }
 }
 
-fn create(out: &mut Out, path: &str, data: &[u8], acl: Acl, flags: i32) {
+fn create(out: &mut Out, path: &str, data: &[u8], acl: Acl, mode: Mode) {
     const ALL: i32 = 31;
+    let flags = match mode {
+        Mode::Persistent => 0,
+        Mode::Ephemeral => 1,
+        Mode::Sequential => 3,
+        Mode::Container => 4,
+    };
     let (scheme, id) = match acl {
         Acl::Open => ("world", "anyone"),
         Acl::Creator => ("auth", ""),
@@ -297,8 +322,8 @@ fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
     }
 }
 
-/// Reads the metadata of a node; returns its version.
-fn stat(body: &mut In<'_>) -> Result<i32, Garbled> {
+/// Reads the metadata of a node.
+fn stat(body: &mut In<'_>) -> Result<Stat, Garbled> {
     for _ in 0..4 {
         body.long()?;
     }
@@ -308,9 +333,9 @@ fn stat(body: &mut In<'_>) -> Result<i32, Garbled> {
     }
     body.long()?;
     body.int()?;
-    body.int()?;
+    let children = body.int()?;
     body.long()?;
-    Ok(version)
+    Ok(Stat { version, children })
 }
 
 /// Encodes the request for a session, new or resumed.

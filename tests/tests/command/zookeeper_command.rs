@@ -59,3 +59,27 @@ async fn command_that_waits_for_a_fair_lock_on_zookeeper_is_no_holder_and_takes_
     let ended = first.ended().await;
     assert_eq!(ended.status.code(), Some(76), "{ended:?}");
 }
+
+#[tokio::test]
+async fn commands_share_a_semaphore_on_zookeeper() {
+    let server = Zookeeper::shared().await;
+    let root = format!("{}/command-{:x}", server.addr(), fastrand::u64(..));
+    let url = format!("zookeeper://{root}?timeout=20s");
+    let options = ["--kind", "semaphore=2", "a job"];
+    let begins = || Running::script(&url, &options, "echo ready; read line");
+    let (first, second) = (begins(), begins());
+    first.says("ready").await;
+    second.says("ready").await;
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && said.matches("a job").count() == 2, "{said}");
+    let (code, said) = look(&url, &["show", "a job"]);
+    assert!(code == Some(0) && said.contains("session"), "{said}");
+    let third = begins();
+    let (code, said) = look(&url, &["force-unlock", "a job"]);
+    assert_eq!(code, Some(0), "{said}");
+    third.says("ready").await;
+    for lost in [first, second] {
+        let ended = lost.ended().await;
+        assert_eq!(ended.status.code(), Some(76), "{ended:?}");
+    }
+}

@@ -54,6 +54,10 @@ async fn locks_of_curator_and_dlock_exclude_each_other() {
     waiter_of_either_that_gives_up_delays_no_other(&setting).await;
     no_two_hold_at_once(&setting).await;
     readers_and_writers_of_both_never_overlap(&setting).await;
+    permits_of_both_are_of_one_semaphore(&setting).await;
+    waiters_for_permits_of_both_stand_in_one_queue(&setting).await;
+    no_more_permits_are_held_than_exist(&setting).await;
+    total_of_dlock_is_the_shared_count_of_curator(&setting).await;
     check_of_the_holders_node_stops_a_write_of_curator(&setting).await;
     lock_of_a_java_process_that_dies_is_free(setting).await;
 }
@@ -311,6 +315,152 @@ async fn readers_and_writers_of_both_never_overlap(setting: &Setting) {
         client.list("race").await.is_ok_and(|holders| holders.is_empty())
     })
     .await;
+}
+
+/// Whether Java takes so many permits, of as many in all; with 0 in all, of the shared count.
+async fn java_takes(
+    setting: &Setting,
+    thread: u32,
+    key: &str,
+    total: u32,
+    amount: u32,
+    wait: Duration,
+) -> bool {
+    let take = format!("take {} {total} {amount} {}", setting.path(key), wait.as_millis());
+    let said = setting.curator.call(thread, &take).await;
+    assert!(["true", "false"].contains(&said.as_str()), "{take}: {said}");
+    said == "true"
+}
+
+async fn java_gives(setting: &Setting, thread: u32, key: &str) {
+    let give = format!("give {}", setting.path(key));
+    assert_eq!(setting.curator.call(thread, &give).await, "true");
+}
+
+async fn permits_of_both_are_of_one_semaphore(setting: &Setting) {
+    let semaphore = setting.client.semaphore("s").permits(3);
+    let short = Duration::from_millis(200);
+    assert!(java_takes(setting, 1, "s", 3, 2, PATIENCE).await);
+    let busy = semaphore.try_acquire_many(2).await;
+    assert!(matches!(busy, Err(Error::NotAcquired { .. })), "{busy:?}");
+    let one = semaphore.try_acquire().await.unwrap();
+    assert!(!java_takes(setting, 2, "s", 3, 1, short).await);
+    let held = setting.client.list("s").await.unwrap();
+    assert_eq!(held.len(), 3, "{held:?}");
+    let waiting = tokio::spawn(semaphore.clone().wait(PATIENCE).acquire_many(2));
+    tokio::time::sleep(short).await;
+    java_gives(setting, 1, "s").await;
+    let two = waiting.await.unwrap().unwrap();
+    let gives = async {
+        tokio::time::sleep(short).await;
+        two.release().await.unwrap();
+    };
+    let (taken, ()) = tokio::join!(java_takes(setting, 1, "s", 3, 1, PATIENCE), gives);
+    assert!(taken, "the waiter of Curator is not served");
+    java_gives(setting, 1, "s").await;
+    one.release().await.unwrap();
+    in_queue(setting, 0).await;
+}
+
+/// Curator's queue is that of its processes' threads, with its lease taken when it is first.
+async fn waiters_for_permits_of_both_stand_in_one_queue(setting: &Setting) {
+    let served = Served::default();
+    let semaphore = setting.client.semaphore("queue").permits(2).wait(PATIENCE);
+    let held = semaphore.acquire_many(2).await.unwrap();
+    in_queue(setting, 2).await;
+    let java = async {
+        // Its place in the queue, and the lease for which it waits.
+        assert!(java_takes(setting, 1, "queue", 2, 1, PATIENCE).await);
+        served.lock().push(1);
+        java_gives(setting, 1, "queue").await;
+    };
+    let rust = async {
+        in_queue(setting, 4).await;
+        let two = semaphore.acquire_many(2).await.unwrap();
+        served.lock().push(100);
+        two.release().await.unwrap();
+    };
+    let late = async {
+        in_queue(setting, 5).await;
+        assert!(java_takes(setting, 2, "queue", 2, 1, PATIENCE).await);
+        served.lock().push(2);
+        java_gives(setting, 2, "queue").await;
+    };
+    let releases = async {
+        in_queue(setting, 6).await;
+        held.release().await.unwrap();
+    };
+    tokio::join!(java, rust, late, releases);
+    assert_eq!(*served.lock(), [1, 100, 2]);
+    in_queue(setting, 0).await;
+}
+
+async fn no_more_permits_are_held_than_exist(setting: &Setting) {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    const TOTAL: u32 = 3;
+    let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    let visit = async |permits: u32| {
+        let now = inside.fetch_add(permits, Ordering::SeqCst) + permits;
+        most.fetch_max(now, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(0..5))).await;
+        inside.fetch_sub(permits, Ordering::SeqCst);
+    };
+    // One each: Curator takes several one by one, and two such callers may wait for each other.
+    let java = (0..3_u32).map(async |thread| {
+        for _ in 0..8 {
+            let wait = Duration::from_millis(*fastrand::choice(&[20, 60_000]).unwrap());
+            if java_takes(setting, 20 + thread, "room", TOTAL, 1, wait).await {
+                visit(1).await;
+                java_gives(setting, 20 + thread, "room").await;
+            }
+        }
+    });
+    let rust = (0..4_u32).map(async |_| {
+        for _ in 0..8 {
+            let amount = fastrand::u32(1..=TOTAL);
+            let semaphore = setting.client.semaphore("room").permits(TOTAL);
+            let wait = Duration::from_millis(*fastrand::choice(&[10, 60_000]).unwrap());
+            let Ok(permit) = tokio::time::timeout(wait, semaphore.acquire_many(amount)).await else {
+                continue;
+            };
+            visit(amount).await;
+            permit.unwrap().release().await.unwrap();
+        }
+    });
+    tokio::join!(join_all(java), join_all(rust));
+    let most = most.into_inner();
+    assert!((2..=TOTAL).contains(&most), "{most} at once");
+    in_queue(setting, 0).await;
+}
+
+async fn total_of_dlock_is_the_shared_count_of_curator(setting: &Setting) {
+    let semaphore = setting.client.semaphore("shared").wait(PATIENCE);
+    let total = async |wanted: &str| {
+        let ask = format!("total {}", setting.path("shared"));
+        eventually("Java knows the total", async || {
+            setting.curator.call(1, &ask).await == wanted
+        })
+        .await;
+    };
+    assert!(semaphore.set_permits(2).await.unwrap());
+    total("2").await;
+    assert!(java_takes(setting, 1, "shared", 0, 2, PATIENCE).await);
+    // A greater total wakes the waiters of Java.
+    let adds = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(semaphore.add_permits(1).await.unwrap().total, 3);
+    };
+    let (taken, ()) = tokio::join!(java_takes(setting, 2, "shared", 0, 1, PATIENCE), adds);
+    assert!(taken, "the waiter of Curator is not served");
+    // And one that Java sets those of dlock.
+    let waiting = tokio::spawn(semaphore.acquire());
+    let set = format!("set {} 4", setting.path("shared"));
+    assert_eq!(setting.curator.call(3, &set).await, "true");
+    let one = waiting.await.unwrap().unwrap();
+    assert_eq!(semaphore.status().await.unwrap().unwrap().total, 4);
+    one.release().await.unwrap();
+    java_gives(setting, 1, "shared").await;
+    java_gives(setting, 2, "shared").await;
 }
 
 async fn check_of_the_holders_node_stops_a_write_of_curator(setting: &Setting) {

@@ -47,5 +47,6 @@ mod zookeeper_faults;
 mod zookeeper_locks;
 mod zookeeper_lost;
 mod zookeeper_permissions;
+mod zookeeper_semaphores;
 mod zookeeper_sessions;
 mod zookeeper_support;

@@ -26,8 +26,10 @@ async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
     let client = client(&patient(proxy.addr(), &root, LONG).await).await;
     let sent = proxy.count(|request| !request.is_ping());
     let refused = [
-        ("semaphore", client.semaphore("k").acquire().await.map(drop)),
-        ("latch", client.latch("k").wait().await.map(drop)),
+        (
+            "unowned",
+            client.unowned_semaphore("k").try_acquire().await.map(drop),
+        ),
         (
             "min_hold",
             client.lock("k").min_hold(SEC).acquire().await.map(drop),

@@ -98,6 +98,17 @@ async fn user_with_what_the_page_lists_can_do_everything() {
         assert!(other.force_release(key).await.unwrap());
         let release = ReleaseRequest::new(Kind::Write, key.into(), grant);
         here.release(release).await.unwrap();
+        let semaphore = one.semaphore(key).permits(1).wait(PATIENCE);
+        let permit = semaphore.acquire().await.unwrap();
+        let waiter = other.semaphore(key).wait(PATIENCE);
+        let waiting = tokio::spawn(async move { waiter.acquire().await });
+        semaphore.add_permits(1).await.unwrap();
+        drop(waiting.await.unwrap().unwrap());
+        permit.release().await.unwrap();
+        assert!(other.semaphore(key).delete().await.unwrap());
+        let latch = one.latch(key);
+        assert!(latch.try_set_count(1).await.unwrap());
+        assert_eq!(other.latch(key).count_down().await.unwrap(), 0);
     }
 }
 

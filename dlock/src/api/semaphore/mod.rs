@@ -124,7 +124,7 @@ impl Semaphore {
     /// in one process the callers of a name wait in order of arrival, also behind one with a smaller limit. If a total
     /// is set for the name as well, both apply.
     ///
-    /// Supported in memory, on etcd, PostgreSQL, Redis and Valkey, in each topology but a quorum; others refuse it with
+    /// Supported in memory, on etcd, PostgreSQL, ZooKeeper, Redis and Valkey, but not by a quorum; others refuse it with
     /// [`Error::Unsupported`]. A Redisson client that takes permits of this name does not see the limit.
     ///
     /// ```

@@ -3,6 +3,7 @@ package dlock.curator;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.util.Collection;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -13,6 +14,9 @@ import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
+import org.apache.curator.framework.recipes.locks.Lease;
+import org.apache.curator.framework.recipes.shared.SharedCount;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
@@ -28,6 +32,10 @@ public final class Driver {
     private final Map<String, ExecutorService> threads = new ConcurrentHashMap<>();
     private final Map<String, InterProcessMutex> mutexes = new ConcurrentHashMap<>();
     private final Map<String, InterProcessReadWriteLock> readWrite = new ConcurrentHashMap<>();
+    private final Map<String, InterProcessSemaphoreV2> semaphores = new ConcurrentHashMap<>();
+    private final Map<String, SharedCount> counts = new ConcurrentHashMap<>();
+    /** By thread and path. */
+    private final Map<String, Collection<Lease>> leases = new ConcurrentHashMap<>();
 
     private Driver(CuratorFramework curator) {
         this.curator = curator;
@@ -74,6 +82,22 @@ public final class Driver {
             case "release":
                 lock(words.get(1), words.get(2)).release();
                 return true;
+            case "take": {
+                Collection<Lease> taken = semaphore(words.get(1), Integer.parseInt(words.get(2)))
+                        .acquire(Integer.parseInt(words.get(3)), Long.parseLong(words.get(4)), TimeUnit.MILLISECONDS);
+                if (taken != null) {
+                    leases.put(Thread.currentThread().getName() + words.get(1), taken);
+                }
+                return taken != null;
+            }
+            case "give":
+                semaphore(words.get(1), 0).returnAll(leases.remove(Thread.currentThread().getName() + words.get(1)));
+                return true;
+            case "total":
+                return count(words.get(1)).getCount();
+            case "set":
+                count(words.get(1)).setCount(Integer.parseInt(words.get(2)));
+                return true;
             case "write":
                 // As the holder whose node is given: path and version, then the node to write and its data.
                 curator.transaction().forOperations(
@@ -101,6 +125,28 @@ public final class Driver {
             default:
                 throw new IllegalArgumentException(kind);
         }
+    }
+
+    /** With a total of 0 its total is the shared count that dlock keeps. */
+    private InterProcessSemaphoreV2 semaphore(String path, int total) throws Exception {
+        InterProcessSemaphoreV2 known = semaphores.get(path);
+        if (known == null) {
+            known = total > 0
+                    ? new InterProcessSemaphoreV2(curator, path, total)
+                    : new InterProcessSemaphoreV2(curator, path, count(path));
+            semaphores.put(path, known);
+        }
+        return known;
+    }
+
+    private SharedCount count(String path) throws Exception {
+        SharedCount known = counts.get(path);
+        if (known == null) {
+            known = new SharedCount(curator, path + "/permits", 0);
+            known.start();
+            counts.put(path, known);
+        }
+        return known;
     }
 
     private static synchronized void print(String line) {
