@@ -359,6 +359,26 @@ async fn late_copies_of_requests_that_were_undone_take_nothing() {
     assert_eq!(setting.keys('x').await, 0);
 }
 
+#[tokio::test]
+async fn undone_acquire_of_unowned_permits_gives_none_to_a_semaphore_that_was_deleted_and_set_anew() {
+    let setting = setting().await;
+    let semaphore = client(&setting.patient).await.unowned_semaphore("k");
+    for (number, is_set) in [(1, true), (2, false)] {
+        let request = request(Kind::Unowned, number, 2);
+        let undo = gives_up(Kind::Unowned, request.grant);
+        granted(setting.patient.clone().acquire(request).await);
+        assert!(semaphore.delete().await.unwrap());
+        if is_set {
+            assert!(semaphore.try_set_permits(2).await.unwrap());
+        }
+        let undone = setting.patient.clone().release(undo).await;
+        assert_eq!(undone.unwrap(), ReleaseReply::NotHeld { repeated: false });
+        let free = is_set.then_some(2);
+        let expected = CounterReply::Permits { free, held: 0 };
+        assert_eq!(setting.count(CounterStep::Permits).await, expected);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delays_no_other() {
     let setting = setting().await;

@@ -29,6 +29,8 @@ pub(crate) struct Seen {
     pub(crate) waiting: Vec<Waiting>,
     /// The value of the key that was looked up beside them.
     pub(crate) operation: Option<String>,
+    /// Whether the total was set before that key was created: the semaphore has not been deleted since.
+    pub(crate) total_is_older: bool,
     /// The kind of something that is neither a semaphore nor a latch.
     other: Option<Kind>,
     /// The revisions that changed the total and the count last; 0 without one.
@@ -75,6 +77,7 @@ pub(crate) fn ranges(inner: &Inner, name: &Name) -> [RequestOp; 2] {
 
 /// Reads the results of these operations, and that of the operation behind them.
 pub(crate) fn read(inner: &Inner, name: &Name, reply: &TxnResponse) -> Seen {
+    let operation = reply.found(2).first();
     let mut seen = Seen {
         revision: reply.revision(),
         total: None,
@@ -82,7 +85,8 @@ pub(crate) fn read(inner: &Inner, name: &Name, reply: &TxnResponse) -> Seen {
         held: 0,
         first_end: None,
         waiting: positions(reply.found(1)),
-        operation: reply.found(2).first().map(|found| text(found).to_owned()),
+        operation: operation.map(|found| text(found).to_owned()),
+        total_is_older: false,
         other: None,
         changed: [0; 2],
     };
@@ -90,6 +94,7 @@ pub(crate) fn read(inner: &Inner, name: &Name, reply: &TxnResponse) -> Seen {
         if *found.key == *inner.names.total(name) {
             seen.total = text(found).parse().ok();
             seen.changed[0] = found.mod_revision;
+            seen.total_is_older = operation.is_some_and(|key| found.create_revision < key.create_revision);
         } else if *found.key == *inner.names.count(name) {
             seen.count = text(found).parse().ok();
             seen.changed[1] = found.mod_revision;

@@ -66,7 +66,8 @@ pub(crate) async fn undo(
         let taken = match &seen.operation {
             None => None,
             Some(value) => match value.strip_prefix("taken ").and_then(|taken| taken.parse().ok()) {
-                Some(taken) => Some(taken),
+                // They were deleted with their semaphore otherwise.
+                Some(taken) => Some(taken).filter(|_| seen.total_is_older),
                 None => return Ok(false),
             },
         };
