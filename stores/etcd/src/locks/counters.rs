@@ -64,9 +64,17 @@ pub(crate) async fn count(
             return Ok(reply);
         }
         if Instant::now() >= deadline {
-            return Err(StoreError::not_done(Reason::Unreachable, inner.links.silence()));
+            return Err(others_were_faster());
         }
     }
+}
+
+/// The error of an operation that found another number each time until its deadline.
+pub(crate) fn others_were_faster() -> StoreError {
+    StoreError::not_done(
+        Reason::RefusedForNow,
+        "other clients changed the number again and again",
+    )
 }
 
 /// The key that tells that an operation was carried out.

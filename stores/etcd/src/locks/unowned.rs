@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{AcquireReply, Busy, GrantId, Granted, Reason, StoreError};
+use dlock::store::{AcquireReply, Busy, GrantId, Granted, StoreError};
 use tokio::time::Instant;
 
 use super::acquire::{Ask, TOKEN_BITS};
-use super::counters::{Change, Written, carry_out};
+use super::counters::{Change, Written, carry_out, others_were_faster};
 use super::inner::Inner;
 use super::names::Name;
 use super::permits::set_total;
@@ -51,7 +51,7 @@ pub(crate) async fn acquire(
             return Ok(AcquireReply::Acquired(Granted::new(token)));
         }
     }
-    Err(StoreError::not_done(Reason::Unreachable, inner.links.silence()))
+    Err(others_were_faster())
 }
 
 /// Gives back what an acquire took, whose caller did not get it. Returns whether it took something.
@@ -84,7 +84,7 @@ pub(crate) async fn undo(
             return Ok(taken.is_some());
         }
     }
-    Err(StoreError::not_done(Reason::Unreachable, inner.links.silence()))
+    Err(others_were_faster())
 }
 
 fn gives_back(seen: &Seen, taken: i64) -> Change {
