@@ -554,7 +554,7 @@ async fn urls_open_it_and_mistakes_are_told() {
         (format!("{base}?table=a%20b"), "table"),
         (format!("{base}?connections=0"), "connections"),
         (format!("{base}?connections=many"), "connections"),
-        (format!("{base}?sslmode=require"), "scheme_with"),
+        (format!("{base}?sslcert=a.pem"), "sslkey"),
         (format!("{base}?sslmode=often"), "sslmode"),
         ("postgres:///shop".to_owned(), "no server"),
     ] {

@@ -414,7 +414,7 @@ async fn silent_waiter_keeps_its_position_until_it_is_first() {
     // It asks again, and joins at the end.
     assert!(!is_granted(&asks(&here, 2).await));
     there.clone().release(release(3)).await.unwrap();
-    assert!(is_granted(&asks(&here, 2).await));
+    eventually("it is told", async || is_granted(&asks(&here, 2).await)).await;
     here.clone().release(release(2)).await.unwrap();
     setting.in_queue(0).await;
 }

@@ -416,21 +416,26 @@ mod tests {
     fn permits_and_numbers_exclude_locks_and_only_permits_have_holders() {
         let names = names();
         let (permits, waits) = (
-            names.permits("k", 17, 2, 30),
-            names.permits_position("k", 17, 2, 30),
+            names.permits("shop:k", 17, 2, 30),
+            names.permits_position("shop:k", 17, 2, 30),
         );
-        for key in [names.total("k"), names.count("k"), permits.clone()] {
-            assert!(is_within(&key, &names.in_the_way("k", Kind::Read)));
-            assert!(is_within(&key, &names.in_the_way("k", Kind::Mutex)));
-            assert!(names.not_plain("k").iter().any(|range| is_within(&key, range)));
-            assert_eq!(is_within(&key, &names.holders("k")), key == permits);
-            assert_eq!(is_within(&key, &names.all_permits("k")), key == permits);
+        for key in [names.total("shop:k"), names.count("shop:k"), permits.clone()] {
+            assert!(is_within(&key, &names.in_the_way("shop:k", Kind::Read)));
+            assert!(is_within(&key, &names.in_the_way("shop:k", Kind::Mutex)));
+            assert!(
+                names
+                    .not_plain("shop:k")
+                    .iter()
+                    .any(|range| is_within(&key, range))
+            );
+            assert_eq!(is_within(&key, &names.holders("shop:k")), key == permits);
+            assert_eq!(is_within(&key, &names.all_permits("shop:k")), key == permits);
             assert_eq!(names.read(&key).is_some(), key == permits);
         }
-        assert_eq!(names.kind(&names.total("k")), Some(Kind::Permit));
-        assert_eq!(names.kind(&names.count("k")), Some(Kind::Latch));
-        assert!(is_within(&waits, &names.all("k")) && !is_within(&waits, &names.grants("k")));
-        assert!(!is_within(&waits, &names.waiting("k")) && names.kind(&waits).is_none());
+        assert_eq!(names.kind(&names.total("shop:k")), Some(Kind::Permit));
+        assert_eq!(names.kind(&names.count("shop:k")), Some(Kind::Latch));
+        assert!(is_within(&waits, &names.all("shop:k")) && !is_within(&waits, &names.grants("shop:k")));
+        assert!(!is_within(&waits, &names.waiting("shop:k")) && names.kind(&waits).is_none());
         assert_eq!((amount(&permits), amount(&waits)), (30, 30));
     }
 

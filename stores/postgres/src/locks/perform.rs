@@ -26,11 +26,11 @@ use super::wave::Wave;
 use crate::failure::{self, Failure};
 
 /// How often a request tries a row that is locked before it treats the lock as held.
-const LOOKS: u32 = 4;
+const LOOKS: u32 = 7;
 /// The limit for readers, unless a transaction is known to hold the lock: other readers lock the row for a moment each.
-const LOOKS_OF_READER: u32 = 14;
+const LOOKS_OF_READER: u32 = 17;
 /// The shortest and the longest pause before a locked row is tried again.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+const PAUSE: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(50));
 
 /// A waiter for a fair lock must ask again within this time, to keep its position.
 const AGAIN: Duration = Duration::from_millis(1500);
