@@ -10,7 +10,6 @@ WITH asked AS MATERIALIZED (
 ), free AS MATERIALIZED (
   SELECT a.* FROM {table} l JOIN asked a USING (key)
    WHERE (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
-   ORDER BY l.key
      FOR UPDATE OF l SKIP LOCKED
 ), clock AS MATERIALIZED (
   SELECT now, (extract(epoch FROM now) * 1000000)::int8 AS micros, (SELECT max(f.fence) + 1 FROM {floor} f) AS floor

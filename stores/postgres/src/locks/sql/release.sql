@@ -13,7 +13,6 @@ WITH async AS MATERIALIZED (
    WHERE async.done IS NOT NULL
 ), open AS MATERIALIZED (
   SELECT a.* FROM {table} l JOIN asked a USING (key)
-   ORDER BY l.key
      FOR NO KEY UPDATE OF l SKIP LOCKED
 ), clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now, count(*) AS open FROM open
