@@ -26,7 +26,8 @@ pub struct Holder {
     pub kind: Kind,
     /// The id on the wire, `<client uuid>:<number>` for dlock and Redisson alike; for a permit in memory, on
     /// Redis and on Valkey, Redisson's permit id: 32 hexadecimal digits, the first eight of which are those of dlock's
-    /// client. A transaction that holds a lock on PostgreSQL has no such id, but the words `transaction of process 4711` or `prepared transaction`.
+    /// client. A transaction that holds a lock on PostgreSQL has no such id, but the words `transaction of process 4711`
+    /// or `prepared transaction`.
     pub id: String,
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a released
     /// lock is kept by its `min_hold`.

@@ -9,25 +9,20 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// The files with certificates that a URL names.
-#[derive(Debug, Default)]
-pub(crate) struct Files {
-    /// The authority to trust instead of those of the system.
-    pub(crate) root: Option<String>,
-    /// The client's certificate and its private key.
-    pub(crate) client: Option<(String, String)>,
-}
-
-/// Returns a connector that verifies the server's certificate and its name.
-pub(crate) async fn connector(files: &Files) -> Result<MakeRustlsConnect, StoreError> {
+/// Returns a connector that verifies the server's certificate and its name. The files have the authority to trust instead of
+/// those of the system, and the client's certificate and its private key.
+pub(crate) async fn connector(
+    root: Option<&str>,
+    client: Option<(&str, &str)>,
+) -> Result<MakeRustlsConnect, StoreError> {
     // The program's crypto provider, if it chose one.
     let ring = || Arc::new(rustls::crypto::ring::default_provider());
     let provider = CryptoProvider::get_default().cloned().unwrap_or_else(ring);
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(&error.to_string()))?
-        .with_root_certificates(roots(files.root.as_deref()).await?);
-    let config = match &files.client {
+        .with_root_certificates(roots(root).await?);
+    let config = match client {
         Some((certificate, key)) => {
             let chain = certificates("sslcert", certificate).await?;
             let key = PrivateKeyDer::from_pem_slice(&read("sslkey", key).await?)

@@ -31,6 +31,7 @@ mod postgres_hold;
 mod postgres_isolation;
 mod postgres_layer;
 mod postgres_locks;
+mod postgres_network_support;
 mod postgres_once;
 mod postgres_permits;
 mod postgres_read_write;

@@ -8,7 +8,7 @@ use dlock::store::{AcquireReply, AcquireRequest, GrantId, Kind, Outcome, Release
 use dlock::{Error, HoldState, Lock, LockClient, LockKind, Loss, distributed_lock};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, within};
-use dlock_tests::postgres::{PgProxy, Pooler, Postgres, fresh_table};
+use dlock_tests::postgres::{Pooler, Postgres};
 use dlock_tests::{Direction, Inside, Request, eventually};
 use dlock_tower::LockLayer;
 use dlock_tower::key::header;
@@ -17,9 +17,9 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{Config, NoTls};
 
 use crate::losses::{self, LOSSES};
+use crate::postgres_network_support::{Setting, client, setting, setting_on};
 use crate::scenes::{LEASE, MS, SEC};
 
 /// How long the position of a waiter is kept that does not ask.
@@ -28,55 +28,10 @@ const KEPT: Duration = Duration::from_secs(5);
 /// The waiters in the order in which they were served.
 type Order = Arc<Mutex<Vec<usize>>>;
 
-/// A table, and a network in front of the server.
-struct Setting {
-    server: Arc<Postgres>,
-    table: String,
-    proxy: PgProxy,
-}
-
-async fn setting() -> Setting {
-    setting_on(Postgres::shared().await).await
-}
-
-async fn setting_on(server: Arc<Postgres>) -> Setting {
-    let setting = Setting {
-        proxy: PgProxy::start(server.addr()),
-        table: fresh_table(),
-        server,
-    };
-    let made = setting.store().await.create_table().await;
-    made.expect("the table can be made");
-    setting
-}
-
 impl Setting {
-    async fn connected(&self, config: Config, limit: Duration) -> Arc<PostgresLocks> {
-        let builder = || PostgresLocks::builder(config.clone(), NoTls).table(&self.table);
-        let store = answered(|| builder().timeout(limit).connect()).await;
-        Arc::new(store.expect("the server is there"))
-    }
-
-    /// The store of another process.
-    async fn store(&self) -> Arc<PostgresLocks> {
-        self.connected(self.server.config(), PATIENCE).await
-    }
-
-    /// The same, behind the network.
-    async fn behind(&self, limit: Duration) -> Arc<PostgresLocks> {
-        self.connected(self.server.config_at(self.proxy.addr()), limit)
-            .await
-    }
-
     /// So many processes.
     async fn clients(&self, count: usize) -> Vec<LockClient> {
         join_all((0..count).map(async |_| client(&self.store().await).await)).await
-    }
-
-    async fn number(&self, sql: &str) -> i64 {
-        let sql = sql.replace("{t}", &self.table);
-        let row = self.server.client().await.query_one(&sql, &[]).await;
-        row.expect("a row").get(0)
     }
 
     async fn queued(&self) -> i64 {
@@ -105,12 +60,6 @@ impl Setting {
         })
         .await;
     }
-}
-
-async fn client(store: &Arc<PostgresLocks>) -> LockClient {
-    let builder = LockClient::builder().store((**store).clone()).lease(LEASE);
-    let built = builder.retry_for(PATIENCE).build().await;
-    built.expect("the server is there")
 }
 
 /// A waiter that releases the lock when it is served.

@@ -13,64 +13,19 @@ use dlock::store::{
 use dlock::{Error, LockClient, Permit, Semaphore};
 use dlock_postgres::{HoldError, PostgresLocks};
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
-use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
+use dlock_tests::postgres::Postgres;
 use dlock_tests::{Direction, Request, eventually};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{Config, NoTls};
 
 use crate::losses::{LOSSES, Loss};
+use crate::postgres_network_support::{Setting, client, setting, setting_on};
 use crate::scenes::{LEASE, MS, SEC};
 
-/// A table, and a network in front of the server.
-struct Setting {
-    server: Arc<Postgres>,
-    table: String,
-    proxy: PgProxy,
-}
-
-async fn setting() -> Setting {
-    setting_on(Postgres::shared().await).await
-}
-
-async fn setting_on(server: Arc<Postgres>) -> Setting {
-    let setting = Setting {
-        proxy: PgProxy::start(server.addr()),
-        table: fresh_table(),
-        server,
-    };
-    let made = setting.store().await.create_table().await;
-    made.expect("the table can be made");
-    setting
-}
-
 impl Setting {
-    async fn connected(&self, config: Config, limit: Duration) -> Arc<PostgresLocks> {
-        let builder = || PostgresLocks::builder(config.clone(), NoTls).table(&self.table);
-        let store = answered(|| builder().timeout(limit).connect()).await;
-        Arc::new(store.expect("the server is there"))
-    }
-
-    /// The store of another process.
-    async fn store(&self) -> Arc<PostgresLocks> {
-        self.connected(self.server.config(), PATIENCE).await
-    }
-
-    /// The same, behind the network.
-    async fn behind(&self, limit: Duration) -> Arc<PostgresLocks> {
-        self.connected(self.server.config_at(self.proxy.addr()), limit)
-            .await
-    }
-
     async fn client(&self) -> LockClient {
         client(&self.store().await).await
-    }
-
-    async fn number(&self, sql: &str) -> i64 {
-        let sql = sql.replace("{t}", &self.table);
-        let row = self.server.client().await.query_one(&sql, &[]).await;
-        row.expect("a row").get(0)
     }
 
     async fn has_positions(&self, count: i64) {
@@ -89,12 +44,6 @@ impl Setting {
         })
         .await;
     }
-}
-
-async fn client(store: &Arc<PostgresLocks>) -> LockClient {
-    let builder = LockClient::builder().store((**store).clone()).lease(LEASE);
-    let built = builder.retry_for(PATIENCE).build().await;
-    built.expect("the server is there")
 }
 
 async fn count(store: &Arc<PostgresLocks>, step: CounterStep) -> CounterReply {

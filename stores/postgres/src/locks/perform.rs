@@ -197,6 +197,11 @@ impl Performing<'_> {
         self.queue.again(job, after);
     }
 
+    /// Whether to try an operation again that found a locked row, rather than to answer it so.
+    fn may_look_again(&self, job: &Job) -> bool {
+        job.looks < most_looks(&job.step) && Instant::now() + 2 * PAUSE.1 < job.deadline
+    }
+
     /// Repeats an operation because the row of its key is locked.
     fn look_again(&self, job: Job) {
         let after = match job.step.is_shared() {
@@ -502,11 +507,7 @@ impl Performing<'_> {
         for (job, row) in jobs.into_iter().zip(&rows) {
             match renewal(row) {
                 // Another statement may be changing the row.
-                Ok(Renewal::Held)
-                    if job.looks < most_looks(&job.step) && Instant::now() + 2 * PAUSE.1 < job.deadline =>
-                {
-                    self.look_again(job);
-                }
+                Ok(Renewal::Held) if self.may_look_again(&job) => self.look_again(job),
                 Ok(renewal) => self.answer(job, Answer::Renewed(renewal)),
                 Err(failure) => ended = ended.and(self.failed(vec![job], failure, &[])),
             }

@@ -87,7 +87,8 @@ async fn encrypted(
     root: Option<String>,
     client: Option<(String, String)>,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let connector = tls::connector(&tls::Files { root, client }).await?;
+    let client = client.as_ref().map(|(certificate, key)| (&**certificate, &**key));
+    let connector = tls::connector(root.as_deref(), client).await?;
     open(request, connector, Some(SslMode::Require)).await
 }
 

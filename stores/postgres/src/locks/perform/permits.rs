@@ -7,10 +7,7 @@ use dlock::store::{AcquireReply, Busy, Granted, Kind, Renewal, StoreError};
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
-use super::{
-    Broken, Found, Performing, TOO_LATE, Value, duration, most_looks, other_lock, renewal, taken,
-    wrong_number,
-};
+use super::{Broken, Found, Performing, TOO_LATE, Value, duration, other_lock, renewal, taken, wrong_number};
 use crate::failure::Failure;
 use crate::locks::job::{Answer, Ask, Counting, Job, Step};
 use crate::locks::statements::{column, one};
@@ -200,10 +197,6 @@ impl Performing<'_> {
             Err(failure) => return self.failed(vec![job], failure, &[refuse_after]),
         }
         Ok(())
-    }
-
-    fn may_look_again(&self, job: &Job) -> bool {
-        job.looks < most_looks(&job.step) && Instant::now() + 2 * super::PAUSE.1 < job.deadline
     }
 }
 
