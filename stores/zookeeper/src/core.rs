@@ -130,6 +130,8 @@ impl Core {
             }
             match (parent, made) {
                 (Err(Code::NO_NODE), _) => self.make_root().await?,
+                // The node of the key was removed in between.
+                (_, Err(Code::NO_NODE)) => {}
                 (Err(code), _) | (_, Err(code)) if code != Code::NODE_EXISTS => {
                     return Err(refused(code, &format!("to create {path}")));
                 }

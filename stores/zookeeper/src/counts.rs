@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::core::{Core, data, key_taken, names};
 use crate::grants::{Own, State};
-use crate::layout::{DONE, LEASES, done_of, latch_of, leases_of, queue_of, semaphore_of, total_of};
+use crate::layout::{DONE, done_of, latch_of, leases_of, queue_of, semaphore_of, total_of};
 use crate::names::{Counter, Mark, family_beside};
 use crate::permits::{Numbers, numbers};
 use crate::session::{Answer, Epoch, NoReply, refused};
@@ -32,7 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// What a step reads.
 struct Seen {
     numbers: Numbers,
-    /// The names of the leases, of a semaphore that is deleted.
+    /// The names of the leases before the numbers were read, of a semaphore that is drained or deleted.
     leases: Vec<String>,
     /// The count of the latch and the version of its node.
     latch: Option<(u64, i32)>,
@@ -114,6 +114,7 @@ impl Count<'_> {
         }
         let Effect { reply, mut changes } = self.effect(&seen)?;
         if changes.is_empty() {
+            self.tidies().await;
             return Ok(Some(reply));
         }
         if self
@@ -124,9 +125,10 @@ impl Count<'_> {
             let why = "the session with ZooKeeper expired before it told whether this step was carried out";
             return Err(StoreError::unknown(why));
         }
-        let creates = changes
-            .iter()
-            .any(|change| matches!(change, Change::Create { .. }));
+        let creates = changes.iter().any(|change| {
+            let mode = Mode::Persistent;
+            matches!(change, Change::Create { mode: of, .. } if *of == mode)
+        });
         changes.push(Change::Create {
             path: self.done(),
             data: written(reply),
@@ -144,21 +146,21 @@ impl Count<'_> {
         {
             return self.undo().await;
         }
-        if step == CounterStep::DeletePermits {
+        self.tidies().await;
+        Ok(Some(reply))
+    }
+
+    /// Removes what is empty of a semaphore that was deleted.
+    async fn tidies(&self) {
+        if self.request.step == CounterStep::DeletePermits {
             self.core.tidy_semaphore(self.name).await;
         }
-        Ok(Some(reply))
     }
 
     /// Makes that one request can do the step. `false` if it must look again.
     async fn is_prepared(&self, seen: &Seen) -> Result<bool, StoreError> {
         let core = self.core;
         match self.request.step {
-            // An acquire must not come in between unseen.
-            CounterStep::Drain if seen.numbers.leases.is_none() && seen.numbers.total.is_some() => {
-                core.make_below(self.name, LEASES).await?;
-                Ok(false)
-            }
             CounterStep::DeletePermits if seen.leases.len() > MOST_LEASES => {
                 let dir = self.path(&leases_of(self.name));
                 let deletes = seen
@@ -189,15 +191,13 @@ impl Count<'_> {
         let sync = Request::Sync {
             path: self.path(self.name),
         };
-        let requests = [
-            sync,
-            read(self.done()),
-            core.children(self.name, false),
-            leases,
-            total,
-            read(self.path(&latch_of(self.name))),
-        ];
-        let [sync, done, beside, leases, total, latch] = core.session.send(requests);
+        let requests = [sync, read(self.done()), core.children(self.name, false)];
+        let [sync, done, beside] = core.session.send(requests);
+        let lists = matches!(self.request.step, CounterStep::Drain | CounterStep::DeletePermits);
+        let names_of_leases = lists.then(|| core.session.ask(core.children(&leases_of(self.name), false)));
+        let [leases, total, latch] =
+            core.session
+                .send([leases, total, read(self.path(&latch_of(self.name)))]);
         if let Err(code) = sync.answer().await?.reply {
             return Err(refused(code, "to catch up"));
         }
@@ -207,6 +207,10 @@ impl Count<'_> {
             return Ok(Err(reply));
         }
         let taken = family_beside(&names(beside).await?, Some(self.counter()));
+        let names_of_leases = match names_of_leases {
+            Some(children) => names(children).await?,
+            None => Vec::new(),
+        };
         let numbers = numbers(leases, total).await?;
         let latch = match data(latch).await? {
             Some((count, stat)) => {
@@ -218,16 +222,14 @@ impl Count<'_> {
             }
             None => None,
         };
-        let leases = match self.request.step {
-            CounterStep::DeletePermits => {
-                let children = core.session.ask(core.children(&leases_of(self.name), false));
-                names(children).await?
-            }
-            _ => Vec::new(),
+        let is_in_use = match self.counter() {
+            Counter::Latch => latch.is_some(),
+            Counter::Semaphore => numbers.is_in_use(),
         };
+        let taken = taken.filter(|_| !is_in_use);
         Ok(Ok(Seen {
             numbers,
-            leases,
+            leases: names_of_leases,
             latch,
             taken,
         }))
@@ -274,13 +276,7 @@ impl Count<'_> {
                     0 => Effect::nothing(reply),
                     _ => {
                         let mut drains = sets(is - free, reply);
-                        // No acquire of dlock came in between.
-                        drains
-                            .changes
-                            .extend(seen.numbers.leases.map(|version| Change::Check {
-                                path: self.path(&leases_of(self.name)),
-                                version,
-                            }));
+                        drains.changes.extend(self.no_acquire(seen));
                         drains
                     }
                 }
@@ -339,6 +335,35 @@ impl Count<'_> {
         }
     }
 
+    /// Changes that cannot be made if an acquire comes in between, without one of the leases that were there. They remove
+    /// the empty parent of the leases.
+    fn no_lease(&self, seen: &Seen) -> Vec<Change> {
+        let path = self.path(&leases_of(self.name));
+        let create = Change::Create {
+            path: path.clone(),
+            data: Vec::new(),
+            mode: Mode::Container,
+        };
+        let is_missing = seen.numbers.leases.is_none();
+        let creates = is_missing.then_some(create).into_iter();
+        creates.chain([Change::Delete { path, version: -1 }]).collect()
+    }
+
+    /// Changes that cannot be made if an acquire of dlock comes in between.
+    fn no_acquire(&self, seen: &Seen) -> Vec<Change> {
+        let (Some(version), Some(lease)) = (seen.numbers.leases, seen.leases.first()) else {
+            return self.no_lease(seen);
+        };
+        let parent = leases_of(self.name);
+        // With this lease the parent is the same: servers remove an empty one, and another one may have that version too.
+        let lease = Change::Check {
+            path: self.core.path_of(&parent, lease),
+            version: -1,
+        };
+        let path = self.path(&parent);
+        vec![lease, Change::Check { path, version }]
+    }
+
     fn deletes_permits(&self, seen: &Seen) -> Effect {
         let dir = self.path(&leases_of(self.name));
         let leases = seen.leases.iter().map(|name| Change::Delete {
@@ -349,11 +374,13 @@ impl Count<'_> {
             path: self.path(&total_of(self.name)),
             version,
         });
-        let changes: Vec<Change> = leases.chain(total).collect();
-        Effect {
-            reply: CounterReply::Done(!changes.is_empty()),
-            changes,
+        let mut changes: Vec<Change> = leases.chain(total).collect();
+        if changes.is_empty() {
+            return Effect::nothing(CounterReply::Done(false));
         }
+        changes.extend(self.no_lease(seen));
+        let reply = CounterReply::Done(true);
+        Effect { reply, changes }
     }
 
     fn deletes_latch(&self, version: i32, reply: CounterReply) -> Effect {
@@ -366,7 +393,7 @@ impl Count<'_> {
 
     /// Makes the changes; `false` if none was made, because others have changed what was read.
     async fn change(&self, changes: Vec<Change>) -> Result<bool, StoreError> {
-        let (core, id) = (self.core, self.request.id);
+        let core = self.core;
         let creates: Vec<bool> = (changes.iter())
             .map(|change| matches!(change, Change::Create { .. }))
             .collect();
@@ -392,8 +419,7 @@ impl Count<'_> {
             .position(|code| *code != Code::OK && *code != Code::ROLLED_BACK)
         {
             None => {
-                let until = Instant::now() + self.request.repeated_for;
-                core.grants.insert(id, self.own(epoch, until));
+                self.is_done(epoch);
                 Ok(true)
             }
             Some(failed) => match codes[failed] {
@@ -402,27 +428,29 @@ impl Count<'_> {
                     core.make_below(self.name, DONE).await?;
                     Ok(false)
                 }
-                Code::NO_NODE | Code::BAD_VERSION | Code::NODE_EXISTS => Ok(false),
+                Code::NO_NODE | Code::BAD_VERSION | Code::NODE_EXISTS | Code::NOT_EMPTY => Ok(false),
                 code => Err(refused(code, "to change a counter")),
             },
         }
     }
 
-    /// The node of the step, which is deleted once it can come no more.
-    fn own(&self, epoch: Epoch, until: Instant) -> Own {
-        Own {
+    /// Records that the node of the step may exist, which is deleted once the step can come no more.
+    fn is_done(&self, epoch: Epoch) {
+        let own = Own {
             lock: queue_of(self.name),
             mark: Mark::draw(),
             epoch,
             state: State::Done,
-            deadline: until,
-        }
+            deadline: Instant::now() + self.request.repeated_for,
+        };
+        self.core.grants.insert(self.request.id, own);
     }
 
     fn unknown(&self, epoch: Epoch, mut error: StoreError) -> StoreError {
         self.core
             .steps
             .began(self.request.id, epoch, self.request.repeated_for);
+        self.is_done(epoch);
         error.outcome = Outcome::Unknown;
         error
     }

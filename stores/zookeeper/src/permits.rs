@@ -51,6 +51,11 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
+    /// Whether the key is that of a semaphore. Whatever is beside it is the node of an attempt that is about to be refused.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.total.is_some() || self.held > 0
+    }
+
     /// How many permits are available, also below a limit; `None` if there is neither a total nor a limit.
     fn free(&self, limit: Option<u32>) -> Option<i64> {
         let total = self.total.map(|(total, _)| total);
@@ -146,18 +151,7 @@ impl Core {
         numbers(leases, total).await
     }
 
-    /// Creates the nodes of a semaphore, unless the key holds something else.
-    async fn make_semaphore(&self, semaphore: &str) -> Result<(), StoreError> {
-        if let Some(family) = self.other_family(semaphore, Counter::Semaphore).await? {
-            return Err(key_taken(family));
-        }
-        for name in [QUEUE, LEASES] {
-            self.make_below(semaphore, name).await?;
-        }
-        Ok(())
-    }
-
-    /// Removes the nodes of a semaphore that was just made or deleted, if they are empty.
+    /// Removes the nodes of a semaphore that are empty.
     pub(crate) async fn tidy_semaphore(&self, semaphore: &str) {
         let paths = [LEASES, QUEUE].map(|name| Request::Delete {
             path: self.path_of(semaphore, name),
@@ -293,24 +287,30 @@ impl Ask<'_> {
                 total,
             ];
             let [create, beside, children, leases, total] = core.session.send(requests);
-            let Some((node, czxid, epoch)) = attempt.created(create).await? else {
-                core.make_semaphore(self.semaphore).await?;
-                continue;
-            };
-            let queued = Queued {
-                node: node.clone(),
+            let created = attempt.created(create).await?.map(|(node, czxid, epoch)| Queued {
+                node,
                 czxid,
                 mark: attempt.mark.clone(),
                 epoch,
-            };
-            self.is_in(&queued, State::Leaves(node.clone()));
+            });
+            if let Some(queued) = &created {
+                self.is_in(queued, State::Leaves(queued.node.clone()));
+            }
             let (beside, nodes) = (names(beside).await?, listed(children).await?);
             let numbers = numbers(leases, total).await?;
-            if let Some(family) = family_beside(&beside, Some(Counter::Semaphore)) {
-                self.leaves().await?;
-                core.tidy_semaphore(self.semaphore).await;
+            let family = family_beside(&beside, Some(Counter::Semaphore));
+            if let Some(family) = family.filter(|_| !numbers.is_in_use()) {
+                if created.is_some() {
+                    self.leaves().await?;
+                    core.tidy_semaphore(self.semaphore).await;
+                }
                 return Err(key_taken(family));
             }
+            let Some(queued) = created else {
+                core.make_below(self.semaphore, QUEUE).await?;
+                continue;
+            };
+            let (node, czxid) = (queued.node.clone(), queued.czxid);
             if node.position.is_exhausted() {
                 self.leaves().await?;
                 return Err(core.exhausted(self.queue));
@@ -351,10 +351,6 @@ impl Ask<'_> {
             czxid: queued.czxid,
         };
         self.is_in(&queued, state);
-        if numbers.leases.is_none() {
-            self.core.make_below(self.semaphore, LEASES).await?;
-            return Ok(None);
-        }
         if let (None, Some(total)) = (numbers.total, self.request.permits) {
             self.begins_with(total).await?;
             return Ok(None);
@@ -580,10 +576,15 @@ impl Ask<'_> {
             path: core.path(&total_of(self.semaphore)),
             version,
         }));
-        changes.push(Change::Set {
-            path: core.path(&leases_of(self.semaphore)),
-            data: Vec::new(),
-            version: numbers.leases.unwrap_or_default(),
+        let (path, data) = (core.path(&leases_of(self.semaphore)), Vec::new());
+        changes.push(match numbers.leases {
+            Some(version) => Change::Set { path, data, version },
+            // Only together with its children: servers never remove a container that had none.
+            None => Change::Create {
+                path,
+                data,
+                mode: Mode::Container,
+            },
         });
         let leases = core.leases(own, self.amount()).into_iter();
         changes.extend(leases.map(|path| Change::Create {

@@ -41,6 +41,7 @@ impl Code {
     pub(crate) const NO_AUTH: Code = Code(-102);
     pub(crate) const BAD_VERSION: Code = Code(-103);
     pub(crate) const NODE_EXISTS: Code = Code(-110);
+    pub(crate) const NOT_EMPTY: Code = Code(-111);
     pub(crate) const SESSION_EXPIRED: Code = Code(-112);
     pub(crate) const THROTTLED: Code = Code(-127);
 
@@ -270,6 +271,10 @@ impl Change {
     fn encode(&self, out: &mut Out, acl: Acl) {
         let code = match self {
             Change::Check { .. } => code::CHECK,
+            Change::Create {
+                mode: Mode::Container,
+                ..
+            } => code::CREATE_CONTAINER,
             Change::Create { .. } => code::CREATE,
             Change::Set { .. } => code::SET_DATA,
             Change::Delete { .. } => code::DELETE,
@@ -314,6 +319,11 @@ fn results(body: &mut In<'_>) -> Result<Vec<Code>, Garbled> {
         let result = match code {
             code::ERROR => Code(body.int()?),
             code::CREATE => body.string().map(|_| Code::OK)?,
+            // A container was created.
+            code::CREATE2 => {
+                body.string()?;
+                stat(body).map(|_| Code::OK)?
+            }
             code::SET_DATA => stat(body).map(|_| Code::OK)?,
             code::CHECK | code::DELETE => Code::OK,
             _ => return Err(Garbled),
@@ -444,23 +454,17 @@ mod tests {
         let mut out = Out::new();
         out.int(13).bool(false).int(0);
         out.int(1).bool(false).int(0).string("/a");
-        out.int(5).bool(false).int(0);
-        out.long(1)
-            .long(1)
-            .long(1)
-            .long(1)
-            .int(0)
-            .int(0)
-            .int(0)
-            .long(0)
-            .int(0)
-            .int(0)
-            .long(1);
+        let stat = |out: &mut Out| {
+            out.long(1).long(1).long(1).long(1);
+            out.int(0).int(0).int(0).long(0).int(0).int(0).long(1);
+        };
+        stat(out.int(15).bool(false).int(0).string("/b"));
+        stat(out.int(5).bool(false).int(0));
         out.int(2).bool(false).int(0);
         out.int(-1).bool(true).int(-1);
         let message = out.finish();
         let mut body = In::new(&message[4..]);
-        assert_eq!(results(&mut body), Ok(vec![Code::OK; 4]));
+        assert_eq!(results(&mut body), Ok(vec![Code::OK; 5]));
         assert!(body.is_empty());
     }
 

@@ -42,6 +42,7 @@ mod refused_kinds;
 mod scenes;
 mod wrong_protocol;
 mod zookeeper_conformance;
+mod zookeeper_counters;
 mod zookeeper_doctor;
 mod zookeeper_fair;
 mod zookeeper_faults;
