@@ -17,6 +17,29 @@ pub(crate) const DONE: &str = "done";
 /// What comes before the name of a semaphore in the topic of its waiters.
 pub(crate) const PERMITS: &str = "permits ";
 
+/// The paths of the nodes of a counter.
+#[derive(Debug)]
+pub(crate) struct CounterPaths {
+    pub(crate) leases: String,
+    pub(crate) total: String,
+    pub(crate) latch: String,
+}
+
+impl CounterPaths {
+    /// Of the key whose node has this path.
+    pub(crate) fn of(key: &str) -> CounterPaths {
+        CounterPaths {
+            leases: leases_of(key),
+            total: total_of(key),
+            latch: latch_of(key),
+        }
+    }
+
+    pub(crate) fn lease(&self, name: &str) -> String {
+        format!("{}/{name}", self.leases)
+    }
+}
+
 /// The directory of the queue for the permits of a semaphore.
 pub(crate) fn queue_of(semaphore: &str) -> Arc<str> {
     format!("{semaphore}/{QUEUE}").into()

@@ -268,6 +268,17 @@ impl Request {
 }
 
 impl Change {
+    /// Whether it creates a node that lasts until it is deleted.
+    pub(crate) fn creates_persistent(&self) -> bool {
+        matches!(
+            self,
+            Change::Create {
+                mode: Mode::Persistent,
+                ..
+            }
+        )
+    }
+
     fn encode(&self, out: &mut Out, acl: Acl) {
         let code = match self {
             Change::Check { .. } => code::CHECK,
