@@ -505,6 +505,8 @@ BEGIN
   END IF;
   in_use := CASE WHEN lock.counts THEN lock.held ELSE 0 END;
   free := coalesce(CASE WHEN lock.counts THEN lock.number END, total - in_use);
+  -- The total is set now: waiters may wait for that.
+  loud := lock.number IS NULL AND free IS NOT NULL;
   FOR look IN 1..2 LOOP
     usable := least(free, most - in_use);
     EXIT WHEN usable IS NULL;
@@ -527,8 +529,8 @@ BEGIN
     END IF;
     EXIT WHEN look = 2 OR usable - ahead >= amount;
     back := {reap}(lock_key, seen);
-    loud := back > 0;
-    EXIT WHEN NOT loud;
+    EXIT WHEN back = 0;
+    loud := true;
     free := free + back;
     in_use := in_use - back;
   END LOOP;
