@@ -49,7 +49,8 @@ impl Setting {
 async fn count(store: &Arc<PostgresLocks>, step: CounterStep) -> CounterReply {
     let id = GrantId::from_parts(fastrand::u128(..), 1);
     let request = CounterRequest::new("k".into(), id, step);
-    Counters::count(store.clone(), request).await.unwrap()
+    let counted = answered(|| Counters::count(store.clone(), request.clone()));
+    counted.await.unwrap()
 }
 
 fn request(kind: Kind, number: u64, amount: u32) -> AcquireRequest {
@@ -524,6 +525,32 @@ async fn permits_their_total_and_a_latch_are_kept_when_the_server_restarts() {
     served(all).await.release().await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 3);
     setting.no_permit_is_left().await;
+}
+
+/// No lease returns permits without an owner.
+#[tokio::test]
+async fn acquire_of_unowned_permits_that_was_undone_stays_undone_after_a_crash() {
+    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let db = setting.server.client().await;
+    for sql in [
+        "ALTER SYSTEM SET wal_writer_delay = '10s'",
+        "SELECT pg_reload_conf()",
+    ] {
+        db.batch_execute(sql).await.unwrap();
+    }
+    let store = setting.connected(setting.server.config(), 5 * SEC).await;
+    let wanted = request(Kind::Unowned, 1, 1);
+    let reply = store.clone().acquire(wanted.clone()).await;
+    assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
+    let undone = store.clone().release(release(Kind::Unowned, wanted.grant)).await;
+    assert!(matches!(undone, Ok(ReleaseReply::Released { .. })), "{undone:?}");
+    setting.server.kill();
+    setting.server.restart().await;
+    let expected = CounterReply::Permits {
+        free: Some(2),
+        held: 0,
+    };
+    assert_eq!(count(&store, CounterStep::Permits).await, expected);
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 --   $1 keys  $2 grant ids  $3 how long to keep the permits unavailable, in µs, or 0
 --   $4 numbers of the advisory locks that show waiters  $5 whether notifications go through the server
 -- Always returns one row for each key: whether the grant was ended, whether another transaction had locked the row of the
--- semaphore, and whether the grant exists. Like the release of a plain lock it does not wait for the disk.
+-- semaphore, and whether the grant exists. Like the release of a plain lock it does not wait for the disk, unless permits
+-- without an owner come back.
 WITH async AS MATERIALIZED (
   SELECT set_config('synchronous_commit', 'off', true) AS done
 ), asked AS MATERIALIZED (

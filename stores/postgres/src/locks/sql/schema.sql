@@ -609,6 +609,10 @@ BEGIN
     RETURN;
   END IF;
   loud := true;
+  IF NOT own.owned THEN
+    -- No lease would return them if a crash lost this.
+    SET LOCAL synchronous_commit TO DEFAULT;
+  END IF;
   IF keep > 0 AND own.owned THEN
     UPDATE {permits} p SET until = least(p.until, seen + keep * interval '1 microsecond'), kept = true
      WHERE p.key = lock_key AND p.holder = grant_id;
