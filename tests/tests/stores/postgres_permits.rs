@@ -246,6 +246,88 @@ async fn total_that_an_acquire_sets_is_told() {
     }
 }
 
+/// The row is available, so the background removes it at any moment.
+#[tokio::test]
+async fn number_is_set_though_the_row_is_removed_meanwhile() {
+    let setting = setting().await;
+    let sql = "CREATE SEQUENCE {t}_runs; \
+               CREATE FUNCTION {t}_remove() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 IF nextval('{t}_runs') % 2 = 1 THEN DELETE FROM {t} WHERE holder = ''; END IF; \
+                 RETURN NULL; \
+               END $$; \
+               CREATE TRIGGER remove AFTER INSERT ON {t} FOR EACH STATEMENT EXECUTE FUNCTION {t}_remove()";
+    let sql = sql.replace("{t}", &setting.table);
+    setting.server.client().await.batch_execute(&sql).await.unwrap();
+    let client = setting.client().await;
+    assert!(client.semaphore("set").set_permits(3).await.unwrap());
+    assert_eq!(client.semaphore("set").available().await.unwrap(), 3);
+    client.semaphore("add").add_permits(3).await.unwrap();
+    assert_eq!(client.semaphore("add").available().await.unwrap(), 3);
+    assert!(client.latch("l").try_set_count(3).await.unwrap());
+    assert_eq!(client.latch("l").count().await.unwrap(), 3);
+}
+
+/// Other steps lock it for a moment each, one after the other; the transaction that holds a permit does not lock it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_row_of_a_semaphore_is_tried_again_though_a_transaction_holds_a_permit() {
+    let setting = setting().await;
+    let store = setting.behind(PATIENCE).await;
+    let semaphore = client(&store).await.semaphore("k").permits(3);
+    let (mut db, mut beside) = (setting.server.client().await, setting.server.client().await);
+    let permit = semaphore.acquire().await.unwrap();
+    let holds = db.transaction().await.unwrap();
+    store.hold_in(&holds, &permit.held()).await.unwrap();
+    permit.release().await.unwrap();
+    assert!(semaphore.try_acquire_many(3).await.unwrap_err().is_busy());
+    let locks = beside.transaction().await.unwrap();
+    let row = format!("SELECT FROM {} WHERE key = 'k' FOR UPDATE", setting.table);
+    locks.execute(&row, &[]).await.unwrap();
+    let before = setting.proxy.count(asks);
+    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
+    let tries = setting.proxy.count(asks) - before;
+    assert!(tries > 10, "{tries} tries");
+    locks.rollback().await.unwrap();
+    let one = semaphore.try_acquire().await.unwrap();
+    holds.rollback().await.unwrap();
+    one.release().await.unwrap();
+    let all = semaphore.try_acquire_many(3).await.unwrap();
+    all.release().await.unwrap();
+    setting.no_permit_is_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn change_of_a_semaphore_waits_for_its_row_as_long_as_other_steps_have_it() {
+    const TRIES: usize = 30;
+    let setting = setting().await;
+    let semaphore = client(&setting.behind(PATIENCE).await).await.semaphore("k");
+    let store = setting.behind(PATIENCE).await;
+    semaphore.set_permits(2).await.unwrap();
+    let two = semaphore.acquire_many(2).await.unwrap();
+    let mut beside = setting.server.client().await;
+    for forces in [true, false] {
+        let locks = beside.transaction().await.unwrap();
+        let row = format!("SELECT FROM {} WHERE key = 'k' FOR UPDATE", setting.table);
+        locks.execute(&row, &[]).await.unwrap();
+        let before = setting.proxy.count(counts);
+        let store = store.clone();
+        let change = tokio::spawn(async move {
+            if forces {
+                return store.force_release("k".into()).await.unwrap();
+            }
+            count(&store, CounterStep::DeletePermits).await == CounterReply::Done(true)
+        });
+        eventually("it is tried again", async || {
+            assert!(!change.is_finished(), "it was given up, forces: {forces}");
+            setting.proxy.count(counts) - before > TRIES
+        })
+        .await;
+        locks.rollback().await.unwrap();
+        assert!(within(PATIENCE, "the change", change).await.unwrap());
+    }
+    assert!(two.release().await.unwrap_err().is_lost());
+    setting.no_permit_is_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_of_a_process_that_is_cut_off_come_back_with_their_lease_and_it_is_told_before() {
     let setting = setting().await;

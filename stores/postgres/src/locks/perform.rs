@@ -295,6 +295,11 @@ impl Performing<'_> {
                         }
                         Found::Missing => missing.push(job),
                         Found::Late => self.again(job, Duration::ZERO, TOO_LATE),
+                        Found::Contended if job.looks < most_looks(&job.step) => self.look_again(job),
+                        Found::Contended => {
+                            let busy = Busy::new(None).again(PAUSE.1);
+                            self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
+                        }
                         Found::Open | Found::Locked if job.looks == LOOKS && self.looks_again(&job) => {
                             unsure.push(job);
                         }
@@ -704,6 +709,8 @@ enum Found {
     Open,
     /// The lock is available or its lease has expired, but another transaction has locked the row.
     Locked,
+    /// Another step has locked the row of the semaphore.
+    Contended,
 }
 
 impl Look {

@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 
 use super::{Broken, Found, Performing, TOO_LATE, Value, duration, other_lock, renewal, taken, wrong_number};
 use crate::failure::Failure;
-use crate::locks::job::{Answer, Ask, Counting, Job, Step};
+use crate::locks::job::{Answer, Ask, Counting, Job, Step, is_permit, kind_of};
 use crate::locks::statements::{column, one};
 use crate::locks::table::{Sql, bucket};
 use crate::locks::transaction::pinned;
@@ -39,10 +39,14 @@ pub(super) fn found(row: &Row, ask: &Ask) -> Result<Found, Failure> {
     if !column::<bool>(row, "there")? {
         return Ok(Found::Missing);
     }
+    let held_as: &str = column(row, "held_as")?;
     if !column::<bool>(row, "held")? {
-        return Ok(Found::Locked);
+        return Ok(match kind_of(held_as).is_some_and(is_permit) {
+            true => Found::Contended,
+            false => Found::Locked,
+        });
     }
-    if let Some(held) = other_lock(ask.kind, column(row, "held_as")?) {
+    if let Some(held) = other_lock(ask.kind, held_as) {
         return Ok(Found::Other(held));
     }
     Ok(Found::Short(Short {
@@ -188,6 +192,7 @@ impl Performing<'_> {
                 _ => self.fail(job, &taken(held)),
             },
             Ok(Counted::Late) => self.again(job, Duration::ZERO, TOO_LATE),
+            Ok(Counted::Contended) => self.look_again(job),
             Ok(Counted::Locked) if self.may_look_again(&job) => self.look_again(job),
             Ok(Counted::Locked) => {
                 let key = counting.key.clone();
@@ -207,7 +212,9 @@ enum Counted {
     Other(&'static str),
     /// The request arrived too late and was refused.
     Late,
-    /// Another transaction has locked a row.
+    /// Another step has locked the row of the semaphore or latch.
+    Contended,
+    /// A transaction has locked the row of an available lock, or holds permits.
     Locked,
 }
 
@@ -221,7 +228,10 @@ impl Counted {
             return Ok(Counted::Late);
         }
         if column(row, "locked")? {
-            return Ok(Counted::Locked);
+            return Ok(match held_as {
+                Some(_) => Counted::Contended,
+                None => Counted::Locked,
+            });
         }
         let number = column::<Option<i64>>(row, "number")?;
         let held = column::<Option<i64>>(row, "in_use")?.unwrap_or(0).unsigned_abs();

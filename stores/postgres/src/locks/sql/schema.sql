@@ -688,8 +688,10 @@ BEGIN
       locked := false;
       RETURN;
     END IF;
-    held_as := NULL;
-    locked := FOUND;
+    -- A transaction may hold an available lock. The row of a semaphore or latch is locked by another step, for a moment.
+    held_as := CASE WHEN locked THEN held_as END;
+    -- The row that was inserted above may be removed again.
+    locked := FOUND OR step IN ('set_permits', 'add_permits', 'set_count');
     IF locked THEN
       RETURN;
     END IF;
