@@ -17,15 +17,13 @@ use tokio::time::{Instant, sleep};
 
 use self::effect::{Effect, Seen};
 use crate::core::{Core, data, key_taken, names};
+use crate::gather::{MOST_BYTES, MOST_NODES};
 use crate::grants::{Own, State};
 use crate::layout::{CounterPaths, DONE, done_of, leases_of, queue_of, semaphore_of};
 use crate::names::{Counter, Mark, family_beside};
 use crate::permits::numbers;
 use crate::session::{Answer, Epoch, NoReply, refused};
 use crate::wire::{Change, Code, Mode, Reply, Request};
-
-/// The most leases that are deleted together with the semaphore.
-const MOST_LEASES: usize = 1000;
 
 /// The longest pause before a step that met another one is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -133,7 +131,7 @@ impl Count<'_> {
     async fn is_prepared(&self, seen: &Seen) -> Result<bool, StoreError> {
         let core = self.core;
         match self.request.step {
-            CounterStep::DeletePermits if seen.leases.len() > MOST_LEASES => {
+            CounterStep::DeletePermits if self.are_too_many(&seen.leases) => {
                 let leases = seen.leases.iter().map(|name| self.paths.lease(name));
                 let deletes = leases.map(|path| core.delete_path(path));
                 for deleted in join_all(deletes).await {
@@ -143,6 +141,12 @@ impl Count<'_> {
             }
             _ => Ok(true),
         }
+    }
+
+    /// Whether one request cannot delete these leases.
+    fn are_too_many(&self, leases: &[String]) -> bool {
+        let bytes = leases.iter().map(|name| self.paths.lease(name).len() + 20);
+        leases.len() > MOST_NODES || bytes.sum::<usize>() > MOST_BYTES
     }
 
     fn counter(&self) -> Counter {

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use dlock::LockClient;
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use dlock::store::{AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseRequest, Store};
+use dlock::{LockClient, MAX_KEY_BYTES};
 use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::zookeeper::{ZkProxy, ZkRequest, Zookeeper};
 use dlock_zookeeper::ZookeeperLocks;
+use futures_util::future::join_all;
 
 use crate::losses::Loss;
 use crate::scenes::SEC;
@@ -167,6 +168,18 @@ async fn deletion_ends_permits_that_are_acquired_meanwhile() {
         assert_eq!(deleted, CounterReply::Done(true));
         assert_eq!(setting.client().await.inspect("k").await.unwrap(), None, "{held}");
     }
+}
+
+/// Their paths alone take more than a request may have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn semaphore_with_a_long_name_and_many_holders_is_deleted() {
+    let setting = Setting::new().await;
+    let (client, key) = (setting.client().await, "/".repeat(MAX_KEY_BYTES));
+    let semaphore = client.semaphore(key.as_str()).permits(700);
+    let held = join_all((0..4).map(|_| semaphore.acquire_many(175))).await;
+    assert!(held.iter().all(Result::is_ok));
+    assert!(semaphore.delete().await.unwrap());
+    assert_eq!(client.inspect(key.as_str()).await.unwrap(), None);
 }
 
 /// The server removes the empty node of the key between those requests.
