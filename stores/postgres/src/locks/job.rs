@@ -10,6 +10,7 @@ use dlock::store::{
     ReleaseRequest, RenewRequest, Renewal, StoreError,
 };
 
+use super::table::Sql;
 use crate::micros::micros;
 
 /// The queue that all connections share.
@@ -200,7 +201,7 @@ impl Step {
     }
 
     /// Whether this is an operation of a reader, or on permits. Others may lock the row of the lock for a moment each.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(crate) fn is_of_many(&self) -> bool {
         match self {
             Step::Leave(..) | Step::Extend(..) => true,
             Step::PermitRelease(..) | Step::PermitRenew(..) | Step::Count(_) => true,
@@ -208,20 +209,29 @@ impl Step {
         }
     }
 
-    /// Whether this acquires or releases a fair lock.
-    pub(crate) fn is_fair(&self) -> bool {
-        match self {
-            Step::Acquire(ask) => ask.kind == Kind::Fair,
-            _ => matches!(self, Step::FairRelease(..)),
-        }
-    }
-
-    /// Whether this acquires, releases or renews permits.
-    pub(crate) fn is_of_permits(&self) -> bool {
-        match self {
-            Step::Acquire(ask) => is_permit(ask.kind),
-            _ => matches!(self, Step::PermitRelease(..) | Step::PermitRenew(..)),
-        }
+    /// The statement that carries out several such operations at once, if there is one.
+    pub(crate) fn shared(&self) -> Option<Sql> {
+        Some(match self {
+            Step::Acquire(ask) => match ask.kind {
+                Kind::Read => Sql::Acquire,
+                Kind::Fair => Sql::Fair,
+                Kind::Permit | Kind::Unowned => Sql::Permit,
+                _ => Sql::Plain,
+            },
+            Step::Release(..) => Sql::Release,
+            Step::Leave(..) => Sql::Leave,
+            Step::FairRelease(..) => Sql::FairRelease,
+            Step::PermitRelease(..) => Sql::PermitRelease,
+            Step::Renew(..) => Sql::Renew,
+            Step::Extend(..) => Sql::Extend,
+            Step::PermitRenew(..) => Sql::PermitRenew,
+            Step::AcquireAll(_)
+            | Step::Count(_)
+            | Step::Inspect(_)
+            | Step::List(_)
+            | Step::Force(_)
+            | Step::Make(_) => return None,
+        })
     }
 
     /// The grants that the operation may create.

@@ -101,6 +101,28 @@ pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, 
         .map_err(|error| unreadable(&format!("a row that cannot be read ({error})")))
 }
 
+/// The positions in a column, from 0 on.
+pub(crate) fn positions(row: &Row, name: &str) -> Result<Vec<usize>, Failure> {
+    let positions = list::<i64>(row, name)?.into_iter();
+    Ok(positions
+        .map(|n| usize::try_from(n - 1).unwrap_or(usize::MAX))
+        .collect())
+}
+
+/// The values by their positions, of which each must have one.
+pub(crate) fn in_order<T>(mut values: Vec<(usize, T)>, number: usize) -> Result<Vec<T>, Failure> {
+    values.sort_unstable_by_key(|(at, _)| *at);
+    match values.iter().map(|(at, _)| *at).eq(0..number) {
+        true => Ok(values.into_iter().map(|(_, value)| value).collect()),
+        false => Err(unreadable("rows for other requests")),
+    }
+}
+
+/// The array in a column, which is empty if it is NULL.
+pub(crate) fn list<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<Vec<T>, Failure> {
+    Ok(column::<Option<Vec<T>>>(row, name)?.unwrap_or_default())
+}
+
 fn unreadable(found: &str) -> Failure {
     let mut error = StoreError::unknown(format!("the server answered with {found}"));
     error.reason = Reason::KeyTaken(found.to_owned());

@@ -34,65 +34,65 @@ pub(crate) struct Table {
     statements: [String; Sql::ALL.len()],
 }
 
-/// A statement.
+/// A statement, in the order in which those of one moment are sent: acquires later, because they wait for the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sql {
+    Release,
+    /// The release of one grant.
+    LoneRelease,
+    /// The release of a reader.
+    Leave,
+    /// The release of a fair lock, or of a waiter's position.
+    FairRelease,
+    /// The release of permits, or of a waiter's position.
+    PermitRelease,
+    Renew,
+    /// The renewal of a reader.
+    Extend,
+    /// The renewal of permits.
+    PermitRenew,
+    /// The acquire of permits.
+    Permit,
+    /// The acquire of a fair lock.
+    Fair,
     /// The acquire of any locks that are not fair, also of several together.
     Acquire,
     /// The acquire of locks that are neither read nor fair.
     Plain,
     /// The acquire of one of those.
     Lone,
-    /// The acquire of a fair lock.
-    Fair,
     Insert,
-    Release,
-    /// The release of one grant.
-    LoneRelease,
-    /// The release of a fair lock, or of a waiter's position.
-    FairRelease,
-    Renew,
-    /// The release of a reader.
-    Leave,
-    /// The renewal of a reader.
-    Extend,
+    /// An operation on a semaphore or latch.
+    Count,
     Inspect,
     Force,
     Pins,
     Tell,
     Sweep,
-    /// The acquire of permits.
-    Permit,
-    /// The release of permits, or of a waiter's position.
-    PermitRelease,
-    /// The renewal of permits.
-    PermitRenew,
-    /// An operation on a semaphore or latch.
-    Count,
 }
 
 impl Sql {
     pub(crate) const ALL: [Sql; 20] = [
+        Sql::Release,
+        Sql::LoneRelease,
+        Sql::Leave,
+        Sql::FairRelease,
+        Sql::PermitRelease,
+        Sql::Renew,
+        Sql::Extend,
+        Sql::PermitRenew,
+        Sql::Permit,
+        Sql::Fair,
         Sql::Acquire,
         Sql::Plain,
         Sql::Lone,
-        Sql::Fair,
         Sql::Insert,
-        Sql::Release,
-        Sql::LoneRelease,
-        Sql::FairRelease,
-        Sql::Renew,
-        Sql::Leave,
-        Sql::Extend,
+        Sql::Count,
         Sql::Inspect,
         Sql::Force,
         Sql::Pins,
         Sql::Tell,
         Sql::Sweep,
-        Sql::Permit,
-        Sql::PermitRelease,
-        Sql::PermitRenew,
-        Sql::Count,
     ];
 
     fn template(self) -> &'static str {
@@ -124,7 +124,8 @@ impl Sql {
     pub(crate) fn types(self) -> Vec<Type> {
         let (texts, longs, ints) = (Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT4_ARRAY);
         match self {
-            Sql::Acquire | Sql::Plain | Sql::Lone => {
+            Sql::Plain => vec![texts.clone(), texts.clone(), texts, longs, ints, Type::INT8],
+            Sql::Acquire | Sql::Lone => {
                 let all = [
                     texts.clone(),
                     texts.clone(),
@@ -209,6 +210,8 @@ impl Table {
                 .replace("{fair_release}", &name.with("_fair_release"))
                 .replace("{kept_for}", KEPT_FOR)
                 .replace("{acquire}", &name.with("_acquire"))
+                .replace("{acquire_many}", &name.with("_acquire_many"))
+                .replace("{release_many}", &name.with("_release_many"))
                 .replace("{release}", &name.with("_release"))
                 .replace("{leave}", &name.with("_leave"))
                 .replace("{extend}", &name.with("_extend"))

@@ -1,23 +1,23 @@
 //! The operations that are sent together on a connection, one statement for each kind.
 
 use super::job::{Job, Step};
+use super::table::Sql;
 
 /// The most locks that one statement acquires or releases.
 const MOST: usize = 128;
 /// The most grants that one statement and one wave renew, so that other operations do not wait for thousands of them.
 pub(super) const MOST_RENEWALS: usize = 256;
 
-/// Operations that are sent together, one statement for each kind.
+/// Operations that are sent together.
 #[derive(Debug, Default)]
 pub(crate) struct Wave {
-    pub(crate) releases: Vec<Job>,
-    pub(crate) renewals: Vec<Job>,
-    pub(crate) acquires: Vec<Job>,
+    /// Those that share statements, in the order in which the statements are sent.
+    pub(crate) batches: Vec<(Sql, Vec<Job>)>,
     /// One statement for each operation.
     pub(crate) others: Vec<Job>,
 }
 
-/// Counts the operations that each list of a wave already contains.
+/// Counts the operations that a wave already contains.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     releases: Taken,
@@ -37,13 +37,13 @@ struct Taken {
 impl Room {
     /// Whether the operation fits into the wave; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
-        let (taken, most) = match &job.step {
-            Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) | Step::PermitRelease(..) => {
+        let (taken, most) = match job.step.shared() {
+            Some(Sql::Release | Sql::Leave | Sql::FairRelease | Sql::PermitRelease) => {
                 (&mut self.releases, MOST)
             }
-            Step::Renew(..) | Step::Extend(..) | Step::PermitRenew(..) => (&mut self.renewals, MOST_RENEWALS),
-            Step::Acquire(_) => (&mut self.acquires, MOST),
-            _ => (&mut self.others, MOST),
+            Some(Sql::Renew | Sql::Extend | Sql::PermitRenew) => (&mut self.renewals, MOST_RENEWALS),
+            Some(_) => (&mut self.acquires, MOST),
+            None => (&mut self.others, MOST),
         };
         let size = match &job.step {
             Step::PermitRenew(_, grants) => grants.len(),
@@ -60,18 +60,23 @@ impl Room {
 
 impl From<Vec<Job>> for Wave {
     fn from(jobs: Vec<Job>) -> Wave {
+        let most = jobs.len();
         let mut wave = Wave::default();
         for job in jobs {
-            let list = match &job.step {
-                Step::Release(..) | Step::Leave(..) | Step::FairRelease(..) | Step::PermitRelease(..) => {
-                    &mut wave.releases
-                }
-                Step::Renew(..) | Step::Extend(..) | Step::PermitRenew(..) => &mut wave.renewals,
-                Step::Acquire(_) => &mut wave.acquires,
-                _ => &mut wave.others,
+            let Some(sql) = job.step.shared() else {
+                wave.others.push(job);
+                continue;
             };
-            list.push(job);
+            match wave.batches.iter_mut().find(|(other, _)| *other == sql) {
+                Some((_, batch)) => batch.push(job),
+                None => {
+                    let mut batch = Vec::with_capacity(most);
+                    batch.push(job);
+                    wave.batches.push((sql, batch));
+                }
+            }
         }
+        wave.batches.sort_unstable_by_key(|(sql, _)| *sql as usize);
         wave
     }
 }
@@ -114,9 +119,16 @@ mod tests {
         drop(queue.ask(release("other")));
         drop(queue.ask(release(&format!("k{}", 2 * MOST_RENEWALS - 1))));
         let first = Wave::from(taken(&queue));
-        assert_eq!((first.renewals.len(), first.releases.len()), (MOST_RENEWALS, 1));
+        assert_eq!(sizes(&first), [(Sql::Release, 1), (Sql::Renew, MOST_RENEWALS)]);
         let second = Wave::from(taken(&queue));
-        assert_eq!((second.renewals.len(), second.releases.len()), (MOST_RENEWALS, 0));
+        assert_eq!(sizes(&second), [(Sql::Renew, MOST_RENEWALS)]);
+    }
+
+    fn sizes(wave: &Wave) -> Vec<(Sql, usize)> {
+        wave.batches
+            .iter()
+            .map(|(sql, jobs)| (*sql, jobs.len()))
+            .collect()
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use dlock::store::counter::CounterReply;
-use dlock::store::{AcquireReply, Busy, Granted, Kind, Renewal, StoreError};
+use dlock::store::{AcquireReply, Busy, Kind, Renewal, StoreError};
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
-use super::{Broken, Found, Performing, TOO_LATE, Value, duration, other_lock, renewal, taken, wrong_number};
+use super::look::{Look, granted_from};
+use super::{Broken, Performing, TOO_LATE, Value, duration, renewal, taken, wrong_number};
 use crate::failure::Failure;
-use crate::locks::job::{Answer, Ask, Counting, Job, Step, is_permit, kind_of};
+use crate::locks::job::{Answer, Ask, Counting, Job, Step, is_permit, kind_of, other_lock};
 use crate::locks::statements::{column, one};
 use crate::locks::table::{Sql, bucket};
 use crate::locks::transaction::pinned;
@@ -25,31 +26,27 @@ pub(super) struct Short {
 }
 
 /// Interprets the reply to an acquire of permits.
-pub(super) fn found(row: &Row, ask: &Ask) -> Result<Found, Failure> {
+pub(super) fn look(row: &Row, ask: &Ask) -> Result<Look, Failure> {
     if let Some(fence) = column::<Option<i64>>(row, "fence")? {
-        let (first, tokens) = (fence.unsigned_abs(), column::<i32>(row, "tokens")?.unsigned_abs());
-        return Ok(Found::Granted(Granted::with_tokens(
-            first,
-            first + u64::from(tokens.max(1)) - 1,
-        )));
+        return Ok(Look::Granted(granted_from(fence, column(row, "tokens")?)));
     }
     if column(row, "late")? {
-        return Ok(Found::Late);
+        return Ok(Look::Late);
     }
     if !column::<bool>(row, "there")? {
-        return Ok(Found::Missing);
+        return Ok(Look::Missing);
     }
     let held_as: &str = column(row, "held_as")?;
     if !column::<bool>(row, "held")? {
         return Ok(match kind_of(held_as).is_some_and(is_permit) {
-            true => Found::Contended,
-            false => Found::Locked,
+            true => Look::Contended,
+            false => Look::Locked,
         });
     }
     if let Some(held) = other_lock(ask.kind, held_as) {
-        return Ok(Found::Other(held));
+        return Ok(Look::Other(held));
     }
-    Ok(Found::Short(Short {
+    Ok(Look::Short(Short {
         few: column(row, "few")?,
         pinned: column(row, "pinned")?,
         remaining: column::<Option<i64>>(row, "remaining")?.map(duration),
@@ -122,8 +119,8 @@ impl Performing<'_> {
         }
         let rows = match self.ask(Sql::PermitRenew, &[&keys, &holders, &leases]).await {
             Ok(rows) if rows.len() == keys.len() => rows,
-            Ok(_) => return self.failed(jobs, wrong_number(), &[]),
-            Err(failure) => return self.failed(jobs, failure, &[]),
+            Ok(_) => return self.failed(jobs, wrong_number(), None),
+            Err(failure) => return self.failed(jobs, failure, None),
         };
         let (mut rows, mut ended) = (rows.iter(), Ok(()));
         for job in jobs {
@@ -138,7 +135,7 @@ impl Performing<'_> {
                     self.look_again(job);
                 }
                 Ok(renewals) => self.answer(job, Answer::RenewedAll(renewals)),
-                Err(failure) => ended = ended.and(self.failed(vec![job], failure, &[])),
+                Err(failure) => ended = ended.and(self.failed(vec![job], failure, None)),
             }
         }
         ended
@@ -199,7 +196,7 @@ impl Performing<'_> {
                 let error = pinned(&key, self.pids(&key).await.as_deref());
                 self.fail(job, &error);
             }
-            Err(failure) => return self.failed(vec![job], failure, &[refuse_after]),
+            Err(failure) => return self.failed(vec![job], failure, Some(refuse_after)),
         }
         Ok(())
     }

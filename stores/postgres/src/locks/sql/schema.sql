@@ -435,6 +435,91 @@ BEGIN
     END IF;
   END IF;
 END $dlock$;
+-- Acquires locks, each on its own, for plain.sql, in the manner of {acquire}. An array of a single element has the value for
+-- all of them. The positions of those that were granted, with their tokens; and of the others, with what their rows said.
+-- Few, simple statements: what one costs to begin is most of the cost of a short array. Subqueries hide the number of keys
+-- from the planner, which would plan anew for each execution.
+CREATE OR REPLACE FUNCTION {acquire_many}(
+  keys text[], grant_ids text[], kinds text[], leases int8[], wants int4[], refuse_after int8,
+  OUT granted int8[], OUT fences int8[], OUT others int8[], OUT held_as text[], OUT remaining int8[], OUT late bool, OUT now int8
+) LANGUAGE plpgsql VOLATILE AS $dlock$
+DECLARE
+  places tid[];
+  seen timestamptz;
+BEGIN
+  SELECT array_agg(f.n), array_agg(f.place) INTO granted, places FROM (
+    SELECT a.n, l.ctid AS place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) JOIN {table} l USING (key)
+     WHERE (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
+       FOR UPDATE OF l SKIP LOCKED
+  ) f;
+  seen := clock_timestamp();
+  now := (extract(epoch FROM seen) * 1000000)::int8;
+  late := now > refuse_after;
+  IF late THEN
+    granted := NULL;
+  ELSIF granted IS NOT NULL THEN
+    WITH taken AS (
+      UPDATE {table} l SET
+             holder = grant_ids[f.n], kind = coalesce(kinds[f.n], kinds[1]), kept = false,
+             tokens = coalesce(wants[f.n], wants[1]), read_until = 'epoch',
+             until = seen + coalesce(leases[f.n], leases[1]) * interval '1 microsecond',
+             fence = greatest(l.fence + l.tokens, l.read_next, now, floor.fence),
+             era = greatest(l.fence + l.tokens, l.read_next, now, floor.fence)
+        FROM unnest((SELECT granted), (SELECT places)) f(n, place),
+             (SELECT max(f.fence) + 1 AS fence FROM {floor} f) floor
+       WHERE l.ctid = f.place
+      RETURNING f.n, l.fence
+    )
+    SELECT array_agg(t.n), array_agg(t.fence) INTO granted, fences FROM taken t;
+  END IF;
+  IF granted IS NULL OR cardinality(granted) < cardinality(keys) THEN
+    SELECT array_agg(a.n), array_agg(l.kind),
+           array_agg((extract(epoch FROM greatest(CASE WHEN l.holder <> '' THEN l.until END, l.read_until) - seen)
+                      * 1000000)::int8)
+      INTO others, held_as, remaining
+      FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) LEFT JOIN {table} l USING (key)
+     WHERE granted IS NULL OR a.n <> ALL (granted);
+  END IF;
+END $dlock$;
+-- Ends grants, each on its own, and notifies the waiters, for release.sql, in the manner of {release}. An array of a single
+-- element has the value for all of them, except of keys, grants and buckets.
+CREATE OR REPLACE FUNCTION {release_many}(
+  keys text[], grant_ids text[], keeps int8[], buckets int4[], tell bool,
+  OUT ended int8[], OUT others int8[], OUT locked bool[], OUT held bool[], OUT now int8
+) LANGUAGE plpgsql VOLATILE AS $dlock$
+DECLARE
+  here int8[];
+  places tid[];
+  seen timestamptz;
+  told int8;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  SELECT array_agg(f.n), array_agg(f.place) INTO here, places FROM (
+    SELECT a.n, l.ctid AS place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) JOIN {table} l USING (key)
+       FOR NO KEY UPDATE OF l SKIP LOCKED
+  ) f;
+  seen := clock_timestamp();
+  now := (extract(epoch FROM seen) * 1000000)::int8;
+  WITH freed AS (
+    UPDATE {table} l SET
+           holder = CASE WHEN f.keep > 0 THEN l.holder ELSE '' END, kept = f.keep > 0,
+           until = CASE WHEN f.keep > 0 THEN least(l.until, seen + f.keep * interval '1 microsecond') ELSE seen END
+      FROM (SELECT o.n, o.place, coalesce(keeps[o.n], keeps[1]) AS keep
+              FROM unnest((SELECT here), (SELECT places)) o(n, place)) f
+     WHERE l.ctid = f.place AND l.holder = grant_ids[f.n] AND l.until > seen
+    RETURNING f.n, CASE WHEN tell AND NOT pg_try_advisory_xact_lock({class}, buckets[f.n])
+                        THEN pg_notify({channel}, l.key || coalesce(chr(1) || (SELECT first.holder FROM {first}(l.key, '') first), ''))
+                             IS NULL END AS told
+  )
+  SELECT array_agg(t.n), count(t.told) INTO ended, told FROM freed t;
+  IF ended IS NULL OR cardinality(ended) < cardinality(keys) THEN
+    SELECT array_agg(a.n), array_agg(l.key IS NOT NULL AND (here IS NULL OR a.n <> ALL (here))),
+           array_agg(coalesce(l.holder = grant_ids[a.n] AND l.until > seen, false))
+      INTO others, locked, held
+      FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) LEFT JOIN {table} l USING (key)
+     WHERE ended IS NULL OR a.n <> ALL (ended);
+  END IF;
+END $dlock$;
 -- Writes the row of a semaphore or latch, which the caller has locked. Without a number and held permits it becomes available.
 CREATE OR REPLACE FUNCTION {keep}(lock_key text, as_kind text, new_number int8, new_held int8, next int8) RETURNS void
 LANGUAGE sql VOLATILE AS $dlock$
