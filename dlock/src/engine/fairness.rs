@@ -35,7 +35,7 @@ pub(crate) struct ReleaseInLine {
     pub(crate) notifications: Option<u64>,
     /// Whether other waiters of this process share the subscription.
     pub(crate) others_here: bool,
-    /// Whether the queue head waited before the release. If the store does not count the receivers, it lets nobody go first.
+    /// Whether the queue head waited before the release. If the store does not count the receivers, it lets no other client go first.
     pub(crate) head_waited: bool,
     /// When that head asks.
     pub(crate) next: NextRequest,

@@ -57,7 +57,7 @@ pub(crate) fn pass_on(
 }
 
 /// Tells the next waiter here that its request comes after the release of this grant, unless it follows at once. Returns how
-/// the reply is used, `None` if nobody waits here. `head` is the role that was kept in the grant.
+/// the reply is used, `None` without a waiter here. `head` is the role that was kept in the grant.
 fn tell_next(handle: &Handle, grant: &Grant, head: Option<&mut QueueHead>) -> Option<Told> {
     // The store's queue decides which waiter is next.
     if grant.kind.waits_in_store() {

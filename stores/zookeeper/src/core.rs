@@ -155,7 +155,7 @@ impl Core {
     pub(crate) fn exhausted(&self, lock: &str) -> StoreError {
         let path = self.path(lock);
         let message =
-            format!("{path} has given its last sequence number: delete it while nobody uses the lock");
+            format!("{path} has given its last sequence number: delete it while no client uses the lock");
         StoreError::not_done(Reason::Refused, message)
     }
 

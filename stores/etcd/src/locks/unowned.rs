@@ -1,6 +1,6 @@
 //! Permits that have no holder: the total of the semaphore is less by them.
 //!
-//! The key that remembers the request tells a later release of it how many to give back.
+//! The key that remembers the request tells its later release how many permits to return.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ pub(crate) async fn acquire(
     Err(others_were_faster())
 }
 
-/// Gives back what an acquire took, whose caller did not get it. Returns whether it took something.
+/// Returns the permits of an acquire whose caller did not get them. Returns whether it took something.
 pub(crate) async fn undo(
     inner: &Inner,
     name: &Name,

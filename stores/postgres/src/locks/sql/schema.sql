@@ -441,7 +441,8 @@ END $dlock$;
 -- from the planner, which would plan anew for each execution.
 CREATE OR REPLACE FUNCTION {acquire_many}(
   keys text[], grant_ids text[], kinds text[], leases int8[], wants int4[], refuse_after int8,
-  OUT granted int8[], OUT fences int8[], OUT others int8[], OUT held_as text[], OUT remaining int8[], OUT late bool, OUT now int8
+  OUT granted int8[], OUT fences int8[], OUT others int8[], OUT held_as text[], OUT remaining int8[],
+  OUT late bool, OUT now int8
 ) LANGUAGE plpgsql VOLATILE AS $dlock$
 DECLARE
   places tid[];
@@ -508,7 +509,7 @@ BEGIN
               FROM unnest((SELECT here), (SELECT places)) o(n, place)) f
      WHERE l.ctid = f.place AND l.holder = grant_ids[f.n] AND l.until > seen
     RETURNING f.n, CASE WHEN tell AND NOT pg_try_advisory_xact_lock({class}, buckets[f.n])
-                        THEN pg_notify({channel}, l.key || coalesce(chr(1) || (SELECT first.holder FROM {first}(l.key, '') first), ''))
+                        THEN pg_notify({channel}, l.key || coalesce(chr(1) || (SELECT w.holder FROM {first}(l.key, '') w), ''))
                              IS NULL END AS told
   )
   SELECT array_agg(t.n), count(t.told) INTO ended, told FROM freed t;
@@ -543,7 +544,7 @@ CREATE OR REPLACE FUNCTION {reap}(lock_key text, seen timestamptz) RETURNS int8 
   SELECT coalesce(sum(g.amount) FILTER (WHERE g.owned), 0)::int8 FROM gone g
 $dlock$;
 -- Acquires permits, for permit.sql, or keeps the position of a waiter. All acquires and releases of one semaphore lock its
--- row; renewals lock only the row of the permit, which is removed by nobody who has not locked it as well.
+-- row; renewals lock only the row of the permit, which only a step that has locked it as well removes.
 CREATE OR REPLACE FUNCTION {permit}(
   lock_key text, grant_id text, by_owner bool, lease int8, want int4, refuse_after int8, amount int4, total int8, most int8,
   waiter text,
@@ -658,7 +659,7 @@ BEGIN
   ELSIF mine IS NOT NULL THEN
     DELETE FROM {waiters} w WHERE w.key = lock_key AND w.holder = waiter;
   END IF;
-  -- Somebody ahead may be gone then.
+  -- A waiter ahead may be gone then.
   again := least(again, (extract(epoch FROM ahead_until - seen) * 1000000)::int8);
   IF again IS NULL AND most IS NOT NULL AND remaining IS NULL THEN
     again := {heard_within};
