@@ -69,7 +69,8 @@ fn tokens_that_do_not_grow_are_found() {
 
 #[test]
 fn a_lease_that_is_shorter_than_it_looks_is_found() {
-    is_found("early-grant", &[&["violations"]]);
+    // Whichever comes first: two holders at once, or one that is told of its loss after another client has the lock.
+    is_found("early-grant", &[&["violations", "late_losses"]]);
 }
 
 #[test]
