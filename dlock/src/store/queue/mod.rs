@@ -360,11 +360,14 @@ impl<S: Step> State<S> {
         now: Instant,
         mut has_room: impl FnMut(&Job<S>) -> bool,
     ) -> (Vec<Job<S>>, Option<Instant>) {
-        let mut taken = Vec::new();
+        let mut taken = Vec::with_capacity(self.waiting.len());
         let mut due: Option<Instant> = None;
         let mut blocked: HashSet<Arc<str>> = HashSet::default();
-        let mut left = VecDeque::with_capacity(self.waiting.len());
-        for job in std::mem::take(&mut self.waiting) {
+        // Each waiting step once; those that stay go to the end, and so keep their order.
+        for _ in 0..self.waiting.len() {
+            let Some(job) = self.waiting.pop_front() else {
+                break;
+            };
             if !job.is_due(now) {
                 continue;
             }
@@ -376,13 +379,12 @@ impl<S: Step> State<S> {
             let waits = early.is_some() || job.step.keys().any(is_taken);
             if waits || !has_room(&job) {
                 blocked.extend(job.step.keys().cloned());
-                left.push_back(job);
+                self.waiting.push_back(job);
             } else if job.send_state.send() {
                 self.busy.extend(job.step.keys().cloned());
                 taken.push(job);
             }
         }
-        self.waiting = left;
         (taken, due)
     }
 }

@@ -446,11 +446,11 @@ CREATE OR REPLACE FUNCTION {acquire_many}(
 ) LANGUAGE plpgsql VOLATILE AS $dlock$
 DECLARE
   places tid[];
-  seen timestamptz;
+  seen timestamptz := clock_timestamp();
 BEGIN
   SELECT array_agg(f.n), array_agg(f.place) INTO granted, places FROM (
     SELECT a.n, l.ctid AS place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) JOIN {table} l USING (key)
-     WHERE (l.holder = '' OR l.until <= clock_timestamp()) AND l.read_until <= clock_timestamp()
+     WHERE (l.holder = '' OR l.until <= seen) AND l.read_until <= seen
        FOR UPDATE OF l SKIP LOCKED
   ) f;
   seen := clock_timestamp();
