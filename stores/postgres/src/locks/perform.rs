@@ -160,9 +160,6 @@ impl Performing<'_> {
     }
 
     async fn renew(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
-        if jobs.is_empty() {
-            return Ok(());
-        }
         let (mut keys, mut holders, mut leases) = (vec![], vec![], vec![]);
         for job in &jobs {
             if let Step::Renew(key, grant, lease) | Step::Extend(key, grant, lease) = &job.step {

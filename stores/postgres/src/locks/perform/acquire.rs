@@ -17,9 +17,6 @@ use crate::locks::transaction::holder;
 
 impl Performing<'_> {
     pub(super) async fn acquire(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
-        if jobs.is_empty() {
-            return Ok(());
-        }
         let missing = self.acquire_rows(sql, jobs).await?;
         if missing.is_empty() {
             return Ok(());

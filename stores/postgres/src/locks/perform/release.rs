@@ -15,9 +15,6 @@ use crate::locks::table::{Sql, bucket};
 
 impl Performing<'_> {
     pub(super) async fn release(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
-        if jobs.is_empty() {
-            return Ok(());
-        }
         let (mut keys, mut holders, mut keeps, mut buckets) = (vec![], vec![], vec![], vec![]);
         for job in &jobs {
             if let Step::Release(key, grant, keep)
