@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlock::store::StoreError;
 use dlock::store::queue::{Connect, Link, Next};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
 use super::job::{Queue, Step};
@@ -58,13 +59,19 @@ impl Connect<Step> for Setup {
             Err(_) => return Some("the statements could not be prepared in time".to_owned()),
         };
         link.is_ready();
+        let mut was_shared = false;
         loop {
+            if was_shared {
+                // The callers that have just been answered may queue their next steps first.
+                yield_now().await;
+            }
             if on.is_closed() {
                 return Some(CLOSED.to_owned());
             }
             let mut room = Room::default();
             let due = match self.queue.next(Instant::now(), |job| room.has(job)) {
                 Next::Send(jobs) => {
+                    was_shared = jobs.len() > 1;
                     if let Err(error) = self.perform(&on, jobs.into()).await {
                         return Some(error.message);
                     }

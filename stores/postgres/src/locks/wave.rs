@@ -1,5 +1,7 @@
 //! The operations that are sent together on a connection, one statement for each kind.
 
+use dlock::store::queue::Step as _;
+
 use super::job::{Job, Step};
 use super::table::Sql;
 
@@ -18,8 +20,12 @@ pub(crate) struct Wave {
 }
 
 /// Counts the operations that a wave already contains.
+///
+/// A wave either acquires or does everything else. Each statement is a transaction, and costs more than a few locks in it: two
+/// kinds of statements in each wave would be twice as many, each for half as many locks.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
+    acquiring: Option<bool>,
     releases: Taken,
     renewals: Taken,
     acquires: Taken,
@@ -37,6 +43,10 @@ struct Taken {
 impl Room {
     /// Whether the operation fits into the wave; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
+        let acquires = job.step.acquires();
+        if *self.acquiring.get_or_insert(acquires) != acquires {
+            return false;
+        }
         let (taken, most) = match job.step.shared() {
             Some(Sql::Release | Sql::Leave | Sql::FairRelease | Sql::PermitRelease) => {
                 (&mut self.releases, MOST)
@@ -86,11 +96,12 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use dlock::store::GrantId;
+    use dlock::LockKey;
     use dlock::store::queue::Next;
+    use dlock::store::{AcquireRequest, GrantId, Kind};
     use tokio::time::Instant;
 
-    use super::super::job::Queue;
+    use super::super::job::{Ask, Queue};
     use super::*;
 
     fn queue() -> Arc<Queue> {
@@ -129,6 +140,25 @@ mod tests {
             .iter()
             .map(|(sql, jobs)| (*sql, jobs.len()))
             .collect()
+    }
+
+    #[test]
+    fn acquires_and_other_steps_go_in_waves_of_their_own() {
+        let queue = queue();
+        let grant = GrantId::from_parts(1, 1);
+        let acquire = |key: &str| {
+            let request = AcquireRequest::new(Kind::Mutex, LockKey::raw(key), grant, Duration::from_secs(1));
+            Step::Acquire(Ask::new(key.into(), &request).unwrap())
+        };
+        drop(queue.ask(Step::Release("a".into(), grant, 0)));
+        let asked = ["b", "c"].map(|key| queue.ask(acquire(key)));
+        drop(queue.ask(renew("d")));
+        assert_eq!(
+            sizes(&Wave::from(taken(&queue))),
+            [(Sql::Release, 1), (Sql::Renew, 1)]
+        );
+        assert_eq!(sizes(&Wave::from(taken(&queue))), [(Sql::Plain, 2)]);
+        drop(asked);
     }
 
     #[test]

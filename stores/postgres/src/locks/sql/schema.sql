@@ -438,7 +438,8 @@ END $dlock$;
 -- Acquires locks, each on its own, for plain.sql, in the manner of {acquire}. An array of a single element has the value for
 -- all of them. The positions of those that were granted, with their tokens; and of the others, with what their rows said.
 -- Few, simple statements: what one costs to begin is most of the cost of a short array. Subqueries hide the number of keys
--- from the planner, which would plan anew for each execution.
+-- from the planner, which would plan anew for each execution; LATERAL has it look up each key in the index, also in a small
+-- table, where it would read all rows.
 CREATE OR REPLACE FUNCTION {acquire_many}(
   keys text[], grant_ids text[], kinds text[], leases int8[], wants int4[], refuse_after int8,
   OUT granted int8[], OUT fences int8[], OUT others int8[], OUT held_as text[], OUT remaining int8[],
@@ -449,9 +450,11 @@ DECLARE
   seen timestamptz := clock_timestamp();
 BEGIN
   SELECT array_agg(f.n), array_agg(f.place) INTO granted, places FROM (
-    SELECT a.n, l.ctid AS place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) JOIN {table} l USING (key)
-     WHERE (l.holder = '' OR l.until <= seen) AND l.read_until <= seen
-       FOR UPDATE OF l SKIP LOCKED
+    SELECT a.n, l.place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n), LATERAL (
+      SELECT t.ctid AS place FROM {table} t
+       WHERE t.key = a.key AND (t.holder = '' OR t.until <= seen) AND t.read_until <= seen
+         FOR UPDATE SKIP LOCKED
+    ) l
   ) f;
   seen := clock_timestamp();
   now := (extract(epoch FROM seen) * 1000000)::int8;
@@ -496,8 +499,9 @@ DECLARE
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
   SELECT array_agg(f.n), array_agg(f.place) INTO here, places FROM (
-    SELECT a.n, l.ctid AS place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n) JOIN {table} l USING (key)
-       FOR NO KEY UPDATE OF l SKIP LOCKED
+    SELECT a.n, l.place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n), LATERAL (
+      SELECT t.ctid AS place FROM {table} t WHERE t.key = a.key FOR NO KEY UPDATE SKIP LOCKED
+    ) l
   ) f;
   seen := clock_timestamp();
   now := (extract(epoch FROM seen) * 1000000)::int8;
