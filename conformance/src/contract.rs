@@ -109,6 +109,7 @@ macro_rules! __contract {
                 more_permits_than_there_are_is_its_own_reply,
                 waiter_for_many_permits_is_not_overtaken,
                 release_of_permits_wakes_watch,
+                total_that_an_acquire_sets_wakes_watch,
             }
             limits [Kind(Permit), Limits] {
                 limit_is_judged_in_each_acquire_and_not_stored,
@@ -123,6 +124,7 @@ macro_rules! __contract {
             unowned [Kind(Unowned)] {
                 permits_without_owner_are_a_number,
                 released_acquire_of_permits_without_owner_is_undone,
+                total_that_an_acquire_sets_wakes_watch,
             }
             latches [Kind(Latch)] {
                 latch_counts_down_to_zero,

@@ -139,3 +139,23 @@ pub async fn release_of_permits_wakes_watch(case: Case) {
     assert!(a.gives(&held).await);
     case.hears(&mut watch, promise).await;
 }
+
+pub async fn total_that_an_acquire_sets_wakes_watch(case: Case) {
+    wakes_by_a_total(case, Kind::Permit).await;
+}
+
+/// Whether an acquire with a total wakes a caller that named none.
+pub(super) async fn wakes_by_a_total(case: Case, kind: Kind) {
+    let promise = Promise("permits: an acquire that sets the total wakes the waiters without one");
+    if !case.can().notifications {
+        return case.leave_out("the store has no notifications");
+    }
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let mut watch = b.watch(kind, &key, b.grant());
+    case.hears(&mut watch, promise).await;
+    case.settles(&mut watch).await;
+    let mut request = a.request(kind, &key, case.long());
+    (request.permits, request.amount) = (Some(2), 1);
+    a.takes_as(request).await;
+    case.hears(&mut watch, promise).await;
+}

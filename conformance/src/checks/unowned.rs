@@ -39,3 +39,7 @@ pub async fn released_acquire_of_permits_without_owner_is_undone(case: Case) {
     };
     promise.same(peer.count(&key, CounterStep::Permits).await.ok(), Some(is));
 }
+
+pub async fn total_that_an_acquire_sets_wakes_watch(case: Case) {
+    super::permits::wakes_by_a_total(case, Kind::Unowned).await;
+}

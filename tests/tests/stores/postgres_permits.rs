@@ -231,21 +231,6 @@ async fn greater_total_is_told_and_a_smaller_one_takes_nothing_from_holders() {
     setting.no_permit_is_left().await;
 }
 
-/// Callers that name no total wait for one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn total_that_an_acquire_sets_is_told() {
-    for kind in [Kind::Permit, Kind::Unowned] {
-        let setting = setting().await;
-        let (here, there) = (setting.store().await, setting.store().await);
-        let mut watch = there.clone().watch(kind, &"k".into(), GrantId::from_parts(1, 1));
-        within(PATIENCE, "it is listened to", watch.changed()).await;
-        while timeout(SEC, watch.changed()).await.is_ok() {}
-        let reply = here.acquire(request(kind, 2, 1)).await;
-        assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
-        within(PATIENCE, "it is told", watch.changed()).await;
-    }
-}
-
 /// The row is available, so the background removes it at any moment.
 #[tokio::test]
 async fn number_is_set_though_the_row_is_removed_meanwhile() {

@@ -203,10 +203,18 @@ impl Semaphore {
     }
 
     pub(super) fn acquire(&mut self, now: Instant, request: &AcquireRequest) -> Step<Result<(), Busy>> {
-        let held = signed(self.held.permits);
-        if self.free.is_none() {
-            self.free = request.permits.map(|total| i64::from(total) - held);
+        let total = request.permits.filter(|_| self.free.is_none());
+        if let Some(total) = total {
+            self.free = Some(i64::from(total) - signed(self.held.permits));
         }
+        let mut step = self.grant(now, request);
+        // Callers that name no total wait for one.
+        step.tell |= total.is_some();
+        step
+    }
+
+    fn grant(&mut self, now: Instant, request: &AcquireRequest) -> Step<Result<(), Busy>> {
+        let held = signed(self.held.permits);
         let busy = |remaining, again| {
             let too_few = false;
             Step::quiet(Err(Busy {

@@ -175,10 +175,11 @@ local function add_permit_steps()
     return math.max(0, tonumber(first[2]) - now_ms)
   end
 
-  -- Sets the total where none is set; permits that are held already count.
-  local function begin(semaphore, total)
-    semaphore.free = tonumber(total) - held(semaphore)
+  -- Sets the total where none is set; permits that are held already count. Callers that name no total wait for one.
+  local function begin(semaphore, total, out)
+    semaphore.free = tonumber(total) - out
     run('SET', semaphore.free_key, digits(semaphore.free))
+    tell_free(semaphore)
   end
 
   -- Undoes what was done of an acquire, which has failed.
@@ -194,7 +195,7 @@ local function add_permit_steps()
     local semaphore = found(key)
     if not semaphore.free then
       if total == '' and not limit then return { 'busy', -1, -1 } end
-      if total ~= '' then begin(semaphore, total) end
+      if total ~= '' then begin(semaphore, total, held(semaphore)) end
     end
     local amount = #ids / 16
     local queue = queue_of(semaphore)
@@ -276,13 +277,11 @@ local function add_permit_steps()
 
   -- amount, grant, ms for which it may be undone, how many there are in all or ''
   function acquire_as.unowned(key, amount, grant, remember, total)
-    local free = number_at(key)
-    if not free and total == '' then return { 'busy', -1, -1 } end
-    if not free then
-      run('SET', key, total)
-      free = tonumber(total)
-    end
-    if free < tonumber(amount) then return { 'busy', -1, -1 } end
+    local semaphore = semaphore_of(key)
+    semaphore.free = number_at(key)
+    if not semaphore.free and total == '' then return { 'busy', -1, -1 } end
+    if not semaphore.free then begin(semaphore, total, 0) end
+    if semaphore.free < tonumber(amount) then return { 'busy', -1, -1 } end
     local mine = taken_key(key, grant)
     run('SET', mine, amount, 'PX', remember)
     local taken = ask('INCRBY', key, -amount)
