@@ -229,12 +229,15 @@ impl Plan {
         lines.join("\n")
     }
 
-    /// The time between SIGTERM and SIGKILL, with a lease that is fixed or renewed; the client's is renewed.
-    pub(super) fn grace(&self, of_client: Duration) -> Result<Duration, String> {
+    /// The time between SIGTERM and SIGKILL, with a lease that is fixed or renewed; the client's is renewed. It fits into what
+    /// is left of the lease, if that is known.
+    pub(super) fn grace(&self, of_client: Duration, left: Option<Duration>) -> Result<Duration, String> {
         let (lease, is_fixed) = match self.options.lease {
             Some(Lease::Fixed(lease)) => (lease, true),
             lease => (lease.map_or(of_client, Lease::duration), false),
         };
+        // A store may give a much shorter lease: that on ZooKeeper ends with the session.
+        let lease = left.filter(|left| *left < lease / 2).unwrap_or(lease);
         let Some(grace) = self.grace else {
             return Ok((lease / 6).min(Duration::from_secs(5)));
         };
@@ -370,7 +373,7 @@ mod tests {
     #[test]
     fn the_grace_lies_inside_of_the_lease() {
         let grace = |args: &[&str], renewed| {
-            plan(&[args, &["k", "--", "x"]].concat()).grace(Duration::from_secs(renewed))
+            plan(&[args, &["k", "--", "x"]].concat()).grace(Duration::from_secs(renewed), None)
         };
         let is = |seconds| Ok(Duration::from_secs(seconds));
         assert_eq!(grace(&[], 30), is(5));
@@ -395,5 +398,18 @@ mod tests {
             let error = grace(args, 30).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn the_grace_lies_inside_of_a_lease_that_is_shorter_than_requested() {
+        let grace = |args: &[&str], left| {
+            let plan = plan(&[args, &["k", "--", "x"]].concat());
+            plan.grace(Duration::from_secs(30), Some(Duration::from_secs(left)))
+        };
+        assert_eq!(grace(&[], 29), Ok(Duration::from_secs(5)));
+        assert_eq!(grace(&[], 6), Ok(Duration::from_secs(1)));
+        assert_eq!(grace(&["--grace", "3s"], 6), Ok(Duration::from_secs(3)));
+        let error = grace(&["--grace", "4s"], 6).unwrap_err();
+        assert!(error.contains("half of the lease, which is 6s"), "{error}");
     }
 }

@@ -30,7 +30,7 @@ macro_rules! take {
 impl Hold {
     /// Acquires it. The grace period is known only with the lease.
     pub(super) async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(Hold, Duration), End> {
-        let grace = plan.grace(client.lease()).map_err(End::Misused)?;
+        plan.grace(client.lease(), None).map_err(End::Misused)?;
         let taken = match plan.kind {
             Wanted::Lock(kind) => {
                 let mut locks = client.multi(plan.keys.clone()).kind(kind);
@@ -49,9 +49,14 @@ impl Hold {
                 take!(semaphore, client, plan, say).map(Hold::Permit)
             }
         };
-        taken
-            .map(|hold| (hold, grace))
-            .map_err(|error| not_acquired(&error, plan, say))
+        let hold = taken.map_err(|error| not_acquired(&error, plan, say))?;
+        match plan.grace(client.lease(), Some(hold.view().remaining())) {
+            Ok(grace) => Ok((hold, grace)),
+            Err(why) => {
+                hold.end(say).await;
+                Err(End::Misused(why))
+            }
+        }
     }
 
     pub(super) fn view(&self) -> View {

@@ -34,7 +34,7 @@ pub(super) async fn run(
     signals: &mut Signals,
     say: Say,
 ) -> End {
-    let grace = match plan.grace(client.lease()) {
+    let grace = match plan.grace(client.lease(), None) {
         Ok(grace) => grace,
         Err(why) => return End::Misused(why),
     };

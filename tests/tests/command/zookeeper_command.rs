@@ -37,6 +37,16 @@ async fn command_whose_lock_is_forced_open_on_zookeeper_is_ended() {
     assert!(code == Some(0) && !said.contains("a job"), "{said}");
 }
 
+/// The time between SIGTERM and SIGKILL is a part of the session, not of the client's lease.
+#[tokio::test]
+async fn command_runs_in_a_session_much_shorter_than_the_lease() {
+    let server = Zookeeper::shared().await;
+    let root = format!("{}/command-{:x}", server.addr(), fastrand::u64(..));
+    let url = format!("zookeeper://{root}?timeout=20s&session=5s&lease=30s");
+    let ended = Running::script(&url, &["a job"], "sleep 6; echo done").ended().await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+}
+
 /// The command that waits for a fair lock takes it over when the lock is forced open.
 #[tokio::test]
 async fn command_that_waits_for_a_fair_lock_on_zookeeper_is_no_holder_and_takes_over() {

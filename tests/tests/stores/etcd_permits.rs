@@ -395,7 +395,7 @@ async fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delay
         assert!(waiting.await.is_err());
     }
     setting.has_positions(0).await;
-    let error = a.semaphore("k").wait(2 * SEC).acquire_many(2).await.unwrap_err();
+    let error = a.semaphore("k").wait(10 * SEC).acquire_many(2).await.unwrap_err();
     assert!(error.is_busy(), "{error}");
     setting.has_positions(0).await;
     let gone = waits(&a, 2);
