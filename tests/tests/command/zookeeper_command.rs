@@ -43,7 +43,9 @@ async fn command_runs_in_a_session_much_shorter_than_the_lease() {
     let server = Zookeeper::shared().await;
     let root = format!("{}/command-{:x}", server.addr(), fastrand::u64(..));
     let url = format!("zookeeper://{root}?timeout=20s&session=5s&lease=30s");
-    let ended = Running::script(&url, &["a job"], "sleep 6; echo done").ended().await;
+    let ended = Running::script(&url, &["a job"], "sleep 6; echo done")
+        .ended()
+        .await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }
 
