@@ -452,6 +452,30 @@ async fn ten_thousand_locks_are_renewed_by_few_statements() {
 }
 
 #[tokio::test]
+async fn releases_of_many_locks_wake_the_waiter_for_one() {
+    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
+    let shown = async || {
+        setting
+            .number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'")
+            .await
+    };
+    for _ in 0..2 {
+        let acquires = (0..40).map(|n| here.lock(format!("k{n}")).acquire());
+        let guards = join_all(acquires.map(IntoFuture::into_future)).await;
+        let waiter = tokio::spawn(there.lock("k7").acquire());
+        eventually("its waiter is known", async || shown().await == 1).await;
+        sleep(300 * MS).await;
+        for released in join_all(guards.into_iter().map(|guard| guard.unwrap().release())).await {
+            released.unwrap();
+        }
+        let next = within(SOON, "the waiter is woken", waiter).await.unwrap();
+        next.unwrap().release().await.unwrap();
+        eventually("no waiter is known", async || shown().await == 0).await;
+    }
+}
+
+#[tokio::test]
 async fn nobody_is_notified_where_nobody_waits() {
     let setting = setting().await;
     let config = setting.server.config();
