@@ -155,7 +155,7 @@ pub(super) async fn wakes_by_a_total(case: Case, kind: Kind) {
     case.hears(&mut watch, promise).await;
     case.settles(&mut watch).await;
     let mut request = a.request(kind, &key, case.long());
-    (request.permits, request.amount) = (Some(2), 1);
+    request.permits = Some(2);
     a.takes_as(request).await;
     case.hears(&mut watch, promise).await;
 }

@@ -30,6 +30,7 @@ macro_rules! take {
 impl Hold {
     /// Acquires it. The grace period is known only with the lease.
     pub(super) async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(Hold, Duration), End> {
+        // Misuse is reported before it waits; what the store gave is known only later.
         plan.grace(client.lease(), None).map_err(End::Misused)?;
         let taken = match plan.kind {
             Wanted::Lock(kind) => {
