@@ -62,7 +62,12 @@ pub(crate) fn took_too_long(error: &StoreError) -> bool {
 
 /// Whether the operation was rolled back because of a concurrent transaction.
 pub(crate) fn is_conflict(error: &StoreError) -> bool {
-    matches!(code(error), Some("40001" | "40P01"))
+    matches!(code(error), Some("40001" | "40P01")) || stayed_locked(error)
+}
+
+/// Whether a row stayed locked for `lock_timeout`.
+pub(crate) fn stayed_locked(error: &StoreError) -> bool {
+    code(error) == Some("55P03")
 }
 
 /// Whether the cause is a value that was sent, or the row that it names.

@@ -451,6 +451,71 @@ async fn ten_thousand_locks_are_renewed_by_few_statements() {
     assert!(sent <= 60, "{sent} statements");
 }
 
+/// A planner that knows how small the table is would read all of its rows for each key.
+#[tokio::test]
+async fn keys_are_looked_up_in_the_index_also_in_a_small_table() {
+    let setting = setting().await;
+    for n in 0..16 {
+        row(&setting.patient, &n.to_string()).await;
+    }
+    setting.sql("VACUUM ANALYZE {t}").await;
+    let scans = format!(
+        "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = '{}'",
+        setting.table
+    );
+    let before = setting.number(&scans).await;
+    let there = client(&connected(setting.server.config(), &setting.table, PATIENCE).await).await;
+    for _ in 0..8 {
+        let acquires = (0..16).map(|n| there.lock(n.to_string()).acquire());
+        let guards = join_all(acquires.map(IntoFuture::into_future)).await;
+        join_all(guards.into_iter().map(|guard| guard.unwrap().release())).await;
+        there.lock("0").acquire().await.unwrap().release().await.unwrap();
+    }
+    // Each connection reports what it did before it ends.
+    there.shutdown(SEC).await;
+    let looks = format!(
+        "SELECT coalesce(sum(idx_scan), 0)::int8 FROM pg_stat_user_indexes WHERE relname = '{}'",
+        setting.table
+    );
+    eventually("the statistics have arrived", async || {
+        setting.number(&looks).await >= 8 * 16 * 2
+    })
+    .await;
+    assert_eq!(setting.number(&scans).await, before);
+}
+
+/// A transaction of a user has the row of one lock: its release waits for that, the others do not.
+#[tokio::test]
+async fn release_that_another_transaction_delays_delays_no_other() {
+    let setting = setting().await;
+    let here = client(&setting.patient).await;
+    let acquires = (0..4).map(|n| here.lock(n.to_string()).acquire());
+    let mut guards: Vec<_> = join_all(acquires.map(IntoFuture::into_future))
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let mut db = setting.server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let lock = format!("SELECT FROM \"{}\" WHERE key = '0' FOR UPDATE", setting.table);
+    tx.batch_execute(&lock).await.unwrap();
+    let delayed = tokio::spawn(guards.remove(0).release());
+    for released in within(
+        SOON,
+        "the others are released",
+        join_all(guards.into_iter().map(|guard| guard.release())),
+    )
+    .await
+    {
+        released.unwrap();
+    }
+    assert_eq!(setting.held().await, 1);
+    assert!(!delayed.is_finished());
+    tx.commit().await.unwrap();
+    within(SOON, "it is released", delayed).await.unwrap().unwrap();
+    assert_eq!(setting.held().await, 0);
+}
+
 #[tokio::test]
 async fn releases_of_many_locks_wake_the_waiter_for_one() {
     let setting = setting_on(Arc::new(Postgres::start().await)).await;

@@ -119,6 +119,8 @@ impl Performing<'_> {
             && failure::is_conflict(error)
             && job.looks < most_looks(&job.step)
         {
+            // The others need not wait for that row again.
+            job.alone |= several && failure::stayed_locked(error);
             let after = pause(job.looks);
             self.again(job, after, &error.message);
             return None;

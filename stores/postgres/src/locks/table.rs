@@ -13,6 +13,9 @@ const BUCKETS: u32 = 256;
 const KEPT_FOR: &str = "5 s";
 /// Within how many µs a waiter for several permits asks again.
 const HEARD_WITHIN: i64 = 1_500_000;
+/// The planner's `random_page_cost`, with which it looks up keys in the index. In a table of a few pages, of which most of the
+/// rows are dead, it would read all rows.
+const INDEX_COST: &str = "0.01";
 /// The end of the row of a semaphore or latch.
 const NEVER: &str = "9999-01-01 00:00:00+00";
 
@@ -209,6 +212,7 @@ impl Table {
                 .replace("{fair}", &name.with("_fair"))
                 .replace("{fair_release}", &name.with("_fair_release"))
                 .replace("{kept_for}", KEPT_FOR)
+                .replace("{index_cost}", INDEX_COST)
                 .replace("{acquire}", &name.with("_acquire"))
                 .replace("{acquire_many}", &name.with("_acquire_many"))
                 .replace("{release_many}", &name.with("_release_many"))

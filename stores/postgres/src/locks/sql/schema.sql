@@ -373,7 +373,7 @@ CREATE OR REPLACE FUNCTION {acquire}(
   lock_key text, grant_id text, as_kind text, lease int8, want int4, refuse_after int8,
   OUT fence int8, OUT tokens int4, OUT there bool, OUT late bool, OUT held_as text, OUT held bool, OUT remaining int8,
   OUT now int8
-) LANGUAGE plpgsql VOLATILE AS $dlock$
+) LANGUAGE plpgsql VOLATILE SET random_page_cost = {index_cost} AS $dlock$
 DECLARE
   drawn int8;
   seen timestamptz;
@@ -407,7 +407,7 @@ END $dlock$;
 CREATE OR REPLACE FUNCTION {release}(
   lock_key text, grant_id text, keep int8, bucket int4, tell bool,
   OUT ended bool, OUT locked bool, OUT held bool, OUT now int8
-) LANGUAGE plpgsql VOLATILE AS $dlock$
+) LANGUAGE plpgsql VOLATILE SET random_page_cost = {index_cost} AS $dlock$
 DECLARE
   found_holder text;
   ends timestamptz;
@@ -437,45 +437,39 @@ BEGIN
 END $dlock$;
 -- Acquires locks, each on its own, for plain.sql, in the manner of {acquire}. An array of a single element has the value for
 -- all of them. The positions of those that were granted, with their tokens; and of the others, with what their rows said.
--- Few, simple statements: what one costs to begin is most of the cost of a short array. Subqueries hide the number of keys
--- from the planner, which would plan anew for each execution; LATERAL has it look up each key in the index, also in a small
--- table, where it would read all rows.
+-- Few statements: what one costs to begin is most of the cost of a short array. Subqueries hide the number of keys from the
+-- planner, which would plan anew for each execution.
 CREATE OR REPLACE FUNCTION {acquire_many}(
   keys text[], grant_ids text[], kinds text[], leases int8[], wants int4[], refuse_after int8,
   OUT granted int8[], OUT fences int8[], OUT others int8[], OUT held_as text[], OUT remaining int8[],
   OUT late bool, OUT now int8
-) LANGUAGE plpgsql VOLATILE AS $dlock$
+) LANGUAGE plpgsql VOLATILE SET random_page_cost = {index_cost} AS $dlock$
 DECLARE
-  places tid[];
   seen timestamptz := clock_timestamp();
 BEGIN
-  SELECT array_agg(f.n), array_agg(f.place) INTO granted, places FROM (
-    SELECT a.n, l.place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n), LATERAL (
-      SELECT t.ctid AS place FROM {table} t
-       WHERE t.key = a.key AND (t.holder = '' OR t.until <= seen) AND t.read_until <= seen
-         FOR UPDATE SKIP LOCKED
-    ) l
-  ) f;
+  -- The time of each lock is read once its row is locked. A row that was changed since the statement began is not granted,
+  -- but looks available: the request is repeated.
+  WITH taken AS (
+    UPDATE {table} l SET
+           holder = f.grant_id, kind = coalesce(kinds[f.n], kinds[1]), kept = false,
+           tokens = coalesce(wants[f.n], wants[1]), read_until = 'epoch',
+           until = clock_timestamp() + coalesce(leases[f.n], leases[1]) * interval '1 microsecond',
+           fence = greatest(l.fence + l.tokens, l.read_next, f.now, floor.fence),
+           era = greatest(l.fence + l.tokens, l.read_next, f.now, floor.fence)
+      FROM (SELECT a.n, a.grant_id, l.place, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS now
+              FROM unnest((SELECT keys), (SELECT grant_ids)) WITH ORDINALITY a(key, grant_id, n), LATERAL (
+                SELECT t.ctid AS place FROM {table} t
+                 WHERE t.key = a.key AND (t.holder = '' OR t.until <= seen) AND t.read_until <= seen
+                   FOR UPDATE SKIP LOCKED
+              ) l) f,
+           (SELECT max(f.fence) + 1 AS fence FROM {floor} f) floor
+     WHERE l.ctid = f.place AND f.now <= refuse_after
+    RETURNING f.n, l.fence
+  )
+  SELECT array_agg(t.n), array_agg(t.fence) INTO granted, fences FROM taken t;
   seen := clock_timestamp();
   now := (extract(epoch FROM seen) * 1000000)::int8;
   late := now > refuse_after;
-  IF late THEN
-    granted := NULL;
-  ELSIF granted IS NOT NULL THEN
-    WITH taken AS (
-      UPDATE {table} l SET
-             holder = grant_ids[f.n], kind = coalesce(kinds[f.n], kinds[1]), kept = false,
-             tokens = coalesce(wants[f.n], wants[1]), read_until = 'epoch',
-             until = seen + coalesce(leases[f.n], leases[1]) * interval '1 microsecond',
-             fence = greatest(l.fence + l.tokens, l.read_next, now, floor.fence),
-             era = greatest(l.fence + l.tokens, l.read_next, now, floor.fence)
-        FROM unnest((SELECT granted), (SELECT places)) f(n, place),
-             (SELECT max(f.fence) + 1 AS fence FROM {floor} f) floor
-       WHERE l.ctid = f.place
-      RETURNING f.n, l.fence
-    )
-    SELECT array_agg(t.n), array_agg(t.fence) INTO granted, fences FROM taken t;
-  END IF;
   IF granted IS NULL OR cardinality(granted) < cardinality(keys) THEN
     SELECT array_agg(a.n), array_agg(l.kind),
            array_agg((extract(epoch FROM greatest(CASE WHEN l.holder <> '' THEN l.until END, l.read_until) - seen)
@@ -486,38 +480,41 @@ BEGIN
   END IF;
 END $dlock$;
 -- Ends grants, each on its own, and notifies the waiters, for release.sql, in the manner of {release}. An array of a single
--- element has the value for all of them, except of keys, grants and buckets.
+-- element has the value for all of them, except of keys, grants and buckets. A holder's row is locked by others for a moment
+-- at most, so the first statement waits for that, up to lock_timeout.
 CREATE OR REPLACE FUNCTION {release_many}(
   keys text[], grant_ids text[], keeps int8[], buckets int4[], tell bool,
   OUT ended int8[], OUT others int8[], OUT locked bool[], OUT held bool[], OUT now int8
-) LANGUAGE plpgsql VOLATILE AS $dlock$
+) LANGUAGE plpgsql VOLATILE SET random_page_cost = {index_cost} SET lock_timeout = '100ms' AS $dlock$
 DECLARE
   here int8[];
-  places tid[];
-  seen timestamptz;
+  seen timestamptz := clock_timestamp();
   told int8;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  SELECT array_agg(f.n), array_agg(f.place) INTO here, places FROM (
-    SELECT a.n, l.place FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n), LATERAL (
-      SELECT t.ctid AS place FROM {table} t WHERE t.key = a.key FOR NO KEY UPDATE SKIP LOCKED
-    ) l
-  ) f;
-  seen := clock_timestamp();
   now := (extract(epoch FROM seen) * 1000000)::int8;
   WITH freed AS (
     UPDATE {table} l SET
            holder = CASE WHEN f.keep > 0 THEN l.holder ELSE '' END, kept = f.keep > 0,
            until = CASE WHEN f.keep > 0 THEN least(l.until, seen + f.keep * interval '1 microsecond') ELSE seen END
-      FROM (SELECT o.n, o.place, coalesce(keeps[o.n], keeps[1]) AS keep
-              FROM unnest((SELECT here), (SELECT places)) o(n, place)) f
-     WHERE l.ctid = f.place AND l.holder = grant_ids[f.n] AND l.until > seen
+      FROM (SELECT a.key, a.grant_id, a.n, coalesce(keeps[a.n], keeps[1]) AS keep
+              FROM unnest((SELECT keys), (SELECT grant_ids)) WITH ORDINALITY a(key, grant_id, n)) f
+     WHERE l.key = f.key AND l.holder = f.grant_id AND l.until > seen
     RETURNING f.n, CASE WHEN tell AND NOT pg_try_advisory_xact_lock({class}, buckets[f.n])
                         THEN pg_notify({channel}, l.key || coalesce(chr(1) || (SELECT w.holder FROM {first}(l.key, '') w), ''))
                              IS NULL END AS told
   )
   SELECT array_agg(t.n), count(t.told) INTO ended, told FROM freed t;
   IF ended IS NULL OR cardinality(ended) < cardinality(keys) THEN
+    -- Another transaction may be changing the rows: possibly the acquires that these releases undo.
+    SELECT array_agg(f.n) INTO here FROM (
+      SELECT a.n FROM unnest((SELECT keys)) WITH ORDINALITY a(key, n), LATERAL (
+        SELECT FROM {table} t WHERE t.key = a.key FOR NO KEY UPDATE SKIP LOCKED
+      ) l
+       WHERE ended IS NULL OR a.n <> ALL (ended)
+    ) f;
+    seen := clock_timestamp();
+    now := (extract(epoch FROM seen) * 1000000)::int8;
     SELECT array_agg(a.n), array_agg(l.key IS NOT NULL AND (here IS NULL OR a.n <> ALL (here))),
            array_agg(coalesce(l.holder = grant_ids[a.n] AND l.until > seen, false))
       INTO others, locked, held
