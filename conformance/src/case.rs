@@ -145,6 +145,13 @@ impl Case {
         promise.holds(heard.is_ok(), "no notification");
     }
 
+    /// Returns the watch once it has told that it began, and is quiet.
+    pub(crate) async fn watches(&self, mut watch: Watch, promise: Promise) -> Watch {
+        self.hears(&mut watch, promise).await;
+        self.settles(&mut watch).await;
+        watch
+    }
+
     /// Lets a notification in flight pass, so that later ones can be distinguished from it. Nothing fails
     /// if it takes longer.
     pub(crate) async fn settles(&self, watch: &mut Watch) {

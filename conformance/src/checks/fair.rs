@@ -189,13 +189,13 @@ pub async fn release_wakes_first_waiter(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held: Held = a.takes(Kind::Fair, &key, case.long()).await;
     let mut first = Waiter::joins(&case, &b, &key).await;
-    let mut watch = b.watch(Kind::Fair, &key, first.grant());
-    case.hears(&mut watch, promise).await;
-    case.settles(&mut watch).await;
+    let mut watch = case
+        .watches(b.watch(Kind::Fair, &key, first.grant()), promise)
+        .await;
     let mut second = Waiter::joins(&case, &a, &key).await;
-    let mut watch_second = a.watch(Kind::Fair, &key, second.grant());
-    case.hears(&mut watch_second, promise).await;
-    case.settles(&mut watch_second).await;
+    let mut watch_second = case
+        .watches(a.watch(Kind::Fair, &key, second.grant()), promise)
+        .await;
     assert!(a.gives(&held).await);
     case.hears(&mut watch, promise).await;
     assert!(first.asks().await.is_granted());

@@ -78,9 +78,7 @@ pub async fn latch_wakes_waiters_at_zero(case: Case) {
         a.count(&key, CounterStep::SetCount { count: 1 })
             .await
             .expect("the store counts");
-        let mut watch = b.watch(Kind::Latch, &key, b.grant());
-        case.hears(&mut watch, promise).await;
-        case.settles(&mut watch).await;
+        let mut watch = case.watches(b.watch(Kind::Latch, &key, b.grant()), promise).await;
         a.count(&key, end).await.expect("the store counts");
         case.hears(&mut watch, promise).await;
     }

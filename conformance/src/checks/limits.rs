@@ -85,9 +85,9 @@ pub async fn release_below_a_limit_wakes_watch(case: Case) {
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes_as(ask(&case, &a, &key, 1, 1)).await;
-    let mut watch = b.watch(Kind::Permit, &key, b.grant());
-    case.hears(&mut watch, promise).await;
-    case.settles(&mut watch).await;
+    let mut watch = case
+        .watches(b.watch(Kind::Permit, &key, b.grant()), promise)
+        .await;
     assert!(a.gives(&held).await);
     case.hears(&mut watch, promise).await;
 }

@@ -39,9 +39,9 @@ pub async fn forced_release_wakes_watch(case: Case) {
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
     a.takes(Kind::Mutex, &key, case.long()).await;
-    let mut watch = b.watch(Kind::Mutex, &key, b.grant());
-    case.hears(&mut watch, LOOK_NOW).await;
-    case.settles(&mut watch).await;
+    let mut watch = case
+        .watches(b.watch(Kind::Mutex, &key, b.grant()), LOOK_NOW)
+        .await;
     assert_eq!(
         b.force_release(&key).await.ok(),
         Some(true),
@@ -73,9 +73,9 @@ pub async fn long_names_that_begin_alike_have_watches_of_their_own(case: Case) {
     let mut watches = Vec::new();
     for end in ["one", "two"] {
         let key = case.key(&format!("{}{end}", "x".repeat(200)));
-        let mut watch = b.watch(Kind::Mutex, &key, b.grant());
-        case.hears(&mut watch, LOOK_NOW).await;
-        case.settles(&mut watch).await;
+        let watch = case
+            .watches(b.watch(Kind::Mutex, &key, b.grant()), LOOK_NOW)
+            .await;
         watches.push((key, watch));
     }
     for (key, watch) in &mut watches {
@@ -102,9 +102,9 @@ pub async fn dropped_watch_leaves_others_alone(case: Case) {
     // After the last subscriber is gone, a new first one subscribes.
     drop(kept);
     let held = a.takes(Kind::Mutex, &key, case.long()).await;
-    let mut again = b.watch(Kind::Mutex, &key, b.grant());
-    case.hears(&mut again, LOOK_NOW).await;
-    case.settles(&mut again).await;
+    let mut again = case
+        .watches(b.watch(Kind::Mutex, &key, b.grant()), LOOK_NOW)
+        .await;
     assert!(a.gives(&held).await);
     case.hears(&mut again, WAKES).await;
 }

@@ -133,9 +133,9 @@ pub async fn release_of_permits_wakes_watch(case: Case) {
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes_as(ask(&case, &a, &key, 1, 1)).await;
-    let mut watch = b.watch(Kind::Permit, &key, b.grant());
-    case.hears(&mut watch, promise).await;
-    case.settles(&mut watch).await;
+    let mut watch = case
+        .watches(b.watch(Kind::Permit, &key, b.grant()), promise)
+        .await;
     assert!(a.gives(&held).await);
     case.hears(&mut watch, promise).await;
 }
@@ -151,9 +151,7 @@ pub(super) async fn wakes_by_a_total(case: Case, kind: Kind) {
         return case.leave_out("the store has no notifications");
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let mut watch = b.watch(kind, &key, b.grant());
-    case.hears(&mut watch, promise).await;
-    case.settles(&mut watch).await;
+    let mut watch = case.watches(b.watch(kind, &key, b.grant()), promise).await;
     let mut request = a.request(kind, &key, case.long());
     request.permits = Some(2);
     a.takes_as(request).await;

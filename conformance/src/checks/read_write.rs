@@ -156,15 +156,11 @@ pub async fn last_reader_wakes_writer(case: Case) {
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let reader = a.takes(Kind::Read, &key, case.long()).await;
-    let mut watch = b.watch(Kind::Write, &key, b.grant());
-    case.hears(&mut watch, promise).await;
-    case.settles(&mut watch).await;
+    let mut watch = case.watches(b.watch(Kind::Write, &key, b.grant()), promise).await;
     assert!(a.gives(&reader).await);
     case.hears(&mut watch, promise).await;
     let writer = b.takes(Kind::Write, &key, case.long()).await;
-    let mut watch = a.watch(Kind::Read, &key, a.grant());
-    case.hears(&mut watch, promise).await;
-    case.settles(&mut watch).await;
+    let mut watch = case.watches(a.watch(Kind::Read, &key, a.grant()), promise).await;
     assert!(b.gives(&writer).await);
     case.hears(&mut watch, promise).await;
 }
