@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock::LockClient;
 use dlock::store::Store;
 use dlock_conformance::{Fixture, conform};
-use dlock_tests::faults::PATIENCE;
+use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::{Command, Flavor, Proxy, Server, Swallow};
 
 /// A store without faults but that it can lose its data.
@@ -55,8 +55,12 @@ mod faulty {
 
     impl Fixture for Faulty {
         async fn store(&self) -> Arc<dyn Store> {
-            let builder = LockClient::builder().url(self.proxy.url());
-            let store = builder.timeout(Duration::from_secs(2)).build_store().await;
+            let builder = || {
+                LockClient::builder()
+                    .url(self.proxy.url())
+                    .timeout(Duration::from_secs(2))
+            };
+            let store = answered(|| builder().build_store()).await;
             store.expect("the server is there")
         }
 
