@@ -181,7 +181,7 @@ impl LockClient {
 
     /// Whether the client acquires nothing any more: it was shut down, or its runtime ended.
     pub(crate) fn is_closed(&self) -> bool {
-        self.handle.shared().closing.is_cancelled()
+        self.handle.shared().closing.is_given()
     }
 
     /// Returns the lease with which this client renews its locks.
@@ -330,7 +330,7 @@ impl LockClient {
 
     async fn end(&self, deadline: Duration) -> ShutdownReport {
         let shared = self.handle.shared();
-        shared.closing.cancel();
+        shared.close();
         let given_up = shared.given_up.load(Ordering::Relaxed);
         self.release_unfinished();
         let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;

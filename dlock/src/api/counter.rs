@@ -7,7 +7,7 @@ use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
-use crate::runtime::release::sleep;
+use crate::runtime::release::sleep_anywhere;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use crate::store::{Outcome, StoreError};
 use crate::{Error, LockKey};
@@ -76,7 +76,7 @@ async fn repeat(
         }
         .emit();
         if let Some(pause) = backoff.next(sent, now) {
-            sleep(pause).await;
+            sleep_anywhere(pause).await;
         }
     }
 }

@@ -32,7 +32,7 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn drain(&self) {
-        self.shared().draining.cancel();
+        self.shared().draining.give();
     }
 
     /// Waits until this client holds nothing. Usually called after [`drain`](Self::drain), with a timeout.
@@ -69,7 +69,7 @@ impl LockClient {
             least = Some(least.map_or(left, |least| least.min(left)));
         }
         Health {
-            is_draining: shared.draining.is_cancelled(),
+            is_draining: shared.draining.is_given(),
             last_reply: shared.calls.since_reply(),
             held: self.held(),
             suspect,

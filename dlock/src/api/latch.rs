@@ -179,7 +179,7 @@ impl Latch {
         let closed = AtomicBool::new(false);
         tokio::select! {
             biased;
-            () = shared.closing.cancelled() => Err(Error::ClientClosed),
+            () = shared.closing.given() => Err(Error::ClientClosed),
             opened = self.opened(&closed) => opened.map(|()| true),
             () = over => match closed.load(Ordering::Relaxed) {
                 true => Ok(false),

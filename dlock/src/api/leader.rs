@@ -152,7 +152,7 @@ impl Leader {
                 let held = term.guard.held();
                 let done = tokio::select! {
                     biased;
-                    () = this.client.shared().closing.cancelled() => Err(Error::ClientClosed),
+                    () = this.client.shared().closing.given() => Err(Error::ClientClosed),
                     // The closure too runs in the frame.
                     done = term.guard.run(async { work(held).await }) => done,
                 };
@@ -226,7 +226,7 @@ impl Leader {
             let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + chance::fraction())).await };
             tokio::select! {
                 biased;
-                () = self.client.shared().closing.cancelled() => {}
+                () = self.client.shared().closing.given() => {}
                 () = self.client.handle().with_timers(pause) => {}
             }
         }

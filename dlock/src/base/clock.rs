@@ -17,18 +17,24 @@ use crate::base::moment::{Moment, nanos};
 
 /// The current time as leases count it: the monotonic clock plus all the time for which the machine was suspended.
 pub(crate) fn now() -> Instant {
+    reading().0
+}
+
+/// The current time, and its moment if that is known already.
+fn reading() -> (Instant, Option<Moment>) {
     #[cfg(dlock_sim)]
     if let Some(of_store) = crate::base::sim::store_clock() {
-        return of_store.now;
+        return (of_store.now, None);
     }
     match READING.get() {
-        Reading::Each => read(),
+        Reading::Each => (read(), None),
         Reading::Next => {
             let now = read();
-            READING.set(Reading::Taken(now, moment(now)));
-            now
+            let is = moment(now);
+            READING.set(Reading::Taken(now, is));
+            (now, Some(is))
         }
-        Reading::Taken(now, _) => now,
+        Reading::Taken(now, is) => (now, Some(is)),
     }
 }
 
@@ -204,7 +210,8 @@ fn moment(instant: Instant) -> Moment {
 impl Moment {
     /// The current time as leases count it.
     pub(crate) fn now() -> Moment {
-        Moment::of(now())
+        let (now, is) = reading();
+        is.unwrap_or_else(|| moment(now))
     }
 
     pub(crate) fn of(instant: Instant) -> Moment {

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 
 use crate::LockKey;
 use crate::base::chance::{HashMap, hash_state};
-use crate::base::int_hash::BuildIntHasher;
+use crate::base::int_hash::{BuildIntHasher, scatter};
 use crate::base::kind::Kind;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl LockId {
     pub(crate) fn new(kind: Kind, key: &LockKey) -> LockId {
         // Names come from user input: users must not know which of them collide.
         LockId {
-            hash: hash_state().hash_one((kind, key)),
+            hash: hash_state().hash_one(key) ^ scatter(kind as u64),
             kind,
             key: key.clone(),
         }

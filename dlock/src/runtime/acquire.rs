@@ -30,6 +30,7 @@ use crate::runtime::emit::trace::{AcquireTrace, Acquired, Path};
 use crate::runtime::emit::{AcquireEnd, Event};
 use crate::runtime::grants::Issuer;
 use crate::runtime::hold::Hold;
+use crate::runtime::outside::WithTimers;
 use crate::runtime::scope::{self, Scope};
 use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
 use crate::runtime::waits::{Waiting, WaitingCall};
@@ -144,18 +145,19 @@ impl Drop for Begun {
 }
 
 impl AcquireCall {
-    pub(crate) fn run(mut self) -> impl Future<Output = Result<Hold, Error>> + Send + use<> {
-        let handle = self.handle.clone();
-        handle.with_timers(async move {
-            let begun = Begun::new(&self, std::slice::from_ref(&self.key));
-            let scope = begin().await;
-            self.nested = scope.is_inside(self.handle.shared());
-            let outcome = self.go(&begun, &scope).await;
-            if let (Ok(hold), Some(_)) = (&outcome, &self.options.note) {
-                hold.grant().set_note(self.options.note.clone());
-            }
-            begun.told(outcome, &self.key)
-        })
+    pub(crate) fn run(self) -> impl Future<Output = Result<Hold, Error>> + Send + use<> {
+        WithTimers::new(self.handle.clone(), self.acquire())
+    }
+
+    pub(crate) async fn acquire(mut self) -> Result<Hold, Error> {
+        let begun = Begun::new(&self, std::slice::from_ref(&self.key));
+        let scope = begin().await;
+        self.nested = scope.is_inside(self.handle.shared());
+        let outcome = self.go(&begun, &scope).await;
+        if let (Ok(hold), Some(_)) = (&outcome, &self.options.note) {
+            hold.grant().set_note(self.options.note.clone());
+        }
+        begun.told(outcome, &self.key)
     }
 
     async fn go(&self, begun: &Begun, scope: &Scope) -> Result<Hold, Error> {
@@ -173,7 +175,7 @@ impl AcquireCall {
         {
             return Ok(guard);
         }
-        if self.ending().is_cancelled() {
+        if self.ending().is_given() {
             return Err(self.ended());
         }
         if self.once {
@@ -283,7 +285,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             biased;
             outcome = outcome => outcome,
             () = self.over() => return Err(self.gave_up(evidence, true)),
-            () = self.call.ending().cancelled() => return Err(self.call.ended()),
+            () = self.call.ending().given() => return Err(self.call.ended()),
         };
         match outcome {
             Ok(AttemptOutcome::Got(got)) => return Ok(Some(got)),
@@ -336,11 +338,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
             let queued = {
                 let waits = std::pin::pin!(async {
                     let delivered = match entry.delivered_before()? {
-                        Some(_) if self.call.ending().is_cancelled() => return Err(self.call.ended()),
+                        Some(_) if self.call.ending().is_given() => return Err(self.call.ended()),
                         Some(delivered) => delivered,
                         None => tokio::select! {
                             biased;
-                            () = self.call.ending().cancelled() => return Err(self.call.ended()),
+                            () = self.call.ending().given() => return Err(self.call.ended()),
                             delivered = entry.delivered() => delivered?,
                             () = self.over() => {
                                 evidence.learn(entry.evidence(), Moment::of(self.started));

@@ -15,6 +15,7 @@ use crate::runtime::beat::Beat;
 use crate::runtime::calls::Calls;
 use crate::runtime::emit::events::Listeners;
 use crate::runtime::emit::meter::Meter;
+use crate::runtime::ending::Ending;
 use crate::runtime::fairness::Fairness;
 use crate::runtime::grants::Issuer;
 use crate::runtime::presence::{self, Identity, Publicity};
@@ -60,9 +61,9 @@ pub(crate) struct Shared {
     /// The metrics of this client.
     pub(crate) meter: Arc<Meter>,
     /// No lock is acquired any more.
-    pub(crate) closing: CancellationToken,
-    /// Locks are acquired only inside held ones; ends with `closing` too.
-    pub(crate) draining: CancellationToken,
+    pub(crate) closing: Ending,
+    /// Locks are acquired only inside held ones; given with `closing` too.
+    pub(crate) draining: Ending,
     /// The background work is done, after all releases.
     pub(crate) finished: CancellationToken,
     /// Where the background work runs.
@@ -92,7 +93,6 @@ impl Handle {
         drop(tokio::time::sleep(Duration::ZERO));
         drop(entered);
         let calls = Arc::new(Calls::new(unanswered::told_after(settings.timeout)));
-        let closing = CancellationToken::new();
         let beat: Arc<Beat> = Arc::default();
         let shared = Arc::new_cyclic(|client| Shared {
             issuer: Arc::new(Issuer {
@@ -115,8 +115,8 @@ impl Handle {
             given_up: AtomicUsize::new(0),
             reconnects: AtomicU64::new(0),
             meter: Arc::default(),
-            draining: closing.child_token(),
-            closing,
+            closing: Ending::default(),
+            draining: Ending::default(),
             finished: CancellationToken::new(),
             runtime: runtime.clone(),
             runtime_ended: AtomicBool::new(false),
@@ -173,9 +173,15 @@ impl Shared {
         self.runtime_ended.load(Ordering::Relaxed)
     }
 
+    /// Ends all calls: no lock is acquired any more.
+    pub(crate) fn close(&self) {
+        self.closing.give();
+        self.draining.give();
+    }
+
     /// Returns the error of an outermost call while the client drains, and of every call once it is shut down.
     pub(crate) fn refusal(&self) -> Error {
-        match self.closing.is_cancelled() {
+        match self.closing.is_given() {
             true => Error::ClientClosed,
             false => Error::Draining,
         }
@@ -193,7 +199,7 @@ impl Drop for RuntimeWatch {
     fn drop(&mut self) {
         if !self.0.finished.is_cancelled() {
             self.0.runtime_ended.store(true, Ordering::Relaxed);
-            self.0.closing.cancel();
+            self.0.close();
             self.0.watchdog.close(Loss::RuntimeEnded);
         }
     }

@@ -53,10 +53,10 @@ pub(crate) struct Issuer {
 struct Signals {
     /// Cancelled when the grant has ended, by loss or by release.
     over: CancellationToken,
-    /// Cancelled when the holder is asked to stop.
-    revoked: CancellationToken,
+    /// Cancelled when the holder is asked to stop; created once something waits for that.
+    revoked: OnceLock<CancellationToken>,
     intervention: OnceLock<Intervention>,
-    /// The last failed renewal, and its time.
+    /// The last failure of a renewal, or of the release, and its time.
     failure: Mutex<Option<(Moment, StoreError)>>,
     /// Why it was lost, as far as this process knows.
     reason: OnceLock<LossReason>,
@@ -575,7 +575,7 @@ impl Grant {
             return false;
         }
         self.state.lock().grant.end_handoffs();
-        signals.revoked.cancel();
+        signals.revoked.get_or_init(CancellationToken::new).cancel();
         true
     }
 
@@ -583,9 +583,10 @@ impl Grant {
     pub(crate) async fn revoked(&self) -> Option<Intervention> {
         let over = self.over();
         let (signals, _) = self.signals();
+        let revoked = signals.revoked.get_or_init(CancellationToken::new);
         tokio::select! {
             biased;
-            () = signals.revoked.cancelled() => signals.intervention.get().cloned(),
+            () = revoked.cancelled() => signals.intervention.get().cloned(),
             () = over.cancelled() => None,
         }
     }
@@ -711,6 +712,19 @@ impl Grant {
             drop(state);
             *signals.failure.lock() = Some((now, error.clone()));
         }
+    }
+
+    /// Records a failed release, which is sent again.
+    pub(crate) fn release_failed(&self, error: StoreError) {
+        let (signals, _) = self.signals();
+        *signals.failure.lock() = Some((Moment::now(), error));
+    }
+
+    /// Returns the last failure of its release, if there was one.
+    pub(crate) fn release_failure(&self) -> Option<StoreError> {
+        let (signals, _) = self.signals();
+        let failure = signals.failure.lock().take();
+        failure.map(|(_, error)| error)
     }
 
     /// Why the lease expired although it is renewed.

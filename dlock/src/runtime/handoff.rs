@@ -19,7 +19,7 @@ use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
-use crate::runtime::release::{ReleaseOutcome, Told};
+use crate::runtime::release::{Releasing, Told};
 use crate::runtime::scope::HoldRef;
 use crate::runtime::waiters::{PrecedingRelease, QueueHead, Waiter};
 use crate::store::Kind;
@@ -31,9 +31,11 @@ pub(crate) fn pass_on(
     grant: Arc<Grant>,
     now: Instant,
     ended: Ended,
-) -> Option<ReleaseOutcome> {
+) -> Option<Releasing> {
     let mut head = grant.take_head();
-    if hand_off(handle, &grant, &mut head, now) {
+    // Not needed where the role of the head is in the grant.
+    let of = head.is_none().then(|| LockId::new(grant.kind, &grant.key));
+    if hand_off(handle, &grant, of.as_ref(), &mut head, now) {
         grant.ends_span(Ended::Handoff);
         grant.tell_held(Ended::Handoff);
         Event::HandedOff {
@@ -43,12 +45,11 @@ pub(crate) fn pass_on(
         return None;
     }
     grant.ends_span(ended);
-    let told = tell_next(handle, &grant, head.as_deref_mut());
+    let told = tell_next(handle, &grant, of.as_ref(), head.as_deref_mut());
     let follows = matches!(told, Some(Told::Followed));
-    let of = follows.then(|| LockId::new(grant.kind, &grant.key));
     let outcome = handle.release(grant, told, now, Some(ended));
     // Only now, so that the next acquire is right behind the release.
-    if let Some(of) = of {
+    if let Some(of) = of.filter(|_| follows) {
         let waiters = &handle.shared().waiters;
         waiters.tell_head(&of, PrecedingRelease::followed());
     }
@@ -57,8 +58,14 @@ pub(crate) fn pass_on(
 }
 
 /// Tells the next waiter here that its request comes after the release of this grant, unless it follows at once. Returns how
-/// the reply is used, `None` without a waiter here. `head` is the role that was kept in the grant.
-fn tell_next(handle: &Handle, grant: &Grant, head: Option<&mut QueueHead>) -> Option<Told> {
+/// the reply is used, `None` without a waiter here. `head` is the role that was kept in the grant; without it the waiters are
+/// found by `of`.
+fn tell_next(
+    handle: &Handle,
+    grant: &Grant,
+    of: Option<&LockId>,
+    head: Option<&mut QueueHead>,
+) -> Option<Told> {
     // The store's queue decides which waiter is next.
     if grant.kind.waits_in_store() {
         return None;
@@ -74,16 +81,13 @@ fn tell_next(handle: &Handle, grant: &Grant, head: Option<&mut QueueHead>) -> Op
         return Some(Told::Awaited(told));
     }
     // It became the head after the lock was acquired, or the lock cannot be handed off.
-    let of = LockId::new(grant.kind, &grant.key);
-    if !grant.kind.is_exclusive() || !waiters.has_head(&of) {
-        return None;
-    }
+    let of = of.filter(|of| grant.kind.is_exclusive() && waiters.has_head(of))?;
     let readers = readers();
-    match fairness.next_request(&of, readers) {
+    match fairness.next_request(of, readers) {
         NextRequest::AtOnce => Some(Told::Followed),
         NextRequest::AfterReply => {
             let (released, told) = PrecedingRelease::awaited(None, readers, true);
-            waiters.tell_head(&of, released);
+            waiters.tell_head(of, released);
             Some(Told::Awaited(told))
         }
     }
@@ -93,11 +97,12 @@ fn tell_next(handle: &Handle, grant: &Grant, head: Option<&mut QueueHead>) -> Op
 fn hand_off(
     handle: &Arc<Handle>,
     grant: &Arc<Grant>,
+    of: Option<&LockId>,
     head: &mut Option<Box<QueueHead>>,
     now: Instant,
 ) -> bool {
     let shared = handle.shared();
-    if shared.draining.is_cancelled() || !grant.may_be_handed_off(now) {
+    if shared.draining.is_given() || !grant.may_be_handed_off(now) {
         return false;
     }
     let fits = |terms: &HandoffTerms| terms.lease == grant.lease();
@@ -107,7 +112,7 @@ fn hand_off(
         None if grant.kind.waits_in_store() => None,
         // As the queue head it sleeps until the store notifies it.
         None => {
-            let offered = shared.waiters.offer_to_head(grant.kind, &grant.key);
+            let offered = of.and_then(|of| shared.waiters.offer_to_head(of));
             offered.filter(|waiter| waiter.handoff_terms.as_ref().is_some_and(fits))
         }
     };

@@ -11,7 +11,7 @@ use crate::runtime::emit::meter::Ended;
 use crate::runtime::emit::trace::Acquired;
 use crate::runtime::grants::{EntryMode, EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::handoff;
-use crate::runtime::release::ReleaseOutcome;
+use crate::runtime::release::Releasing;
 use crate::runtime::scope::{Frames, HoldRef};
 use crate::runtime::waiters::QueueHead;
 use crate::{Error, HoldState};
@@ -78,8 +78,14 @@ impl Hold {
     /// Releases the hold; the future returns the outcome.
     pub(crate) fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
+        async move { this.release_now().await }
+    }
+
+    /// Releases the hold at once; the future returns the outcome.
+    pub(crate) fn release_now(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+        let release = self.leave(Ended::Released);
         async move {
-            match this.leave(Ended::Released) {
+            match release {
                 Some(outcome) => outcome?.await,
                 None => Ok(()),
             }
@@ -107,7 +113,7 @@ impl Hold {
 
     /// Leaves the grant; the last hold passes it on. `None` when there is nothing left to do: other holds exist, this
     /// guard has left before, or another caller in this process has the lock now.
-    pub(crate) fn leave(&mut self, ended: Ended) -> Option<Result<ReleaseOutcome, Error>> {
+    pub(crate) fn leave(&mut self, ended: Ended) -> Option<Result<Releasing, Error>> {
         let grant = self.hold.grant.clone();
         if !grant.has(self.hold.id) {
             return None;

@@ -8,6 +8,7 @@ pub(crate) mod calls;
 mod capable;
 pub(crate) mod client;
 pub(crate) mod emit;
+pub(crate) mod ending;
 pub(crate) mod fairness;
 pub(crate) mod grants;
 pub(crate) mod group;

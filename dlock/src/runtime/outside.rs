@@ -23,7 +23,19 @@ pin_project! {
 impl Handle {
     /// Makes a future use the timers of the client's runtime when it is polled outside tokio.
     pub(crate) fn with_timers<F: Future>(self: &Arc<Self>, future: F) -> WithTimers<F> {
-        let handle = self.clone();
+        WithTimers::new(self.clone(), future)
+    }
+
+    /// Polls a future, which may use the timers of the client's runtime outside tokio.
+    pub(crate) fn poll_with_timers<T>(&self, poll: impl FnOnce() -> T) -> T {
+        let _reading = clock::one_reading();
+        let _entered = is_outside().then(|| self.shared().runtime.enter());
+        poll()
+    }
+}
+
+impl<F: Future> WithTimers<F> {
+    pub(crate) fn new(handle: Arc<Handle>, future: F) -> WithTimers<F> {
         WithTimers { future, handle }
     }
 }
@@ -33,9 +45,7 @@ impl<F: Future> Future for WithTimers<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        let _reading = clock::one_reading();
-        let _entered = is_outside().then(|| this.handle.shared().runtime.enter());
-        this.future.poll(cx)
+        this.handle.poll_with_timers(|| this.future.poll(cx))
     }
 }
 

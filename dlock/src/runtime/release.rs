@@ -14,9 +14,8 @@ use std::time::Duration;
 use futures_util::future::CatchUnwind;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::broken;
@@ -38,9 +37,6 @@ use crate::{Error, LockKey, Loss};
 /// What the worker runs.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
-/// The outcome of a release. Dropped early, the release goes on.
-pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
-
 /// Who learns how many clients a release has notified.
 pub(crate) enum Told {
     /// The next waiter of this process, which waits for it.
@@ -52,16 +48,33 @@ pub(crate) enum Told {
 /// A future that the worker runs to its end if it is dropped before.
 pub(crate) struct RunToCompletion<T: Send + 'static> {
     future: Option<Running<T>>,
-    worker: mpsc::UnboundedSender<Job>,
     /// Called if it is dropped before its end.
     undo: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl<T: Send + 'static> RunToCompletion<T> {
+    /// Runs an acquire to its end. Dropped before, it is undone: the release is queued at once.
+    pub(crate) fn acquire<A>(step: StoreFuture<AcquireReply>, asked: A) -> RunToCompletion<T>
+    where
+        A: PendingAcquire<Brought = T>,
+    {
+        let acquire = Acquiring {
+            step: StoreCall::new(step),
+            token: asked.attempt().handle.shared().pending.token(),
+            asked: Some(asked),
+        };
+        RunToCompletion {
+            future: Some(Running::Acquire(Box::new(acquire))),
+            undo: None,
+        }
+    }
+
     /// Leaves the future to the worker, which calls `then` with the result.
     pub(crate) fn finish(self, then: impl FnOnce(T) + Send + 'static) {
-        let worker = self.worker.clone();
-        let _ = worker.send(Box::pin(async move { then(self.await) }));
+        let worker = self.future.as_ref().and_then(Running::worker);
+        if let Some(worker) = worker.cloned() {
+            let _ = worker.send(Box::pin(async move { then(self.await) }));
+        }
     }
 
     /// Calls `undo` if the future is dropped before its end.
@@ -72,8 +85,20 @@ impl<T: Send + 'static> RunToCompletion<T> {
 }
 
 enum Running<T> {
-    Future(Pin<Box<dyn Future<Output = T> + Send + 'static>>),
+    Future(
+        Pin<Box<dyn Future<Output = T> + Send + 'static>>,
+        mpsc::UnboundedSender<Job>,
+    ),
     Acquire(Box<dyn Undoing<T>>),
+}
+
+impl<T> Running<T> {
+    fn worker(&self) -> Option<&mpsc::UnboundedSender<Job>> {
+        match self {
+            Running::Future(_, worker) => Some(worker),
+            Running::Acquire(acquire) => acquire.worker(),
+        }
+    }
 }
 
 impl<T: Send + 'static> Future for RunToCompletion<T> {
@@ -85,7 +110,7 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
             return Poll::Pending;
         };
         let poll = match &mut future {
-            Running::Future(future) => future.as_mut().poll(cx),
+            Running::Future(future, _) => future.as_mut().poll(cx),
             Running::Acquire(acquire) => acquire.poll(cx),
         };
         if poll.is_pending() {
@@ -97,22 +122,28 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
 
 impl<T: Send + 'static> Drop for RunToCompletion<T> {
     fn drop(&mut self) {
-        let job: Job = match self.future.take() {
-            None => return,
-            Some(Running::Future(future)) => Box::pin(async move { drop(future.await) }),
-            Some(Running::Acquire(acquire)) => acquire.undo(),
+        let Some(running) = self.future.take() else { return };
+        let worker = running.worker().cloned();
+        let job: Job = match running {
+            Running::Future(future, _) => Box::pin(async move { drop(future.await) }),
+            Running::Acquire(acquire) => acquire.undo(),
         };
         if let Some(undo) = self.undo.take() {
             undo();
         }
         // No worker means no runtime: the operation stays as far as the store has taken it.
-        let _ = self.worker.send(job);
+        if let Some(worker) = worker {
+            let _ = worker.send(job);
+        }
     }
 }
 
 /// An acquire in flight that can be given up before its reply arrives.
 trait Undoing<T>: Send {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T>;
+
+    /// The worker that gets the job of [`undo`](Self::undo), unless the reply has arrived.
+    fn worker(&self) -> Option<&mpsc::UnboundedSender<Job>>;
 
     /// Queues the release right behind the acquire, before this returns: the next acquire of this process must not find
     /// the lock busy. The job ensures that the release was not carried out first.
@@ -154,6 +185,11 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
             Some(asked) => Poll::Ready(asked.replied(reply)),
             None => Poll::Pending,
         }
+    }
+
+    fn worker(&self) -> Option<&mpsc::UnboundedSender<Job>> {
+        let asked = self.asked.as_ref()?;
+        Some(asked.attempt().handle.worker())
     }
 
     fn undo(self: Box<Self>) -> Job {
@@ -221,8 +257,7 @@ impl Handle {
     ) -> RunToCompletion<T> {
         let tracked = self.shared().pending.track_future(future);
         RunToCompletion {
-            future: Some(Running::Future(Box::pin(tracked))),
-            worker: self.worker().clone(),
+            future: Some(Running::Future(Box::pin(tracked), self.worker().clone())),
             undo: None,
         }
     }
@@ -238,24 +273,6 @@ impl Handle {
         self.run_to_completion(async move { outcome.await.unwrap_or_else(|_| ended()) })
     }
 
-    /// Runs an acquire to its end. Dropped before, it is undone: the release is queued at once.
-    pub(crate) fn ask<A: PendingAcquire>(
-        &self,
-        step: StoreFuture<AcquireReply>,
-        asked: A,
-    ) -> RunToCompletion<A::Brought> {
-        let acquire = Acquiring {
-            step: StoreCall::new(step),
-            asked: Some(asked),
-            token: self.shared().pending.token(),
-        };
-        RunToCompletion {
-            future: Some(Running::Acquire(Box::new(acquire))),
-            worker: self.worker().clone(),
-            undo: None,
-        }
-    }
-
     /// Releases a grant. The operation takes its position in the store's queue before this returns; the result is its
     /// outcome.
     pub(crate) fn release(
@@ -264,7 +281,7 @@ impl Handle {
         told: Option<Told>,
         now: Instant,
         ended: Option<Ended>,
-    ) -> ReleaseOutcome {
+    ) -> Releasing {
         let shared = self.shared().clone();
         shared.watchdog.remove(grant.number);
         let request = grant.release_request(now);
@@ -275,41 +292,30 @@ impl Handle {
             Moment::of(grant.deadline()),
             renewed,
         );
-        let last = Arc::new(Mutex::new(None));
-        let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
         let is_awaited = matches!(told, Some(Told::Awaited(_))) && !shared.has_lost_its_runtime();
         let mut going_on = self.run_to_completion(release_grant(
             shared,
             request,
             release,
-            last.clone(),
             told,
             counted,
             ended.map(|ended| (grant.clone(), ended)),
         ));
-        let key = grant.key.clone();
         if is_awaited {
             // A caller that does not poll its release must not delay the waiter.
-            going_on = self.leave_to_worker(going_on, {
-                let key = key.clone();
-                move || Err(unknown(&key, RUNTIME_ENDED.to_owned()))
-            });
+            let key = grant.key.clone();
+            let ended = move || Err(unknown(&key, RUNTIME_ENDED.to_owned()));
+            going_on = self.leave_to_worker(going_on, ended);
         }
-        let handle = self.clone();
-        Box::pin(self.with_timers(async move {
-            if handle.shared().has_lost_its_runtime() {
-                let ended = || Err(unknown(&key, RUNTIME_ENDED.to_owned()));
-                return going_on.now_or_never().unwrap_or_else(ended);
-            }
-            match tokio::time::timeout(patience, going_on).await {
-                Ok(outcome) => outcome,
-                Err(_) => Err(last.lock().take().map_or_else(
-                    || unknown(&key, format!("the store has not answered for {patience:?}")),
-                    |error: StoreError| error.into_error("the release of lock", &key),
-                )),
-            }
-        }))
+        Releasing {
+            handle: self.clone(),
+            reply: AwaitedReply {
+                going_on,
+                grant,
+                patience_ends: None,
+            },
+        }
     }
 
     /// Makes sure that an acquire with an unknown outcome leaves nothing behind. The operation takes its position in
@@ -324,11 +330,53 @@ impl Handle {
             self.shared().clone(),
             request,
             release,
-            Arc::default(),
             None,
             false,
             None,
         ))
+    }
+}
+
+/// A release whose caller waits for the reply of the store. Dropped early, the release goes on.
+pub(crate) struct Releasing {
+    handle: Arc<Handle>,
+    reply: AwaitedReply,
+}
+
+struct AwaitedReply {
+    going_on: RunToCompletion<Result<(), Error>>,
+    grant: Arc<Grant>,
+    /// Set once the reply is waited for.
+    patience_ends: Option<Pin<Box<Sleep>>>,
+}
+
+impl AwaitedReply {
+    fn poll(&mut self, cx: &mut Context<'_>, shared: &Shared) -> Poll<Result<(), Error>> {
+        if let Poll::Ready(outcome) = self.going_on.poll_unpin(cx) {
+            return Poll::Ready(outcome);
+        }
+        let key = &self.grant.key;
+        if shared.has_lost_its_runtime() {
+            return Poll::Ready(Err(unknown(key, RUNTIME_ENDED.to_owned())));
+        }
+        let patience = shared.settings.retry_for;
+        let patience_ends = self
+            .patience_ends
+            .get_or_insert_with(|| Box::pin(sleep(patience)));
+        std::task::ready!(patience_ends.as_mut().poll(cx));
+        Poll::Ready(Err(match self.grant.release_failure() {
+            Some(error) => error.into_error("the release of lock", key),
+            None => unknown(key, format!("the store has not answered for {patience:?}")),
+        }))
+    }
+}
+
+impl Future for Releasing {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Releasing { handle, reply } = &mut *self;
+        handle.poll_with_timers(|| reply.poll(cx, handle.shared()))
     }
 }
 
@@ -339,7 +387,6 @@ fn release_grant(
     shared: Arc<Shared>,
     request: ReleaseRequest,
     mut release: Release,
-    last: Arc<Mutex<Option<StoreError>>>,
     mut told: Option<Told>,
     counted: bool,
     held: Option<(Arc<Grant>, Ended)>,
@@ -378,9 +425,11 @@ fn release_grant(
                         error: &failure,
                     }
                     .emit();
-                    *last.lock() = Some(failure);
+                    if let Some((grant, _)) = &held {
+                        grant.release_failed(failure);
+                    }
                     if let Some(pause) = pause {
-                        sleep(pause).await;
+                        sleep_anywhere(pause).await;
                     }
                 }
             }
@@ -445,16 +494,16 @@ fn lets_others_go_first(
 
 /// Calls the store. A call that panics has failed, and is repeated.
 fn call_release(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     request: ReleaseRequest,
 ) -> impl Future<Output = Result<ReleaseReply, StoreError>> + Send + use<> {
-    let (store, key) = (shared.store.clone(), request.key.clone());
-    let step = called(&key, || store.release(request));
-    let (calls, meter, sent) = (shared.calls.clone(), shared.meter.clone(), clock::now());
+    let (shared, key) = (shared.clone(), request.key.clone());
+    let store = shared.store.clone();
+    let (step, sent) = (called(&key, || store.release(request)), clock::now());
     AssertUnwindSafe(step).catch_unwind().map(move |reply| {
         let reply = reply.unwrap_or_else(|_| Err(panicked(&key)));
-        calls.ended(&reply);
-        meter.request_ended(Operation::Release, &reply, sent);
+        shared.calls.ended(&reply);
+        shared.meter.request_ended(Operation::Release, &reply, sent);
         reply
     })
 }
@@ -486,7 +535,7 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
 }
 
 /// Sleeps on whichever runtime polls: a waiting future may move to the worker's runtime when its own ends.
-pub(crate) async fn sleep(pause: Duration) {
+pub(crate) async fn sleep_anywhere(pause: Duration) {
     let until = tokio::time::Instant::now() + pause;
     let mut timer = None;
     std::future::poll_fn(|cx| {

@@ -147,9 +147,9 @@ impl Waiters {
     }
 
     /// Returns the queue head of a key, if the lock can be given to it.
-    pub(crate) fn offer_to_head(&self, kind: Kind, key: &LockKey) -> Option<Arc<Waiter>> {
+    pub(crate) fn offer_to_head(&self, of: &LockId) -> Option<Arc<Waiter>> {
         let mut queues = self.queues.lock();
-        let queue = queues.get_mut(&LockId::new(kind, key))?;
+        let queue = queues.get_mut(of)?;
         queue.waiters.offer_to_head(|waiter| waiter.takes_a_guard())
     }
 }
@@ -171,7 +171,7 @@ mod tests {
         let waiters: Arc<Waiters> = Arc::default();
         let (kind, key) = (Kind::Mutex, LockKey::raw("k"));
         let head = waiters.join(kind, &key, JoinAt::End(None), None, Location::caller());
-        let offered = waiters.offer_to_head(kind, &key).expect("the head");
+        let offered = waiters.offer_to_head(&LockId::new(kind, &key)).expect("the head");
         offered.rouse();
         assert_eq!(waiters.overdue().0.len(), 0);
         assert_eq!(waiters.overdue().0.len(), 1);

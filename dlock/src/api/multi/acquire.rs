@@ -1,13 +1,11 @@
 //! Acquiring several locks: re-entry first, then one request to the store for all of them. When one key is busy, the
 //! call joins the queue of that key, and the head of that queue asks for all again.
 
-use std::sync::Arc;
-
 use futures_util::FutureExt;
 
-use super::MultiGuard;
 use super::attempt::{At, Gone, Guards, Round, Step, acquire_groups, groups};
 use super::in_order::FailedRounds;
+use super::{Keys, MultiGuard};
 use crate::api::guard::LockGuard;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
@@ -16,6 +14,7 @@ use crate::runtime::acquire::{self, Begun, Wait};
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::check_at_once;
+use crate::runtime::outside::WithTimers;
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::Scope;
 use crate::runtime::waits::Waiting;
@@ -25,7 +24,7 @@ use crate::{Error, LockKey};
 /// One call of acquire.
 pub(super) struct MultiCall {
     /// In the order of their names, each once.
-    pub(super) keys: Arc<[LockKey]>,
+    pub(super) keys: Keys,
     /// The same call for the first key alone.
     pub(super) first: acquire::AcquireCall,
 }
@@ -53,13 +52,12 @@ impl MultiCall {
     }
 
     pub(super) fn run(self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
-        let handle = self.first.handle.clone();
-        handle.with_timers(self.acquire())
+        WithTimers::new(self.first.handle.clone(), self.acquire())
     }
 
     async fn acquire(mut self) -> Result<MultiGuard, Error> {
         if self.keys.len() == 1 {
-            let only = self.first.run().await?;
+            let only = self.first.acquire().await?;
             return Ok(MultiGuard::new(only.into(), std::iter::empty()));
         }
         let begun = Begun::new(&self.first, &self.keys);
@@ -93,7 +91,7 @@ impl MultiCall {
             }
             let mut guards = Vec::new();
             if let Some(first) = rest.first() {
-                if self.first.ending().is_cancelled() {
+                if self.first.ending().is_given() {
                     return Err(self.first.ended());
                 }
                 if !rest.contains(&at) {

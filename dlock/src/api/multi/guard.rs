@@ -12,7 +12,6 @@ use crate::api::guard::{Holding, LockGuard};
 use crate::api::held::{Held, View};
 use crate::api::methods::hold_methods;
 use crate::api::run::Framed;
-use crate::runtime::emit::meter::Ended;
 use crate::runtime::emit::trace::Acquired;
 use crate::runtime::grants::Grant;
 use crate::runtime::members::Members;
@@ -123,17 +122,16 @@ impl Holding for MultiGuard {
         async move {
             // All are sent before the first reply is awaited. The last key goes first: a waiter for several keys waits
             // for the first key, and then finds the others available.
-            let releases: Vec<_> = this
-                .guards
-                .iter_mut()
-                .rev()
-                .map(|guard| guard.hold_mut().leave(Ended::Released))
-                .collect();
-            let answers = releases.into_iter().rev().map(async |release| match release {
-                Some(outcome) => outcome?.await,
-                None => Ok(()),
-            });
-            let answers = join_all(answers).await;
+            let releases = this.guards.iter_mut().rev();
+            let releases = releases.map(|guard| guard.hold_mut().release_now());
+            let mut releases: SmallVec<[_; 1]> = releases.collect();
+            if releases.len() == 1
+                && let Some(only) = releases.pop()
+            {
+                return only.await;
+            }
+            // Boxed, so that the release of a single lock is small.
+            let answers = Box::pin(join_all(releases.into_iter().rev())).await;
             let mut failures: Vec<_> = answers.into_iter().filter_map(Result::err).collect();
             match (failures.pop(), failures.is_empty()) {
                 (None, _) => Ok(()),

@@ -10,6 +10,8 @@ use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use self::acquire::MultiCall;
 pub use self::guard::MultiGuard;
 use crate::LockKind;
@@ -17,6 +19,9 @@ use crate::api::options::option_methods;
 use crate::api::run::Run;
 use crate::runtime::client::Handle;
 use crate::{Error, Held, Lock, LockKey, LockOptions};
+
+/// In their order. A request that a layer locks has one.
+type Keys = SmallVec<[LockKey; 1]>;
 
 /// Several locks that are acquired together, all of them or none, with the options of a [`Lock`].
 ///
@@ -62,19 +67,19 @@ use crate::{Error, Held, Lock, LockKey, LockOptions};
 #[must_use = "locks do nothing until they are acquired"]
 pub struct MultiLock {
     /// In the order of their names, each once.
-    keys: Arc<[LockKey]>,
+    keys: Keys,
     /// The options, stored in a lock by the first name.
     each: Lock,
 }
 
 impl MultiLock {
     pub(crate) fn new(handle: Arc<Handle>, keys: impl Iterator<Item = LockKey>) -> MultiLock {
-        let mut keys: Vec<_> = keys.collect();
+        let mut keys: Keys = keys.collect();
         keys.sort();
         keys.dedup();
         let first = keys.first().cloned().unwrap_or_else(|| "".into());
         MultiLock {
-            keys: keys.into(),
+            keys,
             each: Lock::new(handle, first),
         }
     }

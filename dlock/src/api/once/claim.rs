@@ -11,7 +11,6 @@ use tokio::runtime;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::stored;
 use crate::base::{broken, chance, clock};
@@ -19,6 +18,7 @@ use crate::engine::grant::safety_margin;
 use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
+use crate::runtime::ending::Ending;
 use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records, SlotOutcome, SlotReply, SlotRequest,
 };
@@ -43,8 +43,8 @@ pub(super) struct Target {
     pub(super) nested: bool,
 }
 
-/// Cancelled when a pending claim request has to end.
-pub(super) fn ending(client: &Shared, nested: bool) -> &CancellationToken {
+/// Given when a pending claim request has to end.
+pub(super) fn ending(client: &Shared, nested: bool) -> &Ending {
     match nested {
         true => &client.closing,
         false => &client.draining,
@@ -63,7 +63,7 @@ impl Target {
     pub(super) async fn refused(&self) -> Error {
         match &self.client {
             Some(client) => {
-                ending(client, self.nested).cancelled().await;
+                ending(client, self.nested).given().await;
                 client.refusal()
             }
             None => std::future::pending().await,

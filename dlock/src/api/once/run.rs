@@ -56,7 +56,7 @@ impl Once {
             Source::Client(handle) => {
                 let shared = handle.shared();
                 nested = scope::current().is_inside(shared);
-                if claim::ending(shared, nested).is_cancelled() {
+                if claim::ending(shared, nested).is_given() {
                     return Err(shared.refusal());
                 }
                 let (retry_for, runtime) = (shared.settings.retry_for, shared.runtime.clone());

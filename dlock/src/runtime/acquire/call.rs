@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::base::clock;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
@@ -13,6 +12,7 @@ use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::meter::Series;
+use crate::runtime::ending::Ending;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::release::RunToCompletion;
@@ -91,9 +91,9 @@ impl AcquireCall {
         (self.handle.shared().meter).series(self.options.lock.group, self.options.kind)
     }
 
-    /// Cancelled when the call has to end without the lock: the client is shut down, or drains and this is an outermost
+    /// Given when the call has to end without the lock: the client is shut down, or drains and this is an outermost
     /// call.
-    pub(crate) fn ending(&self) -> &CancellationToken {
+    pub(crate) fn ending(&self) -> &Ending {
         let shared = self.handle.shared();
         match self.nested {
             true => &shared.closing,
@@ -178,7 +178,7 @@ impl AcquireCall {
 
     /// Asks the store. The request runs to completion even if this is dropped, and a release right behind it undoes it.
     pub(super) fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
-        let handle = attempt.handle.clone();
-        handle.ask(handle.shared().call_acquire(&attempt.request), attempt)
+        let step = attempt.handle.shared().call_acquire(&attempt.request);
+        RunToCompletion::acquire(step, attempt)
     }
 }

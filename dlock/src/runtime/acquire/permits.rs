@@ -49,7 +49,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     };
                     tokio::select! {
                         biased;
-                        () = self.call.ending().cancelled() => Event::Closed,
+                        () = self.call.ending().given() => Event::Closed,
                         () = self.over() => Event::WaitOver,
                         () = notifications => Event::Due,
                     }
@@ -69,7 +69,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         let request = CounterRequest::new(self.call.key.clone(), shared.next_grant(), CounterStep::Permits);
         tokio::select! {
             biased;
-            () = self.call.ending().cancelled() => Event::Closed,
+            () = self.call.ending().given() => Event::Closed,
             reply = counters.clone().count(request) => match reply {
                 Ok(CounterReply::Permits { free, held }) => Event::Counted { free, held },
                 Ok(_) => Event::Counted { free: None, held: 0 },

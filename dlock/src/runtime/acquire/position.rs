@@ -59,10 +59,9 @@ impl QueuePosition {
         if attempt.request.last_asked.is_none() {
             attempt.unfinished(false);
         }
-        let handle = attempt.handle.clone();
-        let step = handle.shared().call_acquire(&attempt.request);
+        let step = attempt.handle.shared().call_acquire(&attempt.request);
         let position = self;
-        handle.ask(step, FairRequest { position, attempt })
+        RunToCompletion::acquire(step, FairRequest { position, attempt })
     }
 
     /// Requests one fencing token for itself, and one for each waiter to which the lock may be handed off.
@@ -243,7 +242,7 @@ impl FairSlot {
     pub(super) fn ask(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
-            FairState::Idle(position) if !position.call.ending().is_cancelled() => {
+            FairState::Idle(position) if !position.call.ending().is_given() => {
                 *state = FairState::InFlight(position.ask());
             }
             other => *state = other,

@@ -260,7 +260,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 }
                 Next::Pause(pause) => tokio::select! {
                     biased;
-                    () = handle.shared().closing.cancelled() => Event::Closed,
+                    () = handle.shared().closing.given() => Event::Closed,
                     () = tokio::time::sleep(pause) => Event::Due,
                     () = self.over() => Event::WaitOver { remaining: None },
                 },
@@ -279,7 +279,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             biased;
             () = grant.called(*hold) => Event::Called,
             () = self.over() => Event::WaitOver { remaining: Some(grant.remaining()) },
-            () = self.call.handle.shared().closing.cancelled() => Event::Closed,
+            () = self.call.handle.shared().closing.given() => Event::Closed,
             () = clock::sleep_until(until.instant()) => Event::Due,
         }
     }
@@ -293,7 +293,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     ) -> Event {
         let call = self.call;
         let closing = &call.handle.shared().closing;
-        let Some(nested_read) = found.nested_read.take().filter(|_| !closing.is_cancelled()) else {
+        let Some(nested_read) = found.nested_read.take().filter(|_| !closing.is_given()) else {
             return Event::Closed;
         };
         let outcome = AcquireCall::ask(AcquireAttempt::new(call, 0, None).nested_in(nested_read));
@@ -304,7 +304,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 outcome = outcome => outcome,
                 () = self.over() => return Event::WaitOver { remaining: None },
                 () = sleep_until(patience_ends.map(Moment::instant)) => return Event::PatienceOver,
-                () = closing.cancelled() => return Event::Closed,
+                () = closing.given() => return Event::Closed,
             },
         };
         match outcome {

@@ -288,14 +288,17 @@ impl Held {
     }
 
     fn put(&mut self, key: &LockKey, entry: Entry) {
-        self.take(key);
-        self.ends.insert((entry.until, key.clone()));
-        self.entries.insert(key.clone(), entry);
+        let until = entry.until;
+        let before = self.entries.insert(key.clone(), entry);
+        if let Some(before) = before.filter(|before| before.until != until) {
+            self.ends.remove(&(before.until, key.clone()));
+        }
+        self.ends.insert((until, key.clone()));
     }
 
     fn take(&mut self, key: &LockKey) -> Option<Entry> {
-        let entry = self.entries.remove(key)?;
-        self.ends.remove(&(entry.until, key.clone()));
+        let (key, entry) = self.entries.remove_entry(key)?;
+        self.ends.remove(&(entry.until, key));
         Some(entry)
     }
 
@@ -491,7 +494,7 @@ impl Store for MemoryStore {
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let ReleaseRequest { kind, key, grant, .. } = &request;
-        let (left, told) = self.with(|held, now| {
+        let (left, tells, front) = self.with(|held, now| {
             let gave_up = match kind {
                 Kind::Fair => held.give_up(key, *grant),
                 _ => held.read_write.give_way(&request, now),
@@ -501,10 +504,12 @@ impl Store for MemoryStore {
                 Kind::Fair => held.front_topic(key, now),
                 _ => None,
             };
-            let told = front.unwrap_or_else(|| key.as_str().into());
-            (left, (gave_up || left == Left::Loudly).then_some(told))
+            (left, gave_up || left == Left::Loudly, front)
         });
-        let receivers = told.map_or(0, |topic| self.tell(&topic));
+        let receivers = match tells {
+            true => self.tell(front.as_deref().unwrap_or(key.as_str())),
+            false => 0,
+        };
         Box::pin(ready(Ok(match left {
             Left::NotHeld => ReleaseReply::NotHeld { repeated: false },
             Left::Quietly | Left::Loudly => ReleaseReply::Released {
