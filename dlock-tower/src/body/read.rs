@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -22,7 +23,12 @@ impl Buffered {
     where
         B: Body<Error: Into<BoxError>>,
     {
-        match timeout(time, Buffered::read(body, limit)).await {
+        let mut read = pin!(Buffered::read(body, limit));
+        // A body that is here needs no timer.
+        if let Poll::Ready(read) = futures_util::poll!(&mut read) {
+            return read;
+        }
+        match timeout(time, read).await {
             Ok(read) => read,
             Err(_) => Err(Rejection::body_timeout(time)),
         }

@@ -110,7 +110,7 @@ impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Prefix<E> {
         let found = found.try_map(|key| match key.as_str() {
             // A prefix would turn an empty key into a name.
             "" => Err(empty()),
-            name => Ok(format!("{}{name}", self.prefix).into()),
+            name => Ok([&*self.prefix, name].concat().into()),
         });
         Ok((request, found?))
     }

@@ -4,12 +4,21 @@ use std::sync::Arc;
 
 use dlock::LockClient;
 use http::Request;
+use smallvec::smallvec;
 
 use super::ahead::PrepareBody;
 use super::kept::{Hold, RequestLocks};
-use super::settings::Settings;
+use super::outcome::Outcome;
+use super::settings::{Keys, Settings};
 use crate::Rejection;
 use crate::key::{ExtractKey, Found};
+
+/// The locks of a layer.
+pub(super) struct Locks<K> {
+    pub(super) client: LockClient,
+    pub(super) key: Arc<K>,
+    pub(super) settings: Arc<Settings>,
+}
 
 /// A request that may run.
 pub(super) struct Admitted<B> {
@@ -20,28 +29,31 @@ pub(super) struct Admitted<B> {
 
 /// Acquires the locks of a request.
 pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
-    client: LockClient,
-    key: Arc<K>,
-    settings: Arc<Settings>,
+    locks: Arc<Locks<K>>,
     body: P,
     request: Request<B>,
 ) -> Result<Admitted<B>, Rejection> {
+    let Locks {
+        client,
+        key,
+        settings,
+    } = &*locks;
     let (request, found) = key.extract(request).await?;
-    let keys = match found {
-        Found::Key(key) => vec![key],
-        Found::Keys(keys) => keys,
+    let keys: Keys = match found {
+        Found::Key(key) => smallvec![key],
+        Found::Keys(keys) => keys.into(),
         Found::Missing(rejection) => {
-            counted("rejected");
+            settings.outcomes.count(Outcome::Rejected);
             return Err(rejection);
         }
         Found::PassThrough => {
-            counted("passed");
+            settings.outcomes.count(Outcome::Passed);
             return Ok(Admitted { request, hold: None });
         }
     };
     // Once the lock is held, nothing waits for the client any more.
     let mut request = body.prepare(request).await?;
-    let lock = settings.lock(&client, &request, keys);
+    let lock = settings.lock(client, &request, keys);
     let acquired = if settings.waits() {
         lock.acquire().await
     } else {
@@ -49,7 +61,7 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
     };
     match acquired {
         Ok(guard) => {
-            counted("ran");
+            settings.outcomes.count(Outcome::Ran);
             let extensions = request.extensions_mut();
             extensions.insert(guard.held());
             let hold = Hold::new(guard, settings.on_lost);
@@ -67,24 +79,16 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
                 && !matches!(error, dlock::Error::ClientClosed | dlock::Error::Draining) =>
         {
             tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
-            counted("unlocked");
+            settings.outcomes.count(Outcome::Unlocked);
             Ok(Admitted { request, hold: None })
         }
         Err(error) => {
-            counted(match &error {
-                error if error.is_busy() => "conflict",
-                error if error.is_unavailable() => "unavailable",
-                _ => "rejected",
+            settings.outcomes.count(match &error {
+                error if error.is_busy() => Outcome::Conflict,
+                error if error.is_unavailable() => Outcome::Unavailable,
+                _ => Outcome::Rejected,
             });
             Err(settings.refusal(error))
         }
     }
-}
-
-/// Counts a request by its outcome here.
-fn counted(outcome: &'static str) {
-    #[cfg(feature = "metrics")]
-    metrics::counter!("dlock_http_requests_total", "layer" => "lock", "outcome" => outcome).increment(1);
-    #[cfg(not(feature = "metrics"))]
-    let _ = outcome;
 }

@@ -15,7 +15,7 @@ use tower_service::Service;
 use super::admission::Admitted;
 use super::body::ResponseBody;
 use super::kept::{Hold, release_hold};
-use super::lost::{LockLost, OnLost};
+use super::lost::LockLost;
 use super::settings::Settings;
 use crate::asker::Asker;
 use crate::not_started::Entry;
@@ -80,9 +80,7 @@ pin_project! {
         /// The key is looked for and the lock waited for.
         Admitting {
             admission: Admission<B>,
-            inner: Option<S>,
-            answers: Answers,
-            entry: Option<Entry>,
+            after: Option<AfterAdmission<S>>,
         },
         /// The handler runs without a lock.
         Bare {
@@ -93,6 +91,7 @@ pin_project! {
         Locked {
             #[pin]
             call: InScope<Oneshot<S, Request<B>>>,
+            // Set once the handler waits, if that stops when the lock is lost.
             lost: Option<BoxFuture<'static, LockLost>>,
             hold: Option<Arc<Hold>>,
             answers: Answers,
@@ -106,6 +105,13 @@ pin_project! {
     }
 }
 
+/// What a request needs once its lock is held, or refused.
+struct AfterAdmission<S> {
+    inner: S,
+    answers: Answers,
+    entry: Option<Entry>,
+}
+
 /// How to answer without the handler.
 struct Answers {
     settings: Arc<Settings>,
@@ -113,7 +119,7 @@ struct Answers {
 }
 
 impl Answers {
-    fn respond<R>(&mut self, rejection: Rejection) -> Response<ResponseBody<R>> {
+    fn respond<R>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
         self.settings
             .respond(rejection, &self.asker)
             .map(ResponseBody::answer)
@@ -139,13 +145,14 @@ where
         settings: Arc<Settings>,
         asker: Asker,
     ) -> Self {
-        let answers = Answers { settings, asker };
         ResponseFuture {
             state: State::Admitting {
                 admission,
-                inner: Some(inner),
-                answers,
-                entry,
+                after: Some(AfterAdmission {
+                    inner,
+                    answers: Answers { settings, asker },
+                    entry,
+                }),
             },
         }
     }
@@ -162,31 +169,21 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProj::Admitting {
-                    admission,
-                    inner,
-                    answers,
-                    entry,
-                } => {
+                StateProj::Admitting { admission, after } => {
                     let admitted = ready!(admission.as_mut().poll(cx));
-                    match (admitted, inner.take()) {
-                        (Ok(Admitted { mut request, hold }), Some(inner)) => {
-                            if let Some(entry) = entry.take() {
+                    match (admitted, after.take()) {
+                        (Ok(Admitted { mut request, hold }), Some(after)) => {
+                            if let Some(entry) = after.entry {
                                 entry.admit(request.extensions_mut());
                             }
-                            let call = Oneshot::new(inner, request);
-                            let answers = Answers {
-                                settings: answers.settings.clone(),
-                                asker: answers.asker.clone(),
-                            };
-                            enter(call, hold, answers)
+                            enter(Oneshot::new(after.inner, request), hold, after.answers)
                         }
-                        (Err(rejection), _) => {
-                            let response = answers.respond(rejection);
+                        (Err(rejection), Some(after)) => {
+                            let response = after.answers.respond(rejection);
                             state.set(State::Done);
                             return Poll::Ready(Ok(response));
                         }
-                        (Ok(_), None) => State::Done,
+                        (_, None) => State::Done,
                     }
                 }
                 StateProj::Bare { call } => {
@@ -200,29 +197,29 @@ where
                     hold,
                     answers,
                 } => {
-                    if let Some(Poll::Ready(LockLost { key, loss })) =
-                        lost.as_mut().map(|lost| lost.as_mut().poll(cx))
-                    {
-                        let hold = hold.take();
-                        let response = answers.respond(Rejection::lost(&key, loss));
-                        // First the handler is dropped, then the lock.
-                        state.set(State::Done);
-                        drop(hold);
-                        return Poll::Ready(Ok(response));
-                    }
-                    let outcome = ready!(call.poll(cx));
+                    let outcome = match hold {
+                        Some(hold) => ready!(hold.poll_handler(lost, cx, |cx| call.poll(cx))),
+                        None => Ok(ready!(call.poll(cx))),
+                    };
                     match (outcome, hold.take()) {
-                        (Ok(response), Some(hold))
+                        (Err(LockLost { key, loss }), hold) => {
+                            let response = answers.respond(Rejection::lost(&key, loss));
+                            // First the handler is dropped, then the lock.
+                            state.set(State::Done);
+                            drop(hold);
+                            return Poll::Ready(Ok(response));
+                        }
+                        (Ok(Ok(response)), Some(hold))
                             if answers.settings.until_body && !response.body().is_end_stream() =>
                         {
-                            let lost = lost.take();
+                            let lost = lost.take().or_else(|| hold.lost());
                             state.set(State::Done);
                             let grpc = grpc::content_type(response.headers()).is_some();
                             return Poll::Ready(Ok(
                                 response.map(|body| ResponseBody::held(body, hold, lost, grpc))
                             ));
                         }
-                        (outcome, hold) => State::Releasing {
+                        (Ok(outcome), hold) => State::Releasing {
                             release: Box::pin(release_hold(hold)),
                             outcome: Some(outcome),
                         },
@@ -254,12 +251,10 @@ where
     match hold {
         None => State::Bare { call },
         Some(hold) => {
-            let guard = hold.guard();
-            let lost = (answers.settings.on_lost == OnLost::Stop)
-                .then(|| Box::pin(LockLost::of(guard.held())) as BoxFuture<'static, _>);
+            let call = hold.guard().scope(call);
             State::Locked {
-                call: guard.scope(call),
-                lost,
+                call,
+                lost: None,
                 hold: Some(hold),
                 answers,
             }

@@ -4,11 +4,13 @@ use std::fmt;
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 
 use dlock::scope::{self, InScope, Scope};
 use dlock::{Error, Held, LockKey, MultiGuard};
 use futures_util::FutureExt;
-use futures_util::future::select_all;
+use futures_util::future::{BoxFuture, select_all};
+use smallvec::SmallVec;
 
 use super::lost::{LockLost, OnLost};
 
@@ -29,6 +31,38 @@ impl Hold {
 
     fn stops_at_loss(&self) -> bool {
         self.on_lost == OnLost::Stop
+    }
+
+    /// Completes when the lock is lost; `None` if the handler runs on then.
+    pub(super) fn lost(&self) -> Option<BoxFuture<'static, LockLost>> {
+        let stops = self.stops_at_loss();
+        stops.then(|| Box::pin(LockLost::of(self.guard.held())) as BoxFuture<'static, _>)
+    }
+
+    /// Polls the handler, unless it stops because the lock was lost while it waited. `lost` is set when it waits for the first
+    /// time: a handler that does not wait costs nothing here.
+    pub(super) fn poll_handler<T>(
+        &self,
+        lost: &mut Option<BoxFuture<'static, LockLost>>,
+        cx: &mut Context<'_>,
+        handler: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<Result<T, LockLost>> {
+        let poll_lost = |lost: &mut Option<BoxFuture<'static, LockLost>>, cx: &mut Context<'_>| match lost {
+            Some(lost) => lost.poll_unpin(cx).map(Err),
+            None => Poll::Pending,
+        };
+        let has_waited = lost.is_some();
+        if let Poll::Ready(lost) = poll_lost(lost, cx) {
+            return Poll::Ready(lost);
+        }
+        if let Poll::Ready(output) = handler(cx) {
+            return Poll::Ready(Ok(output));
+        }
+        if has_waited {
+            return Poll::Pending;
+        }
+        *lost = self.lost();
+        poll_lost(lost, cx)
     }
 }
 
@@ -84,7 +118,7 @@ pub(crate) fn note_release(key: &LockKey, released: Result<(), Error>) {
 #[derive(Clone, Default)]
 pub struct RequestLocks {
     /// Outermost first.
-    holds: Vec<Weak<Hold>>,
+    holds: SmallVec<[Weak<Hold>; 1]>,
 }
 
 impl RequestLocks {

@@ -9,6 +9,7 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use tower_layer::Layer;
 
+use super::admission::Locks;
 use super::ahead::{ReadAhead, Streaming};
 use super::lost::OnLost;
 use super::service::LockService;
@@ -307,13 +308,12 @@ impl<S, K, P: Clone> Layer<S> for LockLayer<K, P> {
         if let Err(error) = self.check() {
             tracing::error!(%error, "a lock layer is set up wrongly, no request will pass it");
         }
-        LockService::new(
-            inner,
-            self.client.clone(),
-            self.key.clone(),
-            Arc::new(self.settings.clone()),
-            self.body.clone(),
-        )
+        let locks = Locks {
+            client: self.client.clone(),
+            key: self.key.clone(),
+            settings: Arc::new(self.settings.clone()),
+        };
+        LockService::new(inner, locks, self.body.clone())
     }
 }
 

@@ -12,6 +12,7 @@ mod future;
 pub(crate) mod kept;
 mod layer;
 mod lost;
+mod outcome;
 mod service;
 mod settings;
 

@@ -3,16 +3,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use dlock::LockClient;
 use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::admission::admit;
+use super::admission::{Locks, admit};
 use super::ahead::{PrepareBody, ReadAhead};
 use super::body::ResponseBody;
 use super::future::ResponseFuture;
-use super::settings::Settings;
 use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::key::ExtractKey;
@@ -46,19 +44,15 @@ use crate::not_started::Entry;
 /// ```
 pub struct LockService<S, K, P = ReadAhead> {
     inner: S,
-    client: LockClient,
-    key: Arc<K>,
-    settings: Arc<Settings>,
+    locks: Arc<Locks<K>>,
     body: P,
 }
 
 impl<S, K, P> LockService<S, K, P> {
-    pub(super) fn new(inner: S, client: LockClient, key: Arc<K>, settings: Arc<Settings>, body: P) -> Self {
+    pub(super) fn new(inner: S, locks: Locks<K>, body: P) -> Self {
         LockService {
             inner,
-            client,
-            key,
-            settings,
+            locks: Arc::new(locks),
             body,
         }
     }
@@ -98,20 +92,14 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // Never driven to readiness here, so the clone has no reservation to use up.
         let inner = self.inner.clone();
-        let settings = self.settings.clone();
+        let settings = &self.locks.settings;
         if settings.skips(request.method()) {
             return ResponseFuture::bare(inner, request);
         }
         let asker = Asker::of(&request);
         let entry = Entry::of(request.extensions());
-        let admission = admit(
-            self.client.clone(),
-            self.key.clone(),
-            settings.clone(),
-            self.body.clone(),
-            request,
-        );
-        ResponseFuture::locked(inner, Box::pin(admission), entry, settings, asker)
+        let admission = admit(self.locks.clone(), self.body.clone(), request);
+        ResponseFuture::locked(inner, Box::pin(admission), entry, settings.clone(), asker)
     }
 }
 
@@ -119,9 +107,7 @@ impl<S: Clone, K, P: Clone> Clone for LockService<S, K, P> {
     fn clone(&self) -> Self {
         LockService {
             inner: self.inner.clone(),
-            client: self.client.clone(),
-            key: self.key.clone(),
-            settings: self.settings.clone(),
+            locks: self.locks.clone(),
             body: self.body.clone(),
         }
     }
@@ -131,8 +117,8 @@ impl<S: fmt::Debug, K, P: fmt::Debug> fmt::Debug for LockService<S, K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockService")
             .field("inner", &self.inner)
-            .field("client", &self.client)
-            .field("settings", &self.settings)
+            .field("client", &self.locks.client)
+            .field("settings", &self.locks.settings)
             .field("body", &self.body)
             .finish_non_exhaustive()
     }

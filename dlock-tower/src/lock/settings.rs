@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use dlock::{Lease, LockClient, LockKey, LockKind, LockOptions, MultiLock};
 use http::{Extensions, Method, Request, Response, StatusCode};
+use smallvec::{SmallVec, smallvec};
 
 use super::lost::OnLost;
+use super::outcome::Outcomes;
 use crate::asker::{AnswerBody, Asker, Render};
 use crate::{Reason, Rejection};
 
@@ -44,6 +46,9 @@ impl fmt::Display for InvalidOptions {
 
 impl std::error::Error for InvalidOptions {}
 
+/// What a request locks, usually one lock.
+pub(super) type Keys = SmallVec<[LockKey; 1]>;
+
 /// The kinds of lock that requests acquire.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kinds {
@@ -66,6 +71,8 @@ pub(super) struct Settings {
     pub(super) fail_open: bool,
     pub(super) on_lost: OnLost,
     pub(super) until_body: bool,
+    /// What was counted so far.
+    pub(super) outcomes: Arc<Outcomes>,
 }
 
 impl Default for Settings {
@@ -81,6 +88,7 @@ impl Default for Settings {
             fail_open: false,
             on_lost: OnLost::Stop,
             until_body: false,
+            outcomes: Arc::default(),
         }
     }
 }
@@ -99,7 +107,7 @@ impl Settings {
     }
 
     /// The locks of a request.
-    pub(super) fn lock<B>(&self, client: &LockClient, request: &Request<B>, keys: Vec<LockKey>) -> MultiLock {
+    pub(super) fn lock<B>(&self, client: &LockClient, request: &Request<B>, keys: Keys) -> MultiLock {
         let method = request.method();
         let kind = match self.kinds {
             Kinds::All(kind) => kind,
@@ -116,7 +124,7 @@ impl Settings {
 
     /// See [`LockLayer::check`](crate::LockLayer::check).
     pub(super) fn check(&self, client: &LockClient) -> Result<(), InvalidOptions> {
-        let lock = self.lock(client, &Request::new(()), vec!["check".into()]);
+        let lock = self.lock(client, &Request::new(()), smallvec!["check".into()]);
         lock.check().map_err(|error| InvalidOptions(error.to_string()))?;
         let busy = self.busy;
         if !(busy.is_client_error() || busy.is_server_error()) {

@@ -16,6 +16,7 @@ use dlock_tower::key::{fixed, from_fn, header};
 use dlock_tower::{LockLayer, NotStarted, OnLost, Reason, Rejection};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -821,5 +822,33 @@ mod readiness {
         assert_eq!(polled.load(Ordering::Relaxed), 0);
         assert_eq!(service.call(request("8")).await.unwrap().status(), 200);
         assert!(polled.load(Ordering::Relaxed) > 0);
+    }
+}
+
+/// A program may install its recorder after the first request.
+#[tokio::test]
+async fn requests_are_counted_by_outcome_with_the_recorder_of_the_time() {
+    let service = LockLayer::new(LockClient::memory(), header("k")).layer(service_fn(ok));
+    let recorders = [(); 2].map(|()| PrometheusBuilder::new().build_recorder());
+    for (recorder, ran) in recorders.iter().zip([2, 1]) {
+        let installed = metrics::set_default_local_recorder(recorder);
+        for _ in 0..ran {
+            service.clone().oneshot(request("a")).await.unwrap();
+        }
+        service
+            .clone()
+            .oneshot(Request::new(Full::default()))
+            .await
+            .unwrap();
+        drop(installed);
+        let text = recorder.handle().render();
+        let counted: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("dlock_http_requests_total"))
+            .collect();
+        let of = |outcome, count| format!("{{layer=\"lock\",outcome=\"{outcome}\"}} {count}");
+        assert_eq!(counted.len(), 2, "{counted:?}");
+        assert!(counted.contains(&&*of("ran", ran)), "{counted:?}");
+        assert!(counted.contains(&&*of("rejected", 1)), "{counted:?}");
     }
 }
