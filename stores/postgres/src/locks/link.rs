@@ -13,7 +13,7 @@ use super::perform::Performing;
 use super::pins::Pins;
 use super::statements::Statements;
 use super::table::Table;
-use super::wave::{Room, Wave};
+use super::wave::{Room, Sort, Wave};
 use crate::connect::{Connector, Session};
 use crate::failure::Failure;
 
@@ -60,6 +60,7 @@ impl Connect<Step> for Setup {
         };
         link.is_ready();
         let mut was_shared = false;
+        let mut turn = None;
         loop {
             if was_shared {
                 // The callers that have just been answered may queue their next steps first.
@@ -68,8 +69,7 @@ impl Connect<Step> for Setup {
             if on.is_closed() {
                 return Some(CLOSED.to_owned());
             }
-            let mut room = Room::default();
-            let due = match self.queue.next(Instant::now(), |job| room.has(job)) {
+            let due = match self.next(&mut turn) {
                 Next::Send(jobs) => {
                     was_shared = jobs.len() > 1;
                     if let Err(error) = self.perform(&on, jobs.into()).await {
@@ -102,6 +102,19 @@ impl Connect<Step> for Setup {
 }
 
 impl Setup {
+    /// Takes the steps of a wave. After acquires the other steps have their turn, and the reverse: those are what the callers
+    /// queue that were answered together, and they stay together.
+    fn next(&self, turn: &mut Option<Sort>) -> Next<Step> {
+        let mut room = Room::of(turn.take());
+        let mut next = self.queue.next(Instant::now(), |job| room.has(job));
+        if matches!(next, Next::Wait(_)) && room.sort.is_some() {
+            room = Room::of(None);
+            next = self.queue.next(Instant::now(), |job| room.has(job));
+        }
+        *turn = room.sort.map(Sort::other);
+        next
+    }
+
     async fn perform(&self, on: &Statements, wave: Wave) -> Result<(), StoreError> {
         let performing = Performing {
             on,

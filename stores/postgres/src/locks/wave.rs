@@ -19,13 +19,37 @@ pub(crate) struct Wave {
     pub(crate) others: Vec<Job>,
 }
 
-/// Counts the operations that a wave already contains.
+/// What a wave consists of.
 ///
-/// A wave either acquires or does everything else. Each statement is a transaction, and costs more than a few locks in it: two
-/// kinds of statements in each wave would be twice as many, each for half as many locks.
+/// Each statement is a transaction, and costs more than a few locks in it: with acquires and releases in each wave there would
+/// be twice as many, each for half as many locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Acquires,
+    Others,
+}
+
+impl Sort {
+    fn of(step: &Step) -> Sort {
+        match step.acquires() {
+            true => Sort::Acquires,
+            false => Sort::Others,
+        }
+    }
+
+    pub(crate) fn other(self) -> Sort {
+        match self {
+            Sort::Acquires => Sort::Others,
+            Sort::Others => Sort::Acquires,
+        }
+    }
+}
+
+/// Counts the operations that a wave already contains.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    acquiring: Option<bool>,
+    /// That of the first operation, unless it is given.
+    pub(crate) sort: Option<Sort>,
     releases: Taken,
     renewals: Taken,
     acquires: Taken,
@@ -41,10 +65,17 @@ struct Taken {
 }
 
 impl Room {
+    pub(crate) fn of(sort: Option<Sort>) -> Room {
+        Room {
+            sort,
+            ..Room::default()
+        }
+    }
+
     /// Whether the operation fits into the wave; if so, counts it.
     pub(crate) fn has(&mut self, job: &Job) -> bool {
-        let acquires = job.step.acquires();
-        if *self.acquiring.get_or_insert(acquires) != acquires {
+        let sort = Sort::of(&job.step);
+        if *self.sort.get_or_insert(sort) != sort {
             return false;
         }
         let (taken, most) = match job.step.shared() {
@@ -113,7 +144,7 @@ mod tests {
     }
 
     fn taken(queue: &Queue) -> Vec<Job> {
-        let mut room = Room::default();
+        let mut room = Room::of(None);
         match queue.next(Instant::now(), |job| room.has(job)) {
             Next::Send(jobs) => jobs,
             other => panic!("{other:?}"),
@@ -159,6 +190,16 @@ mod tests {
         );
         assert_eq!(sizes(&Wave::from(taken(&queue))), [(Sql::Plain, 2)]);
         drop(asked);
+    }
+
+    #[test]
+    fn sort_that_is_given_goes_first() {
+        let queue = queue();
+        drop(queue.ask(renew("a")));
+        let mut room = Room::of(Some(Sort::Acquires));
+        let next = queue.next(Instant::now(), |job| room.has(job));
+        assert!(matches!(next, Next::Wait(_)), "{next:?}");
+        assert_eq!(sizes(&Wave::from(taken(&queue))), [(Sql::Renew, 1)]);
     }
 
     #[test]
