@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock::{Error, LockClient, LockKey};
 use dlock_tests::faults::{PATIENCE, SOON, in_rounds, ordinary, step, within};
-use dlock_tests::{Flavor, Proxy, Server, Store, eventually, settle};
+use dlock_tests::{Command, Flavor, Proxy, Server, Store, eventually, settle};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use redis::Value;
@@ -39,6 +39,14 @@ async fn queue(server: &Server) -> Vec<String> {
     server.query(&["LRANGE", QUEUE, "0", "-1"]).await
 }
 
+/// A step of this waiter, as the script takes it.
+fn step_of(step: &str, number: u32, rest: &[&str]) -> Vec<String> {
+    let grant = format!("00000000-0000-8000-8000-000000000000:{number}");
+    let words = [step.to_owned(), (1 + rest.len()).to_string(), grant];
+    let rest = rest.iter().map(|word| (*word).to_owned());
+    words.into_iter().chain(rest).collect()
+}
+
 /// Steps of a fair lock, as the script takes them: waiters come, ask again, hold it for a while yet or release it, and
 /// give up.
 fn random_steps() -> Vec<Vec<String>> {
@@ -62,12 +70,7 @@ fn random_steps() -> Vec<Vec<String>> {
             _ => fastrand::u32(1..=waiters),
         };
         waiters = waiters.max(number + 1);
-        let grant = format!("00000000-0000-8000-8000-000000000000:{number}");
-        let words = [step.to_owned(), (1 + rest.len()).to_string(), grant];
-        words
-            .into_iter()
-            .chain(rest.iter().map(|word| (*word).to_owned()))
-            .collect()
+        step_of(step, number, rest)
     };
     (0..fastrand::usize(2..40)).map(&mut step).collect()
 }
@@ -80,7 +83,11 @@ async fn in_one_call(server: &Server, script: &str, key: &str, steps: &[Vec<Stri
     call.extend(steps.iter().map(|_| key));
     call.extend(["9000000000000000", &acquires, &acquires, "0"]);
     call.extend(steps.iter().flatten().map(String::as_str));
-    let replies: Vec<Value> = server.query(&call).await;
+    told(&server.query::<Vec<Value>>(&call).await)
+}
+
+/// What a call was answered, without times and tokens.
+fn told(replies: &[Value]) -> Vec<String> {
     let told = |reply: &Value| match reply {
         Value::Array(words) => {
             // What names are behind it in the queue.
@@ -91,6 +98,43 @@ async fn in_one_call(server: &Server, script: &str, key: &str, steps: &[Vec<Stri
         other => format!("{other:?}"),
     };
     replies[1..].iter().map(told).collect()
+}
+
+/// The same in one short call, which such steps may share: waiters that join and releases; or one acquire alone.
+async fn in_a_short_call(server: &Server, script: &str, key: &str, steps: &[Vec<String>]) -> Vec<String> {
+    let terms = match steps.iter().find(|step| step[0] == "fair") {
+        Some(acquire) => acquire[3..].iter().map(String::as_str).collect(),
+        None => vec!["0", "1", "1", "-1"],
+    };
+    let [queue, times] = queue_of(key);
+    let channel = format!("redisson_lock__channel:{{{key}}}");
+    let mut call = vec!["EVAL", script, "4", "dlock:fence", key, &queue, &times];
+    call.extend([
+        "queue",
+        "9000000000000000",
+        "00000000-0000-8000-8000-000000000000:",
+    ]);
+    call.extend(terms);
+    call.push(&channel);
+    for step in steps {
+        let (_, number) = step[2].rsplit_once(':').unwrap();
+        call.extend([step[0].as_str(), number]);
+    }
+    told(&server.query::<Vec<Value>>(&call).await)
+}
+
+/// The steps as they may share short calls.
+fn for_short_calls(steps: &[Vec<String>]) -> impl Iterator<Item = &[Vec<String>]> {
+    let shares = |step: &Vec<String>| match &*step[0] {
+        "fair" => step[5..] == ["1", "-1"],
+        _ => true,
+    };
+    steps.chunk_by(move |step, next| shares(step) && shares(next))
+}
+
+/// The queue of a lock, and the times of its waiters.
+fn queue_of(key: &str) -> [String; 2] {
+    ["queue", "timeout"].map(|what| format!("redisson_lock_{what}:{{{key}}}"))
 }
 
 /// Until when a waiter keeps its position, in ms from now; `None` without a position.
@@ -166,7 +210,6 @@ async fn setting() -> (Store, LockClient, LockClient) {
 async fn steps_in_one_call_do_what_they_do_one_by_one() {
     let (script, store) = (script(), Store::server().await);
     let server = store.as_server();
-    let queue_of = |key: &str| ["queue", "timeout"].map(|what| format!("redisson_lock_{what}:{{{key}}}"));
     let data = async |key: &str| {
         let [queue, times] = queue_of(key);
         let waiting: Vec<String> = server.query(&["LRANGE", &queue, "0", "-1"]).await;
@@ -206,6 +249,157 @@ async fn steps_in_one_call_do_what_they_do_one_by_one() {
         assert_eq!(together, apart, "{steps:?}");
         assert_eq!(data("a").await, data("b").await, "{steps:?}");
     }
+}
+
+/// What is there before the steps on a fair lock: nothing much, or something rare.
+fn random_scene(now: i64) -> Vec<Vec<String>> {
+    let ours = |number| format!("00000000-0000-8000-8000-000000000000:{number}");
+    let other = "00000000-0000-8000-8000-000000000001:1".to_owned();
+    let waits = |id: String, until: String| {
+        [
+            format!("RPUSH {QUEUE} {id}"),
+            format!("ZADD {TIMES} {until} {id}"),
+        ]
+    };
+    let waits_for = |id: String, ms: i64| waits(id, (now + ms).to_string());
+    let locks = [
+        format!("HSET k {} 1", ours(1)),
+        format!("HSET k {} 1", ours(1)),
+        format!("HSET k {} 0", ours(1)),
+        format!("HSET k {} 0", ours(99)),
+        format!("HSET k {} 1", java(2)),
+        format!("HSET k {} 2", java(2)),
+        format!("HSET k {} 1 mode read", java(2)),
+        "HSET k nobody 1".to_owned(),
+        "SET k text".to_owned(),
+    ];
+    let fences = [
+        "SET dlock:fence 8000000000000000",
+        "HSET dlock:fence no number",
+        "DEL k",
+    ];
+    let queues = [
+        vec![],
+        vec![],
+        waits_for(other.clone(), 4900).to_vec(),
+        waits_for(other.clone(), -1000).to_vec(),
+        waits_for(java(1), PATIENT).to_vec(),
+        waits_for(java(1), -1000).to_vec(),
+        [waits_for(ours(1), 4900), waits_for(other.clone(), 4900)].concat(),
+        waits(other, format!("{}.5", now + 4900)).to_vec(),
+        [
+            waits_for(ours(1), 4900),
+            waits(ours(2), format!("{}.5", now + 4900)),
+        ]
+        .concat(),
+        [
+            waits_for(ours(1), 4900),
+            waits_for(java(1), PATIENT),
+            [QUEUE, TIMES].map(|key| format!("PEXPIRE {key} 3600000")),
+        ]
+        .concat(),
+        vec![format!("SET {QUEUE} text")],
+        vec![format!("SET {TIMES} text")],
+    ];
+    let rare = fastrand::choice(fences).filter(|_| fastrand::u8(..8) == 0);
+    let mut scene = vec![rare.unwrap_or("SET dlock:fence 1").to_owned()];
+    scene.extend(fastrand::choice(queues).unwrap());
+    scene.extend(fastrand::choice(locks).filter(|_| fastrand::bool()));
+    let words = |command: String| command.split(' ').map(str::to_owned).collect();
+    scene.into_iter().map(words).collect()
+}
+
+/// Steps on one fair lock have a call of their own form, which says and does what the long one does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_calls_do_what_long_ones_do() {
+    let (script, store) = (script(), Store::server().await);
+    let server = store.as_server();
+    let mut messages = server.client().unwrap().get_async_pubsub().await.unwrap();
+    messages.psubscribe("*").await.unwrap();
+    let mut messages = messages.into_on_message();
+    let data = async |key: &str| {
+        let kind: String = server.query(&["TYPE", key]).await;
+        let mut fields: Vec<String> = match &*kind {
+            "list" => server.query(&["LRANGE", key, "0", "-1"]).await,
+            "hash" => server.query(&["HGETALL", key]).await,
+            _ => Vec::new(),
+        };
+        // In minutes, and none is near the end of one: a busy machine takes seconds for the steps.
+        let minutes = |left: i64| (left + 20_000) / 60_000;
+        if kind == "zset" {
+            let waiters: Vec<(String, f64)> = server.query(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).await;
+            let now = now(server).await;
+            let left = |(id, until): (String, f64)| format!("{id} {}", minutes(until as i64 - now));
+            fields.extend(waiters.into_iter().map(left));
+            fields.sort_unstable();
+        }
+        let left: i64 = server.query(&["PTTL", key]).await;
+        (kind, fields, minutes(left))
+    };
+    for _ in 0..300 {
+        let scene = random_scene(now(server).await);
+        // Perhaps the first waiter asks again, or gives up.
+        let first = [
+            step_of("fair", 1, &["30000", "3", "1", "1000"]),
+            step_of("release_fair", 1, &["0"]),
+        ];
+        let first = fastrand::choice(first).filter(|_| fastrand::bool());
+        let mut steps: Vec<_> = first.into_iter().chain(random_steps()).collect();
+        steps.truncate(fastrand::usize(1..=steps.len()));
+        let mut outcomes = Vec::new();
+        for is_short in [true, false] {
+            server.flush().await;
+            for command in &scene {
+                server
+                    .command(&command.iter().map(String::as_str).collect::<Vec<_>>())
+                    .await;
+            }
+            let mut replies = Vec::new();
+            for run in for_short_calls(&steps) {
+                let keeps = run.iter().any(|step| step[0] == "release_fair" && step[3] != "0");
+                replies.extend(match is_short && !keeps {
+                    true => in_a_short_call(server, &script, "k", run).await,
+                    false => in_one_call(server, &script, "k", run).await,
+                });
+            }
+            let mut channels = Vec::new();
+            server.command(&["PUBLISH", "end", "0"]).await;
+            loop {
+                match messages.next().await.unwrap().get_channel_name() {
+                    "end" => break,
+                    channel => channels.push(channel.to_owned()),
+                }
+            }
+            let there = [data("k").await, data(QUEUE).await, data(TIMES).await];
+            outcomes.push((replies, channels, there));
+        }
+        assert_eq!(outcomes[0], outcomes[1], "{scene:?} {steps:?}");
+    }
+}
+
+/// A client sends short calls: for an acquire, for a waiter that joins, and for a release, unless the next waiter's request is
+/// right behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_sends_short_calls_for_a_fair_lock() {
+    let (store, client, _) = setting().await;
+    let server = store.as_server();
+    let monitor = server.monitor().await;
+    let guard = client.fair_lock("k").acquire().await.unwrap();
+    let (_, waiter) = waits(server, &client, 1, &Order::default()).await;
+    guard.release().await.unwrap();
+    waiter.await.unwrap();
+    let calls = monitor.commands().await;
+    let has = |call: &Command, name: &str| call.args().iter().any(|arg| arg == name);
+    let [mut acquires, mut releases] = [0; 2];
+    for call in calls.iter().filter(|call| call.is_script()) {
+        match (has(call, "fair"), has(call, "release_fair")) {
+            (true, false) => acquires += 1,
+            (false, true) => releases += 1,
+            _ => continue,
+        }
+        assert_eq!(call.arg(7), "queue", "{call}");
+    }
+    assert!(acquires >= 2 && releases >= 1, "{calls:?}");
 }
 
 /// Those that are served by handoffs leave the queue and come again, many of them in one call.

@@ -126,6 +126,8 @@ fn name_of(command: &Command) -> Option<String> {
     Some(match &*command.arg(at) {
         "vote" => format!("vote {}", command.arg(at + 4)),
         "count" => format!("count {}", command.arg(at + 2)),
+        // Its steps follow what they share.
+        "queue" => command.arg(at + 8).into_owned(),
         name => name.to_owned(),
     })
 }

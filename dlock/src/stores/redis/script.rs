@@ -2,6 +2,7 @@
 
 mod answer;
 mod call;
+mod queue;
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -22,6 +23,8 @@ use crate::store::GrantId;
 /// alone in another one inside it.
 const TEXT: &str = concat!(
     include_str!("lua/always.lua"),
+    include_str!("lua/alone.lua"),
+    include_str!("lua/queue.lua"),
     include_str!("lua/run.lua"),
     "local function rare()\n",
     include_str!("lua/common.lua"),
@@ -153,6 +156,9 @@ pub(super) fn call<'a>(
     if let (Some((step, refuse_after)), None) = (all.next(), all.next())
         && step.write_alone(refuse_after, fences, &mut cmd)
     {
+        return cmd.finish();
+    }
+    if queue::write(steps.clone().map(|(step, _)| step), late, fences, &mut cmd) {
         return cmd.finish();
     }
     cmd.arg(1 + count).arg(&*fence);

@@ -1,6 +1,7 @@
 -- Steps on locks and on records, several in one call. Each step is atomic by itself and harms no other:
 -- whatever goes wrong with it is its own answer. All files are one script:
---   always.lua   what every call needs
+--   always.lua   what every call needs, and the short call of a release
+--   alone.lua, queue.lua  the other short calls
 --   common.lua   what steps are made of, but for those in run.lua
 --   steps.lua    the rarer steps on locks; those on records are in records.lua, those of each further kind of lock in a
 --                file of that name, those on several locks at once in several.lua
@@ -23,12 +24,15 @@
 --                renew LEASE-ms COUNT GRANT... (it has as many keys as grants) | all, see several.lua
 --                any other: the number of its arguments, its arguments
 --
--- Two common calls of a single step are shorter, with these ARGV:
+-- Common calls are shorter, with these ARGV:
 --   acquire, ARGV[1] as above, GRANT, LEASE-ms, TOKENS, in a Cluster also 1
 --            KEYS: the fence, the lock. Reply: the last token alone, which is the server time, if it has all of them
 --   release, GRANT, CHANNEL (not in a Cluster)
 --            KEYS: the lock. Reply: the answer alone, if it was released
--- Whatever else becomes of them is the reply to the same step in the long form.
+--   queue, ARGV[1] as above, CLIENT, LEASE-ms, TOKENS, WAITS, LAST-ms, CHANNEL, for each step its name and NUMBER (not in a
+--            Cluster): `fair` and `release_fair` on one lock, see fair.lua. A grant is CLIENT and NUMBER
+--            KEYS: the fence, the lock, its queue, the times of the queue. Reply: as that of the long form
+-- Whatever else becomes of them is the reply to the same steps in the long form.
 --
 -- Reply: { server time in µs, answer of step 1, answer of step 2, ... }; the time is 0 where only locks were released
 -- or renewed, all of which were held.
@@ -52,7 +56,7 @@
 
 local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
 
--- The two short calls are written out: with functions that run.lua and steps.lua share, the script takes an eighth longer
+-- The short calls are written out: with functions that run.lua and steps.lua share, the script takes an eighth longer
 -- for them (docs/performance.md).
 
 -- As in run.lua: the release of a plain lock, without a min hold, where there are no slots.
@@ -78,40 +82,3 @@ local function look_at_the_clock()
   now = seconds * 1000000 + micros
   now_text = seconds .. string.sub('000000', #micros + 1) .. micros
 end
-
--- As in run.lua: the acquire of a plain lock that is free, where the clock is ahead of the last token.
-if ARGV[1] == 'acquire' then
-  look_at_the_clock()
-  local late, grant, lease, tokens = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-  if now <= late + 0 and ask('PTTL', KEYS[2]) == -2 then
-    local before = ask('SET', fence, now_text, 'GET')
-    local known = tonumber(before or nil)
-    if known and known > 0 and known < now and known % 1 == 0 then
-      local key, wanted = KEYS[2], tokens + 0
-      local count = wanted
-      if count > REACH then count = REACH end
-      if count > now - known then count = now - known end
-      if ask('HSET', key, grant, '1') == 1 then
-        local set = ask('PEXPIRE', key, lease)
-        if set == 1 then return count == wanted and now or { now, now - count + 1, count } end
-        -- As undo in steps.lua.
-        if type(ask('HDEL', key, grant)) == 'table' and type(ask('DEL', key)) == 'table' then
-          ask('SET', key, '', 'PX', 1)
-        end
-        return { now, { 'failed', tostring(set.err) } }
-      end
-    elseif type(before) == 'string' then
-      ask('SET', fence, before)
-    end
-  end
-  ARGV = { late, '1', tokens, ARGV[6] or '0', 'acquire', grant, lease, tokens }
-end
-
-local in_cluster = ARGV[4] == '1'
--- Acquires from the present one on, the present one not counted any more.
-local acquires = tonumber(ARGV[2])
-if acquires > 0 and not now then look_at_the_clock() end
--- The next fencing token, and the last of those that were reserved for the acquires of this call.
-local token, last
--- Whether this server, as a member of a quorum, has no say in the acquire that comes next.
-local abstains = false

@@ -1,5 +1,14 @@
 -- Takes the steps in their order, see always.lua. Its loop ends in rest.lua.
 
+local in_cluster = ARGV[4] == '1'
+-- Acquires from the present one on, the present one not counted any more.
+local acquires = tonumber(ARGV[2])
+if acquires > 0 and not now then look_at_the_clock() end
+-- The next fencing token, and the last of those that were reserved for the acquires of this call.
+local token, last
+-- Whether this server, as a member of a quorum, has no say in the acquire that comes next.
+local abstains = false
+
 local late = now and now > tonumber(ARGV[1])
 local replies = { 0 }
 
