@@ -516,6 +516,28 @@ async fn release_that_another_transaction_delays_delays_no_other() {
     assert_eq!(setting.held().await, 0);
 }
 
+/// A statement for each lock would delay renewals on the same connection.
+#[tokio::test]
+async fn transactions_that_hold_many_locks_are_looked_up_by_few_statements() {
+    let setting = setting().await;
+    let here = setting.server.config_at(setting.proxy.addr());
+    let store = connected(here, &setting.table, PATIENCE).await;
+    setting
+        .sql("INSERT INTO {t} (key) SELECT 'k' || n FROM generate_series(1, 100) n")
+        .await;
+    let mut db = setting.server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let lock = format!("SELECT \"{t}_lock_in\"(key) FROM \"{t}\"", t = setting.table);
+    tx.batch_execute(&lock).await.unwrap();
+    let acquires = (1..=100).map(|n| store.clone().acquire(ask(&format!("k{n}"), n, LEASE)));
+    for reply in join_all(acquires).await {
+        assert!(matches!(reply, Ok(AcquireReply::Busy(_))), "{reply:?}");
+    }
+    let sent = (setting.proxy).count(|request| request.runs("-- The server processes with"));
+    assert!((1..50).contains(&sent), "{sent} statements");
+    tx.rollback().await.unwrap();
+}
+
 #[tokio::test]
 async fn releases_of_many_locks_wake_the_waiter_for_one() {
     let setting = setting_on(Arc::new(Postgres::start().await)).await;

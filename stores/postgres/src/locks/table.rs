@@ -152,13 +152,13 @@ impl Sql {
                     bools,
                 ]
             }
-            Sql::Insert => vec![texts],
+            Sql::Insert | Sql::Pins => vec![texts],
             Sql::Release | Sql::LoneRelease | Sql::FairRelease | Sql::PermitRelease | Sql::Leave => {
                 vec![texts.clone(), texts, longs, ints, Type::BOOL]
             }
             Sql::Renew | Sql::Extend | Sql::PermitRenew => vec![texts.clone(), texts, longs],
             Sql::Inspect => vec![Type::TEXT, Type::TEXT],
-            Sql::Force | Sql::Pins | Sql::Tell => vec![Type::TEXT],
+            Sql::Force | Sql::Tell => vec![Type::TEXT],
             Sql::Sweep => vec![Type::INT8],
             Sql::Permit => {
                 let first = [texts.clone(), texts.clone(), Type::BOOL_ARRAY, longs.clone()];

@@ -1,5 +1,6 @@
 //! Acquires.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,12 +22,7 @@ impl Performing<'_> {
         if missing.is_empty() {
             return Ok(());
         }
-        let keys: Vec<&str> = missing
-            .iter()
-            .flat_map(|job| job.step.keys())
-            .map(|key| &**key)
-            .collect();
-        if let Err(failure) = self.ask(Sql::Insert, &[&keys]).await {
+        if let Err(failure) = self.ask(Sql::Insert, &[&keys_of(&missing)]).await {
             return self.failed_before(missing, failure);
         }
         for job in self.acquire_rows(sql, missing).await? {
@@ -60,7 +56,7 @@ impl Performing<'_> {
             .flat_map(|job| job.step.grants().iter().map(|ask| (ask, job.deadline)))
             .collect();
         let Sent { looks, refuse_after } = self.send(sql, &asks, false).await;
-        let (mut missing, mut locked, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut missing, mut pinned, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
         let looks = match looks {
             Ok(looks) => looks,
             Err(failure) => return self.failed(jobs, failure, refuse_after).map(|()| missing),
@@ -77,7 +73,8 @@ impl Performing<'_> {
                     busy.again = (job.step.shared() == Some(Sql::Fair)).then_some(AGAIN);
                     self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
                 }
-                Look::Short(short) => self.short(job, short).await,
+                Look::Short(short) if short.is_pinned() => pinned.push((job, short.busy())),
+                Look::Short(short) => self.short(job, &short),
                 Look::Other(held) => {
                     self.not_pinned(&job);
                     self.fail(job, &taken(held));
@@ -91,27 +88,18 @@ impl Performing<'_> {
                 }
                 Look::Open | Look::Locked if job.looks == LOOKS && self.looks_again(&job) => unsure.push(job),
                 Look::Open | Look::Locked if self.looks_again(&job) => self.look_again(job),
-                Look::Open | Look::Locked => locked.push(job),
+                Look::Open | Look::Locked => pinned.push((job, Busy::new(None))),
             }
         }
+        let held = self.pids(&keys_of(&unsure)).await;
         for job in unsure {
-            let is_held = match job.step.keys().next() {
-                Some(key) => self.pids(key).await.is_some(),
-                None => false,
-            };
+            let is_held = job.step.keys().any(|key| held.contains_key(&**key));
             match is_held {
-                true => locked.push(job),
+                true => pinned.push((job, Busy::new(None))),
                 false => self.look_again(job),
             }
         }
-        for job in locked {
-            let again = match job.step.keys().next() {
-                Some(key) => self.pinned(key).await,
-                None => Duration::ZERO,
-            };
-            let busy = Busy::new(None).again(again);
-            self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
-        }
+        self.answer_pinned(pinned).await;
         Ok(missing)
     }
 
@@ -121,21 +109,45 @@ impl Performing<'_> {
         job.looks < most_looks(&job.step) && !job.step.keys().any(|key| self.pins.is_known(key, now))
     }
 
-    /// Records that an open transaction has locked the row, and finds out which one. Returns when a waiter must try
+    /// Answers acquires of locks that open transactions hold.
+    async fn answer_pinned(&self, jobs: Vec<(Job, Busy)>) {
+        let keys: Vec<&Arc<str>> = jobs.iter().flat_map(|(job, _)| job.step.keys()).collect();
+        let again = self.pinned(&keys).await;
+        for ((job, mut busy), again) in jobs.into_iter().zip(again) {
+            busy.again = Some(busy.again.map_or(again, |other| other.min(again)));
+            self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
+        }
+    }
+
+    /// Records that open transactions hold these locks, and finds out which ones. Returns when their waiters must try
     /// again.
-    pub(super) async fn pinned(&self, key: &Arc<str>) -> Duration {
-        let (again, ask) = self.pins.found(key, Instant::now());
-        if ask {
-            let by = holder(self.pids(key).await.as_deref());
+    async fn pinned(&self, keys: &[&Arc<str>]) -> Vec<Duration> {
+        let now = Instant::now();
+        let mut unnamed: Vec<&str> = Vec::new();
+        let again = keys.iter().map(|key| {
+            let (again, ask) = self.pins.found(key, now);
+            if ask {
+                unnamed.push(key);
+            }
+            again
+        });
+        let again = again.collect();
+        let pids = self.pids(&unnamed).await;
+        for key in unnamed {
+            let by = holder(pids.get(key).map(String::as_str));
             self.pins.named(key, format!("{by} it"));
         }
         again
     }
 
-    /// Returns the server processes whose transactions hold the lock.
-    pub(super) async fn pids(&self, key: &Arc<str>) -> Option<String> {
-        let rows = self.ask(Sql::Pins, &[&&**key]).await.ok()?;
-        column::<Option<String>>(one(&rows).ok()?, "pids").ok()?
+    /// Returns the server processes whose transactions hold the locks, by key, as far as they are known.
+    pub(super) async fn pids(&self, keys: &[&str]) -> HashMap<String, String> {
+        if keys.is_empty() {
+            return HashMap::new();
+        }
+        let rows = self.ask(Sql::Pins, &[&keys]).await.unwrap_or_default();
+        let found = |row| Some((column(row, "key").ok()?, column(row, "pids").ok()?));
+        rows.iter().filter_map(found).collect()
     }
 
     fn not_pinned(&self, job: &Job) {
@@ -234,7 +246,7 @@ impl Performing<'_> {
             };
             let missing = looks.iter().any(|look| matches!(look, Look::Missing));
             if missing && round == 0 {
-                let keys: Vec<&str> = job.step.keys().map(|key| &**key).collect();
+                let keys = keys_of(std::slice::from_ref(&job));
                 if let Err(failure) = self.ask(Sql::Insert, &[&keys]).await {
                     return self.failed_before(vec![job], failure);
                 }
@@ -278,13 +290,18 @@ impl Performing<'_> {
         let (Some(at), false) = (locked, self.looks_again(&job)) else {
             return self.look_again(job);
         };
-        let again = self.pinned(&job.step.grants()[at].key).await;
+        let again = self.pinned(&[&job.step.grants()[at].key]).await;
         let busy = AcquireAllReply::Busy {
             at,
-            remaining: Some(again),
+            remaining: again.first().copied(),
         };
         self.answer(job, Answer::AcquiredAll(busy));
     }
+}
+
+fn keys_of(jobs: &[Job]) -> Vec<&str> {
+    let keys = jobs.iter().flat_map(|job| job.step.keys());
+    keys.map(|key| &**key).collect()
 }
 
 /// Acquires that were sent.

@@ -25,6 +25,18 @@ pub(super) struct Short {
     again: Option<Duration>,
 }
 
+impl Short {
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned && !self.few
+    }
+
+    pub(super) fn busy(&self) -> Busy {
+        let mut busy = Busy::new(self.remaining);
+        busy.again = self.again;
+        busy
+    }
+}
+
 /// Interprets the reply to an acquire of permits.
 pub(super) fn look(row: &Row, ask: &Ask) -> Result<Look, Failure> {
     if let Some(fence) = column::<Option<i64>>(row, "fence")? {
@@ -90,17 +102,12 @@ impl Performing<'_> {
     }
 
     /// Answers an acquire that found too few permits.
-    pub(super) async fn short(&self, job: Job, short: Short) {
-        if short.few {
-            return self.answer(job, Answer::Acquired(AcquireReply::TooFewPermits));
-        }
-        let mut busy = Busy::new(short.remaining);
-        busy.again = short.again;
-        if let (true, Step::Acquire(ask)) = (short.pinned, &job.step) {
-            let again = self.pinned(&ask.key).await;
-            busy.again = Some(busy.again.map_or(again, |other| other.min(again)));
-        }
-        self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
+    pub(super) fn short(&self, job: Job, short: &Short) {
+        let reply = match short.few {
+            true => AcquireReply::TooFewPermits,
+            false => AcquireReply::Busy(short.busy()),
+        };
+        self.answer(job, Answer::Acquired(reply));
     }
 
     pub(super) async fn renew_permits(&self, jobs: Vec<Job>) -> Broken {
@@ -190,7 +197,7 @@ impl Performing<'_> {
             Ok(Counted::Locked) if self.may_look_again(&job) => self.look_again(job),
             Ok(Counted::Locked) => {
                 let key = counting.key.clone();
-                let error = pinned(&key, self.pids(&key).await.as_deref());
+                let error = pinned(&key, self.pids(&[&key]).await.get(&*key).map(String::as_str));
                 self.fail(job, &error);
             }
             Err(failure) => return self.failed(vec![job], failure, Some(refuse_after)),

@@ -1,4 +1,4 @@
--- The server processes with a transaction that holds a lock.
---   $1 key
--- Always returns one row, with NULL if none is known.
-SELECT string_agg(DISTINCT p.pid::text, ', ') AS pids FROM {pins} p WHERE p.key = $1::text
+-- The server processes with transactions that hold locks.
+--   $1 keys
+-- Returns one row for each key that a known process holds.
+SELECT p.key, string_agg(DISTINCT p.pid::text, ', ') AS pids FROM {pins} p WHERE p.key = ANY ($1::text[]) GROUP BY p.key
