@@ -39,30 +39,38 @@ impl Hold {
         stops.then(|| Box::pin(LockLost::of(self.guard.held())) as BoxFuture<'static, _>)
     }
 
-    /// Polls the handler, unless it stops because the lock was lost while it waited. `lost` is set when it waits for the first
-    /// time: a handler that does not wait costs nothing here.
+    /// Polls the handler, unless it stops because the lock was lost, before it began or while it waited. `lost` is set when it
+    /// waits for the first time: a handler that does not wait costs nothing but a check.
     pub(super) fn poll_handler<T>(
         &self,
         lost: &mut Option<BoxFuture<'static, LockLost>>,
         cx: &mut Context<'_>,
         handler: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<Result<T, LockLost>> {
-        let poll_lost = |lost: &mut Option<BoxFuture<'static, LockLost>>, cx: &mut Context<'_>| match lost {
-            Some(lost) => lost.poll_unpin(cx).map(Err),
-            None => Poll::Pending,
-        };
-        let has_waited = lost.is_some();
-        if let Poll::Ready(lost) = poll_lost(lost, cx) {
-            return Poll::Ready(lost);
+        match lost {
+            Some(waiting) => {
+                if let Poll::Ready(lost) = waiting.poll_unpin(cx) {
+                    return Poll::Ready(Err(lost));
+                }
+            }
+            None if self.stops_at_loss() => {
+                if let Some(lost) = LockLost::found(self.guard.check()) {
+                    return Poll::Ready(Err(lost));
+                }
+            }
+            None => {}
         }
         if let Poll::Ready(output) = handler(cx) {
             return Poll::Ready(Ok(output));
         }
-        if has_waited {
+        if lost.is_some() {
             return Poll::Pending;
         }
         *lost = self.lost();
-        poll_lost(lost, cx)
+        match lost {
+            Some(waiting) => waiting.poll_unpin(cx).map(Err),
+            None => Poll::Pending,
+        }
     }
 }
 
@@ -291,4 +299,33 @@ impl fmt::Debug for Hold {
 struct Running<F> {
     work: Pin<Box<InScope<F>>>,
     kept: KeptLocks,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dlock::LockClient;
+    use futures_util::task::noop_waker_ref;
+
+    use super::*;
+
+    /// As of a process that stood still between the acquire and the first poll of the handler.
+    #[tokio::test]
+    async fn handler_does_not_begin_after_the_end_of_the_lease() {
+        const LEASE: Duration = Duration::from_millis(50);
+        for on_lost in [OnLost::Stop, OnLost::RunOn] {
+            let lock = LockClient::memory().multi(["k"]).lease(LEASE);
+            let hold = Hold::new(lock.acquire().await.unwrap(), on_lost);
+            std::thread::sleep(2 * LEASE);
+            let (mut lost, mut begun) = (None, false);
+            let polled = hold.poll_handler(&mut lost, &mut Context::from_waker(noop_waker_ref()), |_| {
+                begun = true;
+                Poll::Ready(())
+            });
+            let stops = on_lost == OnLost::Stop;
+            assert_eq!(begun, !stops);
+            assert!(matches!(polled, Poll::Ready(outcome) if outcome.is_err() == stops));
+        }
+    }
 }

@@ -57,12 +57,17 @@ impl LockLost {
     /// Waits until one of these is lost; returns which, and why.
     pub(crate) async fn of(held: Held) -> LockLost {
         let loss = held.lost().await;
-        match held.check() {
-            Err(Error::Lost { key, loss, .. }) => LockLost { key, loss },
-            _ => LockLost {
-                key: held.key().clone(),
-                loss,
-            },
+        LockLost::found(held.check()).unwrap_or_else(|| LockLost {
+            key: held.key().clone(),
+            loss,
+        })
+    }
+
+    /// The loss that a check found.
+    pub(crate) fn found(checked: Result<(), Error>) -> Option<LockLost> {
+        match checked {
+            Err(Error::Lost { key, loss, .. }) => Some(LockLost { key, loss }),
+            _ => None,
         }
     }
 }

@@ -720,11 +720,12 @@ impl Grant {
         *signals.failure.lock() = Some((Moment::now(), error));
     }
 
-    /// Returns the last failure of its release, if there was one.
-    pub(crate) fn release_failure(&self) -> Option<StoreError> {
+    /// Returns the last failure of its release, which began then, if there was one.
+    pub(crate) fn release_failure(&self, began: Moment) -> Option<StoreError> {
         let (signals, _) = self.signals();
         let failure = signals.failure.lock().take();
-        failure.map(|(_, error)| error)
+        // An earlier one is that of a renewal.
+        failure.filter(|(at, _)| *at >= began).map(|(_, error)| error)
     }
 
     /// Why the lease expired although it is renewed.

@@ -313,6 +313,7 @@ impl Handle {
             reply: AwaitedReply {
                 going_on,
                 grant,
+                began: Moment::of(now),
                 patience_ends: None,
             },
         }
@@ -346,6 +347,7 @@ pub(crate) struct Releasing {
 struct AwaitedReply {
     going_on: RunToCompletion<Result<(), Error>>,
     grant: Arc<Grant>,
+    began: Moment,
     /// Set once the reply is waited for.
     patience_ends: Option<Pin<Box<Sleep>>>,
 }
@@ -364,7 +366,7 @@ impl AwaitedReply {
             .patience_ends
             .get_or_insert_with(|| Box::pin(sleep(patience)));
         std::task::ready!(patience_ends.as_mut().poll(cx));
-        Poll::Ready(Err(match self.grant.release_failure() {
+        Poll::Ready(Err(match self.grant.release_failure(self.began) {
             Some(error) => error.into_error("the release of lock", key),
             None => unknown(key, format!("the store has not answered for {patience:?}")),
         }))
