@@ -307,6 +307,8 @@ struct Manners {
     acquire_call_panics: bool,
     /// Acquires have no reply.
     is_silent: bool,
+    /// Releases have no reply.
+    is_silent_at_releases: bool,
     watch_panics: bool,
     /// Renewals have a reply for all grants but the last.
     renewals_fall_short: bool,
@@ -354,6 +356,9 @@ impl Store for Strange {
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         if self.1.release_call_panics && self.1.panics.fetch_add(1, Ordering::Relaxed) == 0 {
             panic!("the store's own");
+        }
+        if self.1.is_silent_at_releases {
+            return Box::pin(std::future::pending());
         }
         Box::pin(async move {
             self.panics(Step::Release);
@@ -449,6 +454,21 @@ async fn a_renewal_that_panics_is_a_failed_renewal() {
     let guard = client.lock("k").acquire().await.unwrap();
     sleep(Duration::from_secs(100)).await;
     assert_eq!(guard.state(), HoldState::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_without_a_reply_is_not_told_as_a_renewal_that_failed() {
+    let client = strange(Manners {
+        panics_in: Some(Step::Renew),
+        is_silent_at_releases: true,
+        ..Manners::default()
+    })
+    .await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    sleep(Duration::from_secs(15)).await;
+    let error = guard.release().await.unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
+    assert!(error.to_string().contains("has not answered for"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
