@@ -438,7 +438,7 @@ END $dlock$;
 -- Acquires locks, each on its own, for plain.sql, in the manner of {acquire}. An array of a single element has the value for
 -- all of them. The positions of those that were granted, with their tokens; and of the others, with what their rows said.
 -- Few statements: what one costs to begin is most of the cost of a short array. Subqueries hide the number of keys from the
--- planner, which would plan anew for each execution.
+-- planner, which would plan anew for each execution; and with LATERAL it looks up each key, whatever it believes of the table.
 CREATE OR REPLACE FUNCTION {acquire_many}(
   keys text[], grant_ids text[], kinds text[], leases int8[], wants int4[], refuse_after int8,
   OUT granted int8[], OUT fences int8[], OUT others int8[], OUT held_as text[], OUT remaining int8[],
@@ -497,9 +497,11 @@ BEGIN
     UPDATE {table} l SET
            holder = CASE WHEN f.keep > 0 THEN l.holder ELSE '' END, kept = f.keep > 0,
            until = CASE WHEN f.keep > 0 THEN least(l.until, seen + f.keep * interval '1 microsecond') ELSE seen END
-      FROM (SELECT a.key, a.grant_id, a.n, coalesce(keeps[a.n], keeps[1]) AS keep
-              FROM unnest((SELECT keys), (SELECT grant_ids)) WITH ORDINALITY a(key, grant_id, n)) f
-     WHERE l.key = f.key AND l.holder = f.grant_id AND l.until > seen
+      FROM (SELECT a.grant_id, a.n, coalesce(keeps[a.n], keeps[1]) AS keep, t.place
+              FROM unnest((SELECT keys), (SELECT grant_ids)) WITH ORDINALITY a(key, grant_id, n), LATERAL (
+                SELECT t.ctid AS place FROM {table} t WHERE t.key = a.key OFFSET 0
+              ) t) f
+     WHERE l.ctid = f.place AND l.holder = f.grant_id AND l.until > seen
     RETURNING f.n, CASE WHEN tell AND NOT pg_try_advisory_xact_lock({class}, buckets[f.n])
                         THEN pg_notify({channel}, l.key || coalesce(chr(1) || (SELECT w.holder FROM {first}(l.key, '') w), ''))
                              IS NULL END AS told
