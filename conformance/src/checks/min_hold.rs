@@ -18,9 +18,11 @@ pub async fn released_lock_stays_taken_for_min_hold(case: Case) {
     let called = Instant::now();
     let reply = a.release(release).await;
     KEPT.holds(matches!(reply, Ok(reply) if is_released(reply)), reply);
+    // On a slow machine the first question may come when the time is over, and get the lock.
     let reply = b.asks(Kind::Mutex, &key, case.long()).await;
-    KEPT.holds(reply.is_busy() || called.elapsed() >= case.short(), reply);
-    case.comes_free(&b, Kind::Mutex, &key, KEPT).await;
+    if reply.is_busy() {
+        case.comes_free(&b, Kind::Mutex, &key, KEPT).await;
+    }
     KEPT.holds(called.elapsed() >= case.short(), called.elapsed());
 }
 

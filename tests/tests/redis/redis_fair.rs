@@ -2,7 +2,7 @@
 //! ours its place. Redisson's waiters are played here, so that each moment can be hit; interop_fair.rs has the real ones.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::{Error, LockClient, LockKey};
 use dlock_tests::faults::{PATIENCE, SOON, in_rounds, ordinary, step, within};
@@ -19,6 +19,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const PATIENT: i64 = 300_000;
 /// What one of ours has.
 const PLACE: i64 = 5_000;
+/// What is left of a position that was taken a moment ago.
+const YOUNG: i64 = PLACE - 100;
 /// A little more than the time between two requests of a waiter.
 const NEXT_QUESTION: Duration = Duration::from_millis(1700);
 
@@ -281,19 +283,19 @@ fn random_scene(now: i64) -> Vec<Vec<String>> {
     let queues = [
         vec![],
         vec![],
-        waits_for(other.clone(), 4900).to_vec(),
+        waits_for(other.clone(), YOUNG).to_vec(),
         waits_for(other.clone(), -1000).to_vec(),
         waits_for(java(1), PATIENT).to_vec(),
         waits_for(java(1), -1000).to_vec(),
-        [waits_for(ours(1), 4900), waits_for(other.clone(), 4900)].concat(),
-        waits(other, format!("{}.5", now + 4900)).to_vec(),
+        [waits_for(ours(1), YOUNG), waits_for(other.clone(), YOUNG)].concat(),
+        waits(other, format!("{}.5", now + YOUNG)).to_vec(),
         [
-            waits_for(ours(1), 4900),
-            waits(ours(2), format!("{}.5", now + 4900)),
+            waits_for(ours(1), YOUNG),
+            waits(ours(2), format!("{}.5", now + YOUNG)),
         ]
         .concat(),
         [
-            waits_for(ours(1), 4900),
+            waits_for(ours(1), YOUNG),
             waits_for(java(1), PATIENT),
             [QUEUE, TIMES].map(|key| format!("PEXPIRE {key} 3600000")),
         ]
@@ -336,7 +338,9 @@ async fn short_calls_do_what_long_ones_do() {
         let left: i64 = server.query(&["PTTL", key]).await;
         (kind, fields, minutes(left))
     };
+    let mut compared = 0;
     for _ in 0..300 {
+        let begun = Instant::now();
         let scene = random_scene(now(server).await);
         // Perhaps the first waiter asks again, or gives up.
         let first = [
@@ -373,8 +377,13 @@ async fn short_calls_do_what_long_ones_do() {
             let there = [data("k").await, data(QUEUE).await, data(TIMES).await];
             outcomes.push((replies, channels, there));
         }
-        assert_eq!(outcomes[0], outcomes[1], "{scene:?} {steps:?}");
+        // On a slow machine positions may have ended between the two.
+        if begun.elapsed() < Duration::from_millis(YOUNG as u64) - SECOND {
+            assert_eq!(outcomes[0], outcomes[1], "{scene:?} {steps:?}");
+            compared += 1;
+        }
     }
+    assert!(compared > 0, "the machine is too slow");
 }
 
 /// A client sends short calls: for an acquire, for a waiter that joins, and for a release, unless the next waiter's request is
