@@ -22,9 +22,24 @@ use crate::engine::timing;
 /// How long to wait for the reply to a release.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How many other clients received the notification of a release. With `counts_own`, this one may be among them.
-pub(crate) fn other_listeners(receivers: u64, counts_own: bool) -> u64 {
-    receivers - u64::from(counts_own && receivers > 1)
+/// Whether the process that releases a lock is one of the receivers of the notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnReceiver {
+    No,
+    /// Its subscription has just ended, and the store may not know.
+    Perhaps,
+    /// It was subscribed when it sent the release.
+    Yes,
+}
+
+/// How many other clients received the notification of a release.
+pub(crate) fn other_receivers(receivers: u64, own: OwnReceiver) -> u64 {
+    match own {
+        OwnReceiver::No => receivers,
+        OwnReceiver::Perhaps if receivers > 1 => receivers - 1,
+        OwnReceiver::Perhaps => receivers,
+        OwnReceiver::Yes => receivers.saturating_sub(1),
+    }
 }
 
 /// A release that was sent to the store while others of this process wait for the key.
@@ -176,13 +191,18 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_no_other_listener() {
-        for (receivers, counts_own, others) in [(1, false, 1), (1, true, 1), (3, true, 2), (3, false, 3)] {
-            assert_eq!(
-                other_listeners(receivers, counts_own),
-                others,
-                "{receivers} {counts_own}"
-            );
+    fn this_process_is_no_other_receiver() {
+        use OwnReceiver::{No, Perhaps, Yes};
+        for (receivers, own, others) in [
+            (1, No, 1),
+            (3, No, 3),
+            (1, Perhaps, 1),
+            (3, Perhaps, 2),
+            (0, Yes, 0),
+            (1, Yes, 0),
+            (3, Yes, 2),
+        ] {
+            assert_eq!(other_receivers(receivers, own), others, "{receivers} {own:?}");
         }
     }
 

@@ -100,10 +100,17 @@ impl Fairness {
         }
     }
 
-    /// Records that this process has the lock, after other processes could go first.
-    pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>) {
-        if round.is_some() {
-            self.change(|history| history.acquired(of, round, Moment::now()));
+    /// Records that the queue head of this process has the lock, perhaps after other processes could go first; `listens` says
+    /// whether it was subscribed until now.
+    pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>, listens: bool) {
+        if round.is_some() || listens {
+            self.change(|history| {
+                let now = Moment::now();
+                history.acquired(of, round, now);
+                if listens {
+                    history.listened(of, now);
+                }
+            });
         }
     }
 

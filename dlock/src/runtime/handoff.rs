@@ -76,9 +76,10 @@ fn tell_next(
     // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.
     let readers = || grant.kind == Kind::Write && waiters.any(&LockId::new(Kind::Read, &grant.key));
     if let Some(head) = head {
-        let (released, told) = PrecedingRelease::awaited(head.watch.as_ref(), readers(), false);
+        let (released, by) = PrecedingRelease::awaited(head.watch.as_ref(), readers(), false);
+        let subscribed = released.release().notifications.is_some();
         head.released = Some(released);
-        return Some(Told::Awaited(told));
+        return Some(Told::Awaited { by, subscribed });
     }
     // It became the head after the lock was acquired, or the lock cannot be handed off.
     let of = of.filter(|of| grant.kind.is_exclusive() && waiters.has_head(of))?;
@@ -86,9 +87,10 @@ fn tell_next(
     match fairness.next_request(of, readers) {
         NextRequest::AtOnce => Some(Told::Followed),
         NextRequest::AfterReply => {
-            let (released, told) = PrecedingRelease::awaited(None, readers, true);
+            let (released, by) = PrecedingRelease::awaited(None, readers, true);
             waiters.tell_head(of, released);
-            Some(Told::Awaited(told))
+            let subscribed = false;
+            Some(Told::Awaited { by, subscribed })
         }
     }
 }

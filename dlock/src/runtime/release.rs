@@ -23,7 +23,7 @@ use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::base::report::LossReason;
-use crate::engine::fairness::{ReleaseReplied, other_listeners};
+use crate::engine::fairness::{OwnReceiver, ReleaseReplied, other_receivers};
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{StoreCall, called, panicked};
@@ -39,8 +39,11 @@ pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
 /// Who learns how many clients a release has notified.
 pub(crate) enum Told {
-    /// The next waiter of this process, which waits for it.
-    Awaited(oneshot::Sender<ReleaseReplied>),
+    /// The next waiter of this process, which waits for it; `subscribed` says whether this process is one of them.
+    Awaited {
+        by: oneshot::Sender<ReleaseReplied>,
+        subscribed: bool,
+    },
     /// The waiters after the next one, which asks right behind the release.
     Followed,
 }
@@ -292,14 +295,18 @@ impl Handle {
             Moment::of(grant.deadline()),
             renewed,
         );
-        let counted = grant.is_young(now);
-        let is_awaited = matches!(told, Some(Told::Awaited(_))) && !shared.has_lost_its_runtime();
+        let own = match told {
+            Some(Told::Awaited { subscribed: true, .. }) => OwnReceiver::Yes,
+            _ if grant.is_young(now) => OwnReceiver::Perhaps,
+            _ => OwnReceiver::No,
+        };
+        let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
         let mut going_on = self.run_to_completion(release_grant(
             shared,
             request,
             release,
             told,
-            counted,
+            own,
             ended.map(|ended| (grant.clone(), ended)),
         ));
         if is_awaited {
@@ -332,7 +339,7 @@ impl Handle {
             request,
             release,
             None,
-            false,
+            OwnReceiver::No,
             None,
         ))
     }
@@ -384,13 +391,13 @@ impl Future for Releasing {
 
 const RUNTIME_ENDED: &str = "the client's runtime has ended";
 
-/// Sends the release until it is over. `counted` says that this process may be among the clients that it notifies.
+/// Sends the release until it is over.
 fn release_grant(
     shared: Arc<Shared>,
     request: ReleaseRequest,
     mut release: Release,
     mut told: Option<Told>,
-    counted: bool,
+    own: OwnReceiver,
     held: Option<(Arc<Grant>, Ended)>,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: the request takes its position in the store's queue now.
@@ -401,7 +408,7 @@ fn release_grant(
             let reply = step.await;
             if !tells_receivers(&shared, &request, told.take(), &reply) {
                 let receivers = release::listeners(&reply).unwrap_or(0);
-                lets_others_go_first(&shared, &request, receivers, release.sent(), counted);
+                lets_others_go_first(&shared, &request, receivers, release.sent(), own);
             }
             match release.handle(reply, Moment::now()) {
                 ReleaseAction::Report(report) => {
@@ -460,36 +467,35 @@ fn tells_receivers(
             let known = receivers.filter(|_| was_held);
             (shared.fairness).record_receivers(&LockId::new(*kind, key), known)
         }
-        Some(Told::Awaited(told)) if reply.is_ok() => {
+        Some(Told::Awaited { by, .. }) if reply.is_ok() => {
             let at = Moment::now();
             let reply = ReleaseReplied {
                 was_held,
                 receivers,
                 at,
             };
-            told.send(reply).is_ok()
+            by.send(reply).is_ok()
         }
         _ => false,
     }
 }
 
-/// Lets the clients go first that the release has notified, if no caller of this process waits. `counted` says that this
-/// process may be among them.
+/// Lets the clients go first that the release has notified, if no caller of this process waits.
 fn lets_others_go_first(
     shared: &Shared,
     ReleaseRequest { kind, key, .. }: &ReleaseRequest,
     receivers: u64,
     sent: Moment,
-    counted: bool,
+    own: OwnReceiver,
 ) {
+    let others = other_receivers(receivers, own);
     // A queue of the store cannot be jumped.
-    if receivers == 0 || kind.waits_in_store() {
+    if others == 0 || kind.waits_in_store() {
         return;
     }
     let of = LockId::new(*kind, key);
     // Waiters of this process were notified too, and compete with the others from now on.
     if !shared.waiters.any(&of) {
-        let others = other_listeners(receivers, counted);
         shared.fairness.released(&of, sent, others);
     }
 }

@@ -125,3 +125,20 @@ async fn next_waiter_asks_right_behind_a_release_while_no_other_process_waits() 
         );
     }
 }
+
+/// Its own subscription ends with its turn, and still received the notification of the last release.
+#[tokio::test(start_paused = true)]
+async fn process_whose_waiters_were_all_served_does_not_yield_to_itself() {
+    let client = LockClient::memory();
+    let lock = client.lock("k");
+    for round in 0..100 {
+        let guard = lock.acquire().await.unwrap();
+        let mut waiter = Box::pin(async { lock.acquire().await });
+        assert!(poll!(&mut waiter).is_pending());
+        guard.release().await.unwrap();
+        waiter.await.unwrap().release().await.unwrap();
+        let asked = Instant::now();
+        lock.acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(asked.elapsed(), Duration::ZERO, "round {round}");
+    }
+}

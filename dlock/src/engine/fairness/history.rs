@@ -53,6 +53,8 @@ struct KeyHistory {
     first: Tries,
     /// Whether the other processes that received the notification come.
     rest: Tries,
+    /// When a waiter of this process last acquired the lock that was subscribed until then.
+    listened: Option<Moment>,
     forgotten: Moment,
 }
 
@@ -86,12 +88,20 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
             next: NextRequest::AfterReply,
         };
         let history = self.of(key, now);
+        // It came when the release was being sent, and was one of the receivers.
+        let own = history.listened.is_some_and(|until| until >= sent);
         if !history.first.skips() {
+            let others = others.saturating_sub(own.into());
             history.pending = PendingYield::after(release, Some(others), now).map(|pending| PendingYield {
                 is_due: true,
                 ..pending
             });
         }
+    }
+
+    /// Records that a waiter of this process has the lock, and is subscribed until now.
+    pub(crate) fn listened(&mut self, key: &K, now: Moment) {
+        self.of(key, now).listened = Some(now);
     }
 
     /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
@@ -195,6 +205,7 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
             pending: None,
             first: Tries::default(),
             rest: Tries::default(),
+            listened: None,
             forgotten: now,
         };
         let history = self.known.entry(key.clone()).or_insert_with(new);
@@ -240,6 +251,25 @@ mod tests {
         }
         tries.enter(true);
         assert!(!tries.skips());
+    }
+
+    #[test]
+    fn waiter_of_this_process_that_came_during_a_release_is_no_other_process() {
+        // when it was subscribed, receivers: whether there is a yield
+        for (listened, others, yields) in [
+            (None, 1, true),
+            (Some(1), 1, true),
+            (Some(2), 1, false),
+            (Some(3), 1, false),
+            (Some(3), 2, true),
+        ] {
+            let mut history = History::default();
+            if let Some(listened) = listened {
+                history.listened(&1, at(listened));
+            }
+            history.released(&1, Kind::Mutex, at(2), others, at(4));
+            assert_eq!(history.is_pending(&1), yields, "{listened:?} {others}");
+        }
     }
 
     #[test]
