@@ -79,6 +79,8 @@ pub(crate) struct PendingYield {
     patience: Duration,
     /// Whether it is known not to be skipped.
     is_due: bool,
+    /// Whether only waiters of this process go first, those for the other side of a read-write lock.
+    to_other_side: bool,
 }
 
 impl PendingYield {
@@ -109,7 +111,14 @@ impl PendingYield {
             },
             patience: timing::yield_to_next(round_trip),
             is_due: false,
+            to_other_side: false,
         })
+    }
+
+    /// Whether only waiters of this process go first, those for the other side of a read-write lock. Then nobody does once they
+    /// are gone.
+    pub(crate) fn to_other_side(&self) -> bool {
+        self.to_other_side
     }
 
     /// The first of the others.

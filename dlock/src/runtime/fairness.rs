@@ -13,7 +13,7 @@ use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{
     NextRequest, PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
 };
-use crate::runtime::waiters::{PrecedingRelease, QueueHead};
+use crate::runtime::waiters::{PrecedingRelease, QueueHead, Waiters};
 use crate::store::{Watch, changed};
 
 /// What is known of the processes that wait elsewhere, by lock.
@@ -25,10 +25,9 @@ pub(crate) struct Fairness {
 }
 
 impl Fairness {
-    /// Records the release of a lock without further callers in this process, by a request sent at `sent`; `others`
-    /// other clients received the notification.
-    pub(crate) fn released(&self, of: &LockId, sent: Moment, others: u64) {
-        self.change(|history| history.released(of, of.kind, sent, others, Moment::now()));
+    /// Records the release of a lock without further callers in this process, see [`YieldHistory::released`].
+    pub(crate) fn released(&self, of: &LockId, sent: Moment, others: u64, to_other_side: bool) {
+        self.change(|history| history.released(of, of.kind, sent, others, to_other_side, Moment::now()));
     }
 
     /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
@@ -48,12 +47,13 @@ impl Fairness {
         self.any.load(Ordering::Relaxed) && self.history.lock().is_pending(of)
     }
 
-    /// Takes the pending yield, if other processes go first.
-    pub(crate) fn take(&self, of: &LockId) -> Option<PendingYield> {
+    /// Takes the pending yield, if others go first.
+    pub(crate) fn take(&self, of: &LockId, waiters: &Waiters) -> Option<PendingYield> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
-        self.history.lock().take(of)
+        let pending = self.history.lock().take(of);
+        pending.filter(|pending| !pending.to_other_side() || waiters.any_on_other_side(of))
     }
 
     /// Lets other processes go first, after the release before the next request of the head or for a pending yield. Returns

@@ -495,8 +495,13 @@ fn lets_others_go_first(
     }
     let of = LockId::new(*kind, key);
     // Waiters of this process were notified too, and compete with the others from now on.
-    if !shared.waiters.any(&of) {
-        shared.fairness.released(&of, sent, others);
+    if shared.waiters.any(&of) {
+        return;
+    }
+    let to_other_side = shared.waiters.any_on_other_side(&of);
+    match others.saturating_sub(to_other_side.into()) {
+        0 => shared.fairness.released(&of, sent, 1, true),
+        others => shared.fairness.released(&of, sent, others, false),
     }
 }
 

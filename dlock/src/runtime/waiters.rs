@@ -140,6 +140,16 @@ impl Waiters {
         self.queues.lock().contains_key(of)
     }
 
+    /// Whether the other side of a read-write lock has waiters, which share the subscription of this one.
+    pub(crate) fn any_on_other_side(&self, of: &LockId) -> bool {
+        let other = match of.kind {
+            Kind::Read => Kind::Write,
+            Kind::Write => Kind::Read,
+            _ => return false,
+        };
+        self.any(&LockId::new(other, &of.key))
+    }
+
     /// How many keys have waiters.
     pub(crate) fn len(&self) -> usize {
         let waited_for = |queue: &&Queue| queue.waiters.is_waited_in();

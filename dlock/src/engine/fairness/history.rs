@@ -76,9 +76,18 @@ impl<K, S: Default> Default for YieldHistory<K, S> {
 }
 
 impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
-    /// Records the release of a lock without further callers in this process, by a request sent at `sent`; `others`
-    /// other clients received the notification.
-    pub(crate) fn released(&mut self, key: &K, kind: Kind, sent: Moment, others: u64, now: Moment) {
+    /// Records the release of a lock without further callers in this process, by a request sent at `sent`. So many `others`
+    /// received the notification: other clients; or `to_other_side`, which are the waiters of this process for the other
+    /// side of a read-write lock.
+    pub(crate) fn released(
+        &mut self,
+        key: &K,
+        kind: Kind,
+        sent: Moment,
+        others: u64,
+        to_other_side: bool,
+        now: Moment,
+    ) {
         let release = ReleaseInLine {
             sent,
             notifications: None,
@@ -89,11 +98,12 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
         };
         let history = self.of(key, now);
         // It came when the release was being sent, and was one of the receivers.
-        let own = history.listened.is_some_and(|until| until >= sent);
+        let own = !to_other_side && history.listened.is_some_and(|until| until >= sent);
         if !history.first.skips() {
             let others = others.saturating_sub(own.into());
             history.pending = PendingYield::after(release, Some(others), now).map(|pending| PendingYield {
                 is_due: true,
+                to_other_side,
                 ..pending
             });
         }
@@ -238,6 +248,7 @@ mod tests {
             others,
             patience: Duration::from_millis(2),
             is_due: false,
+            to_other_side: false,
         }
     }
 
@@ -267,7 +278,7 @@ mod tests {
             if let Some(listened) = listened {
                 history.listened(&1, at(listened));
             }
-            history.released(&1, Kind::Mutex, at(2), others, at(4));
+            history.released(&1, Kind::Mutex, at(2), others, false, at(4));
             assert_eq!(history.is_pending(&1), yields, "{listened:?} {others}");
         }
     }

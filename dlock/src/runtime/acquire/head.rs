@@ -111,7 +111,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
         let mut acquire = Acquire::new(self.rules(), true, evidence);
-        let pending = shared.fairness.take(entry.lock_id());
+        let pending = shared.fairness.take(entry.lock_id(), &shared.waiters);
         let mut step = if head.released.is_none() && pending.is_none() {
             let listens = head.watch.is_some();
             acquire.handle(Event::MayAsk { listens }, Moment::now())
