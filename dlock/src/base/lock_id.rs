@@ -26,6 +26,16 @@ impl LockId {
             key: key.clone(),
         }
     }
+
+    /// Readers for the writers of a lock, and the other way round. `None` for all other kinds.
+    pub(crate) fn other_side(&self) -> Option<LockId> {
+        let other = match self.kind {
+            Kind::Read => Kind::Write,
+            Kind::Write => Kind::Read,
+            _ => return None,
+        };
+        Some(LockId::new(other, &self.key))
+    }
 }
 
 impl Hash for LockId {

@@ -14,7 +14,7 @@ mod yielding;
 use std::time::Duration;
 
 pub(crate) use self::following::NextRequest;
-pub(crate) use self::history::YieldHistory;
+pub(crate) use self::history::{Notified, YieldHistory};
 pub(crate) use self::yielding::{YieldEvent, YieldStep, Yielded, Yielding};
 use crate::base::moment::Moment;
 use crate::engine::timing;
@@ -22,32 +22,14 @@ use crate::engine::timing;
 /// How long to wait for the reply to a release.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Whether the process that releases a lock is one of the receivers of the notification.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OwnReceiver {
-    No,
-    /// Its subscription has just ended, and the store may not know.
-    Perhaps,
-    /// It was subscribed when it sent the release.
-    Yes,
-}
-
-/// How many other clients received the notification of a release.
-pub(crate) fn other_receivers(receivers: u64, own: OwnReceiver) -> u64 {
-    match own {
-        OwnReceiver::No => receivers,
-        OwnReceiver::Perhaps if receivers > 1 => receivers - 1,
-        OwnReceiver::Perhaps => receivers,
-        OwnReceiver::Yes => receivers.saturating_sub(1),
-    }
-}
-
 /// A release that was sent to the store while others of this process wait for the key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReleaseInLine {
     pub(crate) sent: Moment,
     /// How many notifications there had been, if this process had a subscription.
     pub(crate) notifications: Option<u64>,
+    /// Whether the store may still count one that has just ended.
+    pub(crate) was_subscribed: bool,
     /// Whether other waiters of this process share the subscription.
     pub(crate) others_here: bool,
     /// Whether the queue head waited before the release. If the store does not count the receivers, it lets no other client go first.
@@ -79,8 +61,7 @@ pub(crate) struct PendingYield {
     patience: Duration,
     /// Whether it is known not to be skipped.
     is_due: bool,
-    /// Whether only waiters of this process go first, those for the other side of a read-write lock.
-    to_other_side: bool,
+    for_other_side: bool,
 }
 
 impl PendingYield {
@@ -89,6 +70,7 @@ impl PendingYield {
         let ReleaseInLine {
             sent,
             notifications,
+            was_subscribed,
             others_here,
             head_waited,
             ..
@@ -96,7 +78,7 @@ impl PendingYield {
         if receivers.is_none() && head_waited {
             return None;
         }
-        let own = u64::from(notifications.is_some() && !others_here);
+        let own = u64::from((notifications.is_some() || was_subscribed) && !others_here);
         if receivers.is_some_and(|receivers| receivers <= own) {
             return None;
         }
@@ -111,14 +93,14 @@ impl PendingYield {
             },
             patience: timing::yield_to_next(round_trip),
             is_due: false,
-            to_other_side: false,
+            for_other_side: false,
         })
     }
 
     /// Whether only waiters of this process go first, those for the other side of a read-write lock. Then nobody does once they
     /// are gone.
-    pub(crate) fn to_other_side(&self) -> bool {
-        self.to_other_side
+    pub(crate) fn is_for_other_side(self) -> bool {
+        self.for_other_side
     }
 
     /// The first of the others.
@@ -200,22 +182,6 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_no_other_receiver() {
-        use OwnReceiver::{No, Perhaps, Yes};
-        for (receivers, own, others) in [
-            (1, No, 1),
-            (3, No, 3),
-            (1, Perhaps, 1),
-            (3, Perhaps, 2),
-            (0, Yes, 0),
-            (1, Yes, 0),
-            (3, Yes, 2),
-        ] {
-            assert_eq!(other_receivers(receivers, own), others, "{receivers} {own:?}");
-        }
-    }
-
-    #[test]
     fn process_yields_where_others_were_notified_of_its_release() {
         // notifications so far, others here, heard: how many others there are
         for (notifications, others_here, receivers, others) in [
@@ -234,6 +200,7 @@ mod tests {
             let release = ReleaseInLine {
                 sent: START,
                 notifications,
+                was_subscribed: false,
                 others_here,
                 head_waited: false,
                 next: NextRequest::AfterReply,
@@ -252,6 +219,28 @@ mod tests {
     }
 
     #[test]
+    fn subscription_that_has_just_ended_is_no_other_process() {
+        for (others_here, receivers, others) in [
+            (false, 0, None),
+            (false, 1, None),
+            (false, 2, Some(1)),
+            (true, 1, Some(1)),
+        ] {
+            let release = ReleaseInLine {
+                sent: START,
+                notifications: None,
+                was_subscribed: true,
+                others_here,
+                head_waited: true,
+                next: NextRequest::AfterReply,
+            };
+            let pending = PendingYield::after(release, Some(receivers), START);
+            let row = (others_here, receivers);
+            assert_eq!(pending.map(|pending| pending.others), others, "{row:?}");
+        }
+    }
+
+    #[test]
     fn head_that_waited_competes_where_the_store_does_not_count() {
         for (head_waited, receivers, others) in [
             (true, None, None),
@@ -261,6 +250,7 @@ mod tests {
             let release = ReleaseInLine {
                 sent: START,
                 notifications: None,
+                was_subscribed: false,
                 others_here: false,
                 head_waited,
                 next: NextRequest::AfterReply,
@@ -279,6 +269,7 @@ mod tests {
         let release = ReleaseInLine {
             sent: START,
             notifications: None,
+            was_subscribed: false,
             others_here: false,
             head_waited: false,
             next: NextRequest::AfterReply,

@@ -9,8 +9,6 @@ use crate::engine::timing::time_slice;
 
 /// How many times a lock is handed off, unless said otherwise: more than fit into a time slice.
 pub(crate) const DEFAULT_HANDOFFS: u32 = 4096;
-/// For so long the end of a subscription may be on its way.
-const YOUNG: Duration = Duration::from_millis(1);
 /// Tokens that an acquire reserves for handoffs at least.
 const FEWEST_TOKENS: u32 = 16;
 
@@ -26,10 +24,9 @@ pub(crate) struct HandoffTerms {
 /// How far a grant may be handed off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HandoffBudget {
-    /// Handoffs that are left, and until when: there is a reserved token for each, one after the other.
+    /// Handoffs that are left: there is a reserved token for each, one after the other.
     left: u32,
-    /// The time slice, in microseconds; it ends then.
-    slice: u32,
+    /// The end of the time slice.
     until: Moment,
 }
 
@@ -43,25 +40,18 @@ impl HandoffBudget {
         now: Moment,
     ) -> HandoffBudget {
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
-        let slice = time_slice(now.since(sent));
         HandoffBudget {
             left: match kind.is_handed_off() {
                 true => handoffs.min(tokens),
                 false => 0,
             },
-            slice: u32::try_from(slice.as_micros()).unwrap_or(u32::MAX),
-            until: now + slice,
+            until: now + time_slice(now.since(sent)),
         }
     }
 
     /// Whether the grant can be handed off at all.
     pub(crate) fn is_open(self, now: Moment) -> bool {
         self.left > 0 && (now < self.until || broken!(SliceNeverEnds))
-    }
-
-    /// Whether the grant came from the store so short a time ago that its holder may still be counted among the listeners.
-    pub(crate) fn is_young(self, now: Moment) -> bool {
-        now + Duration::from_micros(self.slice.into()) < self.until + YOUNG
     }
 
     /// Ends it: the next token has to come from the store.
@@ -129,22 +119,6 @@ mod tests {
         let mut closed = budget;
         closed.close();
         assert!(!opens(closed));
-    }
-
-    #[test]
-    fn grant_is_young_for_a_millisecond_at_any_round_trip() {
-        for round_trip in [0, 1, 25, 200].map(ms) {
-            let now = START + round_trip;
-            let budget = HandoffBudget::new(Kind::Mutex, 8, (1, 9), START, now);
-            assert!(
-                budget.is_young(now + Duration::from_micros(900)),
-                "{round_trip:?}"
-            );
-            assert!(
-                !budget.is_young(now + Duration::from_micros(1100)),
-                "{round_trip:?}"
-            );
-        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{
-    NextRequest, PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
+    NextRequest, Notified, PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
 };
 use crate::runtime::waiters::{PrecedingRelease, QueueHead, Waiters};
 use crate::store::{Watch, changed};
@@ -25,9 +25,9 @@ pub(crate) struct Fairness {
 }
 
 impl Fairness {
-    /// Records the release of a lock without further callers in this process, see [`YieldHistory::released`].
-    pub(crate) fn released(&self, of: &LockId, sent: Moment, others: u64, to_other_side: bool) {
-        self.change(|history| history.released(of, of.kind, sent, others, to_other_side, Moment::now()));
+    /// Records the release of a lock without further callers in this process, by a request sent at `sent`.
+    pub(crate) fn released(&self, of: &LockId, sent: Moment, notified: Notified) {
+        self.change(|history| history.released(of, of.kind, sent, notified, Moment::now()));
     }
 
     /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
@@ -53,7 +53,7 @@ impl Fairness {
             return None;
         }
         let pending = self.history.lock().take(of);
-        pending.filter(|pending| !pending.to_other_side() || waiters.any_on_other_side(of))
+        pending.filter(|pending| !pending.is_for_other_side() || waiters.any_on_other_side(of))
     }
 
     /// Lets other processes go first, after the release before the next request of the head or for a pending yield. Returns
@@ -100,17 +100,10 @@ impl Fairness {
         }
     }
 
-    /// Records that the queue head of this process has the lock, perhaps after other processes could go first; `listens` says
-    /// whether it was subscribed until now.
-    pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>, listens: bool) {
-        if round.is_some() || listens {
-            self.change(|history| {
-                let now = Moment::now();
-                history.acquired(of, round, now);
-                if listens {
-                    history.listened(of, now);
-                }
-            });
+    /// Records that this process has the lock, after other processes could go first.
+    pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>) {
+        if round.is_some() {
+            self.change(|history| history.acquired(of, round, Moment::now()));
         }
     }
 

@@ -626,11 +626,6 @@ impl Grant {
         self.state.lock().grant.deadline().instant()
     }
 
-    /// Whether it came from the store just now, see [`HandoffBudget::is_young`].
-    pub(crate) fn is_young(&self, now: Instant) -> bool {
-        self.state.lock().grant.budget().is_young(Moment::of(now))
-    }
-
     /// The request that renews the grant with this lease.
     pub(crate) fn renew_request(&self, lease: Duration) -> RenewRequest {
         RenewRequest {

@@ -76,10 +76,9 @@ fn tell_next(
     // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.
     let readers = || grant.kind == Kind::Write && waiters.any(&LockId::new(Kind::Read, &grant.key));
     if let Some(head) = head {
-        let (released, by) = PrecedingRelease::awaited(head.watch.as_ref(), readers(), false);
-        let subscribed = released.release().notifications.is_some();
+        let (released, told) = PrecedingRelease::awaited(head.watch.as_ref(), false, readers(), false);
         head.released = Some(released);
-        return Some(Told::Awaited { by, subscribed });
+        return Some(Told::Awaited(told));
     }
     // It became the head after the lock was acquired, or the lock cannot be handed off.
     let of = of.filter(|of| grant.kind.is_exclusive() && waiters.has_head(of))?;
@@ -87,10 +86,10 @@ fn tell_next(
     match fairness.next_request(of, readers) {
         NextRequest::AtOnce => Some(Told::Followed),
         NextRequest::AfterReply => {
-            let (released, by) = PrecedingRelease::awaited(None, readers, true);
+            let was_subscribed = waiters.was_subscribed(of);
+            let (released, told) = PrecedingRelease::awaited(None, was_subscribed, readers, true);
             waiters.tell_head(of, released);
-            let subscribed = false;
-            Some(Told::Awaited { by, subscribed })
+            Some(Told::Awaited(told))
         }
     }
 }

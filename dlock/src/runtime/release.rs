@@ -23,7 +23,7 @@ use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::base::report::LossReason;
-use crate::engine::fairness::{OwnReceiver, ReleaseReplied, other_receivers};
+use crate::engine::fairness::{Notified, ReleaseReplied};
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{StoreCall, called, panicked};
@@ -39,11 +39,8 @@ pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
 /// Who learns how many clients a release has notified.
 pub(crate) enum Told {
-    /// The next waiter of this process, which waits for it; `subscribed` says whether this process is one of them.
-    Awaited {
-        by: oneshot::Sender<ReleaseReplied>,
-        subscribed: bool,
-    },
+    /// The next waiter of this process, which waits for it.
+    Awaited(oneshot::Sender<ReleaseReplied>),
     /// The waiters after the next one, which asks right behind the release.
     Followed,
 }
@@ -295,18 +292,12 @@ impl Handle {
             Moment::of(grant.deadline()),
             renewed,
         );
-        let own = match told {
-            Some(Told::Awaited { subscribed: true, .. }) => OwnReceiver::Yes,
-            _ if grant.is_young(now) => OwnReceiver::Perhaps,
-            _ => OwnReceiver::No,
-        };
-        let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
+        let is_awaited = matches!(told, Some(Told::Awaited(_))) && !shared.has_lost_its_runtime();
         let mut going_on = self.run_to_completion(release_grant(
             shared,
             request,
             release,
             told,
-            own,
             ended.map(|ended| (grant.clone(), ended)),
         ));
         if is_awaited {
@@ -334,14 +325,7 @@ impl Handle {
         lease: Duration,
     ) -> RunToCompletion<Result<(), Error>> {
         let release = Release::of_acquire(Moment::now(), request.keep_for, lease);
-        self.run_to_completion(release_grant(
-            self.shared().clone(),
-            request,
-            release,
-            None,
-            OwnReceiver::No,
-            None,
-        ))
+        self.run_to_completion(release_grant(self.shared().clone(), request, release, None, None))
     }
 }
 
@@ -397,7 +381,6 @@ fn release_grant(
     request: ReleaseRequest,
     mut release: Release,
     mut told: Option<Told>,
-    own: OwnReceiver,
     held: Option<(Arc<Grant>, Ended)>,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: the request takes its position in the store's queue now.
@@ -408,7 +391,7 @@ fn release_grant(
             let reply = step.await;
             if !tells_receivers(&shared, &request, told.take(), &reply) {
                 let receivers = release::listeners(&reply).unwrap_or(0);
-                lets_others_go_first(&shared, &request, receivers, release.sent(), own);
+                lets_others_go_first(&shared, &request, receivers, release.sent());
             }
             match release.handle(reply, Moment::now()) {
                 ReleaseAction::Report(report) => {
@@ -467,30 +450,28 @@ fn tells_receivers(
             let known = receivers.filter(|_| was_held);
             (shared.fairness).record_receivers(&LockId::new(*kind, key), known)
         }
-        Some(Told::Awaited { by, .. }) if reply.is_ok() => {
+        Some(Told::Awaited(told)) if reply.is_ok() => {
             let at = Moment::now();
             let reply = ReleaseReplied {
                 was_held,
                 receivers,
                 at,
             };
-            by.send(reply).is_ok()
+            told.send(reply).is_ok()
         }
         _ => false,
     }
 }
 
-/// Lets the clients go first that the release has notified, if no caller of this process waits.
+/// Lets those go first that the release has notified, if no caller of this process waits.
 fn lets_others_go_first(
     shared: &Shared,
     ReleaseRequest { kind, key, .. }: &ReleaseRequest,
     receivers: u64,
     sent: Moment,
-    own: OwnReceiver,
 ) {
-    let others = other_receivers(receivers, own);
     // A queue of the store cannot be jumped.
-    if others == 0 || kind.waits_in_store() {
+    if receivers == 0 || kind.waits_in_store() {
         return;
     }
     let of = LockId::new(*kind, key);
@@ -498,10 +479,12 @@ fn lets_others_go_first(
     if shared.waiters.any(&of) {
         return;
     }
-    let to_other_side = shared.waiters.any_on_other_side(&of);
-    match others.saturating_sub(to_other_side.into()) {
-        0 => shared.fairness.released(&of, sent, 1, true),
-        others => shared.fairness.released(&of, sent, others, false),
+    match receivers.saturating_sub(shared.waiters.subscriptions_since(&of, sent)) {
+        0 if shared.waiters.any_on_other_side(&of) => {
+            shared.fairness.released(&of, sent, Notified::OtherSide)
+        }
+        0 => {}
+        others => shared.fairness.released(&of, sent, Notified::Clients(others)),
     }
 }
 

@@ -19,6 +19,7 @@ mod entry;
 mod head;
 mod poll_deadline;
 mod preceding;
+mod subscribed;
 mod waiter;
 
 use std::collections::hash_map::Entry;
@@ -32,9 +33,11 @@ pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;
 pub(crate) use self::poll_deadline::attend;
 pub(crate) use self::preceding::PrecedingRelease;
+use self::subscribed::EndedSubscriptions;
 pub(crate) use self::waiter::Waiter;
 use crate::base::chance::next_id;
 use crate::base::lock_id::{ByLockId, LockId};
+use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::{InsertAt, TooMany, WaitQueue};
@@ -45,6 +48,8 @@ use crate::{Error, LockKey};
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     queues: Mutex<ByLockId<Queue>>,
+    /// Those of the queues that have ended.
+    subscribed: Mutex<EndedSubscriptions>,
     /// Held while a waiter joins a queue here and the store's, so that both have one order.
     pub(crate) store_order: Mutex<()>,
     alarm: Arc<Alarm>,
@@ -140,14 +145,24 @@ impl Waiters {
         self.queues.lock().contains_key(of)
     }
 
-    /// Whether the other side of a read-write lock has waiters, which share the subscription of this one.
+    /// Whether the other side of a read-write lock has waiters, which share the channel.
     pub(crate) fn any_on_other_side(&self, of: &LockId) -> bool {
-        let other = match of.kind {
-            Kind::Read => Kind::Write,
-            Kind::Write => Kind::Read,
-            _ => return false,
-        };
-        self.any(&LockId::new(other, &of.key))
+        of.other_side().is_some_and(|other| self.any(&other))
+    }
+
+    /// Whether the store may count a subscription of this process that has ended.
+    pub(crate) fn was_subscribed(&self, of: &LockId) -> bool {
+        self.subscribed.lock().counted_since(of, Moment::now())
+    }
+
+    /// How many of the subscriptions of this process the store may have counted at that moment, or later, if nobody waits for
+    /// this side of the lock any more.
+    pub(crate) fn subscriptions_since(&self, of: &LockId, sent: Moment) -> u64 {
+        let other = of.other_side();
+        let waits = other.as_ref().is_some_and(|other| self.any(other));
+        let subscribed = self.subscribed.lock();
+        let counted = |of: &LockId| subscribed.counted_since(of, sent);
+        u64::from(counted(of)) + u64::from(waits || other.as_ref().is_some_and(counted))
     }
 
     /// How many keys have waiters.

@@ -28,6 +28,7 @@ pub struct Watch {
     seen: Option<u64>,
     /// Whether notifications were certain from the start.
     was_live: bool,
+    ends_at_once: bool,
     on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -66,6 +67,7 @@ impl Watch {
             source: Some(Source::Changes(changes)),
             seen,
             was_live: looks_now,
+            ends_at_once: false,
             on_drop: Some(Box::new(on_drop)),
         }
     }
@@ -81,8 +83,21 @@ impl Watch {
             }),
             seen: None,
             was_live: true,
+            ends_at_once: true,
             on_drop: None,
         }
+    }
+
+    /// Declares that the store does not count the subscription any more once this is dropped.
+    pub(crate) fn ending_at_once(mut self) -> Watch {
+        self.ends_at_once = true;
+        self
+    }
+
+    /// Whether the store does not count the subscription any more once this is dropped. Otherwise the end takes a while to arrive
+    /// there.
+    pub(crate) fn ends_at_once(&self) -> bool {
+        self.ends_at_once
     }
 
     /// Returns how many notifications there have been so far, including unseen ones: the value of the receiver.

@@ -142,3 +142,36 @@ async fn process_whose_waiters_were_all_served_does_not_yield_to_itself() {
         assert_eq!(asked.elapsed(), Duration::ZERO, "round {round}");
     }
 }
+
+/// The last release of one side goes to the other one; what follows soon after waits for nobody.
+#[tokio::test(start_paused = true)]
+async fn readers_and_writers_of_one_process_do_not_yield_to_those_that_are_gone() {
+    let client = LockClient::memory();
+    let lock = client.rw_lock("k");
+    for round in 0..100 {
+        let reader = lock.read().acquire().await.unwrap();
+        let mut writer = Box::pin(async { lock.write().acquire().await });
+        assert!(poll!(&mut writer).is_pending());
+        reader.release().await.unwrap();
+        writer.await.unwrap().release().await.unwrap();
+        let asked = Instant::now();
+        lock.read().acquire().await.unwrap().release().await.unwrap();
+        lock.write().acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(asked.elapsed(), Duration::ZERO, "round {round}");
+    }
+}
+
+/// A reader that comes while a writer of its process has been notified lets it go first.
+#[tokio::test(start_paused = true)]
+async fn reader_lets_a_notified_writer_of_its_process_go_first() {
+    let client = LockClient::memory();
+    let lock = client.rw_lock("k");
+    let reader = lock.read().acquire().await.unwrap();
+    let mut writer = Box::pin(async { lock.write().acquire().await });
+    assert!(poll!(&mut writer).is_pending());
+    reader.release().await.unwrap();
+    let mut next = Box::pin(async { lock.read().acquire().await });
+    assert!(poll!(&mut next).is_pending(), "the writer goes first");
+    writer.await.unwrap().release().await.unwrap();
+    next.await.unwrap().release().await.unwrap();
+}

@@ -18,6 +18,15 @@ const RAREST: u32 = 6;
 /// How many keys are remembered before old ones are removed.
 const LEAST_ROOM: usize = 64;
 
+/// Who received the notification of a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Notified {
+    /// So many other clients.
+    Clients(u64),
+    /// Only waiters of this process, for the other side of a read-write lock.
+    OtherSide,
+}
+
 /// How often no process came.
 #[derive(Debug, Default, Clone, Copy)]
 struct Tries {
@@ -53,8 +62,6 @@ struct KeyHistory {
     first: Tries,
     /// Whether the other processes that received the notification come.
     rest: Tries,
-    /// When a waiter of this process last acquired the lock that was subscribed until then.
-    listened: Option<Moment>,
     forgotten: Moment,
 }
 
@@ -76,42 +83,30 @@ impl<K, S: Default> Default for YieldHistory<K, S> {
 }
 
 impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
-    /// Records the release of a lock without further callers in this process, by a request sent at `sent`. So many `others`
-    /// received the notification: other clients; or `to_other_side`, which are the waiters of this process for the other
-    /// side of a read-write lock.
-    pub(crate) fn released(
-        &mut self,
-        key: &K,
-        kind: Kind,
-        sent: Moment,
-        others: u64,
-        to_other_side: bool,
-        now: Moment,
-    ) {
+    /// Records the release of a lock without further callers in this process, by a request sent at `sent`. Other clients
+    /// received the notification, or only the waiters of this process for the other side of a read-write lock.
+    pub(crate) fn released(&mut self, key: &K, kind: Kind, sent: Moment, notified: Notified, now: Moment) {
+        let others = match notified {
+            Notified::Clients(others) => others,
+            Notified::OtherSide => 1,
+        };
         let release = ReleaseInLine {
             sent,
             notifications: None,
+            was_subscribed: false,
             // Readers enter together.
             others_here: kind.is_shared(),
             head_waited: false,
             next: NextRequest::AfterReply,
         };
         let history = self.of(key, now);
-        // It came when the release was being sent, and was one of the receivers.
-        let own = !to_other_side && history.listened.is_some_and(|until| until >= sent);
         if !history.first.skips() {
-            let others = others.saturating_sub(own.into());
             history.pending = PendingYield::after(release, Some(others), now).map(|pending| PendingYield {
                 is_due: true,
-                to_other_side,
+                for_other_side: notified == Notified::OtherSide,
                 ..pending
             });
         }
-    }
-
-    /// Records that a waiter of this process has the lock, and is subscribed until now.
-    pub(crate) fn listened(&mut self, key: &K, now: Moment) {
-        self.of(key, now).listened = Some(now);
     }
 
     /// Decides when the waiter behind a release of this process asks; `others_here` says whether other waiters of this
@@ -215,7 +210,6 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
             pending: None,
             first: Tries::default(),
             rest: Tries::default(),
-            listened: None,
             forgotten: now,
         };
         let history = self.known.entry(key.clone()).or_insert_with(new);
@@ -248,7 +242,7 @@ mod tests {
             others,
             patience: Duration::from_millis(2),
             is_due: false,
-            to_other_side: false,
+            for_other_side: false,
         }
     }
 
@@ -262,25 +256,6 @@ mod tests {
         }
         tries.enter(true);
         assert!(!tries.skips());
-    }
-
-    #[test]
-    fn waiter_of_this_process_that_came_during_a_release_is_no_other_process() {
-        // when it was subscribed, receivers: whether there is a yield
-        for (listened, others, yields) in [
-            (None, 1, true),
-            (Some(1), 1, true),
-            (Some(2), 1, false),
-            (Some(3), 1, false),
-            (Some(3), 2, true),
-        ] {
-            let mut history = History::default();
-            if let Some(listened) = listened {
-                history.listened(&1, at(listened));
-            }
-            history.released(&1, Kind::Mutex, at(2), others, false, at(4));
-            assert_eq!(history.is_pending(&1), yields, "{listened:?} {others}");
-        }
     }
 
     #[test]
@@ -353,7 +328,7 @@ mod tests {
         for (kind, others, counted) in [(Kind::Mutex, 3, 3), (Kind::Read, 3, 1)] {
             let mut history = History::default();
             assert!(!history.is_pending(&1));
-            history.released(&1, kind, START, others, START);
+            history.released(&1, kind, START, Notified::Clients(others), START);
             assert!(history.is_pending(&1));
             let due = history.take(&1).unwrap();
             assert_eq!((due.others, due.is_due), (counted, true), "{kind:?}");
@@ -365,7 +340,7 @@ mod tests {
     fn keys_that_can_be_forgotten_leave_no_memory() {
         let mut history = History::default();
         for key in 0..10_000 {
-            history.released(&key, Kind::Mutex, START, 1, at(u64::from(key)));
+            history.released(&key, Kind::Mutex, START, Notified::Clients(1), at(u64::from(key)));
         }
         assert!(
             history.known.len() <= 2 * 1000 + LEAST_ROOM,

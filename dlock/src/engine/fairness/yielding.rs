@@ -211,6 +211,7 @@ mod tests {
         Some(ReleaseInLine {
             sent: START,
             notifications,
+            was_subscribed: false,
             others_here: false,
             head_waited: false,
             next: NextRequest::AfterReply,

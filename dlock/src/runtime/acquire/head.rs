@@ -344,7 +344,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         // If one reader may read, all may.
         (head.handed, head.opened) = (0, options.kind.is_shared());
         let fairness = &handle.shared().fairness;
-        fairness.acquired(entry.lock_id(), acquire.round(), head.watch.is_some());
+        fairness.acquired(entry.lock_id(), acquire.round());
         let guard = self.target.guard(got);
         let ends_position = guard.is_some();
         // For the machine, the request is late enough.

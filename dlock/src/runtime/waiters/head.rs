@@ -155,6 +155,7 @@ impl QueueHead {
         self.has_ended = true;
         let (mut watch, mut released) = (self.watch.take(), self.released.take());
         let mut next = None;
+        let mut unsubscribes = None;
         if let Some(queue) = self.queue(&mut queues) {
             let waiters = &mut queue.waiters;
             if broken!(WaiterForgottenWhenHeadCancelled) && waiters.has_head() && waiters.waiting() > 0 {
@@ -168,6 +169,10 @@ impl QueueHead {
             released = told.or(released);
             next = waiters.head_ends(self.quietly);
             if next.is_none() {
+                unsubscribes = watch.take();
+                if unsubscribes.is_some() {
+                    self.waiters.subscribed.lock().begin(&self.of, Moment::now());
+                }
                 queues.remove(&self.of);
             } else {
                 let sent = released.as_ref().and_then(PrecedingRelease::unanswered_since);
@@ -177,6 +182,12 @@ impl QueueHead {
         // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes
         // back here, to pass on to the next.
         drop(queues);
+        if let Some(watch) = unsubscribes {
+            let at_once = watch.ends_at_once();
+            drop(watch);
+            let mut subscribed = self.waiters.subscribed.lock();
+            subscribed.end(&self.of, at_once, Moment::now());
+        }
         if let Some(NextHead { waiter: next, sends }) = next {
             let deed = next.on_head.lock().take();
             if let Some(deed) = deed.filter(|_| sends) {

@@ -26,9 +26,11 @@ enum Reply {
 
 impl PrecedingRelease {
     /// A release whose reply decides whether others go first, with the subscription of the head, if that is known;
-    /// `others_here` says whether other waiters of this process share it, `head_waited` whether there was a head before.
+    /// `was_subscribed` says whether one has just ended, `others_here` whether other waiters of this process share it,
+    /// `head_waited` whether there was a head before.
     pub(crate) fn awaited(
         watch: Option<&Watch>,
+        was_subscribed: bool,
         others_here: bool,
         head_waited: bool,
     ) -> (PrecedingRelease, oneshot::Sender<ReleaseReplied>) {
@@ -38,6 +40,7 @@ impl PrecedingRelease {
             release: ReleaseInLine {
                 sent: Moment::now(),
                 notifications,
+                was_subscribed,
                 others_here,
                 head_waited,
                 next: NextRequest::AfterReply,
@@ -53,6 +56,7 @@ impl PrecedingRelease {
             release: ReleaseInLine {
                 sent: Moment::now(),
                 notifications: None,
+                was_subscribed: false,
                 others_here: false,
                 head_waited: true,
                 next: NextRequest::AtOnce,

@@ -551,7 +551,8 @@ impl Store for MemoryStore {
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ())
+        let watch = self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ());
+        watch.ending_at_once()
     }
 
     fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
