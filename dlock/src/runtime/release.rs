@@ -479,7 +479,7 @@ fn lets_others_go_first(
     if shared.waiters.any(&of) {
         return;
     }
-    match receivers.saturating_sub(shared.waiters.subscriptions_since(&of, sent)) {
+    match receivers.saturating_sub(shared.waiters.subscriptions_counted(&of, sent)) {
         0 if shared.waiters.any_on_other_side(&of) => {
             shared.fairness.released(&of, sent, Notified::OtherSide)
         }

@@ -150,19 +150,19 @@ impl Waiters {
         of.other_side().is_some_and(|other| self.any(&other))
     }
 
-    /// Whether the store may count a subscription of this process that has ended.
+    /// Whether the store may count a subscription of this process that has ended, for a release that is sent now.
     pub(crate) fn was_subscribed(&self, of: &LockId) -> bool {
-        self.subscribed.lock().counted_since(of, Moment::now())
+        self.subscribed.lock().was_counted(of, Moment::now())
     }
 
-    /// How many of the subscriptions of this process the store may have counted at that moment, or later, if nobody waits for
-    /// this side of the lock any more.
-    pub(crate) fn subscriptions_since(&self, of: &LockId, sent: Moment) -> u64 {
+    /// How many of the subscriptions of this process the store may have counted for a release that was sent at that moment, if
+    /// nobody waits for this side of the lock any more.
+    pub(crate) fn subscriptions_counted(&self, of: &LockId, sent: Moment) -> u64 {
         let other = of.other_side();
         let waits = other.as_ref().is_some_and(|other| self.any(other));
-        let subscribed = self.subscribed.lock();
-        let counted = |of: &LockId| subscribed.counted_since(of, sent);
-        u64::from(counted(of)) + u64::from(waits || other.as_ref().is_some_and(counted))
+        let mut subscribed = self.subscribed.lock();
+        let mut was_counted = |of: &LockId| subscribed.was_counted(of, sent);
+        u64::from(was_counted(of)) + u64::from(waits || other.as_ref().is_some_and(was_counted))
     }
 
     /// How many keys have waiters.

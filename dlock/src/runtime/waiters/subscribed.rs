@@ -58,10 +58,17 @@ impl EndedSubscriptions {
         ends.until = ends.until.max(until);
     }
 
-    /// Whether the store may have counted this process at that moment, or later.
-    pub(super) fn counted_since(&self, of: &LockId, sent: Moment) -> bool {
-        let ends = self.known.get(of);
-        ends.is_some_and(|ends| ends.ending > 0 || ends.until >= sent)
+    /// Whether the store may have counted one of them for a release that was sent at that moment. The next release is answered
+    /// later, so it counts none of those that have ended.
+    pub(super) fn was_counted(&mut self, of: &LockId, sent: Moment) -> bool {
+        let Some(ends) = self.known.get_mut(of) else {
+            return false;
+        };
+        let was_counted = ends.ending > 0 || ends.until >= sent;
+        if was_counted {
+            ends.until = Moment::from_nanos(0);
+        }
+        was_counted
     }
 }
 
@@ -83,12 +90,14 @@ mod tests {
         for (at_once, until) in [(true, START), (false, START + LINGERS)] {
             let mut ended = EndedSubscriptions::default();
             ended.begin(&of("k"), START);
-            assert!(ended.counted_since(&of("k"), START + MEMORY), "not ended yet");
+            for sent in [START, START + MEMORY] {
+                assert!(ended.was_counted(&of("k"), sent), "not ended yet");
+            }
             ended.end(&of("k"), at_once, START);
-            assert!(ended.counted_since(&of("k"), START));
-            assert!(ended.counted_since(&of("k"), until));
-            assert!(!ended.counted_since(&of("k"), until + us));
-            assert!(!ended.counted_since(&of("other"), START));
+            assert!(!ended.was_counted(&of("k"), until + us));
+            assert!(!ended.was_counted(&of("other"), START));
+            assert!(ended.was_counted(&of("k"), until));
+            assert!(!ended.was_counted(&of("k"), until), "only once");
         }
     }
 
