@@ -28,14 +28,22 @@ pub(crate) struct ReleaseInLine {
     pub(crate) sent: Moment,
     /// How many notifications there had been, if this process had a subscription.
     pub(crate) notifications: Option<u64>,
-    /// Whether the store may still count one that has just ended.
-    pub(crate) was_subscribed: bool,
+    /// Whether the store may count one that has just begun or ended.
+    pub(crate) may_be_subscribed: bool,
     /// Whether other waiters of this process share the subscription.
     pub(crate) others_here: bool,
     /// Whether the queue head waited before the release. If the store does not count the receivers, it lets no other client go first.
     pub(crate) head_waited: bool,
     /// When that head asks.
     pub(crate) next: NextRequest,
+}
+
+impl ReleaseInLine {
+    /// Whether the notification has certainly reached no other process.
+    fn reached_no_other(&self, receivers: Option<u64>) -> bool {
+        let own = self.notifications.is_some() && !self.others_here;
+        receivers.is_some_and(|receivers| receivers <= u64::from(own))
+    }
 }
 
 /// The reply of the store to a release.
@@ -70,7 +78,7 @@ impl PendingYield {
         let ReleaseInLine {
             sent,
             notifications,
-            was_subscribed,
+            may_be_subscribed,
             others_here,
             head_waited,
             ..
@@ -78,7 +86,7 @@ impl PendingYield {
         if receivers.is_none() && head_waited {
             return None;
         }
-        let own = u64::from((notifications.is_some() || was_subscribed) && !others_here);
+        let own = u64::from((notifications.is_some() || may_be_subscribed) && !others_here);
         if receivers.is_some_and(|receivers| receivers <= own) {
             return None;
         }
@@ -200,7 +208,7 @@ mod tests {
             let release = ReleaseInLine {
                 sent: START,
                 notifications,
-                was_subscribed: false,
+                may_be_subscribed: false,
                 others_here,
                 head_waited: false,
                 next: NextRequest::AfterReply,
@@ -219,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn subscription_that_has_just_ended_is_no_other_process() {
+    fn subscription_that_has_just_begun_or_ended_is_no_other_process() {
         for (others_here, receivers, others) in [
             (false, 0, None),
             (false, 1, None),
@@ -229,7 +237,7 @@ mod tests {
             let release = ReleaseInLine {
                 sent: START,
                 notifications: None,
-                was_subscribed: true,
+                may_be_subscribed: true,
                 others_here,
                 head_waited: true,
                 next: NextRequest::AfterReply,
@@ -250,7 +258,7 @@ mod tests {
             let release = ReleaseInLine {
                 sent: START,
                 notifications: None,
-                was_subscribed: false,
+                may_be_subscribed: false,
                 others_here: false,
                 head_waited,
                 next: NextRequest::AfterReply,
@@ -269,7 +277,7 @@ mod tests {
         let release = ReleaseInLine {
             sent: START,
             notifications: None,
-            was_subscribed: false,
+            may_be_subscribed: false,
             others_here: false,
             head_waited: false,
             next: NextRequest::AfterReply,

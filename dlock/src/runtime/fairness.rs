@@ -81,7 +81,9 @@ impl Fairness {
                     // The history will have an entry.
                     self.any.store(true, Ordering::Relaxed);
                     head.knows(yielding.evidence());
-                    head.watch = head.watch.take().or_else(|| listen.take().map(|listen| listen()));
+                    if let Some(listen) = listen.take() {
+                        head.listen(listen);
+                    }
                     YieldEvent::Listens {
                         notifications: head.watch.as_ref().map_or(0, Watch::count),
                     }

@@ -47,14 +47,14 @@ pub(crate) fn pass_on(
     grant.ends_span(ended);
     let told = tell_next(handle, &grant, of.as_ref(), head.as_deref_mut());
     let follows = matches!(told, Some(Told::Followed));
-    let outcome = handle.release(grant, told, now, Some(ended));
+    let mut releasing = handle.release(grant, told, now, Some(ended));
     // Only now, so that the next acquire is right behind the release.
     if let Some(of) = of.filter(|_| follows) {
         let waiters = &handle.shared().waiters;
         waiters.tell_head(&of, PrecedingRelease::followed());
     }
-    drop(head);
-    Some(outcome)
+    releasing.keep(head.and_then(QueueHead::ends));
+    Some(releasing)
 }
 
 /// Tells the next waiter here that its request comes after the release of this grant, unless it follows at once. Returns how
@@ -86,7 +86,7 @@ fn tell_next(
     match fairness.next_request(of, readers) {
         NextRequest::AtOnce => Some(Told::Followed),
         NextRequest::AfterReply => {
-            let was_subscribed = waiters.was_subscribed(of);
+            let was_subscribed = waiters.take_ended(of);
             let (released, told) = PrecedingRelease::awaited(None, was_subscribed, readers, true);
             waiters.tell_head(of, released);
             Some(Told::Awaited(told))

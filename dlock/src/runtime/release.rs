@@ -31,6 +31,7 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
+use crate::runtime::waiters::EndingSubscription;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
@@ -314,6 +315,7 @@ impl Handle {
                 began: Moment::of(now),
                 patience_ends: None,
             },
+            subscription: None,
         }
     }
 
@@ -333,6 +335,15 @@ impl Handle {
 pub(crate) struct Releasing {
     handle: Arc<Handle>,
     reply: AwaitedReply,
+    /// The subscription of the waiters that the lock was handed off to. Kept until the reply, so that the store counts it.
+    subscription: Option<Box<EndingSubscription>>,
+}
+
+impl Releasing {
+    /// Ends a subscription only when the store has replied, or when this is dropped.
+    pub(crate) fn keep(&mut self, subscription: Option<Box<EndingSubscription>>) {
+        self.subscription = subscription;
+    }
 }
 
 struct AwaitedReply {
@@ -368,7 +379,7 @@ impl Future for Releasing {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Releasing { handle, reply } = &mut *self;
+        let Releasing { handle, reply, .. } = &mut *self;
         handle.poll_with_timers(|| reply.poll(cx, handle.shared()))
     }
 }
@@ -479,7 +490,7 @@ fn lets_others_go_first(
     if shared.waiters.any(&of) {
         return;
     }
-    match receivers.saturating_sub(shared.waiters.subscriptions_counted(&of, sent)) {
+    match receivers.saturating_sub(shared.waiters.take_own_receivers(&of, sent)) {
         0 if shared.waiters.any_on_other_side(&of) => {
             shared.fairness.released(&of, sent, Notified::OtherSide)
         }

@@ -33,7 +33,8 @@ pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;
 pub(crate) use self::poll_deadline::attend;
 pub(crate) use self::preceding::PrecedingRelease;
-use self::subscribed::EndedSubscriptions;
+pub(crate) use self::subscribed::EndingSubscription;
+use self::subscribed::{Counted, EndedSubscriptions};
 pub(crate) use self::waiter::Waiter;
 use crate::base::chance::next_id;
 use crate::base::lock_id::{ByLockId, LockId};
@@ -68,6 +69,8 @@ pub(crate) enum JoinAt {
 #[derive(Debug)]
 struct Queue {
     waiters: WaitQueue<Arc<Waiter>>,
+    /// Since when its head, or the role of it, is subscribed.
+    listens: Option<Moment>,
     /// The store's replies to the head.
     evidence: Evidence,
 }
@@ -96,6 +99,7 @@ impl Waiters {
                 let number = next_id();
                 vacant.insert(Queue {
                     waiters: WaitQueue::new(waiter.clone(), number),
+                    listens: None,
                     evidence: Evidence::default(),
                 });
                 waiter.becomes_first_head(self.new_head(of.clone(), number, false));
@@ -151,18 +155,25 @@ impl Waiters {
     }
 
     /// Whether the store may count a subscription of this process that has ended, for a release that is sent now.
-    pub(crate) fn was_subscribed(&self, of: &LockId) -> bool {
-        self.subscribed.lock().was_counted(of, Moment::now())
+    pub(crate) fn take_ended(&self, of: &LockId) -> bool {
+        self.take_own_receivers(of, Moment::now()) > 0
     }
 
-    /// How many of the subscriptions of this process the store may have counted for a release that was sent at that moment, if
-    /// nobody waits for this side of the lock any more.
-    pub(crate) fn subscriptions_counted(&self, of: &LockId, sent: Moment) -> u64 {
+    /// Returns how many of the receivers of a release that was sent at that moment are this process, if nobody waits for this
+    /// side of the lock any more.
+    pub(crate) fn take_own_receivers(&self, of: &LockId, sent: Moment) -> u64 {
         let other = of.other_side();
-        let waits = other.as_ref().is_some_and(|other| self.any(other));
+        let listens = |other: &LockId| self.queues.lock().get(other).and_then(|queue| queue.listens);
+        let listens = other.as_ref().and_then(listens);
+        let listens = listens.is_some_and(|since| since <= sent);
         let mut subscribed = self.subscribed.lock();
-        let mut was_counted = |of: &LockId| subscribed.was_counted(of, sent);
-        u64::from(was_counted(of)) + u64::from(waits || other.as_ref().is_some_and(was_counted))
+        let here = subscribed.take(of, sent);
+        let other_side = listens || other.is_some_and(|other| subscribed.take(&other, sent).is_some());
+        match here {
+            None => other_side.into(),
+            Some(Counted::Process) => 1,
+            Some(Counted::Watch) => 1 + u64::from(other_side),
+        }
     }
 
     /// How many keys have waiters.

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::base::clock;
+use crate::base::moment::Moment;
 
 /// Notifications of one key, shared by all of its waiters in this process.
 ///
@@ -28,7 +29,8 @@ pub struct Watch {
     seen: Option<u64>,
     /// Whether notifications were certain from the start.
     was_live: bool,
-    ends_at_once: bool,
+    in_process: bool,
+    began: Moment,
     on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -67,7 +69,8 @@ impl Watch {
             source: Some(Source::Changes(changes)),
             seen,
             was_live: looks_now,
-            ends_at_once: false,
+            in_process: false,
+            began: Moment::now(),
             on_drop: Some(Box::new(on_drop)),
         }
     }
@@ -83,21 +86,27 @@ impl Watch {
             }),
             seen: None,
             was_live: true,
-            ends_at_once: true,
+            in_process: false,
+            began: Moment::now(),
             on_drop: None,
         }
     }
 
-    /// Declares that the store does not count the subscription any more once this is dropped.
-    pub(crate) fn ending_at_once(mut self) -> Watch {
-        self.ends_at_once = true;
+    /// When it was requested: the store counts it for no release before.
+    pub(crate) fn began(&self) -> Moment {
+        self.began
+    }
+
+    /// Declares that the store is in this process: it counts each watch, until that is dropped. A server counts one
+    /// subscription for the process, until its end has arrived there.
+    pub(crate) fn of_store_in_process(mut self) -> Watch {
+        self.in_process = true;
         self
     }
 
-    /// Whether the store does not count the subscription any more once this is dropped. Otherwise the end takes a while to arrive
-    /// there.
-    pub(crate) fn ends_at_once(&self) -> bool {
-        self.ends_at_once
+    /// Whether the store is in this process.
+    pub(crate) fn is_in_process(&self) -> bool {
+        self.in_process
     }
 
     /// Returns how many notifications there have been so far, including unseen ones: the value of the receiver.

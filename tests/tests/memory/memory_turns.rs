@@ -175,3 +175,43 @@ async fn reader_lets_a_notified_writer_of_its_process_go_first() {
     writer.await.unwrap().release().await.unwrap();
     next.await.unwrap().release().await.unwrap();
 }
+
+/// Its own writer had asked and did not listen yet when the reader released.
+#[tokio::test(start_paused = true)]
+async fn writer_that_does_not_listen_is_not_taken_for_the_process_that_does() {
+    let clients = Clients::new().await;
+    let (here, elsewhere) = (clients.here.rw_lock("k"), clients.elsewhere.rw_lock("k"));
+    let reader = here.read().acquire().await.unwrap();
+    let mut other = Box::pin(async { elsewhere.write().acquire().await });
+    assert!(poll!(&mut other).is_pending());
+    clients.answers_after(5);
+    let mut writer = Box::pin(async { here.write().acquire().await });
+    assert!(poll!(&mut writer).is_pending());
+    reader.release().await.unwrap();
+    drop(writer);
+    settle().await;
+    clients.answers_after(0);
+    let mut next = Box::pin(async { here.read().acquire().await });
+    assert!(poll!(&mut next).is_pending(), "the other process goes first");
+    assert!(poll!(&mut other).is_ready());
+}
+
+/// The last holder still has the subscription of the waiters of its process.
+#[tokio::test(start_paused = true)]
+async fn process_yields_to_another_one_that_listens_beside_it() {
+    let clients = Clients::new().await;
+    let lock = Clients::lock(&clients.here);
+    let guard = lock.acquire().await.unwrap();
+    let mut waiter = Box::pin(async { lock.acquire().await });
+    assert!(poll!(&mut waiter).is_pending());
+    guard.release().await.unwrap();
+    let guard = waiter.await.unwrap();
+    tokio::time::advance(MS).await;
+    let other = Clients::lock(&clients.elsewhere);
+    let mut other = Box::pin(async { other.acquire().await });
+    assert!(poll!(&mut other).is_pending());
+    guard.release().await.unwrap();
+    let mut next = Box::pin(async { lock.acquire().await });
+    assert!(poll!(&mut next).is_pending(), "the other process goes first");
+    assert!(poll!(&mut other).is_ready());
+}

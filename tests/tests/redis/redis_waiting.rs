@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::LockClient;
+use dlock::{LockClient, LockKind};
 use dlock_tests::faults::{PATIENCE, SOON, hasty, in_rounds, patient, setting, within};
 use dlock_tests::{Direction, Flavor, Proxy, Server, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -183,5 +183,49 @@ mod alone {
         .await;
         guard.release().await.unwrap();
         store.assert_clean(&[&a]).await;
+    }
+}
+
+/// Whoever lets others go first listens for them. Where no other process waits, only those listen that find the lock held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_does_not_yield_to_its_own_subscriptions() {
+    const ROUNDS: u64 = 50;
+    let (store, _proxy, a, _) = setting().await;
+    let server = store.as_server();
+    let kinds = [
+        (LockKind::Mutex, LockKind::Mutex),
+        (LockKind::Fenced, LockKind::Fenced),
+        (LockKind::Read, LockKind::Write),
+        (LockKind::Write, LockKind::Read),
+    ];
+    for (of_holder, of_waiter) in kinds {
+        let key = format!("{of_holder}");
+        let (holder, waiter) = (a.lock(&*key).kind(of_holder), a.lock(&*key).kind(of_waiter));
+        server.forget_commands().await;
+        for _ in 0..ROUNDS {
+            let guard = holder.acquire().await.unwrap();
+            let waits = tokio::spawn({
+                let waiter = waiter.clone();
+                async move { waiter.acquire().await.unwrap().release().await.unwrap() }
+            });
+            is_subscribed(server, &key).await;
+            guard.release().await.unwrap();
+            waits.await.unwrap();
+            for next in [&holder, &waiter] {
+                next.acquire().await.unwrap().release().await.unwrap();
+            }
+        }
+        let stats: String = server.query(&["INFO", "commandstats"]).await;
+        let calls = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_subscribe:calls="));
+        let calls = calls
+            .and_then(|rest| rest.split(',').next())
+            .expect("one for each waiter");
+        let calls: u64 = calls.parse().unwrap();
+        assert!(
+            calls <= ROUNDS * 3 / 2,
+            "{calls} subscriptions for {ROUNDS} waiters of {of_holder}"
+        );
     }
 }

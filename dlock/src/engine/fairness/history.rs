@@ -93,7 +93,7 @@ impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
         let release = ReleaseInLine {
             sent,
             notifications: None,
-            was_subscribed: false,
+            may_be_subscribed: false,
             // Readers enter together.
             others_here: kind.is_shared(),
             head_waited: false,

@@ -119,7 +119,7 @@ impl<'e> Yielding<'e> {
             (State::AwaitsReply(release), YieldEvent::Released(reply)) => {
                 self.evidence.replied();
                 let pending = PendingYield::after(release, reply.receivers, reply.at);
-                let is_alone = reply.was_held && reply.receivers.is_some() && pending.is_none();
+                let is_alone = reply.was_held && release.reached_no_other(reply.receivers);
                 history.record_alone(key, is_alone, now);
                 self.decides(pending, history, key, now)
             }
@@ -211,7 +211,7 @@ mod tests {
         Some(ReleaseInLine {
             sent: START,
             notifications,
-            was_subscribed: false,
+            may_be_subscribed: false,
             others_here: false,
             head_waited: false,
             next: NextRequest::AfterReply,

@@ -261,7 +261,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             emit::Event::NoPermitEnds { semaphore: key }.emit();
         }
         if step.listens {
-            head.watch.get_or_insert_with(|| self.listens(waiter));
+            head.listen(|| self.listens(waiter));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 
 use super::preceding::PrecedingRelease;
+use super::subscribed::EndingSubscription;
 use super::waiter::Waiter;
 use super::{Queue, Waiters, too_many};
 use crate::Error;
@@ -108,7 +109,8 @@ impl QueueHead {
             .queue(&mut queues)
             .is_some_and(|queue| queue.waiters.waiting() > 0);
         if !others_wait {
-            return self.end(queues);
+            self.end(queues);
+            return;
         }
         drop(queues);
         if guard.can_be_handed_off() {
@@ -150,17 +152,33 @@ impl QueueHead {
         }
     }
 
-    /// Passes the role on to the next waiter, or ends the queue.
-    fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) {
+    /// Subscribes, unless it is subscribed.
+    pub(crate) fn listen(&mut self, listen: impl FnOnce() -> Watch) {
+        if self.watch.is_some() {
+            return;
+        }
+        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
+            queue.listens = Some(Moment::now());
+        }
+        self.watch = Some(listen());
+    }
+
+    /// Passes the role on to the next waiter, or ends the queue and returns its subscription.
+    pub(crate) fn ends(mut self: Box<Self>) -> Option<Box<EndingSubscription>> {
+        let waiters = self.waiters.clone();
+        self.end(waiters.queues.lock()).map(Box::new)
+    }
+
+    fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) -> Option<EndingSubscription> {
         self.has_ended = true;
         let (mut watch, mut released) = (self.watch.take(), self.released.take());
         let mut next = None;
-        let mut unsubscribes = None;
+        let mut ending = None;
         if let Some(queue) = self.queue(&mut queues) {
             let waiters = &mut queue.waiters;
             if broken!(WaiterForgottenWhenHeadCancelled) && waiters.has_head() && waiters.waiting() > 0 {
                 waiters.head_rests();
-                return;
+                return None;
             }
             // Told, and not taken.
             let told = waiters
@@ -169,10 +187,8 @@ impl QueueHead {
             released = told.or(released);
             next = waiters.head_ends(self.quietly);
             if next.is_none() {
-                unsubscribes = watch.take();
-                if unsubscribes.is_some() {
-                    self.waiters.subscribed.lock().begin(&self.of, Moment::now());
-                }
+                let watch = watch.take();
+                ending = watch.map(|watch| EndingSubscription::new(&self.waiters, &self.of, watch));
                 queues.remove(&self.of);
             } else {
                 let sent = released.as_ref().and_then(PrecedingRelease::unanswered_since);
@@ -182,12 +198,6 @@ impl QueueHead {
         // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes
         // back here, to pass on to the next.
         drop(queues);
-        if let Some(watch) = unsubscribes {
-            let at_once = watch.ends_at_once();
-            drop(watch);
-            let mut subscribed = self.waiters.subscribed.lock();
-            subscribed.end(&self.of, at_once, Moment::now());
-        }
         if let Some(NextHead { waiter: next, sends }) = next {
             let deed = next.on_head.lock().take();
             if let Some(deed) = deed.filter(|_| sends) {
@@ -210,6 +220,7 @@ impl QueueHead {
             }));
             next.tell(|delivery| delivery.head = head.take());
         }
+        ending
     }
 }
 
@@ -217,7 +228,7 @@ impl Drop for QueueHead {
     fn drop(&mut self) {
         if !self.has_ended {
             let waiters = self.waiters.clone();
-            self.end(waiters.queues.lock());
+            drop(self.end(waiters.queues.lock()));
         }
     }
 }

@@ -36,11 +36,13 @@ impl PrecedingRelease {
     ) -> (PrecedingRelease, oneshot::Sender<ReleaseReplied>) {
         let (sender, receivers) = oneshot::channel();
         let notifications = watch.and_then(|watch| watch.is_confirmed().then(|| watch.count()));
+        // The store may have it, and the confirmation be on its way.
+        let may_be_subscribed = was_subscribed || watch.is_some();
         let preceding = PrecedingRelease {
             release: ReleaseInLine {
                 sent: Moment::now(),
                 notifications,
-                was_subscribed,
+                may_be_subscribed,
                 others_here,
                 head_waited,
                 next: NextRequest::AfterReply,
@@ -56,7 +58,7 @@ impl PrecedingRelease {
             release: ReleaseInLine {
                 sent: Moment::now(),
                 notifications: None,
-                was_subscribed: false,
+                may_be_subscribed: false,
                 others_here: false,
                 head_waited: true,
                 next: NextRequest::AtOnce,
@@ -75,6 +77,8 @@ impl PrecedingRelease {
     /// let them go first.
     pub(crate) fn set_head(&mut self, watch: Option<&Watch>, has_position: bool) {
         if self.release.head_waited && self.release.notifications.is_none() {
+            let watch = watch.filter(|watch| watch.began() <= self.release.sent);
+            self.release.may_be_subscribed |= watch.is_some();
             let watch = watch.filter(|watch| watch.is_confirmed());
             self.release.notifications = watch.map(Watch::count_seen);
             self.release.others_here &= !has_position;

@@ -552,7 +552,7 @@ impl Store for MemoryStore {
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let watch = self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ());
-        watch.ending_at_once()
+        watch.of_store_in_process()
     }
 
     fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
