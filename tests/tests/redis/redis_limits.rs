@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{LockClient, LockKey};
+use dlock::{Error, LockClient, LockKey};
 use dlock_tests::faults::ordinary;
 use dlock_tests::{Flavor, Server};
 use dlock_tower::task::{LimitLayer, TaskError};
@@ -72,8 +72,10 @@ async fn sends(
             };
             match worker.clone().oneshot(job).await {
                 Ok(()) => return,
-                // Requeued, by whichever limit is configured then.
-                Err(TaskError::Busy { .. }) => sleep(10 * MS).await,
+                // Requeued, by whichever limit is configured then; on a slow machine also where the server answers too late.
+                Err(TaskError::Busy { .. } | TaskError::Store(Error::OutcomeUnknown { .. })) => {
+                    sleep(10 * MS).await;
+                }
                 Err(error) => panic!("{error}"),
             }
         }
