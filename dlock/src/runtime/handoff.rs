@@ -47,13 +47,20 @@ pub(crate) fn pass_on(
     grant.ends_span(ended);
     let told = tell_next(handle, &grant, of.as_ref(), head.as_deref_mut());
     let follows = matches!(told, Some(Told::Followed));
-    let mut releasing = handle.release(grant, told, now, Some(ended));
+    let kept = told.as_ref().and_then(Told::kept);
+    let releasing = handle.release(grant, told, now, Some(ended));
     // Only now, so that the next acquire is right behind the release.
     if let Some(of) = of.filter(|_| follows) {
         let waiters = &handle.shared().waiters;
         waiters.tell_head(&of, PrecedingRelease::followed());
     }
-    releasing.keep(head.and_then(QueueHead::ends));
+    if let Some(head) = head {
+        let subscription = head.ends();
+        match kept {
+            Some(kept) => kept.keep(subscription),
+            None => drop(subscription),
+        }
+    }
     Some(releasing)
 }
 
@@ -78,7 +85,8 @@ fn tell_next(
     if let Some(head) = head {
         let (released, told) = PrecedingRelease::awaited(head.watch.as_ref(), false, readers(), false);
         head.released = Some(released);
-        return Some(Told::Awaited(told));
+        let kept = Some(Arc::default());
+        return Some(Told::Awaited { by: told, kept });
     }
     // It became the head after the lock was acquired, or the lock cannot be handed off.
     let of = of.filter(|of| grant.kind.is_exclusive() && waiters.has_head(of))?;
@@ -89,7 +97,7 @@ fn tell_next(
             let was_subscribed = waiters.take_ended(of);
             let (released, told) = PrecedingRelease::awaited(None, was_subscribed, readers, true);
             waiters.tell_head(of, released);
-            Some(Told::Awaited(told))
+            Some(Told::Awaited { by: told, kept: None })
         }
     }
 }

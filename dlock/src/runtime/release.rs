@@ -31,7 +31,7 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
-use crate::runtime::waiters::EndingSubscription;
+use crate::runtime::waiters::KeptSubscription;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
@@ -41,9 +41,23 @@ pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 /// Who learns how many clients a release has notified.
 pub(crate) enum Told {
     /// The next waiter of this process, which waits for it.
-    Awaited(oneshot::Sender<ReleaseReplied>),
+    Awaited {
+        by: oneshot::Sender<ReleaseReplied>,
+        /// The subscription of those that the lock was handed off to, if no other waits.
+        kept: Option<Arc<KeptSubscription>>,
+    },
     /// The waiters after the next one, which asks right behind the release.
     Followed,
+}
+
+impl Told {
+    /// The subscription that is kept until the store has replied.
+    pub(crate) fn kept(&self) -> Option<Arc<KeptSubscription>> {
+        match self {
+            Told::Awaited { kept, .. } => kept.clone(),
+            Told::Followed => None,
+        }
+    }
 }
 
 /// A future that the worker runs to its end if it is dropped before.
@@ -293,7 +307,7 @@ impl Handle {
             Moment::of(grant.deadline()),
             renewed,
         );
-        let is_awaited = matches!(told, Some(Told::Awaited(_))) && !shared.has_lost_its_runtime();
+        let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
         let mut going_on = self.run_to_completion(release_grant(
             shared,
             request,
@@ -315,7 +329,6 @@ impl Handle {
                 began: Moment::of(now),
                 patience_ends: None,
             },
-            subscription: None,
         }
     }
 
@@ -335,15 +348,6 @@ impl Handle {
 pub(crate) struct Releasing {
     handle: Arc<Handle>,
     reply: AwaitedReply,
-    /// The subscription of the waiters that the lock was handed off to. Kept until the reply, so that the store counts it.
-    subscription: Option<Box<EndingSubscription>>,
-}
-
-impl Releasing {
-    /// Ends a subscription only when the store has replied, or when this is dropped.
-    pub(crate) fn keep(&mut self, subscription: Option<Box<EndingSubscription>>) {
-        self.subscription = subscription;
-    }
 }
 
 struct AwaitedReply {
@@ -379,7 +383,7 @@ impl Future for Releasing {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Releasing { handle, reply, .. } = &mut *self;
+        let Releasing { handle, reply } = &mut *self;
         handle.poll_with_timers(|| reply.poll(cx, handle.shared()))
     }
 }
@@ -400,9 +404,14 @@ fn release_grant(
         let key = &request.key;
         loop {
             let reply = step.await;
-            if !tells_receivers(&shared, &request, told.take(), &reply) {
+            let told = told.take();
+            let kept = told.as_ref().and_then(Told::kept);
+            if !tells_receivers(&shared, &request, told, &reply) {
                 let receivers = release::listeners(&reply).unwrap_or(0);
                 lets_others_go_first(&shared, &request, receivers, release.sent());
+            }
+            if let Some(kept) = kept {
+                kept.answered();
             }
             match release.handle(reply, Moment::now()) {
                 ReleaseAction::Report(report) => {
@@ -461,14 +470,14 @@ fn tells_receivers(
             let known = receivers.filter(|_| was_held);
             (shared.fairness).record_receivers(&LockId::new(*kind, key), known)
         }
-        Some(Told::Awaited(told)) if reply.is_ok() => {
+        Some(Told::Awaited { by, .. }) if reply.is_ok() => {
             let at = Moment::now();
             let reply = ReleaseReplied {
                 was_held,
                 receivers,
                 at,
             };
-            told.send(reply).is_ok()
+            by.send(reply).is_ok()
         }
         _ => false,
     }

@@ -33,7 +33,7 @@ pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;
 pub(crate) use self::poll_deadline::attend;
 pub(crate) use self::preceding::PrecedingRelease;
-pub(crate) use self::subscribed::EndingSubscription;
+pub(crate) use self::subscribed::KeptSubscription;
 use self::subscribed::{Counted, EndedSubscriptions};
 pub(crate) use self::waiter::Waiter;
 use crate::base::chance::next_id;
@@ -154,7 +154,7 @@ impl Waiters {
         of.other_side().is_some_and(|other| self.any(&other))
     }
 
-    /// Whether the store may count a subscription of this process that has ended, for a release that is sent now.
+    /// Whether the store may count a subscription of this process beside that of the queue head, for a release that is sent now.
     pub(crate) fn take_ended(&self, of: &LockId) -> bool {
         self.take_own_receivers(of, Moment::now()) > 0
     }
@@ -167,12 +167,18 @@ impl Waiters {
         let listens = other.as_ref().and_then(listens);
         let listens = listens.is_some_and(|since| since <= sent);
         let mut subscribed = self.subscribed.lock();
-        let here = subscribed.take(of, sent);
-        let other_side = listens || other.is_some_and(|other| subscribed.take(&other, sent).is_some());
-        match here {
-            None => other_side.into(),
-            Some(Counted::Process) => 1,
-            Some(Counted::Watch) => 1 + u64::from(other_side),
+        let here = subscribed.take(of, of.kind, sent);
+        let there = other.and_then(|other| subscribed.take(&other, of.kind, sent));
+        let [mut watches, mut process] = [u64::from(listens), 0];
+        for counted in [here, there].into_iter().flatten() {
+            match counted {
+                Counted::Watches(more) => watches += more,
+                Counted::Process => process = 1,
+            }
+        }
+        match process {
+            0 => watches,
+            _ => 1,
         }
     }
 

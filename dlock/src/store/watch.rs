@@ -92,7 +92,7 @@ impl Watch {
         }
     }
 
-    /// When it was requested: the store counts it for no release before.
+    /// A moment after it was requested. A server counts it for no release before.
     pub(crate) fn began(&self) -> Moment {
         self.began
     }

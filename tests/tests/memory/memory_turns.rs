@@ -200,15 +200,14 @@ async fn writer_that_does_not_listen_is_not_taken_for_the_process_that_does() {
 #[tokio::test(start_paused = true)]
 async fn process_yields_to_another_one_that_listens_beside_it() {
     let clients = Clients::new().await;
-    let lock = Clients::lock(&clients.here);
+    let (lock, elsewhere) = (clients.here.lock("k"), clients.elsewhere.lock("k"));
     let guard = lock.acquire().await.unwrap();
     let mut waiter = Box::pin(async { lock.acquire().await });
     assert!(poll!(&mut waiter).is_pending());
     guard.release().await.unwrap();
     let guard = waiter.await.unwrap();
-    tokio::time::advance(MS).await;
-    let other = Clients::lock(&clients.elsewhere);
-    let mut other = Box::pin(async { other.acquire().await });
+    assert_eq!(clients.watched.memory().watched(), 1);
+    let mut other = Box::pin(async { elsewhere.acquire().await });
     assert!(poll!(&mut other).is_pending());
     guard.release().await.unwrap();
     let mut next = Box::pin(async { lock.acquire().await });

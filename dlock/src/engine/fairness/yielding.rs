@@ -273,6 +273,19 @@ mod tests {
         assert!(run(history, begin, "reply within 1000", &rows));
     }
 
+    /// It asks at once, and the next waiter after the reply.
+    #[test]
+    fn process_that_may_be_the_receiver_itself_is_not_sure_to_be_alone() {
+        let history = &mut History::default();
+        let unsure = release(None).map(|release| ReleaseInLine {
+            may_be_subscribed: true,
+            ..release
+        });
+        let rows = [(4, released(4, 1), "ask")];
+        run(history, ((unsure, None), None), "reply within 1000", &rows);
+        assert_eq!(history.next_request(&1, false, START), NextRequest::AfterReply);
+    }
+
     #[test]
     fn head_asks_behind_a_release_as_soon_as_one_has_reached_no_other_process() {
         // notifications, was held, receivers: when the next waiter asks

@@ -164,9 +164,9 @@ impl QueueHead {
     }
 
     /// Passes the role on to the next waiter, or ends the queue and returns its subscription.
-    pub(crate) fn ends(mut self: Box<Self>) -> Option<Box<EndingSubscription>> {
+    pub(crate) fn ends(mut self: Box<Self>) -> Option<EndingSubscription> {
         let waiters = self.waiters.clone();
-        self.end(waiters.queues.lock()).map(Box::new)
+        self.end(waiters.queues.lock())
     }
 
     fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) -> Option<EndingSubscription> {

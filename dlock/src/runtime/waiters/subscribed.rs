@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::Waiters;
 use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
-use crate::store::Watch;
+use crate::store::{Kind, Watch};
 
 /// For so long the end of a subscription may be on its way to the store.
 const LINGERS: Duration = Duration::from_millis(1);
@@ -20,16 +22,18 @@ const LEAST_ROOM: usize = 64;
 struct Ends {
     /// How many are ending.
     ending: u32,
-    /// Until when one that has ended may be counted.
+    /// Until when one that has ended may be counted; 0 if there is none.
     until: Moment,
-    /// Whether the store is in this process, see [`Watch`](crate::store::Watch).
+    /// Whether the store is in this process.
     in_process: bool,
 }
 
-/// What a store counts as one subscriber.
+/// What a store may have counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counted {
-    Watch,
+    /// So many watches, as a store in this process does.
+    Watches(u64),
+    /// This process.
     Process,
 }
 
@@ -52,7 +56,7 @@ impl EndedSubscriptions {
         }
         let new = || Ends {
             ending: 0,
-            until: now,
+            until: Moment::from_nanos(0),
             in_process,
         };
         self.known.entry(of.clone()).or_insert_with(new).ending += 1;
@@ -71,19 +75,21 @@ impl EndedSubscriptions {
         ends.until = ends.until.max(until);
     }
 
-    /// Returns what the store may have counted for a release that was sent at that moment. A lock with one holder has one release
-    /// after the other, and the next one counts none of those that have ended: for it they are forgotten.
-    pub(super) fn take(&mut self, of: &LockId, sent: Moment) -> Option<Counted> {
+    /// Returns what the store may have counted for a release of this kind that was sent at that moment. With one holder at a
+    /// time there is one release after the other, and the next one counts none of those that have ended: for it they are
+    /// forgotten.
+    pub(super) fn take(&mut self, of: &LockId, kind: Kind, sent: Moment) -> Option<Counted> {
         let ends = self.known.get_mut(of)?;
         // Both may have the same moment, if they share a reading of the clock.
-        if ends.ending == 0 && ends.until < sent {
+        let has_ended = ends.until >= sent;
+        if ends.ending == 0 && !has_ended {
             return None;
         }
-        if of.kind.is_exclusive() {
+        if kind.is_exclusive() {
             ends.until = Moment::from_nanos(0);
         }
         Some(match ends.in_process {
-            true => Counted::Watch,
+            true => Counted::Watches(u64::from(ends.ending) + u64::from(has_ended)),
             false => Counted::Process,
         })
     }
@@ -118,6 +124,38 @@ impl EndingSubscription {
     }
 }
 
+/// Keeps the subscription of a queue that has ended until a release has been answered, so that the store counts it for certain.
+#[derive(Debug, Default)]
+pub(crate) struct KeptSubscription(Mutex<Kept>);
+
+#[derive(Debug)]
+enum Kept {
+    UntilReply(Option<EndingSubscription>),
+    Answered,
+}
+
+impl Default for Kept {
+    fn default() -> Kept {
+        Kept::UntilReply(None)
+    }
+}
+
+impl KeptSubscription {
+    /// Keeps it, unless the release has been answered.
+    pub(crate) fn keep(&self, subscription: Option<EndingSubscription>) {
+        if let Kept::UntilReply(kept) = &mut *self.0.lock() {
+            *kept = subscription;
+        }
+    }
+
+    /// The release has been answered.
+    pub(crate) fn answered(&self) {
+        let kept = std::mem::replace(&mut *self.0.lock(), Kept::Answered);
+        // Not under the mutex: this calls the store.
+        drop(kept);
+    }
+}
+
 impl Drop for EndRecord {
     fn drop(&mut self) {
         self.waiters.subscribed.lock().end(&self.of, Moment::now());
@@ -128,7 +166,6 @@ impl Drop for EndRecord {
 mod tests {
     use super::*;
     use crate::LockKey;
-    use crate::store::Kind;
 
     const START: Moment = Moment::from_nanos(1_000_000_000_000);
 
@@ -140,19 +177,21 @@ mod tests {
     fn release_before_the_end_may_count_it() {
         let us = Duration::from_micros(1);
         for (in_process, until, counted) in [
-            (true, START, Counted::Watch),
+            (true, START, Counted::Watches(1)),
             (false, START + LINGERS, Counted::Process),
         ] {
             let mut ended = EndedSubscriptions::default();
             ended.begin(&of("k"), in_process, START);
             for sent in [START, START + MEMORY] {
-                assert_eq!(ended.take(&of("k"), sent), Some(counted), "not ended yet");
+                let taken = ended.take(&of("k"), Kind::Mutex, sent);
+                assert_eq!(taken, Some(counted), "not ended yet");
             }
             ended.end(&of("k"), START);
-            assert_eq!(ended.take(&of("k"), until + us), None);
-            assert_eq!(ended.take(&of("other"), START), None);
-            assert_eq!(ended.take(&of("k"), until), Some(counted));
-            assert_eq!(ended.take(&of("k"), until), None, "the next release");
+            let mut take = |key, sent| ended.take(&of(key), Kind::Mutex, sent);
+            assert_eq!(take("k", until + us), None);
+            assert_eq!(take("other", START), None);
+            assert_eq!(take("k", until), Some(counted));
+            assert_eq!(take("k", until), None, "the next release");
         }
     }
 
@@ -164,8 +203,34 @@ mod tests {
         ended.begin(&permits, false, START);
         ended.end(&permits, START);
         for _ in 0..3 {
-            assert_eq!(ended.take(&permits, START), Some(Counted::Process));
+            assert_eq!(ended.take(&permits, Kind::Permit, START), Some(Counted::Process));
         }
+    }
+
+    #[test]
+    fn store_in_this_process_counts_each() {
+        let mut ended = EndedSubscriptions::default();
+        for _ in 0..3 {
+            ended.begin(&of("k"), true, START);
+        }
+        ended.end(&of("k"), START);
+        let taken = ended.take(&of("k"), Kind::Mutex, START);
+        assert_eq!(taken, Some(Counted::Watches(3)));
+    }
+
+    #[test]
+    fn subscription_is_kept_until_the_reply() {
+        let waiters: Arc<Waiters> = Arc::default();
+        let watch = || Watch::polling(Duration::from_secs(1));
+        let ending = || Some(EndingSubscription::new(&waiters, &of("k"), watch()));
+        let ends = || waiters.subscribed.lock().known[&of("k")].ending;
+        let kept = KeptSubscription::default();
+        kept.keep(ending());
+        assert_eq!(ends(), 1);
+        kept.answered();
+        assert_eq!(ends(), 0);
+        kept.keep(ending());
+        assert_eq!(ends(), 0, "the reply was earlier");
     }
 
     #[test]
@@ -181,6 +246,7 @@ mod tests {
             ended.end(&of, now);
         }
         assert!(ended.known.len() <= LEAST_ROOM, "{}", ended.known.len());
-        assert_eq!(ended.take(&of("open"), START), Some(Counted::Process));
+        let taken = ended.take(&of("open"), Kind::Mutex, START);
+        assert_eq!(taken, Some(Counted::Process));
     }
 }
