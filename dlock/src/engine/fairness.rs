@@ -69,6 +69,7 @@ pub(crate) struct PendingYield {
     patience: Duration,
     /// Whether it is known not to be skipped.
     is_due: bool,
+    /// See [`is_for_other_side`](Self::is_for_other_side).
     for_other_side: bool,
 }
 
@@ -105,8 +106,8 @@ impl PendingYield {
         })
     }
 
-    /// Whether only waiters of this process go first, those for the other side of a read-write lock. Then nobody does once they
-    /// are gone.
+    /// Whether only waiters of this process go first, those for the other side of a read-write lock. Once these waiters are gone,
+    /// the process need not yield.
     pub(crate) fn is_for_other_side(self) -> bool {
         self.for_other_side
     }

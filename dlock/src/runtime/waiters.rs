@@ -159,8 +159,8 @@ impl Waiters {
         self.take_own_receivers(of, Moment::now()) > 0
     }
 
-    /// Returns how many of the receivers of a release that was sent at that moment are this process, if nobody waits for this
-    /// side of the lock any more.
+    /// Returns how many of the receivers of a release that was sent at that moment are this process, if no caller waits for
+    /// this side of the lock any more.
     pub(crate) fn take_own_receivers(&self, of: &LockId, sent: Moment) -> u64 {
         let other = of.other_side();
         let listens = |other: &LockId| self.queues.lock().get(other).and_then(|queue| queue.listens);

@@ -143,7 +143,7 @@ async fn process_whose_waiters_were_all_served_does_not_yield_to_itself() {
     }
 }
 
-/// The last release of one side goes to the other one; what follows soon after waits for nobody.
+/// The last release of one side goes to the other one; an acquire soon after does not wait.
 #[tokio::test(start_paused = true)]
 async fn readers_and_writers_of_one_process_do_not_yield_to_those_that_are_gone() {
     let client = LockClient::memory();

@@ -186,7 +186,7 @@ mod alone {
     }
 }
 
-/// Whoever lets others go first listens for them. Where no other process waits, only those listen that find the lock held.
+/// A process that lets others go first listens for them. Where no other process waits, only callers that find the lock held listen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_does_not_yield_to_its_own_subscriptions() {
     const ROUNDS: u64 = 50;

@@ -18,7 +18,7 @@ const RAREST: u32 = 6;
 /// How many keys are remembered before old ones are removed.
 const LEAST_ROOM: usize = 64;
 
-/// Who received the notification of a release.
+/// The clients or waiters that received the notification of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notified {
     /// So many other clients.

@@ -124,6 +124,12 @@ impl EndingSubscription {
     }
 }
 
+impl Drop for EndRecord {
+    fn drop(&mut self) {
+        self.waiters.subscribed.lock().end(&self.of, Moment::now());
+    }
+}
+
 /// Keeps the subscription of a queue that has ended until a release has been answered, so that the store counts it for certain.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSubscription(Mutex<Kept>);
@@ -153,12 +159,6 @@ impl KeptSubscription {
         let kept = std::mem::replace(&mut *self.0.lock(), Kept::Answered);
         // Not under the mutex: this calls the store.
         drop(kept);
-    }
-}
-
-impl Drop for EndRecord {
-    fn drop(&mut self) {
-        self.waiters.subscribed.lock().end(&self.of, Moment::now());
     }
 }
 
