@@ -33,11 +33,33 @@ impl Command {
         self
     }
 
+    /// The same of one that is in pieces.
+    pub(super) fn joined(&mut self, pieces: &[&str]) -> &mut Command {
+        self.begin_arg(pieces.iter().map(|piece| piece.len()).sum());
+        for piece in pieces {
+            self.bytes.extend_from_slice(piece.as_bytes());
+        }
+        self.end_arg();
+        self
+    }
+
     /// The same of one that is always the same: written before by [`written`].
     pub(super) fn written(&mut self, args: usize, bytes: &[u8]) -> &mut Command {
         self.args += args;
         self.bytes.extend_from_slice(bytes);
         self
+    }
+
+    fn begin_arg(&mut self, length: usize) {
+        self.args += 1;
+        let mut digits = itoa::Buffer::new();
+        self.bytes.push(b'$');
+        self.bytes.extend_from_slice(digits.format(length).as_bytes());
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+
+    fn end_arg(&mut self) {
+        self.bytes.extend_from_slice(b"\r\n");
     }
 
     pub(super) fn finish(mut self) -> Packed {
@@ -65,13 +87,9 @@ pub(super) fn written(args: &[&str]) -> Vec<u8> {
 
 impl RedisWrite for Command {
     fn write_arg(&mut self, arg: &[u8]) {
-        self.args += 1;
-        let mut length = itoa::Buffer::new();
-        self.bytes.push(b'$');
-        self.bytes.extend_from_slice(length.format(arg.len()).as_bytes());
-        self.bytes.extend_from_slice(b"\r\n");
+        self.begin_arg(arg.len());
         self.bytes.extend_from_slice(arg);
-        self.bytes.extend_from_slice(b"\r\n");
+        self.end_arg();
     }
 
     fn write_arg_fmt(&mut self, arg: impl fmt::Display) {
@@ -172,6 +190,13 @@ mod tests {
             }
             assert_is(command, &cmd);
         }
+    }
+
+    #[test]
+    fn argument_in_pieces_is_one_argument() {
+        let mut command = Command::new(Vec::new(), 0);
+        command.joined(&["a", "", "long name"]).joined(&[]).arg("b");
+        assert_is(command, redis::cmd("along name").arg("").arg("b"));
     }
 
     #[test]

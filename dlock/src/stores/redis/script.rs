@@ -66,6 +66,11 @@ pub(super) fn channel(key: &str) -> String {
     prefixed(CHANNEL, key)
 }
 
+/// Its name in pieces.
+fn channel_of(key: &str) -> [&str; 4] {
+    prefixed_of(CHANNEL, key)
+}
+
 const CHANNEL: &str = "redisson_lock__channel";
 
 /// Whether a message says that another process has taken the available plain lock.
@@ -75,9 +80,14 @@ pub(super) fn says_taken(channel: &str, message: Option<&Value>) -> bool {
 
 /// The name of a companion of a key with this prefix, as Redisson writes it.
 pub(super) fn prefixed(prefix: &str, key: &str) -> String {
+    prefixed_of(prefix, key).concat()
+}
+
+/// The same in pieces.
+fn prefixed_of<'a>(prefix: &'a str, key: &'a str) -> [&'a str; 4] {
     match key.contains('{') {
-        true => [prefix, ":", key].concat(),
-        false => [prefix, ":{", key, "}"].concat(),
+        true => [prefix, ":", key, ""],
+        false => [prefix, ":{", key, "}"],
     }
 }
 

@@ -33,9 +33,9 @@ impl Answers {
 
     /// Accepts an answer, for the next [delivery](Self::deliver).
     pub(super) fn push(&mut self, reply: Reply, answer: Result<Done, StoreError>) {
-        self.ready.0.push((reply, answer));
-        if !self.has_threads {
-            self.ready = Delivery::default();
+        match self.has_threads {
+            true => self.ready.0.push((reply, answer)),
+            false => drop(reply.send(answer)),
         }
     }
 
@@ -46,10 +46,18 @@ impl Answers {
             let waker = Waker::from(Arc::new(std::mem::take(&mut self.ready)));
             // The runtime wakes it as if it were a task that yielded.
             let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
-        } else if count == 1 {
-            self.ready = Delivery::default();
+        } else {
+            self.ready.hand_out();
         }
         count
+    }
+}
+
+impl Delivery {
+    fn hand_out(&mut self) {
+        for (reply, answer) in self.0.drain(..) {
+            let _ = reply.send(answer);
+        }
     }
 }
 
@@ -60,9 +68,7 @@ impl Wake for Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        for (reply, answer) in self.0.drain(..) {
-            let _ = reply.send(answer);
-        }
+        self.hand_out();
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::Step;
@@ -166,7 +167,7 @@ fn company(
     };
     let slot = first.call.slot;
     let (mut weight, mut work) = (first.call.weight(), first.call.work());
-    let mut indices = vec![at];
+    let mut indices: SmallVec<[usize; 32]> = smallvec![at];
     if !first.alone {
         for (index, step) in queue.iter().enumerate().skip(at + 1).take(NEAR) {
             if step.call.slot != slot {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{capped, channel, id, left, micros, millis};
+use super::{capped, channel_of, id, left, micros, millis};
 use crate::store::counter::{CounterRequest, CounterStep};
 use crate::store::records::{ClaimRequest, ClaimToken, OnOrphan, SlotRequest};
 use crate::store::slots::micros_of;
@@ -303,7 +303,8 @@ impl Call {
             }
             (Verb::Release { grant, keep_until }, None) if left(*keep_until).is_zero() => {
                 cmd.arg(1).arg(&*self.key).arg("release");
-                cmd.arg(id(*grant, &mut [0; 57])).arg(channel(&self.key));
+                cmd.arg(id(*grant, &mut [0; 57]));
+                cmd.joined(&channel_of(&self.key));
             }
             _ => return false,
         }
@@ -347,7 +348,7 @@ impl Call {
                         cmd.arg(id(*grant, &mut [0; 57])).arg(keep)
                     }
                 };
-                cmd.arg(channel(&self.key));
+                cmd.joined(&channel_of(&self.key));
             }
             Verb::All(all) => {
                 cmd.arg("all").arg(all.len());
@@ -372,7 +373,7 @@ impl Call {
             }
             Verb::Force(only) => {
                 cmd.arg("force").arg(2 + only.iter().len());
-                cmd.arg(channel(&self.key)).arg(refuse_after).arg(only);
+                cmd.joined(&channel_of(&self.key)).arg(refuse_after).arg(only);
             }
             Verb::Claim(request) => {
                 cmd.arg("claim").arg(6).arg(request.token.as_str());

@@ -1,7 +1,7 @@
 //! The short call of steps on one fair lock, see `lua/always.lua`.
 
 use super::call::{Call, Verb};
-use super::{channel, left, millis, prefixed};
+use super::{channel_of, left, millis, prefixed};
 use crate::store::{AcquireRequest, GrantId, Kind};
 use crate::stores::redis::command::Command;
 use crate::stores::redis::fence::Fence;
@@ -117,7 +117,8 @@ pub(super) fn write<'a>(
     cmd.arg(prefixed("redisson_lock_timeout", key));
     cmd.arg("queue").arg(late).arg(format!("{}:", client.client()));
     cmd.arg(terms.lease).arg(terms.tokens);
-    cmd.arg(u8::from(terms.waits)).arg(terms.last).arg(channel(key));
+    cmd.arg(u8::from(terms.waits)).arg(terms.last);
+    cmd.joined(&channel_of(key));
     for step in calls.filter_map(QueueStep::of) {
         let name = match step {
             QueueStep::Acquire(_) => "fair",
