@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -66,8 +66,6 @@ pub(super) struct InFlight {
     pub(super) until: Instant,
     /// Steps that were sent before these must be resent, so that these may have been first.
     pub(super) overtook: bool,
-    /// Whether it took half of the waiting steps; the others follow when it is answered.
-    pub(super) half: bool,
 }
 
 pub(super) enum Batch {
@@ -134,6 +132,8 @@ enum Event {
     /// Requests, or no handle is left that could send any.
     Asked(usize),
     Alarm,
+    /// Several answers were delivered: their callers come first.
+    Delivered,
 }
 
 pub(super) struct Actor {
@@ -351,7 +351,7 @@ impl Actor {
                 break end;
             }
         };
-        self.answers.deliver();
+        self.answers.deliver(usize::MAX);
         // The connection is dropped first, so that no more replies to the failed calls arrive.
         drop(served);
         if let Some(replicas) = &mut self.replicas {
@@ -367,19 +367,10 @@ impl Actor {
 
     /// Sends what may be sent, and handles the next event.
     async fn exchange(&mut self, served: &mut Served) -> ControlFlow<End> {
-        // On one thread callers with a reply run first, so that their next requests are sent together; waiting steps
-        // are sent before that, so that the server works in the meantime.
-        if self.flow_control.answered_come_first() {
-            if self.depart(&mut served.wires) {
-                served.wires.write().await;
-            }
-            self.let_others_come().await;
-        }
         if self.retired {
             return ControlFlow::Break(End::Broken);
         }
         self.depart(&mut served.wires);
-        self.flow_control.answered = 0;
         self.ask_replicas(&mut served.wires);
         let attention = [self.due(), self.spare_at(served), self.test_at(&served.contacts)];
         self.alarm.set(attention.into_iter().flatten().min());
@@ -404,6 +395,11 @@ impl Actor {
                 self.asked(count).await;
                 ControlFlow::Continue(())
             }
+            Event::Delivered => {
+                let count = self.let_others_come().await;
+                self.flow_control.came(count);
+                ControlFlow::Continue(())
+            }
             Event::Alarm => match self.alarmed(served) {
                 Some(after) => self.goes_on(after, served),
                 None => ControlFlow::Continue(()),
@@ -416,7 +412,7 @@ impl Actor {
         let round_trip = clock::now().saturating_duration_since(call.sent_at);
         served.contacts.answered(call.role);
         (served.spare, served.was_tried) = (None, false);
-        self.flow_control.answered_call(call.batch.steps(), round_trip);
+        self.flow_control.answered_call(round_trip);
         self.answered_call(at, Some(result))
     }
 
@@ -502,18 +498,10 @@ impl Actor {
         let _reading = clock::one_reading();
         let mut any = false;
         loop {
-            let half = self.half();
-            if half.is_some() && self.calls.iter().any(|call| call.half) {
-                break;
-            }
-            let first = self.calls.is_empty();
-            let Some((batch, role)) = self.next_batch(half.unwrap_or(BATCH)) else {
+            let Some((batch, role)) = self.next_batch() else {
                 break;
             };
             self.send(batch, By::Hash, role, wires);
-            if let Some(call) = self.calls.back_mut() {
-                call.half = first && half.is_some() && !self.send_queue.is_empty();
-            }
             any = true;
         }
         any
@@ -530,14 +518,10 @@ impl Actor {
         last.is_some_and(|last| self.send_queue.company_on() == Some(&*last.call.key))
     }
 
-    /// How many steps the next call takes, if not all of them.
-    fn half(&self) -> Option<usize> {
-        if self.part.cluster.is_some() || self.replicas.is_some() {
-            return None;
-        }
-        let under_way: usize = self.calls.iter().map(|call| call.batch.steps()).sum();
-        let half = self.flow_control.half(under_way + self.send_queue.len())?;
-        self.send_queue.company_on().is_none().then_some(half)
+    /// How many steps wait or are in flight.
+    fn steps(&self) -> usize {
+        let in_flight: usize = self.calls.iter().map(|call| call.batch.steps()).sum();
+        in_flight + self.send_queue.len()
     }
 
     /// How many calls may be in flight on a connection: in a Cluster there are many anyway, and with acknowledgements
@@ -565,8 +549,7 @@ impl Actor {
                 return Poll::Ready(Event::Response(at, replied.result));
             }
         }
-        let answered = self.answers.deliver();
-        self.flow_control.delivered(answered);
+        let delivered = self.deliver();
         if left
             .as_mut()
             .is_some_and(|left| left.as_mut().poll(cx).is_ready())
@@ -582,8 +565,31 @@ impl Actor {
         if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Event::Alarm);
         }
+        if delivered > 1 {
+            return Poll::Ready(Event::Delivered);
+        }
+        if !self.answers.is_empty() {
+            // The next one follows when the caller has asked again, or else when this thread has nothing else to do.
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
+        }
         let taken = self.requests.poll_recv_many(cx, &mut self.taken, MANY);
         taken.map(Event::Asked)
+    }
+
+    /// Delivers the next part of the answers; returns how many.
+    fn deliver(&mut self) -> usize {
+        if self.answers.is_empty() {
+            return 0;
+        }
+        if self.answers.were_late() {
+            self.flow_control.callers_ran_for_long();
+        }
+        let part = self.flow_control.part(self.answers.len(), self.steps());
+        // Where calls wait for each other anyway, parts were not measured.
+        let is_plain = self.part.cluster.is_none() && self.replicas.is_none();
+        let delivered = self.answers.deliver(if is_plain { part } else { usize::MAX });
+        self.flow_control.delivered(delivered);
+        delivered
     }
 
     pub(super) fn take_in(&mut self, request: Request) {
@@ -653,8 +659,8 @@ impl Actor {
         });
     }
 
-    /// Chooses what to send next, and on which connection: at most this many steps, unless one alone is more.
-    fn next_batch(&mut self, most: usize) -> Option<(Batch, ConnectionRole)> {
+    /// Chooses what to send next, and on which connection: at most [`BATCH`] steps, unless one alone is more.
+    fn next_batch(&mut self) -> Option<(Batch, ConnectionRole)> {
         let role = match self.plain.front() {
             Some(plain) => plain.role,
             None => self.role(),
@@ -684,7 +690,7 @@ impl Actor {
                     last = Some((slot, may));
                     may
                 };
-                let steps = self.send_queue.take(clock::now(), most, gate, may_send)?;
+                let steps = self.send_queue.take(clock::now(), BATCH, gate, may_send)?;
                 Some((Batch::Steps(steps), role))
             }
         }
@@ -743,7 +749,6 @@ impl Actor {
             due,
             until,
             overtook: false,
-            half: false,
         });
         self.room = command.into_room();
     }

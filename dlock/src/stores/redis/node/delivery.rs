@@ -4,60 +4,90 @@
 //! to sleep, and is woken again by the next. On a busy machine it does so on the same processor, between two callers. So
 //! answers that come together are handed out where the thread would otherwise sleep, as the runtime does it with tasks
 //! that yield: it wakes one other worker then, which takes half of the callers.
+//!
+//! Callers have no order among each other: answers that are delivered one after the other may arrive the other way round.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
+use tokio::time::Instant;
+
+use super::flow_control::SOON;
 use super::{Done, Reply};
+use crate::base::clock;
 use crate::store::StoreError;
 
+type Answer = (Reply, Result<Done, StoreError>);
+
 pub(super) struct Answers {
-    ready: Delivery,
-    /// Whether callers run on several threads; else each has its answer at once.
+    ready: Vec<Answer>,
+    /// Whether callers run on several threads; else each has its answer when it is delivered.
     has_threads: bool,
+    were_late: Arc<AtomicBool>,
 }
 
 /// Answers that their callers have once this is dropped.
-#[derive(Default)]
-struct Delivery(Vec<(Reply, Result<Done, StoreError>)>);
+struct Delivery {
+    answers: Vec<Answer>,
+    since: Instant,
+    were_late: Arc<AtomicBool>,
+}
 
 impl Answers {
     pub(super) fn new(has_threads: bool) -> Answers {
         Answers {
-            ready: Delivery::default(),
+            ready: Vec::new(),
             has_threads,
+            were_late: Arc::default(),
         }
     }
 
     /// Accepts an answer, for the next [delivery](Self::deliver).
     pub(super) fn push(&mut self, reply: Reply, answer: Result<Done, StoreError>) {
-        match self.has_threads {
-            true => self.ready.0.push((reply, answer)),
-            false => drop(reply.send(answer)),
-        }
+        self.ready.push((reply, answer));
     }
 
-    /// Hands out the answers: at once, or when the ready tasks of this thread have run. Returns how many.
-    pub(super) fn deliver(&mut self) -> usize {
-        let count = self.ready.0.len();
-        if count > 1 {
-            let waker = Waker::from(Arc::new(std::mem::take(&mut self.ready)));
+    /// How many answers wait for delivery.
+    pub(super) fn len(&self) -> usize {
+        self.ready.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// Whether answers were handed out later than [`SOON`], because the thread had other tasks. Resets it.
+    pub(super) fn were_late(&self) -> bool {
+        self.were_late.load(Ordering::Relaxed) && self.were_late.swap(false, Ordering::Relaxed)
+    }
+
+    /// Hands out the first answers, at most this many: at once, or when the ready tasks of this thread have run. Returns how
+    /// many.
+    pub(super) fn deliver(&mut self, most: usize) -> usize {
+        let count = self.len().min(most);
+        if count > 1 && self.has_threads {
+            let rest = self.ready.split_off(count);
+            let delivery = Delivery {
+                answers: std::mem::replace(&mut self.ready, rest),
+                since: clock::now(),
+                were_late: self.were_late.clone(),
+            };
+            let waker = Waker::from(Arc::new(delivery));
             // The runtime wakes it as if it were a task that yielded.
             let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
         } else {
-            self.ready.hand_out();
+            self.ready.drain(..count).for_each(hand_out);
         }
         count
     }
 }
 
-impl Delivery {
-    fn hand_out(&mut self) {
-        for (reply, answer) in self.0.drain(..) {
-            let _ = reply.send(answer);
-        }
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.ready.drain(..).for_each(hand_out);
     }
 }
 
@@ -68,23 +98,34 @@ impl Wake for Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.hand_out();
+        if clock::now().saturating_duration_since(self.since) > SOON {
+            self.were_late.store(true, Ordering::Relaxed);
+        }
+        self.answers.drain(..).for_each(hand_out);
     }
+}
+
+fn hand_out((reply, answer): Answer) {
+    let _ = reply.send(answer);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::stores::redis::script::Answer;
+    use crate::stores::redis::script;
+
+    const ALL: usize = usize::MAX;
 
     type Receiver = oneshot::Receiver<Result<Done, StoreError>>;
 
     fn push(answers: &mut Answers) -> Receiver {
         let (reply, receiver) = oneshot::channel();
         let done = Done {
-            answer: Answer::Gone,
+            answer: script::Answer::Gone,
             repeated: false,
         };
         answers.push(reply, Ok(done));
@@ -99,20 +140,53 @@ mod tests {
     async fn answers_that_come_together_are_handed_out_when_the_thread_has_nothing_else() {
         let mut answers = Answers::new(true);
         let mut all = [push(&mut answers), push(&mut answers)];
-        assert_eq!(answers.deliver(), 2);
+        assert_eq!(answers.deliver(ALL), 2);
         assert_eq!(all.each_mut().map(is_there), [false; 2]);
         tokio::task::yield_now().await;
         assert_eq!(all.each_mut().map(is_there), [true; 2]);
-        assert_eq!(answers.deliver(), 0);
+        assert_eq!(answers.deliver(ALL), 0);
+    }
+
+    #[tokio::test]
+    async fn rest_waits_for_the_next_delivery() {
+        let mut answers = Answers::new(true);
+        let mut all: [Receiver; 3] = std::array::from_fn(|_| push(&mut answers));
+        assert_eq!((answers.deliver(2), answers.len()), (2, 1));
+        tokio::task::yield_now().await;
+        assert_eq!(all.each_mut().map(is_there), [true, true, false]);
+        assert_eq!((answers.deliver(2), answers.len()), (1, 0));
+        assert!(is_there(&mut all[2]));
+        push(&mut answers);
+        assert_eq!((answers.deliver(0), answers.len()), (0, 1));
     }
 
     #[tokio::test]
     async fn a_single_answer_waits_for_nothing() {
         let mut answers = Answers::new(true);
         let mut one = push(&mut answers);
-        assert_eq!(answers.deliver(), 1);
+        assert_eq!(answers.deliver(ALL), 1);
         assert!(is_there(&mut one));
-        assert!(is_there(&mut push(&mut Answers::new(false))));
+    }
+
+    #[tokio::test]
+    async fn answers_are_there_at_once_on_one_thread() {
+        let mut answers = Answers::new(false);
+        let mut all: [Receiver; 3] = std::array::from_fn(|_| push(&mut answers));
+        assert_eq!(answers.deliver(2), 2);
+        assert_eq!(all.each_mut().map(is_there), [true, true, false]);
+        assert_eq!(answers.deliver(ALL), 1);
+        assert!(is_there(&mut all[2]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_behind_a_task_that_runs_for_long_are_late() {
+        for (runs_for, late) in [(Duration::ZERO, false), (SOON * 2, true)] {
+            let mut answers = Answers::new(true);
+            let _all = [push(&mut answers), push(&mut answers)];
+            answers.deliver(ALL);
+            tokio::time::advance(runs_for).await;
+            assert_eq!([answers.were_late(), answers.were_late()], [late, false]);
+        }
     }
 
     #[test]
@@ -126,7 +200,7 @@ mod tests {
         let mut all = runtime.block_on(async {
             let mut answers = Answers::new(true);
             let all = [push(&mut answers), push(&mut answers)];
-            answers.deliver();
+            answers.deliver(ALL);
             all
         });
         drop(runtime);
@@ -134,7 +208,7 @@ mod tests {
 
         let mut answers = Answers::new(true);
         let mut outside = [push(&mut answers), push(&mut answers)];
-        answers.deliver();
+        answers.deliver(ALL);
         assert_eq!(outside.each_mut().map(is_there), [true; 2]);
     }
 }

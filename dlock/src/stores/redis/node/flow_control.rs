@@ -1,27 +1,27 @@
-//! How many of the waiting steps are sent together, and how many calls are in flight at a time.
-//!
-//! If one call carried all steps of a crowd of callers, the server and this process would wait for each other by turns.
-//! So two calls share them: one is carried out while the answers to the other are handled here.
+//! How many calls are in flight at a time, and in how many parts their answers are delivered.
 //!
 //! A step that arrives while the maximum number of calls is in flight waits until one of them is answered. Near a
 //! server that takes a moment, in which other steps arrive that are sent along. A distant server is idle most of the
 //! time, and waiting for a call to end takes as long as waiting for its answer; so there as many calls are in flight as
 //! are needed for the next one to end soon.
 //!
+//! A server that was slow to wake answers all that it finds at once. If all those callers asked again at once, it would sleep
+//! until they have, and they until it has answered, by turns. So near a server the answers are delivered in parts: the callers
+//! of a part ask again while those of the next still wait, and the server works on their steps in the meantime.
+//!
 //! On a runtime with several threads the first of several callers wakes the sending task, which then runs before the
 //! others have arrived. So it lets them come first while callers that were answered have not asked again.
 //!
 //! Steps in the queue of one fair lock cost the server little in company and much alone. Near a server they wait for the call
-//! on the same lock that is in flight, and are not shared by two calls.
+//! on the same lock that is in flight.
 
 use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::time::Instant;
 
-use super::send_queue::BATCH;
+use crate::base::clock;
 
-/// From this many steps on two calls share them.
-const CROWD: usize = 16;
 /// Only for a server that answers this fast; a distant one is sent all at once.
 const NEAR: Duration = Duration::from_millis(1);
 
@@ -33,41 +33,83 @@ pub(super) const CALLS: usize = 2;
 const NEAR_CALLS: usize = 8;
 /// The maximum number of calls in flight to a very distant server.
 const MOST_CALLS: usize = 32;
-/// How soon the next call in flight should end, and so how often a call may be sent.
-const SOON: Duration = Duration::from_micros(250);
+/// How soon the next call in flight should end, and so how often a call may be sent; and how soon the callers of a part
+/// should have run.
+pub(super) const SOON: Duration = Duration::from_micros(250);
+
+/// How many deliveries are not made in parts after one whose callers ran for longer than [`SOON`].
+const WHOLE: u32 = 100;
 
 /// Whether the runtime that polls this has several threads.
 pub(super) fn has_threads() -> bool {
     Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread
 }
 
+/// The size of a part, with this many steps that wait, are in flight or were answered (measured: docs/performance.md).
+fn part(steps: usize, has_threads: bool) -> usize {
+    match (steps, has_threads) {
+        // One by one: a caller that is answered alone runs next on the same thread.
+        (0..=5, true) => 1,
+        (_, true) => steps.div_ceil(3),
+        // The server wakes as late as all of them have asked.
+        (0..=6, false) => steps,
+        (_, false) => steps.div_ceil(5),
+    }
+}
+
 pub(super) struct FlowControl {
-    /// Steps of the last answered call, until the steps that follow its answers have arrived.
-    pub(super) answered: usize,
     /// Answers that were delivered on a runtime with several threads, and whose callers have not asked again.
     owed: usize,
-    /// The duration of that call.
-    round_trip: Duration,
     /// The duration of the fastest call: the network, without the time of a busy server.
     fastest: Duration,
+    /// When the last part was delivered, and the size of each, until all answers are.
+    parts: Option<(Instant, usize)>,
+    /// How many deliveries are not made in parts.
+    whole: u32,
     has_threads: bool,
 }
 
 impl FlowControl {
     pub(super) fn new(has_threads: bool) -> FlowControl {
         FlowControl {
-            answered: 0,
             owed: 0,
-            round_trip: Duration::MAX,
             fastest: Duration::MAX,
+            parts: None,
+            whole: 0,
             has_threads,
         }
     }
 
-    pub(super) fn answered_call(&mut self, steps: usize, round_trip: Duration) {
-        self.answered = steps;
-        self.round_trip = round_trip;
+    pub(super) fn answered_call(&mut self, round_trip: Duration) {
         self.fastest = self.fastest.min(round_trip);
+    }
+
+    /// How many of these answers are delivered now, with this many other steps waiting or in flight. The rest must be asked
+    /// for again when the callers of this part have run.
+    pub(super) fn part(&mut self, answers: usize, others: usize) -> usize {
+        let part = match self.parts.take() {
+            Some((delivered, part)) => {
+                if clock::now().saturating_duration_since(delivered) > SOON {
+                    self.callers_ran_for_long();
+                }
+                part
+            }
+            None => part(answers + others, self.has_threads),
+        };
+        if answers <= part || self.fastest >= NEAR {
+            return answers;
+        }
+        if self.whole > 0 {
+            self.whole -= 1;
+            return answers;
+        }
+        self.parts = Some((clock::now(), part));
+        part
+    }
+
+    /// Makes the next deliveries whole: answers must not wait behind callers with much to do.
+    pub(super) fn callers_ran_for_long(&mut self) {
+        self.whole = WHOLE;
     }
 
     /// Counts answers that were delivered.
@@ -86,11 +128,6 @@ impl FlowControl {
     /// Whether more steps are likely to arrive right after this one. A single caller is not waited for.
     pub(super) fn expects_more(&self) -> bool {
         self.has_threads && self.owed > 1
-    }
-
-    /// Whether the callers that have just been answered come before the next call.
-    pub(super) fn answered_come_first(&self) -> bool {
-        !self.has_threads && self.answered > 1
     }
 
     /// The duration of the fastest call, if one was answered.
@@ -112,43 +149,73 @@ impl FlowControl {
     pub(super) fn gathers(&self) -> bool {
         self.fastest < NEAR
     }
-
-    /// How many steps the next call takes, with this many waiting or in flight: half of them, if it pays to share them.
-    pub(super) fn half(&self, here: usize) -> Option<usize> {
-        let all = self.answered + here;
-        let pays = self.round_trip < NEAR && (CROWD..=BATCH).contains(&all);
-        pays.then(|| all.div_ceil(2))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn after(answered: usize, round_trip: Duration) -> FlowControl {
-        let mut pace = FlowControl::new(false);
-        pace.answered_call(answered, round_trip);
+    /// Has an answer of a server at this distance, in microseconds.
+    fn at(distance: u64, has_threads: bool) -> FlowControl {
+        let mut pace = FlowControl::new(has_threads);
+        pace.answered_call(Duration::from_micros(distance));
         pace
     }
 
-    #[test]
-    fn a_crowd_is_shared_by_two_calls() {
-        let near = after(32, Duration::from_micros(200));
-        assert_eq!(near.half(32), Some(32));
-        assert_eq!(after(0, Duration::from_micros(200)).half(63), Some(32));
-        assert_eq!(after(0, Duration::from_micros(200)).half(BATCH), Some(BATCH / 2));
+    /// The parts of these answers, if none of the callers asks again.
+    fn parts(mut pace: FlowControl, mut answers: usize, others: usize) -> Vec<usize> {
+        let next = || {
+            let part = pace.part(answers, others);
+            answers -= part;
+            (part > 0).then_some(part)
+        };
+        std::iter::from_fn(next).collect()
     }
 
-    #[test]
-    fn few_go_together_and_so_do_all_for_a_distant_server() {
-        assert_eq!(after(5, Duration::from_micros(200)).half(10), None);
-        assert_eq!(after(32, Duration::from_millis(2)).half(32), None);
-        assert_eq!(FlowControl::new(false).half(64), None);
+    #[tokio::test(start_paused = true)]
+    async fn answers_are_delivered_in_parts_near_a_server() {
+        let near = |has_threads| at(80, has_threads);
+        assert_eq!(parts(near(true), 1, 0), [1]);
+        assert_eq!(parts(near(true), 5, 0), [1; 5]);
+        assert_eq!(parts(near(true), 6, 0), [2; 3]);
+        assert_eq!(parts(near(true), 64, 0), [22, 22, 20]);
+        assert_eq!(parts(near(false), 6, 0), [6]);
+        assert_eq!(parts(near(false), 7, 0), [2, 2, 2, 1]);
+        assert_eq!(parts(near(false), 64, 0), [13, 13, 13, 13, 12]);
+        // Others are under way anyway.
+        assert_eq!(parts(near(true), 16, 32), [16]);
+        assert_eq!(parts(near(true), 20, 10), [10, 10]);
+        assert_eq!(parts(near(false), 16, 64), [16]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_are_delivered_at_once_where_the_server_is_distant_or_unknown() {
+        for has_threads in [true, false] {
+            assert_eq!(parts(at(5000, has_threads), 64, 0), [64]);
+            assert_eq!(parts(FlowControl::new(has_threads), 64, 0), [64]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_behind_callers_that_run_for_long() {
+        let mut pace = at(80, true);
+        assert_eq!(pace.part(12, 0), 4);
+        tokio::time::advance(SOON / 2).await;
+        assert_eq!(pace.part(8, 4), 4);
+        tokio::time::advance(SOON * 2).await;
+        assert_eq!(pace.part(4, 8), 4);
+        for _ in 0..WHOLE {
+            assert_eq!(pace.part(12, 0), 12);
+            tokio::time::advance(SOON * 2).await;
+        }
+        assert_eq!(pace.part(12, 0), 4);
+        pace.callers_ran_for_long();
+        assert_eq!(pace.part(8, 4), 8);
     }
 
     #[test]
     fn the_more_distant_the_server_the_more_calls_are_under_way() {
-        let calls = |micros| after(1, Duration::from_micros(micros)).calls();
+        let calls = |micros| at(micros, false).calls();
         assert_eq!(FlowControl::new(false).calls(), 8);
         assert_eq!([0, 80, 500, 1000].map(calls), [8; 4]);
         assert_eq!([2000, 5000, 100_000].map(calls), [8, 20, 32]);
@@ -157,14 +224,14 @@ mod tests {
     #[test]
     fn steps_gather_near_a_server_once_that_is_known() {
         assert!(!FlowControl::new(false).gathers());
-        assert!(after(1, Duration::from_micros(80)).gathers());
-        assert!(!after(1, Duration::from_millis(5)).gathers());
+        assert!(at(80, false).gathers());
+        assert!(!at(5000, false).gathers());
     }
 
     #[test]
     fn a_server_that_has_much_to_do_is_not_distant() {
-        let mut pace = after(1, Duration::from_micros(80));
-        pace.answered_call(256, Duration::from_millis(20));
+        let mut pace = at(80, false);
+        pace.answered_call(Duration::from_millis(20));
         assert_eq!(pace.calls(), 8);
         assert!(pace.gathers());
     }
@@ -182,23 +249,5 @@ mod tests {
         // Callers that did not ask again do something else.
         assert!(!expects(true, 8, &[1, 0]));
         assert!(!expects(false, 8, &[1]));
-    }
-
-    #[test]
-    fn answered_callers_come_first_where_they_are_on_the_same_thread() {
-        let come_first = |has_threads, steps| {
-            let near = after(steps, Duration::from_micros(80));
-            FlowControl { has_threads, ..near }.answered_come_first()
-        };
-        assert_eq!(
-            [0, 1, 2, 8].map(|steps| come_first(false, steps)),
-            [false, false, true, true]
-        );
-        assert!(!come_first(true, 8));
-    }
-
-    #[test]
-    fn more_than_a_call_carries_are_shared_anyway() {
-        assert_eq!(after(256, Duration::from_micros(200)).half(256), None);
     }
 }

@@ -10,7 +10,6 @@
 //! flight on the other connection.
 
 use std::collections::{HashSet, VecDeque};
-use std::future::poll_fn;
 use std::task::{Context, Poll};
 
 use redis::{Cmd, RedisError, Value};
@@ -68,15 +67,6 @@ impl Wires {
             false => self.wire(role).send(command, number),
         }
         number
-    }
-
-    /// Writes as much as the connections accept now.
-    pub(super) async fn write(&mut self) {
-        poll_fn(|cx| {
-            self.each().for_each(|wire| wire.write(cx));
-            Poll::Ready(())
-        })
-        .await;
     }
 
     /// As [`Wire::poll`] on each of them.
@@ -245,7 +235,6 @@ impl Actor {
             due: until,
             until,
             overtook: false,
-            half: false,
         });
     }
 

@@ -135,7 +135,7 @@ impl Wire {
     }
 
     /// Writes as much as the connection accepts now.
-    pub(super) fn write(&mut self, cx: &mut Context<'_>) {
+    fn write(&mut self, cx: &mut Context<'_>) {
         if !matches!(self.state, State::Open) {
             return self.output.clear();
         }
