@@ -2,6 +2,7 @@
 
 mod redis_access;
 mod redis_acl;
+mod redis_answers;
 mod redis_bad_input;
 mod redis_cancel;
 mod redis_cluster;

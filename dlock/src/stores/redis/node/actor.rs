@@ -18,7 +18,7 @@ use super::flow_control::{CALLS, FlowControl, has_threads};
 use super::late_copies::{LateCopies, micros};
 use super::replicas::{ConnectionRole, Replicas, Wires};
 use super::responses::After;
-use super::send_queue::{BATCH, SendQueue};
+use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
 use super::{Part, Plain, Request, Step};
 use crate::base::chance;
@@ -132,7 +132,7 @@ enum Event {
     /// Requests, or no handle is left that could send any.
     Asked(usize),
     Alarm,
-    /// Several answers were delivered: their callers come first.
+    /// Several answers were delivered: lets their callers run.
     Delivered,
 }
 
@@ -190,7 +190,7 @@ impl Actor {
             next: 0,
             calls: VecDeque::new(),
             late_copies: LateCopies::new(),
-            flow_control: FlowControl::new(false),
+            flow_control: FlowControl::new(false, false),
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
@@ -343,7 +343,9 @@ impl Actor {
 
     async fn serve(&mut self, connected: Connected) -> End {
         let has_threads = has_threads();
-        self.flow_control = FlowControl::new(has_threads);
+        // There, calls wait for each other anyway.
+        let waits = self.part.cluster.is_some() || self.replicas.is_some();
+        self.flow_control = FlowControl::new(has_threads, !waits);
         self.answers = Answers::new(has_threads);
         let mut served = Served::new(&self.connector, connected);
         let end = loop {
@@ -487,24 +489,18 @@ impl Actor {
         count
     }
 
-    /// Sends what may be sent now. Returns whether that was anything.
-    fn depart(&mut self, wires: &mut Wires) -> bool {
+    /// Sends what may be sent now.
+    fn depart(&mut self, wires: &mut Wires) {
         if self.send_queue.is_empty() && self.plain.is_empty() {
-            return false;
+            return;
         }
         if self.waits_for_company() {
-            return false;
+            return;
         }
         let _reading = clock::one_reading();
-        let mut any = false;
-        loop {
-            let Some((batch, role)) = self.next_batch() else {
-                break;
-            };
+        while let Some((batch, role)) = self.next_batch() {
             self.send(batch, By::Hash, role, wires);
-            any = true;
         }
-        any
     }
 
     /// Whether all that would be sent is cheaper together with what follows, and the last call in flight is about the same lock:
@@ -565,11 +561,11 @@ impl Actor {
         if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Event::Alarm);
         }
-        if delivered > 1 {
+        if delivered > 1 && self.flow_control.lets_callers_run() {
             return Poll::Ready(Event::Delivered);
         }
         if !self.answers.is_empty() {
-            // The next one follows when the caller has asked again, or else when this thread has nothing else to do.
+            // The next answer follows when the caller has asked again, or else when this thread has nothing else to do.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
         }
         let taken = self.requests.poll_recv_many(cx, &mut self.taken, MANY);
@@ -581,13 +577,11 @@ impl Actor {
         if self.answers.is_empty() {
             return 0;
         }
-        if self.answers.were_late() {
+        if self.answers.take_late() {
             self.flow_control.callers_ran_for_long();
         }
-        let part = self.flow_control.part(self.answers.len(), self.steps());
-        // Where calls wait for each other anyway, parts were not measured.
-        let is_plain = self.part.cluster.is_none() && self.replicas.is_none();
-        let delivered = self.answers.deliver(if is_plain { part } else { usize::MAX });
+        let most = self.flow_control.part(self.answers.len(), self.steps());
+        let delivered = self.answers.deliver(most);
         self.flow_control.delivered(delivered);
         delivered
     }
@@ -659,7 +653,7 @@ impl Actor {
         });
     }
 
-    /// Chooses what to send next, and on which connection: at most [`BATCH`] steps, unless one alone is more.
+    /// Chooses what to send next, and on which connection.
     fn next_batch(&mut self) -> Option<(Batch, ConnectionRole)> {
         let role = match self.plain.front() {
             Some(plain) => plain.role,
@@ -690,7 +684,7 @@ impl Actor {
                     last = Some((slot, may));
                     may
                 };
-                let steps = self.send_queue.take(clock::now(), BATCH, gate, may_send)?;
+                let steps = self.send_queue.take(clock::now(), gate, may_send)?;
                 Some((Batch::Steps(steps), role))
             }
         }

@@ -15,7 +15,7 @@ use std::task::{Context, Wake, Waker};
 
 use tokio::time::Instant;
 
-use super::flow_control::SOON;
+use super::flow_control::LATE;
 use super::{Done, Reply};
 use crate::base::clock;
 use crate::store::StoreError;
@@ -59,8 +59,8 @@ impl Answers {
         self.ready.is_empty()
     }
 
-    /// Whether answers were handed out later than [`SOON`], because the thread had other tasks. Resets it.
-    pub(super) fn were_late(&self) -> bool {
+    /// Whether answers were handed out later than [`LATE`], because the thread had other tasks; forgets it.
+    pub(super) fn take_late(&self) -> bool {
         self.were_late.load(Ordering::Relaxed) && self.were_late.swap(false, Ordering::Relaxed)
     }
 
@@ -98,7 +98,7 @@ impl Wake for Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if clock::now().saturating_duration_since(self.since) > SOON {
+        if clock::now().saturating_duration_since(self.since) > LATE {
             self.were_late.store(true, Ordering::Relaxed);
         }
         self.answers.drain(..).for_each(hand_out);
@@ -180,12 +180,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_behind_a_task_that_runs_for_long_are_late() {
-        for (runs_for, late) in [(Duration::ZERO, false), (SOON * 2, true)] {
+        for (runs_for, late) in [(Duration::ZERO, false), (LATE * 2, true)] {
             let mut answers = Answers::new(true);
             let _all = [push(&mut answers), push(&mut answers)];
             answers.deliver(ALL);
             tokio::time::advance(runs_for).await;
-            assert_eq!([answers.were_late(), answers.were_late()], [late, false]);
+            assert_eq!([answers.take_late(), answers.take_late()], [late, false]);
         }
     }
 

@@ -6,8 +6,9 @@
 //! are needed for the next one to end soon.
 //!
 //! A server that was slow to wake answers all that it finds at once. If all those callers asked again at once, it would sleep
-//! until they have, and they until it has answered, by turns. So near a server the answers are delivered in parts: the callers
-//! of a part ask again while those of the next still wait, and the server works on their steps in the meantime.
+//! until they have, and they until it has answered, by turns. So near a server the answers are delivered in parts: callers of
+//! one part ask again while those of the next still wait, and the server works on their steps in the meantime. A caller with
+//! much to do on its thread may keep the next part waiting; then the next deliveries are not made in parts.
 //!
 //! On a runtime with several threads the first of several callers wakes the sending task, which then runs before the
 //! others have arrived. So it lets them come first while callers that were answered have not asked again.
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::base::clock;
 
-/// Only for a server that answers this fast; a distant one is sent all at once.
+/// A server that answers this fast is near.
 const NEAR: Duration = Duration::from_millis(1);
 
 /// The maximum number of calls in flight if each waits for those before it: with acknowledgements by replicas, and for
@@ -33,12 +34,13 @@ pub(super) const CALLS: usize = 2;
 const NEAR_CALLS: usize = 8;
 /// The maximum number of calls in flight to a very distant server.
 const MOST_CALLS: usize = 32;
-/// How soon the next call in flight should end, and so how often a call may be sent; and how soon the callers of a part
-/// should have run.
-pub(super) const SOON: Duration = Duration::from_micros(250);
+/// How soon the next call in flight should end, and so how often a call may be sent.
+const SOON: Duration = Duration::from_micros(250);
 
-/// How many deliveries are not made in parts after one whose callers ran for longer than [`SOON`].
-const WHOLE: u32 = 100;
+/// Callers that ran for longer than this before the next part keep other callers waiting.
+pub(super) const LATE: Duration = Duration::from_micros(250);
+/// How many deliveries are made as a whole then.
+const WHOLE_DELIVERIES: u32 = 100;
 
 /// Whether the runtime that polls this has several threads.
 pub(super) fn has_threads() -> bool {
@@ -46,15 +48,25 @@ pub(super) fn has_threads() -> bool {
 }
 
 /// The size of a part, with this many steps that wait, are in flight or were answered (measured: docs/performance.md).
-fn part(steps: usize, has_threads: bool) -> usize {
+fn part_size(steps: usize, has_threads: bool) -> usize {
     match (steps, has_threads) {
         // One by one: a caller that is answered alone runs next on the same thread.
         (0..=5, true) => 1,
         (_, true) => steps.div_ceil(3),
-        // The server wakes as late as all of them have asked.
+        // Parts do not help: the server wakes only when all have asked.
         (0..=6, false) => steps,
         (_, false) => steps.div_ceil(5),
     }
+}
+
+/// Parts of the answers, until all are delivered.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// Of how many steps; if there are more, their size is chosen anew.
+    of: usize,
+    size: usize,
+    /// When the last one was delivered.
+    delivered: Instant,
 }
 
 pub(super) struct FlowControl {
@@ -62,21 +74,24 @@ pub(super) struct FlowControl {
     owed: usize,
     /// The duration of the fastest call: the network, without the time of a busy server.
     fastest: Duration,
-    /// When the last part was delivered, and the size of each, until all answers are.
-    parts: Option<(Instant, usize)>,
-    /// How many deliveries are not made in parts.
-    whole: u32,
+    /// The parts in which answers are being delivered.
+    parts: Option<Parts>,
+    /// How many deliveries are still made as a whole.
+    whole_left: u32,
     has_threads: bool,
+    in_parts: bool,
 }
 
 impl FlowControl {
-    pub(super) fn new(has_threads: bool) -> FlowControl {
+    /// `in_parts` says whether answers of a near server are delivered in parts.
+    pub(super) fn new(has_threads: bool, in_parts: bool) -> FlowControl {
         FlowControl {
             owed: 0,
             fastest: Duration::MAX,
             parts: None,
-            whole: 0,
+            whole_left: 0,
             has_threads,
+            in_parts,
         }
     }
 
@@ -87,29 +102,36 @@ impl FlowControl {
     /// How many of these answers are delivered now, with this many other steps waiting or in flight. The rest must be asked
     /// for again when the callers of this part have run.
     pub(super) fn part(&mut self, answers: usize, others: usize) -> usize {
-        let part = match self.parts.take() {
-            Some((delivered, part)) => {
-                if clock::now().saturating_duration_since(delivered) > SOON {
-                    self.callers_ran_for_long();
-                }
-                part
-            }
-            None => part(answers + others, self.has_threads),
-        };
-        if answers <= part || self.fastest >= NEAR {
+        let steps = answers + others;
+        let before = self.parts.take();
+        if before.is_some_and(|parts| clock::now().saturating_duration_since(parts.delivered) > LATE) {
+            self.callers_ran_for_long();
+        }
+        let mut parts = before.filter(|parts| parts.of >= steps).unwrap_or(Parts {
+            of: steps,
+            size: part_size(steps, self.has_threads),
+            delivered: clock::now(),
+        });
+        if answers <= parts.size || !self.in_parts || self.fastest >= NEAR {
             return answers;
         }
-        if self.whole > 0 {
-            self.whole -= 1;
+        if self.whole_left > 0 {
+            self.whole_left -= 1;
             return answers;
         }
-        self.parts = Some((clock::now(), part));
-        part
+        parts.delivered = clock::now();
+        self.parts = Some(parts);
+        parts.size
     }
 
     /// Makes the next deliveries whole: answers must not wait behind callers with much to do.
     pub(super) fn callers_ran_for_long(&mut self) {
-        self.whole = WHOLE;
+        self.whole_left = WHOLE_DELIVERIES;
+    }
+
+    /// Whether the callers of several answers run before the next call is sent, or more answers are delivered.
+    pub(super) fn lets_callers_run(&self) -> bool {
+        !self.has_threads || self.in_parts && self.fastest < NEAR
     }
 
     /// Counts answers that were delivered.
@@ -157,7 +179,7 @@ mod tests {
 
     /// Has an answer of a server at this distance, in microseconds.
     fn at(distance: u64, has_threads: bool) -> FlowControl {
-        let mut pace = FlowControl::new(has_threads);
+        let mut pace = FlowControl::new(has_threads, true);
         pace.answered_call(Duration::from_micros(distance));
         pace
     }
@@ -189,24 +211,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_are_delivered_at_once_where_the_server_is_distant_or_unknown() {
+    async fn answers_are_delivered_at_once_where_the_server_is_distant_or_unknown_or_calls_wait() {
         for has_threads in [true, false] {
             assert_eq!(parts(at(5000, has_threads), 64, 0), [64]);
-            assert_eq!(parts(FlowControl::new(has_threads), 64, 0), [64]);
+            assert_eq!(parts(FlowControl::new(has_threads, true), 64, 0), [64]);
+            let mut unparted = FlowControl::new(has_threads, false);
+            unparted.answered_call(Duration::from_micros(80));
+            assert_eq!(unparted.lets_callers_run(), !has_threads);
+            assert_eq!(parts(unparted, 64, 0), [64]);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_behind_callers_that_run_for_long() {
+    async fn after_callers_that_ran_for_long_deliveries_are_whole() {
         let mut pace = at(80, true);
         assert_eq!(pace.part(12, 0), 4);
-        tokio::time::advance(SOON / 2).await;
+        tokio::time::advance(LATE / 2).await;
         assert_eq!(pace.part(8, 4), 4);
-        tokio::time::advance(SOON * 2).await;
+        tokio::time::advance(LATE * 2).await;
         assert_eq!(pace.part(4, 8), 4);
-        for _ in 0..WHOLE {
+        for _ in 0..WHOLE_DELIVERIES {
             assert_eq!(pace.part(12, 0), 12);
-            tokio::time::advance(SOON * 2).await;
         }
         assert_eq!(pace.part(12, 0), 4);
         pace.callers_ran_for_long();
@@ -214,16 +239,30 @@ mod tests {
     }
 
     #[test]
+    fn callers_run_first_where_that_takes_less_time_than_a_call() {
+        assert!(at(80, true).lets_callers_run() && at(80, false).lets_callers_run());
+        assert!(!at(5000, true).lets_callers_run() && at(5000, false).lets_callers_run());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parts_grow_with_the_crowd() {
+        let mut pace = at(80, true);
+        assert_eq!(pace.part(5, 0), 1);
+        assert_eq!(pace.part(30, 30), 20);
+        assert_eq!(pace.part(22, 0), 20);
+    }
+
+    #[test]
     fn the_more_distant_the_server_the_more_calls_are_under_way() {
         let calls = |micros| at(micros, false).calls();
-        assert_eq!(FlowControl::new(false).calls(), 8);
+        assert_eq!(FlowControl::new(false, true).calls(), 8);
         assert_eq!([0, 80, 500, 1000].map(calls), [8; 4]);
         assert_eq!([2000, 5000, 100_000].map(calls), [8, 20, 32]);
     }
 
     #[test]
     fn steps_gather_near_a_server_once_that_is_known() {
-        assert!(!FlowControl::new(false).gathers());
+        assert!(!FlowControl::new(false, true).gathers());
         assert!(at(80, false).gathers());
         assert!(!at(5000, false).gathers());
     }
@@ -239,7 +278,7 @@ mod tests {
     #[test]
     fn others_are_let_come_first_where_they_run_on_other_threads() {
         let expects = |has_threads, answers, requests: &[usize]| {
-            let mut pace = FlowControl::new(has_threads);
+            let mut pace = FlowControl::new(has_threads, true);
             pace.delivered(answers);
             requests.iter().for_each(|count| pace.came(*count));
             pace.expects_more()

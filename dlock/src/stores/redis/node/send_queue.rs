@@ -12,7 +12,7 @@ use super::replicas::Gate;
 use crate::stores::redis::cluster::slot::Slot;
 
 /// The maximum number of steps in one call.
-pub(super) const BATCH: usize = 256;
+const BATCH: usize = 256;
 /// The maximum number of bytes of the steps of one call, unless one alone has more: so that a large result delays few
 /// others.
 const HEAVY: usize = 1024 * 1024;
@@ -105,19 +105,18 @@ impl SendQueue {
         (self.failed_releases.is_empty() && self.steps.iter().all(is_company)).then_some(key)
     }
 
-    /// Takes the steps to send together next: steps of one slot, if another call may be made there, and at most this
-    /// many unless one alone is more.
+    /// Takes the steps to send together next: steps of one slot, if another call may be made there, and at most [`BATCH`]
+    /// unless one alone is more.
     pub(super) fn take(
         &mut self,
         now: Instant,
-        most: usize,
         mut gate: Gate,
         mut may_send: impl FnMut(Option<Slot>) -> bool,
     ) -> Option<Vec<Step>> {
         let kept = self.failed_releases.iter().take(WINDOW);
         let first = kept.map(|step| step.call.slot).position(&mut may_send);
         if let Some(at) = first {
-            return Some(company(&mut self.failed_releases, at, most, |_| true));
+            return Some(company(&mut self.failed_releases, at, |_| true));
         }
         self.wakes_at = None;
         let mut waiting = HashSet::new();
@@ -136,7 +135,7 @@ impl SendQueue {
             .iter()
             .take(WINDOW)
             .position(|step| may_go(step) && may_send(step.call.slot))?;
-        Some(company(&mut self.steps, at, most, may_go))
+        Some(company(&mut self.steps, at, may_go))
     }
 
     /// Takes all steps of these slots: the queued ones, and the failed releases.
@@ -156,12 +155,7 @@ impl SendQueue {
 }
 
 /// Takes the step at this index out of the queue, and later steps of its slot with it.
-fn company(
-    queue: &mut VecDeque<Step>,
-    at: usize,
-    most: usize,
-    mut may_go: impl FnMut(&Step) -> bool,
-) -> Vec<Step> {
+fn company(queue: &mut VecDeque<Step>, at: usize, mut may_go: impl FnMut(&Step) -> bool) -> Vec<Step> {
     let Some(first) = queue.get(at) else {
         return Vec::new();
     };
@@ -175,7 +169,7 @@ fn company(
             }
             weight += step.call.weight();
             work += step.call.work();
-            if step.alone || weight > HEAVY || work > most || !may_go(step) {
+            if step.alone || weight > HEAVY || work > BATCH || !may_go(step) {
                 break;
             }
             indices.push(index);
