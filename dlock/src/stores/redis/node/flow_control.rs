@@ -38,9 +38,9 @@ const MOST_CALLS: usize = 32;
 const SOON: Duration = Duration::from_micros(250);
 
 /// Callers that ran for longer than this before the next part keep other callers waiting.
-pub(super) const LATE: Duration = Duration::from_micros(250);
+pub(super) const LATE: Duration = Duration::from_millis(1);
 /// How many deliveries are made as a whole then.
-const WHOLE_DELIVERIES: u32 = 100;
+const WHOLE_DELIVERIES: u32 = 20;
 
 /// Whether the runtime that polls this has several threads.
 pub(super) fn has_threads() -> bool {
