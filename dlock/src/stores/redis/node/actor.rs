@@ -343,9 +343,9 @@ impl Actor {
 
     async fn serve(&mut self, connected: Connected) -> End {
         let has_threads = has_threads();
-        // There, calls wait for each other anyway.
-        let waits = self.part.cluster.is_some() || self.replicas.is_some();
-        self.flow_control = FlowControl::new(has_threads, !waits);
+        // In a Cluster, and where replicas acknowledge, calls wait for each other anyway.
+        let in_parts = self.part.cluster.is_none() && self.replicas.is_none();
+        self.flow_control = FlowControl::new(has_threads, in_parts);
         self.answers = Answers::new(has_threads);
         let mut served = Served::new(&self.connector, connected);
         let end = loop {
