@@ -61,7 +61,7 @@ impl Answers {
 
     /// Whether answers were handed out later than [`LATE`], because the thread had other tasks; forgets it.
     pub(super) fn take_late(&self) -> bool {
-        self.were_late.load(Ordering::Relaxed) && self.were_late.swap(false, Ordering::Relaxed)
+        self.were_late.swap(false, Ordering::Relaxed)
     }
 
     /// Hands out the first answers, at most this many: at once, or when the ready tasks of this thread have run. Returns how

@@ -107,21 +107,20 @@ impl FlowControl {
         if before.is_some_and(|parts| clock::now().saturating_duration_since(parts.delivered) > LATE) {
             self.callers_ran_for_long();
         }
-        let mut parts = before.filter(|parts| parts.of >= steps).unwrap_or(Parts {
-            of: steps,
-            size: part_size(steps, self.has_threads),
-            delivered: clock::now(),
-        });
-        if answers <= parts.size || !self.in_parts || self.fastest >= NEAR {
+        let (of, size) = match before {
+            Some(parts) if parts.of >= steps => (parts.of, parts.size),
+            _ => (steps, part_size(steps, self.has_threads)),
+        };
+        if answers <= size || !self.in_parts || self.fastest >= NEAR {
             return answers;
         }
         if self.whole_left > 0 {
             self.whole_left -= 1;
             return answers;
         }
-        parts.delivered = clock::now();
-        self.parts = Some(parts);
-        parts.size
+        let delivered = clock::now();
+        self.parts = Some(Parts { of, size, delivered });
+        size
     }
 
     /// Makes the next deliveries whole: answers must not wait behind callers with much to do.
