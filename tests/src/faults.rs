@@ -96,7 +96,10 @@ pub async fn setting_of_faults() -> (Store, Proxy, LockClient, LockClient) {
 
 /// Matches the calls that carry a step of this name.
 pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
-    move |command| command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes())
+    move |command| {
+        let by_script = command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes());
+        by_script || name == "release" && command.is("HDEL")
+    }
 }
 
 /// A lock that is held as one kind, and the kind that waiters request meanwhile.

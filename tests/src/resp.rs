@@ -65,6 +65,11 @@ impl Command {
             .any(|name| self.is(name))
     }
 
+    /// Whether it carries steps of a client: the script, or the release of a plain lock.
+    pub fn carries_steps(&self) -> bool {
+        self.is_script() || self.is("HDEL")
+    }
+
     /// The name and all arguments, as bytes.
     pub fn args(&self) -> &[Bytes] {
         &self.args

@@ -55,7 +55,7 @@ impl Way for Proxy {
     }
 
     fn hold(&self, k: u64) -> Box<dyn Struck> {
-        Box::new(self.hold(k, Command::is_script))
+        Box::new(self.hold(k, Command::carries_steps))
     }
 
     fn heal(&self) {

@@ -114,6 +114,9 @@ impl Topology {
 
 /// What the first step of a call is called.
 fn name_of(command: &Command) -> Option<String> {
+    if command.is("HDEL") {
+        return Some("release".to_owned());
+    }
     if !command.is_script() {
         return None;
     }

@@ -57,8 +57,18 @@ impl Setting {
         .await;
     }
 
-    /// A waiter that is in the queue by the time this returns, and releases the lock when it is served.
+    /// A waiter that has joined the queue by the time this returns, and releases the lock when it is served.
     async fn waiter(&self, client: &LockClient, name: usize, order: &Order) -> JoinHandle<()> {
+        let waiter = self.joining(client, name, order).await;
+        // Its process sends requests on one lock in order, so this is answered after those that join.
+        answered(|| client.inspect("k"))
+            .await
+            .expect("the server answers");
+        waiter
+    }
+
+    /// A waiter whose node is in the queue by the time this returns; its process may not have the answer yet.
+    async fn joining(&self, client: &LockClient, name: usize, order: &Order) -> JoinHandle<()> {
         let before = self.server.counted("zk_ephemerals_count").await;
         let (lock, order) = (client.fair_lock("k").wait(PATIENCE), order.clone());
         let waiter = tokio::spawn(async move {
@@ -354,6 +364,26 @@ async fn positions_survive_broken_connections_and_a_restart() {
     is_confirmed(&guard).await;
     guard.release().await.unwrap();
     setting.served(waiters, &order, &[0, 1, 2, 3]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_whose_request_to_join_is_not_answered_joins_again_at_the_end() {
+    let setting = Setting::new().await;
+    let proxy = ZkProxy::start(setting.server.addr());
+    let lasting = async |addr: SocketAddr| client(&lasting(addr, &setting.root).await).await;
+    let (behind, beside) = (lasting(proxy.addr()).await, lasting(setting.server.addr()).await);
+    let order = Order::default();
+    let guard = beside.fair_lock("k").acquire().await.unwrap();
+    let mut waiters = vec![setting.waiter(&behind, 0, &order).await];
+    let marks = proxy.hold(1, |request| request.operation == SET_DATA);
+    waiters.push(setting.joining(&behind, 1, &order).await);
+    marks.caught().await;
+    waiters.push(setting.waiter(&beside, 2, &order).await);
+    proxy.cut();
+    is_idle(&behind).await;
+    setting.in_queue(4).await;
+    guard.release().await.unwrap();
+    setting.served(waiters, &order, &[0, 2, 1]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

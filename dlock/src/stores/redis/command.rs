@@ -52,10 +52,7 @@ impl Command {
 
     fn begin_arg(&mut self, length: usize) {
         self.args += 1;
-        let mut digits = itoa::Buffer::new();
-        self.bytes.push(b'$');
-        self.bytes.extend_from_slice(digits.format(length).as_bytes());
-        self.bytes.extend_from_slice(b"\r\n");
+        begin_arg(&mut self.bytes, length);
     }
 
     fn end_arg(&mut self) {
@@ -72,6 +69,54 @@ impl Command {
         Packed {
             bytes: self.bytes,
             begin: at,
+            replies: 1,
+        }
+    }
+}
+
+fn begin_arg(bytes: &mut Vec<u8>, length: usize) {
+    let mut digits = itoa::Buffer::new();
+    bytes.push(b'$');
+    bytes.extend_from_slice(digits.format(length).as_bytes());
+    bytes.extend_from_slice(b"\r\n");
+}
+
+/// Commands that are sent together, each with a reply.
+pub(super) struct Pipeline {
+    bytes: Vec<u8>,
+    commands: usize,
+}
+
+impl Pipeline {
+    /// Reserves this many bytes, in the buffer of an earlier command.
+    pub(super) fn new(mut bytes: Vec<u8>, size: usize) -> Pipeline {
+        bytes.clear();
+        bytes.reserve(size);
+        Pipeline { bytes, commands: 0 }
+    }
+
+    /// Begins a command: in wire format the number of its arguments, its name included, and the name.
+    pub(super) fn command(&mut self, head: &[u8]) -> &mut Pipeline {
+        self.commands += 1;
+        self.bytes.extend_from_slice(head);
+        self
+    }
+
+    /// Adds an argument that is in pieces.
+    pub(super) fn arg(&mut self, pieces: &[&[u8]]) -> &mut Pipeline {
+        begin_arg(&mut self.bytes, pieces.iter().map(|piece| piece.len()).sum());
+        for piece in pieces {
+            self.bytes.extend_from_slice(piece);
+        }
+        self.bytes.extend_from_slice(b"\r\n");
+        self
+    }
+
+    pub(super) fn finish(self) -> Packed {
+        Packed {
+            bytes: self.bytes,
+            begin: 0,
+            replies: self.commands,
         }
     }
 }
@@ -126,10 +171,12 @@ impl Drop for NextArg<'_> {
     }
 }
 
-/// A command that has been written.
+/// A command that has been written, or several.
 pub(super) struct Packed {
     bytes: Vec<u8>,
     begin: usize,
+    /// How many replies the server sends.
+    pub(super) replies: usize,
 }
 
 impl Packed {
@@ -150,6 +197,7 @@ impl From<&Cmd> for Packed {
         Packed {
             bytes: cmd.get_packed_command(),
             begin: 0,
+            replies: 1,
         }
     }
 }
@@ -190,6 +238,17 @@ mod tests {
             }
             assert_is(command, &cmd);
         }
+    }
+
+    #[test]
+    fn pipeline_is_one_command_after_the_other() {
+        let mut pipeline = Pipeline::new(vec![7; 10], 3);
+        pipeline.command(b"*2\r\n$3\r\nGET\r\n").arg(&[b"a long", b"", b" name"]);
+        pipeline.command(b"*3\r\n$3\r\nSET\r\n").arg(&[b"b"]).arg(&[b"\r\n"]);
+        let packed = pipeline.finish();
+        let mut get = redis::cmd("GET").arg("a long name").get_packed_command();
+        get.extend(redis::cmd("SET").arg("b").arg("\r\n").get_packed_command());
+        assert_eq!((packed.bytes(), packed.replies), (&get[..], 2));
     }
 
     #[test]

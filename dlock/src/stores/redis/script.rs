@@ -67,7 +67,7 @@ pub(super) fn channel(key: &str) -> String {
 }
 
 /// Its name in pieces.
-fn channel_of(key: &str) -> [&str; 4] {
+pub(super) fn channel_of(key: &str) -> [&str; 4] {
     prefixed_of(CHANNEL, key)
 }
 
@@ -111,7 +111,7 @@ fn capped(duration: Duration) -> Duration {
     duration.clamp(Duration::from_millis(1), CENTURY)
 }
 
-/// The hash of the script.
+/// How a call names the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     Hash,

@@ -16,6 +16,7 @@ use super::contacts::{Contacts, SILENT};
 use super::delivery::Answers;
 use super::flow_control::{CALLS, FlowControl, has_threads};
 use super::late_copies::{LateCopies, micros};
+use super::plain_release;
 use super::replicas::{ConnectionRole, Replicas, Wires};
 use super::responses::After;
 use super::send_queue::SendQueue;
@@ -58,7 +59,7 @@ pub(super) struct InFlight {
     pub(super) round: u64,
     /// The slot of its steps, in a Cluster.
     pub(super) slot: Option<Slot>,
-    pub(super) by: By,
+    pub(super) way: Way,
     pub(super) sent_at: Instant,
     /// When its first unanswered step times out.
     pub(super) due: Instant,
@@ -66,6 +67,14 @@ pub(super) struct InFlight {
     pub(super) until: Instant,
     /// Steps that were sent before these must be resent, so that these may have been first.
     pub(super) overtook: bool,
+}
+
+/// How a call carries its steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Script(By),
+    /// See [`plain_release`].
+    Commands,
 }
 
 pub(super) enum Batch {
@@ -467,7 +476,7 @@ impl Actor {
                     self.ping(role);
                 }
             }
-            After::Again(batch, role) => self.send(batch, By::Text, role, &mut served.wires),
+            After::Again(batch, role) => self.send(batch, Way::Script(By::Text), role, &mut served.wires),
             After::Broken(trouble) => return self.breaks(trouble),
         }
         ControlFlow::Continue(())
@@ -494,12 +503,12 @@ impl Actor {
         if self.send_queue.is_empty() && self.plain.is_empty() {
             return;
         }
-        if self.waits_for_company() {
+        if self.waits_for_company() || self.waits_for_part() {
             return;
         }
         let _reading = clock::one_reading();
-        while let Some((batch, role)) = self.next_batch() {
-            self.send(batch, By::Hash, role, wires);
+        while let Some((batch, way, role)) = self.next_batch() {
+            self.send(batch, way, role, wires);
         }
     }
 
@@ -514,10 +523,19 @@ impl Actor {
         last.is_some_and(|last| self.send_queue.company_on() == Some(&*last.call.key))
     }
 
+    /// See [`FlowControl::waits_for_part`].
+    fn waits_for_part(&self) -> bool {
+        self.plain.is_empty() && (self.flow_control).waits_for_part(self.send_queue.len(), self.in_flight())
+    }
+
+    /// How many steps are in flight.
+    fn in_flight(&self) -> usize {
+        self.calls.iter().map(|call| call.batch.steps()).sum()
+    }
+
     /// How many steps wait or are in flight.
     fn steps(&self) -> usize {
-        let in_flight: usize = self.calls.iter().map(|call| call.batch.steps()).sum();
-        in_flight + self.send_queue.len()
+        self.in_flight() + self.send_queue.len()
     }
 
     /// How many calls may be in flight on a connection: in a Cluster there are many anyway, and with acknowledgements
@@ -654,7 +672,8 @@ impl Actor {
     }
 
     /// Chooses what to send next, and on which connection.
-    fn next_batch(&mut self) -> Option<(Batch, ConnectionRole)> {
+    fn next_batch(&mut self) -> Option<(Batch, Way, ConnectionRole)> {
+        let by_hash = Way::Script(By::Hash);
         let role = match self.plain.front() {
             Some(plain) => plain.role,
             None => self.role(),
@@ -664,8 +683,14 @@ impl Actor {
             return None;
         }
         match self.plain.pop_front() {
-            Some(plain) => Some((Batch::Plain(plain), role)),
+            Some(plain) => Some((Batch::Plain(plain), by_hash, role)),
             None => {
+                if self.part.cluster.is_none() && self.replicas.is_none() {
+                    let releases = self.send_queue.take_plain_releases(clock::now());
+                    if !releases.is_empty() {
+                        return Some((Batch::Steps(releases), Way::Commands, role));
+                    }
+                }
                 let gate = self.gate(role);
                 let (calls, moves) = (&self.calls, &self.moves);
                 let mut last = None;
@@ -685,12 +710,12 @@ impl Actor {
                     may
                 };
                 let steps = self.send_queue.take(clock::now(), gate, may_send)?;
-                Some((Batch::Steps(steps), role))
+                Some((Batch::Steps(steps), by_hash, role))
             }
         }
     }
 
-    fn send(&mut self, mut batch: Batch, by: By, role: ConnectionRole, wires: &mut Wires) {
+    fn send(&mut self, mut batch: Batch, way: Way, role: ConnectionRole, wires: &mut Wires) {
         let now = clock::now();
         let (command, due, until) = match &mut batch {
             // Handled separately.
@@ -712,13 +737,17 @@ impl Actor {
                         false => step.deadline,
                     });
                 }
-                let command = script::call(
-                    by,
-                    &self.run_id,
-                    &self.part.fence,
-                    steps.iter().map(|step| (&step.call, step.refuse_after)),
-                    std::mem::take(&mut self.room),
-                );
+                let room = std::mem::take(&mut self.room);
+                let command = match way {
+                    Way::Commands => plain_release::write(steps, room),
+                    Way::Script(by) => script::call(
+                        by,
+                        &self.run_id,
+                        &self.part.fence,
+                        steps.iter().map(|step| (&step.call, step.refuse_after)),
+                        room,
+                    ),
+                };
                 (command, due, until)
             }
         };
@@ -738,7 +767,7 @@ impl Actor {
             role,
             round,
             slot,
-            by,
+            way,
             sent_at: now,
             due,
             until,

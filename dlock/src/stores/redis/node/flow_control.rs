@@ -151,6 +151,13 @@ impl FlowControl {
         self.has_threads && self.owed > 1
     }
 
+    /// Whether the steps that wait are too few for a call of their own, next to those in flight: callers on several threads
+    /// ask again one by one, and a call for each costs the server more than the time until the next answer.
+    pub(super) fn waits_for_part(&self, waiting: usize, in_flight: usize) -> bool {
+        let gathers = self.has_threads && self.in_parts && self.fastest < NEAR;
+        gathers && in_flight > 0 && waiting < part_size(waiting + in_flight, true)
+    }
+
     /// The duration of the fastest call, if one was answered.
     pub(super) fn fastest(&self) -> Option<Duration> {
         (self.fastest < Duration::MAX).then_some(self.fastest)
@@ -257,6 +264,19 @@ mod tests {
         assert_eq!(FlowControl::new(false, true).calls(), 8);
         assert_eq!([0, 80, 500, 1000].map(calls), [8; 4]);
         assert_eq!([2000, 5000, 100_000].map(calls), [8, 20, 32]);
+    }
+
+    #[test]
+    fn few_steps_wait_for_more_while_many_are_in_flight() {
+        let near = at(80, true);
+        let waits = |waiting, in_flight| near.waits_for_part(waiting, in_flight);
+        assert!(waits(1, 5) && waits(4, 10) && waits(1, 100));
+        assert!(!waits(1, 0) && !waits(1, 4) && !waits(2, 4) && !waits(5, 10) && !waits(50, 100));
+        assert!(!at(80, false).waits_for_part(1, 100) && !at(5000, true).waits_for_part(1, 100));
+        assert!(!FlowControl::new(true, true).waits_for_part(1, 100));
+        let mut unparted = FlowControl::new(true, false);
+        unparted.answered_call(Duration::from_micros(80));
+        assert!(!unparted.waits_for_part(1, 100));
     }
 
     #[test]

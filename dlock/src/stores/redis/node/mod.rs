@@ -1,7 +1,7 @@
 //! One server: a queue of steps, and a supervised connection that carries them.
 //!
 //! Steps are sent in the order in which they were queued. Steps that wait when a call can be made share one script
-//! call; a single step is sent at once. A step that is not answered within its timeout fails, whatever the connection
+//! call, but for releases of plain locks, which need none; a single step is sent at once. A step that is not answered within its timeout fails, whatever the connection
 //! does. A connection that broke, or did not answer several times in a row, is replaced, for ever and with growing
 //! pauses.
 //!
@@ -14,6 +14,7 @@ mod delivery;
 mod failure;
 mod flow_control;
 mod late_copies;
+mod plain_release;
 mod redirect;
 mod replicas;
 mod reply;
@@ -71,6 +72,8 @@ pub(super) struct Queuing {
     sent: u32,
     /// Whether it needs a separate call, because it was refused together with others.
     alone: bool,
+    /// Whether commands could not release what it releases, so that the script has to.
+    by_script: bool,
     /// Whether its server has sent it here, although this server does not own the slot yet.
     asking: bool,
     /// How often it could not be carried out on the server to which it was sent.
@@ -95,6 +98,7 @@ impl Queuing {
             number: 0,
             sent: 0,
             alone: false,
+            by_script: false,
             asking: false,
             hops: 0,
             not_before: None,

@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome};
+use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
 use super::failure::{classify, is_broken, no_answer};
 use super::responses::After;
 use super::wire::{Replied, Wire};
@@ -230,7 +230,7 @@ impl Actor {
             role: ConnectionRole::Acknowledged,
             round,
             slot: None,
-            by: By::Hash,
+            way: Way::Script(By::Hash),
             sent_at: now,
             due: until,
             until,

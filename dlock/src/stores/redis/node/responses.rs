@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome};
+use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
 use super::failure::{broke, classify, is_broken, no_answer};
+use super::plain_release;
 use super::replicas::ConnectionRole;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
@@ -160,7 +161,7 @@ impl Actor {
             }
             Some(Err(error)) => {
                 let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
-                if !unknown_script || call.by != By::Hash {
+                if !unknown_script || call.way != Way::Script(By::Hash) {
                     return self.refused_call(&error, steps);
                 }
                 let steps = self.not_carried_out(steps);
@@ -168,6 +169,14 @@ impl Actor {
                     true => After::Fine,
                     false => After::Again(Batch::Steps(steps), call.role),
                 }
+            }
+            Some(Ok(replies)) if call.way == Way::Commands => {
+                let answered_call = Response {
+                    server_time: self.late_copies.server_time(call.sent_at),
+                    overtook: call.overtook,
+                    round: call.round,
+                };
+                self.released(steps, &replies, answered_call)
             }
             Some(Ok(value)) => {
                 let Some(reply) = script::read(value, steps.iter().map(|step| &step.call)) else {
@@ -186,6 +195,32 @@ impl Actor {
                 };
                 self.all_answered(steps, reply.answers, answered_call)
             }
+        }
+    }
+
+    /// Handles the replies to releases by commands.
+    fn released(&mut self, steps: Vec<Step>, replies: &Value, answered_call: Response) -> After {
+        let mut answers = plain_release::read(replies);
+        let (mut released, mut unclear) = ((Vec::new(), Vec::new()), Vec::new());
+        for mut step in steps {
+            match answers.next().flatten() {
+                Some(answer) => {
+                    released.0.push(step);
+                    released.1.push(Ok(answer));
+                }
+                None => {
+                    step.by_script = true;
+                    unclear.push(step);
+                }
+            }
+        }
+        if !unclear.is_empty() {
+            let again = self.not_carried_out(unclear);
+            self.send_queue.put_back(again);
+        }
+        match released {
+            (steps, _) if steps.is_empty() => After::Fine,
+            (steps, answers) => self.all_answered(steps, answers, answered_call),
         }
     }
 

@@ -9,7 +9,9 @@ use tokio::time::Instant;
 
 use super::Step;
 use super::replicas::Gate;
+use crate::store::GrantId;
 use crate::stores::redis::cluster::slot::Slot;
+use crate::stores::redis::script::Verb;
 
 /// The maximum number of steps in one call.
 const BATCH: usize = 256;
@@ -138,6 +140,24 @@ impl SendQueue {
         Some(company(&mut self.steps, at, may_go))
     }
 
+    /// Takes the releases of plain locks that commands may carry out. They may overtake acquires: no two steps here are about
+    /// the same grant, except for an acquire that was given up before it was sent.
+    pub(super) fn take_plain_releases(&mut self, now: Instant) -> Vec<Step> {
+        let mut acquired: SmallVec<[GrantId; 32]> = SmallVec::new();
+        let mut indices: SmallVec<[usize; 32]> = SmallVec::new();
+        for (index, step) in self.steps.iter().enumerate().take(BATCH) {
+            match (step.call.is_plain_release(), &step.call.verb) {
+                (_, Verb::Acquire { grant, .. }) => acquired.push(*grant),
+                (Some(grant), _) if acquired.contains(&grant) => {}
+                (Some(_), _) if step.by_script || step.not_before.is_some_and(|at| now < at) => {}
+                (Some(_), _) => indices.push(index),
+                (None, Verb::Release { .. }) => {}
+                _ => break,
+            }
+        }
+        pick(&mut self.steps, &indices)
+    }
+
     /// Takes all steps of these slots: the queued ones, and the failed releases.
     pub(super) fn drain(&mut self, slots: &HashSet<Slot>) -> (Vec<Step>, Vec<Step>) {
         let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
@@ -175,8 +195,16 @@ fn company(queue: &mut VecDeque<Step>, at: usize, mut may_go: impl FnMut(&Step) 
             indices.push(index);
         }
     }
-    if indices.len() == indices[indices.len() - 1] - at + 1 {
-        return queue.drain(at..at + indices.len()).collect();
+    pick(queue, &indices)
+}
+
+/// Takes the steps at these indices, which grow, out of the queue.
+fn pick(queue: &mut VecDeque<Step>, indices: &[usize]) -> Vec<Step> {
+    let (Some(first), Some(last)) = (indices.first(), indices.last()) else {
+        return Vec::new();
+    };
+    if indices.len() == last - first + 1 {
+        return queue.drain(*first..=*last).collect();
     }
     // From the back, so that the earlier indices stay valid.
     let mut steps: Vec<_> = indices

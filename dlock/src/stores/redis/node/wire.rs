@@ -31,11 +31,17 @@ pub(in super::super) struct Aside {
 /// The recipient of a reply.
 enum Expected {
     Call(u64),
+    /// A call of several commands, with the replies so far, errors among them.
+    Commands {
+        call: u64,
+        replies: Vec<Value>,
+        missing: usize,
+    },
     Aside(oneshot::Sender<Result<Value, RedisError>>),
     Ignored,
 }
 
-/// The reply to a call.
+/// The reply to a call; to one of several commands the array of their replies.
 #[derive(Debug, PartialEq)]
 pub(super) struct Replied {
     /// The number of the call.
@@ -87,7 +93,15 @@ impl Wire {
 
     /// Appends a call to the bytes to write.
     pub(super) fn send(&mut self, command: &Packed, number: u64) {
-        self.put(command, Expected::Call(number));
+        let expected = match command.replies {
+            1 => Expected::Call(number),
+            missing => Expected::Commands {
+                call: number,
+                replies: Vec::with_capacity(missing),
+                missing,
+            },
+        };
+        self.put(command, expected);
     }
 
     /// Appends a call for a server to which its slot is moving.
@@ -192,11 +206,23 @@ impl Wire {
             if matches!(value, Value::Push { .. }) {
                 continue;
             }
+            if let Some(Expected::Commands { replies, missing, .. }) = self.expected.front_mut()
+                && *missing > 1
+            {
+                replies.push(value);
+                *missing -= 1;
+                continue;
+            }
             match self.expected.pop_front() {
                 // An error reply of the server is a value.
                 Some(Expected::Call(to)) => {
                     let result = value.extract_error();
                     return Ok(Some(Replied { to, result }));
+                }
+                Some(Expected::Commands { call, mut replies, .. }) => {
+                    replies.push(value);
+                    let result = Ok(Value::Array(replies));
+                    return Ok(Some(Replied { to: call, result }));
                 }
                 Some(Expected::Aside(reply)) => {
                     let _ = reply.send(value.extract_error());

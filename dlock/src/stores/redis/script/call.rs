@@ -287,6 +287,16 @@ impl Call {
         }
     }
 
+    /// The grant that it releases, if it does so at once, and a plain lock that is not in a Cluster.
+    pub(crate) fn is_plain_release(&self) -> Option<GrantId> {
+        match &self.verb {
+            Verb::Release { grant, keep_until } if self.slot.is_none() && left(*keep_until).is_zero() => {
+                Some(*grant)
+            }
+            _ => None,
+        }
+    }
+
     /// Writes it as a separate call, if one of the short forms fits.
     pub(super) fn write_alone(&self, refuse_after: u64, fence: &Fence, cmd: &mut Command) -> bool {
         match (&self.verb, self.slot) {
@@ -301,9 +311,10 @@ impl Call {
                 cmd.arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
                 cmd.arg((*tokens).max(1)).arg(slot.map(|_| 1));
             }
-            (Verb::Release { grant, keep_until }, None) if left(*keep_until).is_zero() => {
+            (Verb::Release { .. }, None) => {
+                let Some(grant) = self.is_plain_release() else { return false };
                 cmd.arg(1).arg(&*self.key).arg("release");
-                cmd.arg(id(*grant, &mut [0; 57]));
+                cmd.arg(id(grant, &mut [0; 57]));
                 cmd.joined(&channel_of(&self.key));
             }
             _ => return false,
