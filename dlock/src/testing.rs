@@ -287,13 +287,7 @@ pub struct Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let request = ReleaseRequest {
-            kind: Kind::Mutex,
-            key: self.key.clone(),
-            grant: self.grant,
-            keep_for: Duration::ZERO,
-            amount: 1,
-        };
+        let request = ReleaseRequest::new(Kind::Mutex, self.key.clone(), self.grant);
         drop(Store::release(Arc::new(self.store.clone()), request));
     }
 }

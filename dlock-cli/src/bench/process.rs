@@ -38,7 +38,7 @@ pub(super) async fn measure(
         .await
         .map_err(|error| error.to_string())?;
     let mut server = match plan.process {
-        0 => Server::connect(&plan.url).await,
+        0 => Server::connect(&plan.url, plan.kind.into()).await,
         _ => None,
     };
     if let Some(server) = &mut server {

@@ -61,7 +61,7 @@ pub(super) struct Report {
     server_cpu_s: Option<f64>,
     /// Of the server, per pair.
     server_us_per_pair: Option<f64>,
-    /// The part of that in scripts, by the server's own count.
+    /// The part of that in scripts, and in releases without one, by the server's own count.
     server_script_us_per_pair: Option<f64>,
     /// The same requests to the service without a layer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -381,7 +381,10 @@ impl Report {
             rows.add(&period, held.server_commands_per_period.map(whole));
         } else {
             rows.add("server's CPU per pair", self.server_us_per_pair.map(time_of));
-            rows.add("of that in scripts", self.server_script_us_per_pair.map(time_of));
+            rows.add(
+                "of that in scripts and releases",
+                self.server_script_us_per_pair.map(time_of),
+            );
             let sent = self.server_commands.map(|sent| whole(sent as f64));
             rows.add("commands sent to it", sent);
         }

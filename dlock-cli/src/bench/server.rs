@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use dlock::LockKind;
 use percent_encoding::percent_decode_str;
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
@@ -35,23 +36,28 @@ const SENT_BY_CLIENTS: &[&str] = &[
 /// Commands whose time is that of a script.
 const SCRIPTS: &[&str] = &["eval", "evalsha", "fcall"];
 
+/// Commands that release a plain lock without a script; scripts for other kinds of locks have them too.
+const PLAIN_RELEASE: &[&str] = &["hdel", "publish"];
+
 /// A connection to the one server of a URL, for `INFO`.
 pub(super) struct Server {
     connection: MultiplexedConnection,
     /// How often it was asked.
     asked: u64,
+    /// The commands that release a lock of the measured kind, if it needs no script.
+    releases: &'static [&'static str],
 }
 
 /// The server's totals since its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counters {
-    /// Commands of clients; a script counts as one.
+    /// Commands of clients; a script counts as one, a release without a script as two.
     pub(super) sent: u64,
     /// All commands, including those inside scripts, except our own.
     pub(super) all: u64,
     /// Seconds of CPU.
     pub(super) cpu_s: f64,
-    /// Seconds in scripts.
+    /// Seconds in scripts, and in releases without one.
     pub(super) script_s: f64,
 }
 
@@ -67,8 +73,9 @@ impl Counters {
 }
 
 impl Server {
-    /// Connects; `None` if the URL does not name a single server or the server refuses.
-    pub(super) async fn connect(url: &str) -> Option<Server> {
+    /// Connects, to count what locks of this kind need; `None` if the URL does not name a single server or the server
+    /// refuses.
+    pub(super) async fn connect(url: &str, kind: LockKind) -> Option<Server> {
         let (address, settings) = parse(url)?;
         let info = address.into_connection_info().ok()?.set_redis_settings(settings);
         let client = redis::Client::open(info).ok()?;
@@ -76,7 +83,14 @@ impl Server {
             .await
             .ok()?
             .ok()?;
-        Some(Server { connection, asked: 0 })
+        Some(Server {
+            connection,
+            asked: 0,
+            releases: match kind {
+                LockKind::Mutex | LockKind::Fenced => PLAIN_RELEASE,
+                _ => &[],
+            },
+        })
     }
 
     async fn info(&mut self, sections: &[&str]) -> Option<HashMap<String, String>> {
@@ -116,7 +130,8 @@ impl Server {
             .filter_map(|(name, line)| {
                 // As in `cmdstat_client|setname`.
                 let command = name.strip_prefix("cmdstat_")?.split('|').next()?;
-                SENT_BY_CLIENTS.contains(&command).then(|| calls(line)).flatten()
+                let is_sent = SENT_BY_CLIENTS.contains(&command) || self.releases.contains(&command);
+                is_sent.then(|| calls(line)).flatten()
             })
             .sum();
         let micros = |name: &&str| -> Option<f64> {
@@ -126,7 +141,7 @@ impl Server {
                 .parse()
                 .ok()
         };
-        let in_scripts: f64 = SCRIPTS.iter().filter_map(micros).sum();
+        let in_scripts: f64 = SCRIPTS.iter().chain(self.releases).filter_map(micros).sum();
         let number = |name: &str| info.get(name)?.parse::<f64>().ok();
         // The command itself is counted only after its answer.
         let earlier = before + 2;

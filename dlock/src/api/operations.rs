@@ -210,13 +210,7 @@ impl LockClient {
         };
         let ended = match by_grant {
             Some(grant) => {
-                let request = ReleaseRequest {
-                    kind: found.kind,
-                    key: key.clone(),
-                    grant,
-                    keep_for: Duration::ZERO,
-                    amount: 1,
-                };
+                let request = ReleaseRequest::new(found.kind, key.clone(), grant);
                 let reply = self.shared().store.clone().release(request).await;
                 reply.map(|reply| matches!(reply, ReleaseReply::Released { .. }))
             }

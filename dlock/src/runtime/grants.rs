@@ -613,11 +613,9 @@ impl Grant {
     /// The request that releases the grant, as of `now`.
     pub(crate) fn release_request(&self, now: Instant) -> ReleaseRequest {
         ReleaseRequest {
-            kind: self.kind,
-            key: self.key.clone(),
-            grant: self.id(),
             keep_for: self.terms().min_hold_left(Moment::of(now)),
             amount: self.amount,
+            ..ReleaseRequest::new(self.kind, self.key.clone(), self.id())
         }
     }
 

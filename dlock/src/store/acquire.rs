@@ -84,11 +84,9 @@ impl AcquireRequest {
     /// Returns the request that releases it.
     pub(crate) fn undone(&self) -> ReleaseRequest {
         ReleaseRequest {
-            kind: self.kind,
-            key: self.key.clone(),
-            grant: self.grant,
-            keep_for: Duration::ZERO,
             amount: self.amount,
+            undoes_acquire: true,
+            ..ReleaseRequest::new(self.kind, self.key.clone(), self.grant)
         }
     }
 }

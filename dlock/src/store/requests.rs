@@ -28,6 +28,8 @@ pub struct ReleaseRequest {
     pub keep_for: Duration,
     /// Permits: how many were taken by this grant; 1 for every other kind.
     pub amount: u32,
+    /// Whether it undoes an acquire that the store may have refused.
+    pub(crate) undoes_acquire: bool,
 }
 
 impl ReleaseRequest {
@@ -40,6 +42,7 @@ impl ReleaseRequest {
             grant,
             keep_for: Duration::ZERO,
             amount: 1,
+            undoes_acquire: false,
         }
     }
 }

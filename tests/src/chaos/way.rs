@@ -51,7 +51,7 @@ impl Way for Proxy {
     }
 
     fn swallow(&self, k: u64, then: Swallow) -> Box<dyn Struck> {
-        Box::new(self.swallow(k, then, Command::is_script))
+        Box::new(self.swallow(k, then, Command::carries_steps))
     }
 
     fn hold(&self, k: u64) -> Box<dyn Struck> {

@@ -34,6 +34,11 @@ impl ZkRequest {
         self.operation == 14
     }
 
+    /// Whether it sets the data of a node.
+    pub fn sets_data(&self) -> bool {
+        self.operation == 5
+    }
+
     /// Whether it only shows that the client is there.
     pub fn is_ping(&self) -> bool {
         self.operation == 11

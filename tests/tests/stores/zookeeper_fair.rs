@@ -375,7 +375,7 @@ async fn waiter_whose_request_to_join_is_not_answered_joins_again_at_the_end() {
     let order = Order::default();
     let guard = beside.fair_lock("k").acquire().await.unwrap();
     let mut waiters = vec![setting.waiter(&behind, 0, &order).await];
-    let marks = proxy.hold(1, |request| request.operation == SET_DATA);
+    let marks = proxy.hold(1, ZkRequest::sets_data);
     waiters.push(setting.joining(&behind, 1, &order).await);
     marks.caught().await;
     waiters.push(setting.waiter(&beside, 2, &order).await);

@@ -75,12 +75,10 @@ impl<'a, 'e> AtStore<'a, 'e> {
 
     /// The request that gives up the position.
     fn release(&self) -> ReleaseRequest {
+        let AcquireCall { key, options, .. } = self.call;
         ReleaseRequest {
-            kind: self.call.options.kind,
-            key: self.call.key.clone(),
-            grant: self.waiter,
-            keep_for: Duration::ZERO,
             amount: self.call.amount(),
+            ..ReleaseRequest::new(options.kind, key.clone(), self.waiter)
         }
     }
 }

@@ -243,8 +243,13 @@ mod tests {
     #[test]
     fn pipeline_is_one_command_after_the_other() {
         let mut pipeline = Pipeline::new(vec![7; 10], 3);
-        pipeline.command(b"*2\r\n$3\r\nGET\r\n").arg(&[b"a long", b"", b" name"]);
-        pipeline.command(b"*3\r\n$3\r\nSET\r\n").arg(&[b"b"]).arg(&[b"\r\n"]);
+        pipeline
+            .command(b"*2\r\n$3\r\nGET\r\n")
+            .arg(&[b"a long", b"", b" name"]);
+        pipeline
+            .command(b"*3\r\n$3\r\nSET\r\n")
+            .arg(&[b"b"])
+            .arg(&[b"\r\n"]);
         let packed = pipeline.finish();
         let mut get = redis::cmd("GET").arg("a long name").get_packed_command();
         get.extend(redis::cmd("SET").arg("b").arg("\r\n").get_packed_command());

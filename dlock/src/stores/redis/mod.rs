@@ -242,11 +242,20 @@ impl Store for RedisStore {
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        let ReleaseRequest { grant, keep_for, .. } = request;
+        let ReleaseRequest {
+            grant,
+            keep_for,
+            undoes_acquire,
+            ..
+        } = request;
         let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
         let key = self.name(&request.key);
         let verb = match request.kind {
-            Kind::Mutex | Kind::Fenced => Verb::Release { grant, keep_until },
+            Kind::Mutex | Kind::Fenced => Verb::Release {
+                grant,
+                keep_until,
+                undoes_acquire,
+            },
             Kind::Fair | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned | Kind::Latch => {
                 Verb::As(KindStep::Release {
                     request: Box::new(request),

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::contacts::{Contacts, SILENT};
 use super::delivery::Answers;
-use super::flow_control::{CALLS, FlowControl, has_threads};
+use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
 use super::late_copies::{LateCopies, micros};
 use super::plain_release;
 use super::replicas::{ConnectionRole, Replicas, Wires};
@@ -523,9 +523,16 @@ impl Actor {
         last.is_some_and(|last| self.send_queue.company_on() == Some(&*last.call.key))
     }
 
-    /// See [`FlowControl::waits_for_part`].
+    /// Whether too few steps wait for a call of their own. A server that has not answered for a while is sent all, and so is
+    /// the last that there is.
     fn waits_for_part(&self) -> bool {
-        self.plain.is_empty() && (self.flow_control).waits_for_part(self.send_queue.len(), self.in_flight())
+        let Some(oldest) = self.calls.front() else {
+            return false;
+        };
+        (self.flow_control).waits_for_part(self.send_queue.len(), self.in_flight())
+            && self.plain.is_empty()
+            && !self.requests.is_closed()
+            && clock::now().saturating_duration_since(oldest.sent_at) < NEAR
     }
 
     /// How many steps are in flight.

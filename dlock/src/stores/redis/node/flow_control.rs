@@ -1,6 +1,7 @@
 //! How many calls are in flight at a time, and in how many parts their answers are delivered.
 //!
-//! A step that arrives while the maximum number of calls is in flight waits until one of them is answered. Near a
+//! A step that arrives while the maximum number of calls is in flight waits until one of them is answered; on several threads
+//! so do few steps while many are in flight, which otherwise would be sent one by one as their callers ask. Near a
 //! server that takes a moment, in which other steps arrive that are sent along. A distant server is idle most of the
 //! time, and waiting for a call to end takes as long as waiting for its answer; so there as many calls are in flight as
 //! are needed for the next one to end soon.
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 use crate::base::clock;
 
 /// A server that answers this fast is near.
-const NEAR: Duration = Duration::from_millis(1);
+pub(super) const NEAR: Duration = Duration::from_millis(1);
 
 /// The maximum number of calls in flight if each waits for those before it: with acknowledgements by replicas, and for
 /// one slot of a Cluster.

@@ -1,7 +1,8 @@
 //! One server: a queue of steps, and a supervised connection that carries them.
 //!
-//! Steps are sent in the order in which they were queued. Steps that wait when a call can be made share one script
-//! call, but for releases of plain locks, which need none; a single step is sent at once. A step that is not answered within its timeout fails, whatever the connection
+//! Steps are sent in the order in which they were queued, but for releases of plain locks, which need no script and go
+//! first. Steps that wait when a call can be made share one script call; a single step is sent at once, unless many are in
+//! flight. A step that is not answered within its timeout fails, whatever the connection
 //! does. A connection that broke, or did not answer several times in a row, is replaced, for ever and with growing
 //! pauses.
 //!
@@ -72,7 +73,7 @@ pub(super) struct Queuing {
     sent: u32,
     /// Whether it needs a separate call, because it was refused together with others.
     alone: bool,
-    /// Whether commands could not release what it releases, so that the script has to.
+    /// Whether a release is carried out by the script, and not by commands: it may find nothing, or commands have failed.
     by_script: bool,
     /// Whether its server has sent it here, although this server does not own the slot yet.
     asking: bool,
@@ -93,12 +94,12 @@ pub(super) struct Queuing {
 impl Queuing {
     fn new(call: Call, deadline: Instant, reply: Reply, permit: Option<QueuePermit>) -> Step {
         Box::new(Queuing {
+            by_script: call.undoes_acquire(),
             call,
             deadline,
             number: 0,
             sent: 0,
             alone: false,
-            by_script: false,
             asking: false,
             hops: 0,
             not_before: None,

@@ -2,13 +2,14 @@
 //! take the server less time than a step of the script (docs/performance.md).
 //!
 //! The notification is sent whatever was released: a release that is repeated because its connection broke may have
-//! lost it. Where the lock was not held, or a command failed, the script repeats the step, and says why.
+//! lost it. Where the lock was not held, or could not be released, the script repeats the step, and says why. A release that
+//! is likely to find nothing, because it undoes an acquire, would wake waiters for nothing: it goes by the script at once.
 
-use redis::Value;
+use redis::{ServerErrorKind, Value};
 
 use super::Step;
 use crate::stores::redis::command::{Packed, Pipeline};
-use crate::stores::redis::script::{self, Answer};
+use crate::stores::redis::script;
 
 const HDEL: &[u8] = b"*3\r\n$4\r\nHDEL\r\n";
 const PUBLISH: &[u8] = b"*3\r\n$7\r\nPUBLISH\r\n";
@@ -22,7 +23,9 @@ pub(super) fn write(steps: &[Step], room: Vec<u8>) -> Packed {
     let size = steps.iter().map(|step| LENGTH + 2 * step.call.key.len()).sum();
     let mut pipeline = Pipeline::new(room, size);
     for step in steps {
-        let Some(grant) = step.call.is_plain_release() else { continue };
+        let Some(grant) = step.call.is_plain_release() else {
+            continue;
+        };
         let channel = script::channel_of(&step.call.key).map(str::as_bytes);
         let key = step.call.key.as_bytes();
         (pipeline.command(HDEL).arg(&[key])).arg(&[script::id(grant, &mut [0; 57])]);
@@ -31,21 +34,37 @@ pub(super) fn write(steps: &[Step], room: Vec<u8>) -> Packed {
     pipeline.finish()
 }
 
-/// Reads the replies: for each step its answer, or `None` where the script must repeat it.
-pub(super) fn read(replies: &Value) -> impl Iterator<Item = Option<Answer>> {
-    let replies = match replies {
-        Value::Array(replies) => &replies[..],
-        _ => &[],
+/// What the server has done with a step.
+#[derive(Debug, PartialEq)]
+pub(super) enum Outcome {
+    /// And so many were told; `None` where notifications are forbidden.
+    Released {
+        receivers: Option<u64>,
+    },
+    /// And nobody was told, for now.
+    Untold,
+    NotHeld,
+    Refused,
+}
+
+/// Reads the replies, two for each step; `None` for what is no reply to these commands.
+pub(super) fn read(replies: &Value) -> Option<Vec<Outcome>> {
+    let Value::Array(replies) = replies else {
+        return None;
     };
-    replies.chunks(2).map(|of_step| match of_step {
-        [Value::Int(1), published] => Some(Answer::Released {
-            receivers: match published {
-                Value::Int(receivers) => u64::try_from(*receivers).ok(),
-                _ => None,
-            },
+    let of_step = |replies: &[Value]| match replies {
+        [Value::Int(1), Value::Int(receivers)] => Some(Outcome::Released {
+            receivers: Some(u64::try_from(*receivers).ok()?),
         }),
+        [Value::Int(1), Value::ServerError(error)] => Some(match error.kind() {
+            Some(ServerErrorKind::NoPerm) => Outcome::Released { receivers: None },
+            _ => Outcome::Untold,
+        }),
+        [Value::Int(0), _] => Some(Outcome::NotHeld),
+        [Value::ServerError(_), _] => Some(Outcome::Refused),
         _ => None,
-    })
+    };
+    replies.chunks(2).map(of_step).collect()
 }
 
 #[cfg(test)]
@@ -56,6 +75,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::super::Queuing;
+    use super::super::send_queue::SendQueue;
     use super::*;
     use crate::base::clock;
     use crate::store::GrantId;
@@ -65,6 +85,7 @@ mod tests {
         let verb = Verb::Release {
             grant: GrantId::from_parts(7, number),
             keep_until: None,
+            undoes_acquire: false,
         };
         let call = Call {
             key: Arc::from(key),
@@ -89,17 +110,102 @@ mod tests {
         assert_eq!((packed.bytes(), packed.replies), (&expected[..], 4));
     }
 
-    #[test]
-    fn all_but_a_release_that_was_carried_out_is_left_to_the_script() {
-        let error = || redis::parse_redis_value(b"-NOPERM no\r\n").unwrap();
-        let replies = [Value::Int(1), Value::Int(2), Value::Int(1), error()];
-        let unclear = [Value::Int(0), Value::Int(2), error(), Value::Int(2), Value::Nil, Value::Int(2)];
-        let all = Value::Array(replies.into_iter().chain(unclear).collect());
-        let answers = read(&all).map(|answer| match answer {
-            Some(Answer::Released { receivers }) => Some(receivers),
-            _ => None,
+    fn replies(text: &str) -> Option<Vec<Outcome>> {
+        let values = text.split(' ').map(|reply| match reply {
+            "no" => "-NOPERM this user has no permissions\r\n".to_owned(),
+            "busy" => "-BUSY a script runs\r\n".to_owned(),
+            other => format!("{other}\r\n"),
         });
-        let answers: Vec<_> = answers.collect();
-        assert_eq!(answers, [Some(Some(2)), Some(None), None, None, None]);
+        let values = values.map(|reply| redis::parse_redis_value(reply.as_bytes()).unwrap());
+        read(&Value::Array(values.collect()))
+    }
+
+    #[test]
+    fn replies_say_what_was_released_and_who_was_told() {
+        let released = |receivers| Outcome::Released { receivers };
+        let expected = [
+            released(Some(2)),
+            released(None),
+            Outcome::Untold,
+            Outcome::NotHeld,
+            Outcome::Refused,
+        ];
+        let found = replies(":1 :2 :1 no :1 busy :0 :2 busy :0").unwrap();
+        assert_eq!(found, expected);
+        for strange in [":2 :0", ":1 :-1", "+OK :1", ":1 +OK", ":1", "$-1 :1"] {
+            assert_eq!(replies(strange), None, "{strange}");
+        }
+    }
+
+    fn queue(steps: impl IntoIterator<Item = Step>) -> SendQueue {
+        let mut queue = SendQueue::new(Arc::default());
+        steps.into_iter().for_each(|step| queue.push(step));
+        queue
+    }
+
+    fn taken(queue: &mut SendQueue) -> Vec<String> {
+        let steps = queue.take_plain_releases(clock::now());
+        steps.iter().map(|step| step.call.key.to_string()).collect()
+    }
+
+    fn step(key: &str, verb: Verb) -> Step {
+        let mut step = release(key, 0);
+        step.call.verb = verb;
+        step
+    }
+
+    fn acquire(key: &str, number: u64) -> Step {
+        let grant = GrantId::from_parts(7, number);
+        let lease = Duration::from_secs(1);
+        step(
+            key,
+            Verb::Acquire {
+                grant,
+                lease,
+                tokens: 1,
+            },
+        )
+    }
+
+    #[tokio::test]
+    async fn releases_go_before_acquires_but_not_before_that_of_the_same_grant() {
+        let mut queue = queue([
+            acquire("a", 1),
+            release("b", 2),
+            release("a", 1),
+            acquire("c", 3),
+            release("d", 4),
+        ]);
+        assert_eq!(taken(&mut queue), ["b", "d"]);
+        assert_eq!((queue.len(), taken(&mut queue).len()), (3, 0));
+    }
+
+    #[tokio::test]
+    async fn releases_stay_in_their_order_with_all_that_is_no_acquire() {
+        let mut queue = queue([release("a", 1), step("b", Verb::Inspect), release("b", 2)]);
+        assert_eq!(taken(&mut queue), ["a"]);
+        assert_eq!(taken(&mut queue).len(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_the_script_has_to_release_is_not_taken() {
+        let (mut undo, mut refused) = (release("a", 1), release("b", 2));
+        undo.call.verb = Verb::Release {
+            grant: GrantId::from_parts(7, 1),
+            keep_until: None,
+            undoes_acquire: true,
+        };
+        undo = Queuing::new(undo.call, undo.deadline, oneshot::channel().0, None);
+        refused.by_script = true;
+        let mut queue = queue([undo, refused, release("c", 3)]);
+        assert_eq!(taken(&mut queue), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn failed_releases_go_first() {
+        let mut queue = queue([release("a", 1)]);
+        queue.keep(release("b", 2));
+        assert_eq!(taken(&mut queue), ["b", "a"]);
+        assert!(queue.is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -176,7 +176,11 @@ impl Actor {
                     overtook: call.overtook,
                     round: call.round,
                 };
-                self.released(steps, &replies, answered_call)
+                let Some(outcomes) = plain_release::read(&replies) else {
+                    self.write_off(Batch::Steps(steps));
+                    return After::Broken(script::strange().message);
+                };
+                self.released(steps, outcomes, answered_call)
             }
             Some(Ok(value)) => {
                 let Some(reply) = script::read(value, steps.iter().map(|step| &step.call)) else {
@@ -198,29 +202,44 @@ impl Actor {
         }
     }
 
-    /// Handles the replies to releases by commands.
-    fn released(&mut self, steps: Vec<Step>, replies: &Value, answered_call: Response) -> After {
-        let mut answers = plain_release::read(replies);
-        let (mut released, mut unclear) = ((Vec::new(), Vec::new()), Vec::new());
-        for mut step in steps {
-            match answers.next().flatten() {
-                Some(answer) => {
-                    released.0.push(step);
-                    released.1.push(Ok(answer));
+    /// Handles the outcomes of releases by commands.
+    fn released(
+        &mut self,
+        steps: Vec<Step>,
+        outcomes: Vec<plain_release::Outcome>,
+        answered_call: Response,
+    ) -> After {
+        use plain_release::Outcome::{NotHeld, Refused, Released, Untold};
+
+        let (mut released, mut answers) = (Vec::new(), Vec::new());
+        let (mut again, mut refused) = (Vec::new(), Vec::new());
+        for (mut step, outcome) in steps.into_iter().zip(outcomes) {
+            match outcome {
+                Released { receivers } => {
+                    released.push(step);
+                    answers.push(Ok(Answer::Released { receivers }));
                 }
-                None => {
+                // The next copy tells them, and then says that this one released it.
+                Untold => again.push(step),
+                NotHeld => {
                     step.by_script = true;
-                    unclear.push(step);
+                    step.sent -= 1;
+                    again.push(step);
+                }
+                Refused => {
+                    step.by_script = true;
+                    refused.push(step);
                 }
             }
         }
-        if !unclear.is_empty() {
-            let again = self.not_carried_out(unclear);
-            self.send_queue.put_back(again);
+        again.retain(|step| step.reply.is_some());
+        if !refused.is_empty() {
+            again.extend(self.not_carried_out(refused));
         }
-        match released {
-            (steps, _) if steps.is_empty() => After::Fine,
-            (steps, answers) => self.all_answered(steps, answers, answered_call),
+        self.send_queue.put_back(again);
+        match released.is_empty() {
+            true => After::Fine,
+            false => self.all_answered(released, answers, answered_call),
         }
     }
 
@@ -260,7 +279,7 @@ impl Actor {
         steps.iter_mut().for_each(|step| self.fail(step, error.clone()));
     }
 
-    /// A call was refused before any of its steps was processed: steps with a caller are resent, as if for the first
+    /// The server has carried out none of these, which changed nothing: steps with a caller are resent, as if for the first
     /// time. Calls in flight may be carried out before them.
     pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
         for call in &mut self.calls {

@@ -1,4 +1,4 @@
-//! The steps that wait to be sent, in their order.
+//! The steps that wait to be sent, in their order, and which of them go together.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -140,8 +140,8 @@ impl SendQueue {
         Some(company(&mut self.steps, at, may_go))
     }
 
-    /// Takes the releases of plain locks that commands may carry out. They may overtake acquires: no two steps here are about
-    /// the same grant, except for an acquire that was given up before it was sent.
+    /// Takes the releases of plain locks that commands may carry out, failed ones first. They may overtake releases and
+    /// acquires of other grants.
     pub(super) fn take_plain_releases(&mut self, now: Instant) -> Vec<Step> {
         let mut acquired: SmallVec<[GrantId; 32]> = SmallVec::new();
         let mut indices: SmallVec<[usize; 32]> = SmallVec::new();
@@ -151,11 +151,16 @@ impl SendQueue {
                 (Some(grant), _) if acquired.contains(&grant) => {}
                 (Some(_), _) if step.by_script || step.not_before.is_some_and(|at| now < at) => {}
                 (Some(_), _) => indices.push(index),
-                (None, Verb::Release { .. }) => {}
+                (None, _) if step.call.releases().is_some() => {}
                 _ => break,
             }
         }
-        pick(&mut self.steps, &indices)
+        let kept = self.failed_releases.iter().take(BATCH).enumerate();
+        let kept = kept.filter(|(_, step)| step.call.is_plain_release().is_some() && !step.by_script);
+        let kept: SmallVec<[usize; 0]> = kept.map(|(index, _)| index).collect();
+        let mut releases = pick(&mut self.failed_releases, &kept);
+        releases.extend(pick(&mut self.steps, &indices));
+        releases
     }
 
     /// Takes all steps of these slots: the queued ones, and the failed releases.

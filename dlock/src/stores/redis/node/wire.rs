@@ -219,7 +219,9 @@ impl Wire {
                     let result = value.extract_error();
                     return Ok(Some(Replied { to, result }));
                 }
-                Some(Expected::Commands { call, mut replies, .. }) => {
+                Some(Expected::Commands {
+                    call, mut replies, ..
+                }) => {
                     replies.push(value);
                     let result = Ok(Value::Array(replies));
                     return Ok(Some(Replied { to: call, result }));
@@ -277,6 +279,7 @@ mod tests {
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
     use super::*;
+    use crate::stores::redis::command::Pipeline;
 
     /// A wire that takes so many bytes at a time, and the server.
     fn pair(bytes: usize) -> (Wire, DuplexStream) {
@@ -314,6 +317,31 @@ mod tests {
         server.write_all(b"+C\r\n:4\r\n").await.unwrap();
         assert_eq!(next(&mut wire).await.unwrap(), (3, Ok(Value::Int(4))));
         assert_eq!(replied.await.unwrap(), Ok(Value::SimpleString("C".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn call_of_several_commands_has_all_their_replies() {
+        let (mut wire, mut server) = pair(1024);
+        let mut pipeline = Pipeline::new(Vec::new(), 0);
+        for key in ["a", "b", "c"] {
+            pipeline.command(b"*2\r\n$3\r\nGET\r\n").arg(&[key.as_bytes()]);
+        }
+        wire.send(&pipeline.finish(), 1);
+        wire.send(&get("d"), 2);
+        server
+            .write_all(b":1\r\n>1\r\n+push\r\n-ERR no b\r\n")
+            .await
+            .unwrap();
+        assert!(poll_fn(|cx| Poll::Ready(wire.poll(cx).is_pending())).await);
+        server.write_all(b":3\r\n:4\r\n").await.unwrap();
+        let (call, replies) = next(&mut wire).await.unwrap();
+        let Ok(Value::Array(replies)) = replies else {
+            panic!("{replies:?}")
+        };
+        assert_eq!((call, replies.len()), (1, 3));
+        assert_eq!((&replies[0], &replies[2]), (&Value::Int(1), &Value::Int(3)));
+        assert!(matches!(replies[1], Value::ServerError(_)));
+        assert_eq!(next(&mut wire).await.unwrap(), (2, Ok(Value::Int(4))));
     }
 
     #[tokio::test]

@@ -72,6 +72,8 @@ pub(crate) enum Verb {
         grant: GrantId,
         /// Until when the key stays held.
         keep_until: Option<Instant>,
+        /// Whether it undoes an acquire that may have been refused.
+        undoes_acquire: bool,
     },
     /// All of these or none; never empty.
     All(Vec<OneAcquire>),
@@ -290,11 +292,22 @@ impl Call {
     /// The grant that it releases, if it does so at once, and a plain lock that is not in a Cluster.
     pub(crate) fn is_plain_release(&self) -> Option<GrantId> {
         match &self.verb {
-            Verb::Release { grant, keep_until } if self.slot.is_none() && left(*keep_until).is_zero() => {
-                Some(*grant)
-            }
+            Verb::Release {
+                grant, keep_until, ..
+            } if self.slot.is_none() && left(*keep_until).is_zero() => Some(*grant),
             _ => None,
         }
+    }
+
+    /// Whether it undoes an acquire that may have been refused.
+    pub(crate) fn undoes_acquire(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::Release {
+                undoes_acquire: true,
+                ..
+            }
+        )
     }
 
     /// Writes it as a separate call, if one of the short forms fits.
@@ -312,7 +325,9 @@ impl Call {
                 cmd.arg((*tokens).max(1)).arg(slot.map(|_| 1));
             }
             (Verb::Release { .. }, None) => {
-                let Some(grant) = self.is_plain_release() else { return false };
+                let Some(grant) = self.is_plain_release() else {
+                    return false;
+                };
                 cmd.arg(1).arg(&*self.key).arg("release");
                 cmd.arg(id(grant, &mut [0; 57]));
                 cmd.joined(&channel_of(&self.key));
@@ -351,7 +366,9 @@ impl Call {
                     .arg(millis(*lease));
                 cmd.arg((*tokens).max(1));
             }
-            Verb::Release { grant, keep_until } => {
+            Verb::Release {
+                grant, keep_until, ..
+            } => {
                 match millis(left(*keep_until)) {
                     0 => cmd.arg("release").arg(id(*grant, &mut [0; 57])),
                     keep => {
