@@ -36,7 +36,7 @@ const SENT_BY_CLIENTS: &[&str] = &[
 /// Commands whose time is that of a script.
 const SCRIPTS: &[&str] = &["eval", "evalsha", "fcall"];
 
-/// Commands that release a plain lock without a script; scripts for other kinds of locks have them too.
+/// Commands that release a plain lock without a script. The few that scripts send for such locks are counted twice.
 const PLAIN_RELEASE: &[&str] = &["hdel", "publish"];
 
 /// A connection to the one server of a URL, for `INFO`.

@@ -1,8 +1,8 @@
-//! The release of a plain lock by commands, whatever becomes of one of them.
+//! Releases of plain locks by commands, and what happens if one of the commands fails.
 
 use dlock::{Error, Loss};
 use dlock_tests::faults::{SOON, patient, setting_of_faults, step, within};
-use dlock_tests::{Command, Proxy, Store, eventually};
+use dlock_tests::{Command, Flavor, Proxy, Server, Store, eventually};
 use futures_util::future::join_all;
 
 fn publishes(command: &Command) -> bool {
@@ -28,7 +28,7 @@ async fn waiters_elsewhere_are_told_though_the_connection_breaks_between_the_com
     held.caught().await;
     proxy.cut();
     let waiter = within(SOON, "the waiter is told", waiter).await;
-    // Released before, says the copy of it.
+    // The repeated release finds nothing, and the caller learns that the lock was released.
     within(SOON, "release", release).await.unwrap().unwrap();
     drop(waiter.unwrap().unwrap());
     store.assert_clean(&[&behind, &beside]).await;
@@ -51,7 +51,7 @@ async fn lost_lock_is_found_out_by_its_release() {
 }
 
 #[tokio::test]
-async fn many_releases_are_sent_together_and_each_is_answered() {
+async fn each_of_many_releases_is_answered() {
     let (store, proxy, behind, beside) = setting_of_faults().await;
     let keys: Vec<_> = (0..300).map(|n| format!("k{n}")).collect();
     let guards = join_all(keys.iter().map(|key| behind.lock(&**key).acquire())).await;
@@ -89,4 +89,18 @@ async fn release_of_an_acquire_that_was_given_up_stays_behind_it() {
     let undone = (proxy.count(publishes), proxy.count(|command| command.is("HDEL")));
     assert_eq!(undone, (0, 0));
     store.assert_clean(&[&behind, &beside]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_without_notifications_releases_at_once() {
+    let server = Server::builder(Flavor::from_env()).config("rename-command", "PUBLISH \"\"");
+    let store = Store::Server(Box::new(server.start().await));
+    let proxy = Proxy::start(store.as_server().addr());
+    let client = patient(&proxy.url()).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    proxy.forget();
+    guard.release().await.unwrap();
+    let sent: Vec<_> = proxy.commands().iter().map(|sent| sent.command.name()).collect();
+    assert_eq!(sent, ["HDEL", "PUBLISH"]);
+    store.assert_clean(&[&client]).await;
 }

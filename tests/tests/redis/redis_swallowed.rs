@@ -137,6 +137,9 @@ fn name_of(command: &Command) -> Option<String> {
 
 /// Whether a call is about a key with this in its name.
 fn is_of(command: &Command, prefix: &str) -> bool {
+    if command.is("HDEL") {
+        return command.arg(1).contains(prefix);
+    }
     let keys = command.arg(2).parse().unwrap_or(0);
     (3..3 + keys).any(|at| command.arg(at).contains(prefix))
 }

@@ -205,7 +205,7 @@ async fn every_release_is_told_by_a_0_on_the_channel_of_the_lock() {
             if forced {
                 assert!(client.force_release(LockKey::raw(name)).await.unwrap());
             }
-            // It tells too if it finds nothing: an earlier copy of it may have released the lock, and not have told.
+            // A release that finds nothing tells too: an earlier copy may have released the lock without telling.
             assert_eq!(guard.release().await.is_err(), forced);
             for _ in 0..1 + u8::from(forced) {
                 let message = tokio::time::timeout(60 * SECOND, messages.next())

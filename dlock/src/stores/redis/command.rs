@@ -171,7 +171,7 @@ impl Drop for NextArg<'_> {
     }
 }
 
-/// A command that has been written, or several.
+/// One or several commands in wire format.
 pub(super) struct Packed {
     bytes: Vec<u8>,
     begin: usize,

@@ -27,7 +27,7 @@
 -- Common calls are shorter, with these ARGV:
 --   acquire, ARGV[1] as above, GRANT, LEASE-ms, TOKENS, in a Cluster also 1
 --            KEYS: the fence, the lock. Reply: the last token alone, which is the server time, if it has all of them
---   release, GRANT, CHANNEL (not in a Cluster, and seldom: HDEL and PUBLISH by themselves release most plain locks)
+--   release, GRANT, CHANNEL (not in a Cluster, and rare: HDEL and PUBLISH without the script release most plain locks)
 --            KEYS: the lock. Reply: the answer alone, if it was released
 --   queue, ARGV[1] as above, CLIENT, LEASE-ms, TOKENS, WAITS, LAST-ms, CHANNEL, for each step its name and NUMBER (not in a
 --            Cluster): `fair` and `release_fair` on one lock, see fair.lua. A grant is CLIENT and NUMBER

@@ -165,6 +165,8 @@ pub(super) struct Actor {
     pub(super) calls: VecDeque<InFlight>,
     pub(super) late_copies: LateCopies,
     flow_control: FlowControl,
+    /// Whether steps wait for others that are sent along.
+    holds_back: bool,
     /// Answers on their way to their callers.
     pub(super) answers: Answers,
     /// The state of acknowledgements by replicas, if configured.
@@ -200,6 +202,7 @@ impl Actor {
             calls: VecDeque::new(),
             late_copies: LateCopies::new(),
             flow_control: FlowControl::new(false, false),
+            holds_back: false,
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
@@ -401,6 +404,8 @@ impl Actor {
                 ControlFlow::Break(End::Replaced(Box::new(connected)))
             }
             Event::Spare(Err(_)) => ControlFlow::Continue(()),
+            // What was held back for more to come is sent now.
+            Event::Asked(0) if std::mem::take(&mut self.holds_back) => ControlFlow::Continue(()),
             Event::Asked(0) => ControlFlow::Break(End::Closed),
             Event::Asked(count) => {
                 self.asked(count).await;
@@ -503,7 +508,8 @@ impl Actor {
         if self.send_queue.is_empty() && self.plain.is_empty() {
             return;
         }
-        if self.waits_for_company() || self.waits_for_part() {
+        self.holds_back = self.waits_for_company() || self.waits_for_more();
+        if self.holds_back {
             return;
         }
         let _reading = clock::one_reading();
@@ -518,18 +524,21 @@ impl Actor {
         let Some(Batch::Steps(steps)) = self.calls.back().map(|call| &call.batch) else {
             return false;
         };
+        if self.requests.is_closed() {
+            return false;
+        }
         let gathers = self.plain.is_empty() && self.replicas.is_none() && self.flow_control.gathers();
         let last = steps.last().filter(|_| gathers);
         last.is_some_and(|last| self.send_queue.company_on() == Some(&*last.call.key))
     }
 
-    /// Whether too few steps wait for a call of their own. A server that has not answered for a while is sent all, and so is
-    /// the last that there is.
-    fn waits_for_part(&self) -> bool {
+    /// Whether the queued steps are too few for a call of their own. They are not held back once the oldest call has been in
+    /// flight for a millisecond, or when no handle is left that could add steps.
+    fn waits_for_more(&self) -> bool {
         let Some(oldest) = self.calls.front() else {
             return false;
         };
-        (self.flow_control).waits_for_part(self.send_queue.len(), self.in_flight())
+        (self.flow_control).waits_for_more(self.send_queue.len(), self.in_flight())
             && self.plain.is_empty()
             && !self.requests.is_closed()
             && clock::now().saturating_duration_since(oldest.sent_at) < NEAR
@@ -678,7 +687,7 @@ impl Actor {
         });
     }
 
-    /// Chooses what to send next, and on which connection.
+    /// Chooses what to send next, how, which is nothing to a plain command, and on which connection.
     fn next_batch(&mut self) -> Option<(Batch, Way, ConnectionRole)> {
         let by_hash = Way::Script(By::Hash);
         let role = match self.plain.front() {

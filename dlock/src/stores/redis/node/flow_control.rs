@@ -1,8 +1,8 @@
 //! How many calls are in flight at a time, and in how many parts their answers are delivered.
 //!
-//! A step that arrives while the maximum number of calls is in flight waits until one of them is answered; on several threads
-//! so do few steps while many are in flight, which otherwise would be sent one by one as their callers ask. Near a
-//! server that takes a moment, in which other steps arrive that are sent along. A distant server is idle most of the
+//! A step that arrives while the maximum number of calls is in flight waits until one of them is answered. Near a
+//! server this takes a moment, in which other steps arrive that are sent along. On several threads, few steps also wait
+//! while many are in flight: otherwise each would be a call of its own, as callers ask one by one. A distant server is idle most of the
 //! time, and waiting for a call to end takes as long as waiting for its answer; so there as many calls are in flight as
 //! are needed for the next one to end soon.
 //!
@@ -154,9 +154,9 @@ impl FlowControl {
 
     /// Whether the steps that wait are too few for a call of their own, next to those in flight: callers on several threads
     /// ask again one by one, and a call for each costs the server more than the time until the next answer.
-    pub(super) fn waits_for_part(&self, waiting: usize, in_flight: usize) -> bool {
-        let gathers = self.has_threads && self.in_parts && self.fastest < NEAR;
-        gathers && in_flight > 0 && waiting < part_size(waiting + in_flight, true)
+    pub(super) fn waits_for_more(&self, waiting: usize, in_flight: usize) -> bool {
+        let is_near = self.has_threads && self.in_parts && self.fastest < NEAR;
+        is_near && in_flight > 0 && waiting < part_size(waiting + in_flight, true)
     }
 
     /// The duration of the fastest call, if one was answered.
@@ -270,14 +270,14 @@ mod tests {
     #[test]
     fn few_steps_wait_for_more_while_many_are_in_flight() {
         let near = at(80, true);
-        let waits = |waiting, in_flight| near.waits_for_part(waiting, in_flight);
+        let waits = |waiting, in_flight| near.waits_for_more(waiting, in_flight);
         assert!(waits(1, 5) && waits(4, 10) && waits(1, 100));
         assert!(!waits(1, 0) && !waits(1, 4) && !waits(2, 4) && !waits(5, 10) && !waits(50, 100));
-        assert!(!at(80, false).waits_for_part(1, 100) && !at(5000, true).waits_for_part(1, 100));
-        assert!(!FlowControl::new(true, true).waits_for_part(1, 100));
+        assert!(!at(80, false).waits_for_more(1, 100) && !at(5000, true).waits_for_more(1, 100));
+        assert!(!FlowControl::new(true, true).waits_for_more(1, 100));
         let mut unparted = FlowControl::new(true, false);
         unparted.answered_call(Duration::from_micros(80));
-        assert!(!unparted.waits_for_part(1, 100));
+        assert!(!unparted.waits_for_more(1, 100));
     }
 
     #[test]

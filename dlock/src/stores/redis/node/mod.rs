@@ -1,8 +1,8 @@
 //! One server: a queue of steps, and a supervised connection that carries them.
 //!
-//! Steps are sent in the order in which they were queued, but for releases of plain locks, which need no script and go
-//! first. Steps that wait when a call can be made share one script call; a single step is sent at once, unless many are in
-//! flight. A step that is not answered within its timeout fails, whatever the connection
+//! Steps are sent in the order in which they were queued, except that releases by commands may overtake acquires and other
+//! releases, see [`plain_release`]. Steps that wait when a call can be made share one script call; a single step is sent at
+//! once, unless many are in flight. A step that is not answered within its timeout fails, whatever the connection
 //! does. A connection that broke, or did not answer several times in a row, is replaced, for ever and with growing
 //! pauses.
 //!
@@ -67,13 +67,13 @@ pub(super) type Step = Box<Queuing>;
 pub(super) struct Queuing {
     pub(super) call: Call,
     deadline: Instant,
-    /// Its position in the send queue.
+    /// Its position in the send queue; 0 for a failed release, which has none.
     number: u64,
     /// How often it was sent.
     sent: u32,
     /// Whether it needs a separate call, because it was refused together with others.
     alone: bool,
-    /// Whether a release is carried out by the script, and not by commands: it may find nothing, or commands have failed.
+    /// Whether a plain release must go by the script: it undoes an acquire, or its commands did not release the lock.
     by_script: bool,
     /// Whether its server has sent it here, although this server does not own the slot yet.
     asking: bool,

@@ -219,7 +219,7 @@ impl Actor {
                     released.push(step);
                     answers.push(Ok(Answer::Released { receivers }));
                 }
-                // The next copy tells them, and then says that this one released it.
+                // The next copy notifies the waiters; the script then reports that this one released the lock.
                 Untold => again.push(step),
                 NotHeld => {
                     step.by_script = true;
@@ -279,7 +279,7 @@ impl Actor {
         steps.iter_mut().for_each(|step| self.fail(step, error.clone()));
     }
 
-    /// The server has carried out none of these, which changed nothing: steps with a caller are resent, as if for the first
+    /// None of these steps was carried out: those with a caller are resent, as if for the first
     /// time. Calls in flight may be carried out before them.
     pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
         for call in &mut self.calls {

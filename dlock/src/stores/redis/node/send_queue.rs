@@ -59,16 +59,27 @@ impl SendQueue {
     }
 
     pub(super) fn push(&mut self, mut step: Step) {
-        step.number = self.next.fetch_add(1, Ordering::Relaxed);
+        step.number = 1 + self.next.fetch_add(1, Ordering::Relaxed);
         self.steps.push_back(step);
     }
 
     /// Puts steps to be resent back to their positions: before all later ones.
     pub(super) fn put_back(&mut self, steps: impl IntoIterator<Item = Step>) {
-        let before = self.steps.len();
-        self.steps.extend(steps);
+        let (before, kept) = (self.steps.len(), self.failed_releases.len());
+        for step in steps {
+            match step.number {
+                // It was kept, and may have much longer than the others.
+                0 => self.failed_releases.push_back(step),
+                _ => self.steps.push_back(step),
+            }
+        }
         if self.steps.len() > before {
             self.steps.make_contiguous().sort_by_key(|step| step.number);
+        }
+        if self.failed_releases.len() > kept {
+            self.failed_releases
+                .make_contiguous()
+                .sort_by_key(|step| step.deadline);
         }
     }
 
@@ -140,25 +151,27 @@ impl SendQueue {
         Some(company(&mut self.steps, at, may_go))
     }
 
-    /// Takes the releases of plain locks that commands may carry out, failed ones first. They may overtake releases and
-    /// acquires of other grants.
+    /// Takes the releases that commands can carry out, failed ones first. They overtake releases, and plain acquires of other
+    /// grants; any other step keeps later releases behind it.
     pub(super) fn take_plain_releases(&mut self, now: Instant) -> Vec<Step> {
+        let can_go = |step: &Step| !step.by_script && step.not_before.is_none_or(|at| at <= now);
+        let mut releases = Vec::new();
+        if !self.failed_releases.is_empty() {
+            let kept = self.failed_releases.iter().enumerate().take(BATCH);
+            let kept = kept.filter(|(_, step)| step.call.plain_release().is_some() && can_go(step));
+            let kept: Vec<_> = kept.map(|(index, _)| index).collect();
+            releases = pick(&mut self.failed_releases, &kept);
+        }
         let mut acquired: SmallVec<[GrantId; 32]> = SmallVec::new();
         let mut indices: SmallVec<[usize; 32]> = SmallVec::new();
-        for (index, step) in self.steps.iter().enumerate().take(BATCH) {
-            match (step.call.is_plain_release(), &step.call.verb) {
+        for (index, step) in self.steps.iter().enumerate().take(BATCH - releases.len()) {
+            match (step.call.plain_release(), &step.call.verb) {
                 (_, Verb::Acquire { grant, .. }) => acquired.push(*grant),
-                (Some(grant), _) if acquired.contains(&grant) => {}
-                (Some(_), _) if step.by_script || step.not_before.is_some_and(|at| now < at) => {}
-                (Some(_), _) => indices.push(index),
-                (None, _) if step.call.releases().is_some() => {}
-                _ => break,
+                (Some(grant), _) if can_go(step) && !acquired.contains(&grant) => indices.push(index),
+                (None, _) if step.call.releases().is_none() => break,
+                _ => {}
             }
         }
-        let kept = self.failed_releases.iter().take(BATCH).enumerate();
-        let kept = kept.filter(|(_, step)| step.call.is_plain_release().is_some() && !step.by_script);
-        let kept: SmallVec<[usize; 0]> = kept.map(|(index, _)| index).collect();
-        let mut releases = pick(&mut self.failed_releases, &kept);
         releases.extend(pick(&mut self.steps, &indices));
         releases
     }
@@ -203,7 +216,7 @@ fn company(queue: &mut VecDeque<Step>, at: usize, mut may_go: impl FnMut(&Step) 
     pick(queue, &indices)
 }
 
-/// Takes the steps at these indices, which grow, out of the queue.
+/// Takes the steps at these ascending indices out of the queue.
 fn pick(queue: &mut VecDeque<Step>, indices: &[usize]) -> Vec<Step> {
     let (Some(first), Some(last)) = (indices.first(), indices.last()) else {
         return Vec::new();

@@ -41,7 +41,7 @@ enum Expected {
     Ignored,
 }
 
-/// The reply to a call; to one of several commands the array of their replies.
+/// The reply to a call, or the array of the replies to its commands.
 #[derive(Debug, PartialEq)]
 pub(super) struct Replied {
     /// The number of the call.

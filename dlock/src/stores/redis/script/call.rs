@@ -289,8 +289,8 @@ impl Call {
         }
     }
 
-    /// The grant that it releases, if it does so at once, and a plain lock that is not in a Cluster.
-    pub(crate) fn is_plain_release(&self) -> Option<GrantId> {
+    /// Returns the grant, if this releases a plain or fenced lock at once, outside a Cluster.
+    pub(crate) fn plain_release(&self) -> Option<GrantId> {
         match &self.verb {
             Verb::Release {
                 grant, keep_until, ..
@@ -325,7 +325,7 @@ impl Call {
                 cmd.arg((*tokens).max(1)).arg(slot.map(|_| 1));
             }
             (Verb::Release { .. }, None) => {
-                let Some(grant) = self.is_plain_release() else {
+                let Some(grant) = self.plain_release() else {
                     return false;
                 };
                 cmd.arg(1).arg(&*self.key).arg("release");
