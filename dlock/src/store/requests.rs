@@ -29,6 +29,10 @@ pub struct ReleaseRequest {
     /// Permits: how many were taken by this grant; 1 for every other kind.
     pub amount: u32,
     /// Whether it undoes an acquire that the store may have refused.
+    #[cfg_attr(
+        not(feature = "redis"),
+        allow(dead_code, reason = "only Redis treats it differently")
+    )]
     pub(crate) undoes_acquire: bool,
 }
 
