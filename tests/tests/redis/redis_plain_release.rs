@@ -45,7 +45,10 @@ async fn lost_lock_is_found_out_by_its_release() {
     assert!(matches!(lost, Error::Lost { loss: Loss::Gone, .. }), "{lost:?}");
     let sent: Vec<_> = proxy.commands().iter().map(|sent| sent.command.name()).collect();
     assert_eq!(sent, ["HDEL", "PUBLISH", "EVALSHA"]);
-    assert!(beside.lock("k").try_acquire().await.is_err(), "it harmed nobody");
+    assert!(
+        beside.lock("k").try_acquire().await.is_err(),
+        "the next holder keeps the lock"
+    );
     next.release().await.unwrap();
     store.assert_clean(&[&behind, &beside]).await;
 }

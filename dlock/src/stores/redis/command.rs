@@ -35,11 +35,8 @@ impl Command {
 
     /// The same of one that is in pieces.
     pub(super) fn joined(&mut self, pieces: &[&str]) -> &mut Command {
-        self.begin_arg(pieces.iter().map(|piece| piece.len()).sum());
-        for piece in pieces {
-            self.bytes.extend_from_slice(piece.as_bytes());
-        }
-        self.end_arg();
+        self.args += 1;
+        append_arg(&mut self.bytes, pieces.iter().map(|piece| piece.as_bytes()));
         self
     }
 
@@ -48,15 +45,6 @@ impl Command {
         self.args += args;
         self.bytes.extend_from_slice(bytes);
         self
-    }
-
-    fn begin_arg(&mut self, length: usize) {
-        self.args += 1;
-        begin_arg(&mut self.bytes, length);
-    }
-
-    fn end_arg(&mut self) {
-        self.bytes.extend_from_slice(b"\r\n");
     }
 
     pub(super) fn finish(mut self) -> Packed {
@@ -74,10 +62,14 @@ impl Command {
     }
 }
 
-fn begin_arg(bytes: &mut Vec<u8>, length: usize) {
+/// Appends an argument that is in pieces, in wire format.
+fn append_arg<'a>(bytes: &mut Vec<u8>, pieces: impl Iterator<Item = &'a [u8]> + Clone) {
     let mut digits = itoa::Buffer::new();
+    let length: usize = pieces.clone().map(<[u8]>::len).sum();
     bytes.push(b'$');
     bytes.extend_from_slice(digits.format(length).as_bytes());
+    bytes.extend_from_slice(b"\r\n");
+    pieces.for_each(|piece| bytes.extend_from_slice(piece));
     bytes.extend_from_slice(b"\r\n");
 }
 
@@ -104,11 +96,7 @@ impl Pipeline {
 
     /// Adds an argument that is in pieces.
     pub(super) fn arg(&mut self, pieces: &[&[u8]]) -> &mut Pipeline {
-        begin_arg(&mut self.bytes, pieces.iter().map(|piece| piece.len()).sum());
-        for piece in pieces {
-            self.bytes.extend_from_slice(piece);
-        }
-        self.bytes.extend_from_slice(b"\r\n");
+        append_arg(&mut self.bytes, pieces.iter().copied());
         self
     }
 
@@ -132,9 +120,8 @@ pub(super) fn written(args: &[&str]) -> Vec<u8> {
 
 impl RedisWrite for Command {
     fn write_arg(&mut self, arg: &[u8]) {
-        self.begin_arg(arg.len());
-        self.bytes.extend_from_slice(arg);
-        self.end_arg();
+        self.args += 1;
+        append_arg(&mut self.bytes, std::iter::once(arg));
     }
 
     fn write_arg_fmt(&mut self, arg: impl fmt::Display) {

@@ -508,7 +508,9 @@ impl Actor {
         if self.send_queue.is_empty() && self.plain.is_empty() {
             return;
         }
-        self.holds_back = self.waits_for_company() || self.waits_for_more();
+        let may_wait = self.waits_for_company() || self.waits_for_more();
+        // No step comes any more once no handle is left.
+        self.holds_back = may_wait && self.plain.is_empty() && !self.requests.is_closed();
         if self.holds_back {
             return;
         }
@@ -524,23 +526,18 @@ impl Actor {
         let Some(Batch::Steps(steps)) = self.calls.back().map(|call| &call.batch) else {
             return false;
         };
-        if self.requests.is_closed() {
-            return false;
-        }
-        let gathers = self.plain.is_empty() && self.replicas.is_none() && self.flow_control.gathers();
+        let gathers = self.replicas.is_none() && self.flow_control.gathers();
         let last = steps.last().filter(|_| gathers);
         last.is_some_and(|last| self.send_queue.company_on() == Some(&*last.call.key))
     }
 
-    /// Whether the queued steps are too few for a call of their own. They are not held back once the oldest call has been in
-    /// flight for a millisecond, or when no handle is left that could add steps.
+    /// Whether the queued steps are too few for a call of their own. They do not wait once the oldest call has been in flight
+    /// for a millisecond.
     fn waits_for_more(&self) -> bool {
         let Some(oldest) = self.calls.front() else {
             return false;
         };
         (self.flow_control).waits_for_more(self.send_queue.len(), self.in_flight())
-            && self.plain.is_empty()
-            && !self.requests.is_closed()
             && clock::now().saturating_duration_since(oldest.sent_at) < NEAR
     }
 

@@ -279,8 +279,8 @@ impl Actor {
         steps.iter_mut().for_each(|step| self.fail(step, error.clone()));
     }
 
-    /// None of these steps was carried out: those with a caller are resent, as if for the first
-    /// time. Calls in flight may be carried out before them.
+    /// None of these steps was carried out: those with a caller are resent, as if for the first time. Calls in flight may be
+    /// carried out before them.
     pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
         for call in &mut self.calls {
             call.overtook = true;
