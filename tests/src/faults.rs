@@ -98,7 +98,7 @@ pub async fn setting_of_faults() -> (Store, Proxy, LockClient, LockClient) {
 pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
     move |command| {
         let by_script = command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes());
-        by_script || name == "release" && command.is("HDEL")
+        by_script || command.step_by_commands() == Some(name)
     }
 }
 

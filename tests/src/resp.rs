@@ -65,9 +65,18 @@ impl Command {
             .any(|name| self.is(name))
     }
 
-    /// Whether it carries steps of a client: the script, or the release of a plain lock.
+    /// The step on plain locks that commands do without a script, by the command that there is one of: for each release, and
+    /// for all acquires of a call. Its key has the prefix of the client.
+    pub fn step_by_commands(&self) -> Option<&'static str> {
+        let steps = [("HDEL", "release"), ("INCRBY", "acquire")];
+        steps
+            .into_iter()
+            .find_map(|(name, step)| self.is(name).then_some(step))
+    }
+
+    /// Whether it carries steps of a client.
     pub fn carries_steps(&self) -> bool {
-        self.is_script() || self.is("HDEL")
+        self.is_script() || self.step_by_commands().is_some()
     }
 
     /// The name and all arguments, as bytes.

@@ -61,7 +61,7 @@ pub(super) struct Report {
     server_cpu_s: Option<f64>,
     /// Of the server, per pair.
     server_us_per_pair: Option<f64>,
-    /// The part of that in scripts, and in releases without one, by the server's own count.
+    /// The part of that in scripts, and in commands instead of them, by the server's own count.
     server_script_us_per_pair: Option<f64>,
     /// The same requests to the service without a layer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -382,7 +382,7 @@ impl Report {
         } else {
             rows.add("server's CPU per pair", self.server_us_per_pair.map(time_of));
             rows.add(
-                "of that in scripts and releases",
+                "of that in scripts and commands",
                 self.server_script_us_per_pair.map(time_of),
             );
             let sent = self.server_commands.map(|sent| whole(sent as f64));

@@ -36,28 +36,32 @@ const SENT_BY_CLIENTS: &[&str] = &[
 /// Commands whose time is that of a script.
 const SCRIPTS: &[&str] = &["eval", "evalsha", "fcall"];
 
-/// Commands that release a plain lock without a script. The few that scripts send for such locks are counted twice.
-const PLAIN_RELEASE: &[&str] = &["hdel", "publish"];
+/// Commands that release a lock without a script. The few that scripts send for such locks are counted twice.
+const RELEASE: &[&str] = &["hdel", "publish"];
+/// The commands that acquire and release a plain lock without a script.
+const PLAIN: &[&str] = &["hdel", "publish", "multi", "restore", "incrby", "exec"];
+/// Commands whose time is also that of the `EXEC` after them.
+const IN_EXEC: &[&str] = &["restore", "incrby"];
 
 /// A connection to the one server of a URL, for `INFO`.
 pub(super) struct Server {
     connection: MultiplexedConnection,
     /// How often it was asked.
     asked: u64,
-    /// The commands that release a lock of the measured kind, if it needs no script.
-    releases: &'static [&'static str],
+    /// The commands that locks of the measured kind need instead of a script.
+    commands: &'static [&'static str],
 }
 
 /// The server's totals since its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counters {
-    /// Commands of clients; a script counts as one, a release without a script as two.
+    /// Commands of clients; a script counts as one, and so does each command that is sent instead.
     pub(super) sent: u64,
     /// All commands, including those inside scripts, except our own.
     pub(super) all: u64,
     /// Seconds of CPU.
     pub(super) cpu_s: f64,
-    /// Seconds in scripts, and in releases without one.
+    /// Seconds in scripts, and in commands instead of them.
     pub(super) script_s: f64,
 }
 
@@ -86,8 +90,9 @@ impl Server {
         Some(Server {
             connection,
             asked: 0,
-            releases: match kind {
-                LockKind::Mutex | LockKind::Fenced => PLAIN_RELEASE,
+            commands: match kind {
+                LockKind::Mutex => PLAIN,
+                LockKind::Fenced => RELEASE,
                 _ => &[],
             },
         })
@@ -130,7 +135,7 @@ impl Server {
             .filter_map(|(name, line)| {
                 // As in `cmdstat_client|setname`.
                 let command = name.strip_prefix("cmdstat_")?.split('|').next()?;
-                let is_sent = SENT_BY_CLIENTS.contains(&command) || self.releases.contains(&command);
+                let is_sent = SENT_BY_CLIENTS.contains(&command) || self.commands.contains(&command);
                 is_sent.then(|| calls(line)).flatten()
             })
             .sum();
@@ -141,7 +146,8 @@ impl Server {
                 .parse()
                 .ok()
         };
-        let in_scripts: f64 = SCRIPTS.iter().chain(self.releases).filter_map(micros).sum();
+        let commands = self.commands.iter().filter(|name| !IN_EXEC.contains(name));
+        let in_scripts: f64 = SCRIPTS.iter().chain(commands).filter_map(micros).sum();
         let number = |name: &str| info.get(name)?.parse::<f64>().ok();
         // The command itself is counted only after its answer.
         let earlier = before + 2;

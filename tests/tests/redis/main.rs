@@ -24,6 +24,7 @@ mod redis_outage;
 mod redis_overload;
 mod redis_permits;
 mod redis_pitfalls;
+mod redis_plain_acquire;
 mod redis_plain_release;
 mod redis_quorum;
 mod redis_read_write;

@@ -114,8 +114,8 @@ impl Topology {
 
 /// What the first step of a call is called.
 fn name_of(command: &Command) -> Option<String> {
-    if command.is("HDEL") {
-        return Some("release".to_owned());
+    if let Some(step) = command.step_by_commands() {
+        return Some(step.to_owned());
     }
     if !command.is_script() {
         return None;
@@ -137,7 +137,7 @@ fn name_of(command: &Command) -> Option<String> {
 
 /// Whether a call is about a key with this in its name.
 fn is_of(command: &Command, prefix: &str) -> bool {
-    if command.is("HDEL") {
+    if command.step_by_commands().is_some() {
         return command.arg(1).contains(prefix);
     }
     let keys = command.arg(2).parse().unwrap_or(0);

@@ -103,7 +103,7 @@ pub struct Point {
     pub client_us: f64,
     /// CPU of the server for a pair, kernel included, in µs.
     pub server_us: f64,
-    /// Time for a pair in scripts and in releases without one, by the server's own count, in µs.
+    /// Time for a pair in scripts and in the commands that dlock sends instead, by the server's own count, in µs.
     pub script_us: f64,
     /// Acquisitions and releases that failed.
     pub errors: u64,

@@ -41,7 +41,7 @@ pub(crate) fn section(curves: &[(&str, String, Curve)]) -> String {
             ("Ratios of these:", ratios(curve)),
             ("CPU for a pair, client + server, in µs:", cpu(curve)),
             (
-                "Time in scripts for a pair, and in commands that release without one, by the server's own count, in µs:",
+                "Time for a pair in scripts, and in the commands that dlock sends instead, by the server's own count, in µs:",
                 scripts(curve),
             ),
         ];

@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::endpoint::Endpoint;
 use super::lent::{BoxStream, Lent};
 use super::login::{Logins, Session};
-use super::node::{Aside, classify};
+use super::node::{Aside, classify, closing_trial};
 use super::script;
 use super::settings::{ConnectSettings, Driven, Open, driven};
 use crate::base::clock;
@@ -61,6 +61,8 @@ pub(super) struct Connected {
     pub(super) asked_at: Instant,
     /// Distinguishes the server process from a restarted one; empty if not permitted to ask.
     pub(super) run_id: String,
+    /// The id of the connection on the server, if that is of use and it could be closed by this id.
+    pub(super) id: Option<i64>,
     /// Whether it is a read-only replica.
     pub(super) is_replica: bool,
 }
@@ -154,11 +156,17 @@ impl Connector {
         // Only to save the first call a round trip.
         commands.add_command(script::load());
         commands.cmd("INFO").arg("default");
-        let asking = connection.send_packed_commands(&commands, 0, 3);
+        let acquires_by_commands = !self.in_cluster && self.access.replicas.is_none();
+        if acquires_by_commands {
+            commands.cmd("CLIENT").arg("ID");
+            commands.add_command(closing_trial());
+        }
+        let asking = connection.send_packed_commands(&commands, 0, commands.len());
         let answers = self.access.in_time(driven(&mut driver, asking)).await;
         let mut answers = answers.map_err(explained)?.into_iter();
         let mut answer = || answers.next().unwrap_or(Value::Nil);
         let (time, _, info) = (answer(), answer(), answer());
+        let (id, closing) = (answer(), answer());
         let role = match needs_role(&info, &self.endpoint) {
             true => {
                 let role = redis::cmd("ROLE");
@@ -180,6 +188,10 @@ impl Connector {
             address: address.clone(),
             server_time: time.0.saturating_mul(1_000_000).saturating_add(time.1),
             asked_at,
+            id: match (id, closing) {
+                (Value::Int(id), Value::Int(_)) if !run_id.is_empty() => Some(id),
+                _ => None,
+            },
             run_id,
             is_replica,
         })

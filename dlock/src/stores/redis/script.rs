@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::answer::Answer;
 pub(super) use self::answer::{read, strange};
-pub(crate) use self::call::{Call, OneAcquire, OneRenewal, Response, Verb};
+pub(crate) use self::call::{Call, OneAcquire, OneRenewal, PlainAcquire, Response, Verb};
 use super::command::{self, Command, Packed};
 use super::fence::Fence;
 use crate::base::clock;

@@ -8,20 +8,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::by_commands;
 use super::contacts::{Contacts, SILENT};
 use super::delivery::Answers;
 use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
+use super::former_connections::FormerConnections;
 use super::late_copies::{LateCopies, micros};
-use super::plain_release;
+use super::plain_acquire::TokenDraws;
 use super::replicas::{ConnectionRole, Replicas, Wires};
 use super::responses::After;
 use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
-use super::{Part, Plain, Request, Step};
+use super::{Part, Plain, PlainReply, Request, Step};
 use crate::base::chance;
 use crate::base::clock;
 use crate::store::url::Address;
@@ -73,8 +75,10 @@ pub(super) struct InFlight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Script(By),
-    /// See [`plain_release`].
-    Commands,
+    /// See [`by_commands`], with so many fencing tokens.
+    Commands {
+        tokens: u64,
+    },
 }
 
 pub(super) enum Batch {
@@ -173,6 +177,8 @@ pub(super) struct Actor {
     pub(super) replicas: Option<Replicas>,
     /// The run id of the connected server process.
     run_id: String,
+    pub(super) token_draws: TokenDraws,
+    former_connections: FormerConnections,
     /// A master was found at the address: a read-only replica there is a former master.
     pub(super) was_master: bool,
     /// Whether the last connected server is no longer a master.
@@ -206,6 +212,8 @@ impl Actor {
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
+            token_draws: TokenDraws::default(),
+            former_connections: FormerConnections::default(),
             was_master: !connector.endpoint.is_fixed(),
             was_demoted: false,
             setbacks: 0,
@@ -274,7 +282,14 @@ impl Actor {
         }
         self.late_copies
             .server_says(connected.server_time, connected.asked_at);
+        if let Some(former) = self.token_draws.doubtful() {
+            self.former_connections.add(&self.run_id, former);
+        }
+        self.token_draws = self.token_draws.next(connected.id);
         self.run_id.clone_from(&connected.run_id);
+        for (cmd, reply) in self.former_connections.close(&self.run_id) {
+            self.send_plain(cmd, ConnectionRole::Usual, reply);
+        }
         self.was_master |= !connected.is_replica;
         if address.is_some() {
             if std::mem::take(&mut self.was_demoted) {
@@ -676,11 +691,16 @@ impl Actor {
 
     /// Asks whether the server is there, without waiting for the answer.
     fn ping(&mut self, role: ConnectionRole) {
+        self.send_plain(redis::cmd("PING"), role, oneshot::channel().0);
+    }
+
+    fn send_plain(&mut self, cmd: Cmd, role: ConnectionRole, reply: PlainReply) {
+        let deadline = clock::now() + self.connector.access.timeout;
         self.plain.push_back(Plain {
-            cmd: redis::cmd("PING"),
+            cmd,
             role,
-            deadline: clock::now() + self.connector.access.timeout,
-            reply: oneshot::channel().0,
+            deadline,
+            reply,
         });
     }
 
@@ -699,9 +719,14 @@ impl Actor {
             Some(plain) => Some((Batch::Plain(plain), by_hash, role)),
             None => {
                 if self.part.cluster.is_none() && self.replicas.is_none() {
-                    let releases = self.send_queue.take_plain_releases(clock::now());
-                    if !releases.is_empty() {
-                        return Some((Batch::Steps(releases), Way::Commands, role));
+                    let now = clock::now();
+                    let server_time = self.late_copies.server_time(now);
+                    let with_acquires = self.token_draws.are_possible(now, server_time);
+                    let steps = self.send_queue.take_by_commands(now, with_acquires);
+                    if !steps.is_empty() {
+                        let acquires = &steps[by_commands::releases(&steps)..];
+                        let tokens = self.token_draws.draw(acquires, server_time);
+                        return Some((Batch::Steps(steps), Way::Commands { tokens }, role));
                     }
                 }
                 let gate = self.gate(role);
@@ -752,7 +777,7 @@ impl Actor {
                 }
                 let room = std::mem::take(&mut self.room);
                 let command = match way {
-                    Way::Commands => plain_release::write(steps, room),
+                    Way::Commands { tokens } => by_commands::write(steps, tokens, &self.part.fence, room),
                     Way::Script(by) => script::call(
                         by,
                         &self.run_id,

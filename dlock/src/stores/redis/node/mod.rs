@@ -1,7 +1,7 @@
 //! One server: a queue of steps, and a supervised connection that carries them.
 //!
-//! Steps are sent in the order in which they were queued, except that releases by commands may overtake acquires and other
-//! releases, see [`plain_release`]. Steps that wait when a call can be made share one script call; a single step is sent at
+//! Steps are sent in the order in which they were queued, except that those by commands may overtake others, see
+//! [`SendQueue::take_by_commands`]. Steps that wait when a call can be made share one script call; a single step is sent at
 //! once, unless many are in flight. A step that is not answered within its timeout fails, whatever the connection
 //! does. A connection that broke, or did not answer several times in a row, is replaced, for ever and with growing
 //! pauses.
@@ -10,11 +10,15 @@
 //! flight at a time, and steps move to another server when their slot does.
 
 mod actor;
+mod by_commands;
 mod contacts;
 mod delivery;
 mod failure;
 mod flow_control;
+mod former_connections;
 mod late_copies;
+mod payload;
+mod plain_acquire;
 mod plain_release;
 mod redirect;
 mod replicas;
@@ -38,7 +42,10 @@ use tokio::time::Instant;
 use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::{classify, refused};
+pub(super) use self::former_connections::trial as closing_trial;
 use self::replicas::ConnectionRole;
+#[allow(unused_imports, reason = "for the documentation")]
+use self::send_queue::SendQueue;
 use self::slot_migration::Move;
 pub(super) use self::wire::Aside;
 use super::cluster::Cluster;
@@ -73,7 +80,7 @@ pub(super) struct Queuing {
     sent: u32,
     /// Whether it needs a separate call, because it was refused together with others.
     alone: bool,
-    /// Whether a plain release must go by the script: it undoes an acquire, or its commands did not release the lock.
+    /// Whether a plain release or acquire must go by the script: it undoes an acquire, or the commands did not do it.
     by_script: bool,
     /// Whether its server has sent it here, although this server does not own the slot yet.
     asking: bool,
@@ -152,12 +159,14 @@ impl Future for Queued {
     }
 }
 
+type PlainReply = oneshot::Sender<Result<Value, StoreError>>;
+
 /// A command that is not a step.
 struct Plain {
     cmd: Cmd,
     role: ConnectionRole,
     deadline: Instant,
-    reply: oneshot::Sender<Result<Value, StoreError>>,
+    reply: PlainReply,
 }
 
 #[allow(clippy::large_enum_variant, reason = "nearly all of them are steps")]

@@ -8,7 +8,7 @@
 use redis::{ServerErrorKind, Value};
 
 use super::Step;
-use crate::stores::redis::command::{Packed, Pipeline};
+use crate::stores::redis::command::Pipeline;
 use crate::stores::redis::script;
 
 const HDEL: &[u8] = b"*3\r\n$4\r\nHDEL\r\n";
@@ -18,10 +18,13 @@ const UNLOCKED: &[u8] = b"0";
 /// An upper bound of the bytes of both commands without the key, which they contain twice.
 const LENGTH: usize = 192;
 
-/// Writes the commands of these steps, all of them plain releases, into the buffer.
-pub(super) fn write(steps: &[Step], room: Vec<u8>) -> Packed {
-    let size = steps.iter().map(|step| LENGTH + 2 * step.call.key.len()).sum();
-    let mut pipeline = Pipeline::new(room, size);
+/// An upper bound of the bytes of the commands.
+pub(super) fn size(steps: &[Step]) -> usize {
+    steps.iter().map(|step| LENGTH + 2 * step.call.key.len()).sum()
+}
+
+/// Writes the commands of these steps, all of them plain releases.
+pub(super) fn write(steps: &[Step], pipeline: &mut Pipeline) {
     for step in steps {
         let Some(grant) = step.call.plain_release() else {
             debug_assert!(false, "{:?}", step.call);
@@ -32,7 +35,11 @@ pub(super) fn write(steps: &[Step], room: Vec<u8>) -> Packed {
         (pipeline.command(HDEL).arg(&[key])).arg(&[script::id(grant, &mut [0; 57])]);
         pipeline.command(PUBLISH).arg(&channel).arg(&[UNLOCKED]);
     }
-    pipeline.finish()
+}
+
+/// How many replies so many releases have.
+pub(super) fn replies(releases: usize) -> usize {
+    2 * releases
 }
 
 /// What the server has done with a step.
@@ -49,10 +56,7 @@ pub(super) enum Outcome {
 }
 
 /// Reads the replies, two for each step; `None` for what is no reply to these commands.
-pub(super) fn read(replies: &Value) -> Option<Vec<Outcome>> {
-    let Value::Array(replies) = replies else {
-        return None;
-    };
+pub(super) fn read(replies: &[Value]) -> Option<Vec<Outcome>> {
     let of_step = |replies: &[Value]| match replies {
         [Value::Int(1), Value::Int(receivers)] => Some(Outcome::Released {
             receivers: Some(u64::try_from(*receivers).ok()?),
@@ -103,7 +107,9 @@ mod tests {
 
     #[tokio::test]
     async fn release_is_two_commands_on_the_key_and_its_channel() {
-        let packed = write(&[release("a", 1), release("{b}", 2)], vec![1, 2, 3]);
+        let mut pipeline = Pipeline::new(vec![1, 2, 3], 0);
+        write(&[release("a", 1), release("{b}", 2)], &mut pipeline);
+        let packed = pipeline.finish();
         let id = |number| GrantId::from_parts(7, number).to_string();
         let mut expected = Vec::new();
         for (key, channel, number) in [("a", "{a}", 1), ("{b}", "{b}", 2)] {
@@ -122,7 +128,7 @@ mod tests {
             other => format!("{other}\r\n"),
         });
         let values = values.map(|reply| redis::parse_redis_value(reply.as_bytes()).unwrap());
-        read(&Value::Array(values.collect()))
+        read(&values.collect::<Vec<_>>())
     }
 
     #[test]
@@ -150,7 +156,7 @@ mod tests {
     }
 
     fn taken(queue: &mut SendQueue) -> Vec<String> {
-        let steps = queue.take_plain_releases(clock::now());
+        let steps = queue.take_by_commands(clock::now(), false);
         steps.iter().map(|step| step.call.key.to_string()).collect()
     }
 

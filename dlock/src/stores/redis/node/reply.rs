@@ -1,7 +1,7 @@
 //! Replies from the server: where one ends, and its value.
 //!
-//! The `redis` crate parses them, except for the most common ones, a number or an array of numbers: its parser takes
-//! longer for these than everything else that a call needs here (docs/performance.md).
+//! The `redis` crate parses them, except for the most common ones, a number, `OK`, `QUEUED`, or an array of these: its parser
+//! takes longer for these than everything else that a call needs here (docs/performance.md).
 
 use redis::{ErrorKind, RedisError, Value};
 
@@ -12,7 +12,7 @@ pub(super) fn first_value(
     looked_at: &mut LookedAt,
 ) -> Result<Option<(Value, usize)>, RedisError> {
     if looked_at.end == 0
-        && let Some(found) = numbers(input)
+        && let Some(found) = common(input)
     {
         return Ok(Some(found));
     }
@@ -26,24 +26,29 @@ pub(super) fn first_value(
 /// Space reserved for an array before its values arrive.
 const ROOM: usize = 1024;
 
-/// Parses a number or an array of numbers, if that comes first and is complete.
-fn numbers(input: &[u8]) -> Option<(Value, usize)> {
-    let (number, mut at) = number(input, 1)?;
+/// Parses a common reply, or an array of them, if that comes first and is complete.
+fn common(input: &[u8]) -> Option<(Value, usize)> {
+    if *input.first()? != b'*' {
+        return common_one(input);
+    }
+    let (count, mut at) = number(input, 1)?;
+    let count = usize::try_from(count).ok()?;
+    let mut all = Vec::with_capacity(count.min(ROOM));
+    for _ in 0..count {
+        let (value, length) = common_one(input.get(at..)?)?;
+        all.push(value);
+        at += length;
+    }
+    Some((Value::Array(all), at))
+}
+
+fn common_one(input: &[u8]) -> Option<(Value, usize)> {
+    const OK: &[u8] = b"+OK\r\n";
+    const QUEUED: &[u8] = b"+QUEUED\r\n";
     match input.first()? {
-        b':' => Some((Value::Int(number), at)),
-        b'*' => {
-            let count = usize::try_from(number).ok()?;
-            let mut all = Vec::with_capacity(count.min(ROOM));
-            for _ in 0..count {
-                if *input.get(at)? != b':' {
-                    return None;
-                }
-                let (value, next) = self::number(input, at + 1)?;
-                all.push(Value::Int(value));
-                at = next;
-            }
-            Some((Value::Array(all), at))
-        }
+        b':' => number(input, 1).map(|(number, end)| (Value::Int(number), end)),
+        b'+' if input.starts_with(OK) => Some((Value::Okay, OK.len())),
+        b'+' if input.starts_with(QUEUED) => Some((Value::SimpleString("QUEUED".to_owned()), QUEUED.len())),
         _ => None,
     }
 }
@@ -152,6 +157,10 @@ mod tests {
             "*0\r\n",
             "*3\r\n:1790000000000000\r\n:-1\r\n:9\r\n",
             "+OK\r\n",
+            "+OKAY\r\n",
+            "+QUEUED\r\n",
+            "*3\r\n+OK\r\n+QUEUED\r\n:7\r\n",
+            "*3\r\n+OK\r\n-BUSYKEY Target key name already exists.\r\n:7\r\n",
             "-ERR no\r\n",
             "$-1\r\n",
             "$0\r\n\r\n",

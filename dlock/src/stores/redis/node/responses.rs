@@ -7,13 +7,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
+use super::by_commands;
 use super::failure::{broke, classify, is_broken, no_answer};
-use super::plain_release;
 use super::replicas::ConnectionRole;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
 use crate::store::{Outcome, Reason, StoreError};
-use crate::stores::redis::script::{self, Answer, By, Call, Verb};
+use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
 
 /// What to do after a call returned.
 pub(super) enum After {
@@ -96,8 +96,7 @@ impl Actor {
         let Some(reply) = step.reply.take() else { return };
         if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
             error.outcome = Outcome::Unknown;
-            let deadline = clock::now() + self.connector.access.patience() * 4;
-            self.send_queue.keep(unanswered(step.call.clone(), deadline));
+            self.keep_release(step.call.clone());
         }
         if let Verb::GiveBack { token, .. } = &step.call.verb
             && reply.is_closed()
@@ -170,65 +169,74 @@ impl Actor {
                     false => After::Again(Batch::Steps(steps), call.role),
                 }
             }
-            Some(Ok(replies)) if call.way == Way::Commands => {
-                let answered_call = Response {
-                    server_time: self.late_copies.server_time(call.sent_at),
-                    overtook: call.overtook,
-                    round: call.round,
+            Some(Ok(replies)) => {
+                let (told, answers) = match call.way {
+                    Way::Commands { tokens } => {
+                        let outcomes = by_commands::read(&replies, &steps, tokens, &mut self.token_draws);
+                        (
+                            None,
+                            outcomes.map(|outcomes| self.answers_of(&mut steps, outcomes)),
+                        )
+                    }
+                    Way::Script(_) => match script::read(replies, steps.iter().map(|step| &step.call)) {
+                        Some(reply) => (reply.server_time, Some(reply.answers)),
+                        None => (None, None),
+                    },
                 };
-                let Some(outcomes) = plain_release::read(&replies) else {
-                    self.write_off(Batch::Steps(steps));
-                    return After::Broken(script::strange().message);
-                };
-                self.released(steps, outcomes, answered_call)
-            }
-            Some(Ok(value)) => {
-                let Some(reply) = script::read(value, steps.iter().map(|step| &step.call)) else {
+                let Some(answers) = answers else {
+                    if matches!(call.way, Way::Commands { .. }) {
+                        self.token_draws.distrust();
+                    }
                     // What follows may belong to other calls.
                     self.write_off(Batch::Steps(steps));
                     return After::Broken(script::strange().message);
                 };
-                if let Some(told) = reply.server_time {
+                if steps.is_empty() {
+                    return After::Fine;
+                }
+                if let Some(told) = told {
                     self.late_copies.server_says(told, call.sent_at);
                 }
-                let server_time = reply.server_time;
+                if matches!(call.way, Way::Script(_)) {
+                    self.token_draws.see(&steps, &answers, call.sent_at);
+                }
                 let answered_call = Response {
-                    server_time: server_time.unwrap_or_else(|| self.late_copies.server_time(call.sent_at)),
+                    server_time: told.unwrap_or_else(|| self.late_copies.server_time(call.sent_at)),
                     overtook: call.overtook,
                     round: call.round,
                 };
-                self.all_answered(steps, reply.answers, answered_call)
+                self.all_answered(steps, answers, answered_call)
             }
         }
     }
 
-    /// Handles the outcomes of releases by commands.
-    fn released(
+    /// Returns the answers to the steps that commands have done; the others are queued again.
+    fn answers_of(
         &mut self,
-        steps: Vec<Step>,
-        outcomes: Vec<plain_release::Outcome>,
-        answered_call: Response,
-    ) -> After {
-        use plain_release::Outcome::{NotHeld, Refused, Released, Untold};
+        steps: &mut Vec<Step>,
+        outcomes: Vec<by_commands::Outcome>,
+    ) -> Vec<Result<Answer, StoreError>> {
+        use by_commands::Outcome::{Again, Done, Not, Refused, WithoutToken};
 
-        let (mut released, mut answers) = (Vec::new(), Vec::new());
-        let (mut again, mut refused) = (Vec::new(), Vec::new());
-        for (mut step, outcome) in steps.into_iter().zip(outcomes) {
+        let mut answers = Vec::with_capacity(outcomes.len());
+        let (mut done, mut again, mut refused) = (Vec::with_capacity(outcomes.len()), Vec::new(), Vec::new());
+        for (mut step, outcome) in std::mem::take(steps).into_iter().zip(outcomes) {
+            step.by_script |= !matches!(outcome, Done(_) | Again);
             match outcome {
-                Released { receivers } => {
-                    released.push(step);
-                    answers.push(Ok(Answer::Released { receivers }));
+                Done(answer) => {
+                    done.push(step);
+                    answers.push(Ok(answer));
                 }
-                // The next copy notifies the waiters; the script then reports that this one released the lock.
-                Untold => again.push(step),
-                NotHeld => {
-                    step.by_script = true;
+                Again => again.push(step),
+                Not => {
                     step.sent -= 1;
                     again.push(step);
                 }
-                Refused => {
-                    step.by_script = true;
-                    refused.push(step);
+                Refused => refused.push(step),
+                WithoutToken => {
+                    self.undo_first(&step.call);
+                    step.sent -= 1;
+                    again.push(step);
                 }
             }
         }
@@ -237,10 +245,31 @@ impl Actor {
             again.extend(self.not_carried_out(refused));
         }
         self.send_queue.put_back(again);
-        match released.is_empty() {
-            true => After::Fine,
-            false => self.all_answered(released, answers, answered_call),
-        }
+        *steps = done;
+        answers
+    }
+
+    /// Releases what this acquire may have taken, before anything else is sent.
+    fn undo_first(&mut self, acquire: &Call) {
+        let Some(PlainAcquire { grant, .. }) = acquire.plain_acquire() else {
+            return;
+        };
+        let verb = Verb::Release {
+            grant,
+            keep_until: None,
+            undoes_acquire: true,
+        };
+        let call = Call {
+            verb,
+            ..acquire.clone()
+        };
+        self.keep_release(call);
+    }
+
+    /// Sends a release before everything else, for a while.
+    fn keep_release(&mut self, release: Call) {
+        let deadline = clock::now() + self.connector.access.patience() * 4;
+        self.send_queue.keep(unanswered(release, deadline));
     }
 
     /// The server has refused a call as a whole, and carried out none of its steps.

@@ -8,6 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::Step;
+use super::plain_acquire;
 use super::replicas::Gate;
 use crate::store::GrantId;
 use crate::stores::redis::cluster::slot::Slot;
@@ -151,9 +152,10 @@ impl SendQueue {
         Some(company(&mut self.steps, at, may_go))
     }
 
-    /// Takes the releases that commands can carry out, failed ones first. They overtake releases, and plain acquires of other
-    /// grants; any other step keeps later releases behind it.
-    pub(super) fn take_plain_releases(&mut self, now: Instant) -> Vec<Step> {
+    /// Takes the releases that commands can carry out, failed ones first, and behind them, if wanted, such acquires. Releases
+    /// overtake releases, and plain acquires of other grants; acquires overtake acquires; any other step keeps later ones
+    /// behind it.
+    pub(super) fn take_by_commands(&mut self, now: Instant, with_acquires: bool) -> Vec<Step> {
         let can_go = |step: &Step| !step.by_script && step.not_before.is_none_or(|at| at <= now);
         let mut releases = Vec::new();
         if !self.failed_releases.is_empty() {
@@ -162,17 +164,27 @@ impl SendQueue {
             let kept: Vec<_> = kept.map(|(index, _)| index).collect();
             releases = pick(&mut self.failed_releases, &kept);
         }
+        let mut with_acquires = with_acquires && self.failed_releases.is_empty();
         let mut acquired: SmallVec<[GrantId; 32]> = SmallVec::new();
         let mut indices: SmallVec<[usize; 32]> = SmallVec::new();
         for (index, step) in self.steps.iter().enumerate().take(BATCH - releases.len()) {
             match (step.call.plain_release(), &step.call.verb) {
-                (_, Verb::Acquire { grant, .. }) => acquired.push(*grant),
+                (_, Verb::Acquire { grant, .. }) => {
+                    acquired.push(*grant);
+                    if with_acquires && can_go(step) && plain_acquire::of(step).is_some() {
+                        indices.push(index);
+                    }
+                }
                 (Some(grant), _) if can_go(step) && !acquired.contains(&grant) => indices.push(index),
                 (None, _) if step.call.releases().is_none() => break,
-                _ => {}
+                // A release that stays may be of a lock that is acquired next.
+                _ => with_acquires = false,
             }
         }
-        releases.extend(pick(&mut self.steps, &indices));
+        let (of_queue, acquires): (Vec<_>, Vec<_>) = (pick(&mut self.steps, &indices).into_iter())
+            .partition(|step| step.call.plain_release().is_some());
+        releases.extend(of_queue);
+        releases.extend(acquires);
         releases
     }
 

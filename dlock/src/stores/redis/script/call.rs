@@ -53,6 +53,16 @@ impl OneAcquire {
     }
 }
 
+/// The acquire of a plain lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlainAcquire {
+    pub(crate) grant: GrantId,
+    /// In ms.
+    pub(crate) lease: u64,
+    /// How many fencing tokens it asks for, at least 1.
+    pub(crate) tokens: u32,
+}
+
 /// One renewal among many.
 #[derive(Debug, Clone)]
 pub(crate) struct OneRenewal {
@@ -295,6 +305,20 @@ impl Call {
             Verb::Release {
                 grant, keep_until, ..
             } if self.slot.is_none() && left(*keep_until).is_zero() => Some(*grant),
+            _ => None,
+        }
+    }
+
+    /// Returns the acquire, if this is one of a plain lock alone, outside a Cluster and a quorum.
+    pub(crate) fn plain_acquire(&self) -> Option<PlainAcquire> {
+        match self.verb {
+            Verb::Acquire { grant, lease, tokens } if self.slot.is_none() && self.vote_after.is_none() => {
+                Some(PlainAcquire {
+                    grant,
+                    lease: millis(capped(lease)),
+                    tokens: tokens.max(1),
+                })
+            }
             _ => None,
         }
     }

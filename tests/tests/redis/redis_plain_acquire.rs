@@ -1,0 +1,375 @@
+//! Acquires of plain locks by commands: what is stored, the order of tokens, what happens if one of the commands fails, and
+//! calls that arrive late.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use dlock::{Error, LockClient, LockGuard};
+use dlock_tests::faults::{
+    LEASE, SOON, TIMEOUT, answered, hasty_builder, in_rounds, is_back, is_confirmed, is_free_soon, patient,
+    setting, setting_of_faults, within,
+};
+use dlock_tests::{Command, Flavor, Proxy, Server, Store, Swallow, eventually};
+use futures_util::future::join_all;
+
+/// How long tokens are drawn by commands before the script comes again.
+const FRESH: Duration = Duration::from_millis(200);
+
+fn executes(command: &Command) -> bool {
+    command.is("EXEC")
+}
+
+fn names(proxy: &Proxy) -> Vec<String> {
+    let commands = proxy.commands();
+    commands.iter().map(|sent| sent.command.name()).collect()
+}
+
+/// Acquires and releases by the script, so that the next acquires go by commands.
+async fn warm_up(client: &LockClient) -> u64 {
+    let guard = answered(|| client.lock("first").acquire()).await.unwrap();
+    let token = guard.fencing_token();
+    answered_release(guard).await;
+    token
+}
+
+async fn answered_release(guard: LockGuard) {
+    let released = guard.release().await;
+    assert!(released.is_ok(), "{released:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_is_the_same_as_by_the_script() {
+    let (store, proxy, a, b) = setting_of_faults().await;
+    let server = store.as_server();
+    in_rounds("both acquires are sent soon after each other", async || {
+        proxy.forget();
+        let first = a.lock("by script").acquire().await.unwrap();
+        let second = a.lock("by commands").acquire().await.unwrap();
+        let sent = names(&proxy);
+        for (guard, name) in [(&first, "by script"), (&second, "by commands")] {
+            let fields: Vec<String> = server.query(&["HGETALL", name]).await;
+            assert!(fields.len() == 2 && fields[1] == "1", "{fields:?}");
+            assert_eq!(server.query::<String>(&["TYPE", name]).await, "hash");
+            let ttl = server.ttl(name).await.unwrap();
+            assert!(ttl <= LEASE && ttl > LEASE - SOON, "{ttl:?}");
+            is_confirmed(guard).await;
+        }
+        assert!(first.fencing_token() < second.fencing_token());
+        first.release().await.unwrap();
+        second.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        match sent.iter().any(|name| name == "EXEC") {
+            true => {
+                assert_eq!(sent, ["EVALSHA", "MULTI", "RESTORE", "INCRBY", "EXEC"]);
+                Ok(())
+            }
+            false => {
+                tokio::time::sleep(2 * FRESH).await;
+                Err("the second was sent too late")
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn script_says_who_holds_a_lock_that_is_busy() {
+    let (store, proxy, a, b) = setting_of_faults().await;
+    let held = b.lock("k").acquire().await.unwrap();
+    in_rounds("commands find that it is busy", async || {
+        warm_up(&a).await;
+        proxy.forget();
+        let busy = a.lock("k").try_acquire().await.unwrap_err();
+        assert!(busy.is_busy(), "{busy}");
+        let expected = ["MULTI", "RESTORE", "INCRBY", "EXEC", "EVALSHA"];
+        match names(&proxy) == expected {
+            true => Ok(()),
+            false => Err("it was sent too late"),
+        }
+    })
+    .await;
+    warm_up(&a).await;
+    let waiter = tokio::spawn(a.lock("k").acquire());
+    eventually("the waiter listens", || async {
+        store.as_server().pubsub_channels().await.len() == 1
+    })
+    .await;
+    held.release().await.unwrap();
+    let next = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+    next.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_of_many_acquires_is_answered() {
+    let (store, proxy, a, b) = setting_of_faults().await;
+    let keys: Vec<_> = (0..300).map(|n| format!("k{n}")).collect();
+    let held = join_all(keys.iter().step_by(7).map(|key| b.lock(&**key).acquire())).await;
+    let held: Vec<_> = held.into_iter().collect::<Result<_, _>>().unwrap();
+    for _ in 0..5 {
+        warm_up(&a).await;
+        let outcomes = join_all(keys.iter().map(|key| a.lock(&**key).try_acquire())).await;
+        let mut tokens = HashSet::new();
+        for (n, outcome) in outcomes.into_iter().enumerate() {
+            match (n % 7, outcome) {
+                (0, Err(busy)) => assert!(busy.is_busy(), "{n}: {busy}"),
+                (0, Ok(_)) => panic!("{n} is held by another"),
+                (_, outcome) => {
+                    let guard = outcome.unwrap();
+                    assert!(tokens.insert(guard.fencing_token()), "{n}: a token twice");
+                    guard.release().await.unwrap();
+                }
+            }
+        }
+    }
+    assert!(proxy.count(executes) > 0);
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Clients by the script and by commands, on one lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_from_holder_to_holder_whoever_they_are() {
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(patient(&proxy.url()).await);
+    }
+    let mut last = 0;
+    for n in 0..300 {
+        let guard = clients[n * 7 % 3].lock("k").acquire().await.unwrap();
+        let token = guard.fencing_token();
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        guard.release().await.unwrap();
+        if n % 100 == 99 {
+            // The next ones go by the script.
+            tokio::time::sleep(FRESH).await;
+        }
+    }
+    assert!(proxy.count(executes) > 100, "most go by commands");
+    store.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_though_the_last_one_is_lost_on_an_open_connection() {
+    let (store, _proxy, a, b) = setting_of_faults().await;
+    let server = store.as_server();
+    let mut last = warm_up(&a).await.max(warm_up(&b).await);
+    for n in 0..40 {
+        match n % 5 {
+            0 => server.command(&["FLUSHALL"]).await,
+            1 => server.command(&["SET", "dlock:fence", "12"]).await,
+            2 => server.command(&["SET", "dlock:fence", "no number"]).await,
+            3 => {
+                server
+                    .command(&["SET", "dlock:fence", "9223372036854775807"])
+                    .await
+            }
+            _ => {
+                server
+                    .command(&["SET", "dlock:fence", "-9223372036854775808"])
+                    .await
+            }
+        };
+        for client in [&a, &b, &a, &a] {
+            let guard = client.lock("k").try_acquire().await.unwrap();
+            let token = guard.fencing_token();
+            assert!(token > last, "{n}: {token} after {last}");
+            last = token;
+            is_confirmed(&guard).await;
+            guard.release().await.unwrap();
+        }
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fence_that_is_no_number_is_told_and_leaves_no_hold() {
+    let (store, _proxy, a, b) = setting_of_faults().await;
+    let server = store.as_server();
+    warm_up(&a).await;
+    server.command(&["DEL", "dlock:fence"]).await;
+    server.command(&["RPUSH", "dlock:fence", "x"]).await;
+    for _ in 0..3 {
+        let error = a.lock("k").try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        assert!(error.to_string().contains("dlock:fence"), "{error}");
+    }
+    eventually("there is no hold", || async {
+        server.keys().await == ["dlock:fence"]
+    })
+    .await;
+    server.command(&["DEL", "dlock:fence"]).await;
+    is_back(&a).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_that_arrives_after_its_connection_broke_takes_nothing() {
+    in_rounds("the acquire goes by commands", async || {
+        let (store, proxy, a, b) = setting().await;
+        let server = store.as_server();
+        warm_up(&a).await;
+        let held = proxy.hold(1, executes);
+        let acquire = a.lock("k").try_acquire();
+        let acquire = tokio::spawn(acquire);
+        let caught = tokio::time::timeout(TIMEOUT / 2, held.caught()).await;
+        if caught.is_err() {
+            return Err("it was not sent by commands in its time");
+        }
+        proxy.cut();
+        let unknown = acquire.await.unwrap();
+        assert!(
+            matches!(unknown, Err(Error::OutcomeUnknown { .. })),
+            "{unknown:?}"
+        );
+        // On a new connection, which has closed the former one on the server.
+        is_back(&a).await;
+        let mut next = b.lock("k").try_acquire().await.unwrap();
+        next.release().await.unwrap();
+        held.release();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!server.query::<bool>(&["EXISTS", "k"]).await, "a ghost holds it");
+        next = b.lock("k").try_acquire().await.unwrap();
+        next.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_that_is_late_on_its_own_connection_is_undone() {
+    in_rounds("the acquire goes by commands", async || {
+        let (store, proxy, a, b) = setting().await;
+        warm_up(&a).await;
+        let held = proxy.hold(1, executes);
+        let unknown = a.lock("k").try_acquire().await;
+        if !held.fired() {
+            return Err("it was not sent by commands in its time");
+        }
+        assert!(
+            matches!(unknown, Err(Error::OutcomeUnknown { .. })),
+            "{unknown:?}"
+        );
+        held.release();
+        is_free_soon(&b, "k").await;
+        is_back(&a).await;
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_whose_reply_is_lost_leaves_nothing() {
+    for then in [Swallow::Cut, Swallow::Hang] {
+        in_rounds("the acquire goes by commands", async || {
+            let (store, proxy, a, b) = setting().await;
+            warm_up(&a).await;
+            let lost = proxy.swallow(1, then, executes);
+            // It is repeated by the engine until it succeeds.
+            let guard = within(SOON * 4, "acquire", a.lock("k").acquire()).await.unwrap();
+            if !lost.fired() {
+                return Err("it was not sent by commands in its time");
+            }
+            is_confirmed(&guard).await;
+            guard.release().await.unwrap();
+            is_free_soon(&b, "k").await;
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquires_that_are_dropped_leave_nothing() {
+    let (store, proxy, a, b) = setting_of_faults().await;
+    warm_up(&a).await;
+    for n in 0..200 {
+        let mut acquire = Box::pin(a.lock(format!("k{}", n % 3)).try_acquire());
+        let first = futures_util::poll!(&mut acquire);
+        if n % 2 == 0 && first.is_pending() {
+            tokio::task::yield_now().await;
+        }
+        drop(acquire);
+    }
+    for key in ["k0", "k1", "k2"] {
+        is_free_soon(&b, key).await;
+    }
+    assert!(proxy.count(executes) > 0);
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Of a server or a user without one of the commands, all acquires go by the script, and none fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_one_of_the_commands_the_script_acquires() {
+    let all = ["MULTI", "RESTORE", "INCRBY", "CLIENT"];
+    join_all(all.map(|missing| async move {
+        let builder =
+            Server::builder(Flavor::from_env()).config("rename-command", &format!("{missing} \"\""));
+        let store = Store::Server(Box::new(builder.start().await));
+        let proxy = Proxy::start(store.as_server().addr());
+        locks_and_loses_nothing(&store, &proxy, &proxy.url(), missing).await;
+    }))
+    .await;
+}
+
+/// A transaction that cannot end makes the connection useless; after one such connection all acquires go by the script.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_begins_transactions_and_ends_none_is_sent_no_other() {
+    let builder = Server::builder(Flavor::from_env()).config("rename-command", "EXEC \"\"");
+    let store = Store::Server(Box::new(builder.start().await));
+    let proxy = Proxy::start(store.as_server().addr());
+    let client = hasty_builder(&proxy.url()).build().await.unwrap();
+    for _ in 0..50 {
+        warm_up(&client).await;
+    }
+    assert!(proxy.count(executes) <= 1);
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_without_one_of_the_permissions_acquires_by_the_script() {
+    let all = ["multi", "exec", "restore", "incrby", "client|id", "client|kill"];
+    join_all(all.map(|missing| async move {
+        let acl = format!("svc on >pw ~* &* +@all -{missing}");
+        let builder = Server::builder(Flavor::from_env()).acl(&acl);
+        let store = Store::Server(Box::new(builder.start().await));
+        let proxy = Proxy::start(store.as_server().addr());
+        locks_and_loses_nothing(&store, &proxy, &proxy.url_as("svc", "pw"), missing).await;
+    }))
+    .await;
+}
+
+async fn locks_and_loses_nothing(store: &Store, proxy: &Proxy, url: &str, missing: &str) {
+    let client = hasty_builder(url).timeout(SOON * 4).build().await.unwrap();
+    let keys = ["a", "b", "c"];
+    let mut last = 0;
+    for _ in 0..20 {
+        let guards = join_all(keys.map(|key| client.lock(key).try_acquire())).await;
+        let mut tokens = Vec::new();
+        for guard in guards {
+            let guard = guard.unwrap_or_else(|error| panic!("without {missing}: {error}"));
+            tokens.push(guard.fencing_token());
+            guard.release().await.unwrap();
+        }
+        assert!(
+            tokens.iter().all(|token| *token > last),
+            "{missing}: {tokens:?} after {last}"
+        );
+        last = tokens.into_iter().max().unwrap_or(last);
+    }
+    // At most once for each call that is in flight when the first is answered.
+    let (tried, connections) = (proxy.count(executes), proxy.connections_seen());
+    assert!(
+        tried as u64 <= 8 * connections,
+        "{missing}: {tried} on {connections} connections"
+    );
+    store.assert_clean(&[&client]).await;
+}
