@@ -65,10 +65,9 @@ impl Command {
             .any(|name| self.is(name))
     }
 
-    /// The step on plain locks that commands do without a script, by the command that there is one of: for each release, and
-    /// for all acquires of a call. Its key has the prefix of the client.
+    /// The step on plain locks that commands do without a script: a release, or all acquires of a call.
     pub fn step_by_commands(&self) -> Option<&'static str> {
-        let steps = [("HDEL", "release"), ("INCRBY", "acquire")];
+        let steps = [("HDEL", "release"), ("EXEC", "acquire")];
         steps
             .into_iter()
             .find_map(|(name, step)| self.is(name).then_some(step))

@@ -36,11 +36,11 @@ const SENT_BY_CLIENTS: &[&str] = &[
 /// Commands whose time is that of a script.
 const SCRIPTS: &[&str] = &["eval", "evalsha", "fcall"];
 
-/// Commands that release a lock without a script. The few that scripts send for such locks are counted twice.
+/// Commands that release a lock without a script. Those that scripts send for such locks are counted, too.
 const RELEASE: &[&str] = &["hdel", "publish"];
 /// The commands that acquire and release a plain lock without a script.
 const PLAIN: &[&str] = &["hdel", "publish", "multi", "restore", "incrby", "exec"];
-/// Commands whose time is also that of the `EXEC` after them.
+/// Commands inside `EXEC`, whose time includes theirs.
 const IN_EXEC: &[&str] = &["restore", "incrby"];
 
 /// A connection to the one server of a URL, for `INFO`.

@@ -94,6 +94,16 @@ async fn a_user_with_what_the_documentation_lists_can_do_everything() {
         let guard = a.lock("shop:k").acquire().await.unwrap();
         assert_eq!(a.list("shop:").await.unwrap().len(), 1);
         guard.release().await.unwrap();
+        let goes_by_commands = async || {
+            for _ in 0..10 {
+                a.lock("shop:k").acquire().await.unwrap().release().await.unwrap();
+            }
+            store.as_server().commands().await.contains_key("restore")
+        };
+        match wished.is_empty() {
+            true => assert!(!goes_by_commands().await),
+            false => eventually("acquires go by commands", &goes_by_commands).await,
+        }
         store.assert_clean(&[&a]).await;
     }
 }

@@ -112,10 +112,20 @@ impl Topology {
     }
 }
 
+/// A step without a script, by a command whose key has the prefix of the client. Of acquires it is the last but one: without its
+/// reply that of `EXEC` is lost, too.
+fn by_commands(command: &Command) -> Option<&'static str> {
+    let steps = [("HDEL", "release"), ("INCRBY", "acquire by commands")];
+    steps
+        .into_iter()
+        .find_map(|(name, step)| command.is(name).then_some(step))
+}
+
 /// What the first step of a call is called.
 fn name_of(command: &Command) -> Option<String> {
-    if let Some(step) = command.step_by_commands() {
-        return Some(step.to_owned());
+    let by_commands = by_commands(command);
+    if by_commands.is_some() {
+        return by_commands.map(str::to_owned);
     }
     if !command.is_script() {
         return None;
@@ -137,7 +147,7 @@ fn name_of(command: &Command) -> Option<String> {
 
 /// Whether a call is about a key with this in its name.
 fn is_of(command: &Command, prefix: &str) -> bool {
-    if command.step_by_commands().is_some() {
+    if by_commands(command).is_some() {
         return command.arg(1).contains(prefix);
     }
     let keys = command.arg(2).parse().unwrap_or(0);

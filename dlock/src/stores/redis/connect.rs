@@ -61,7 +61,8 @@ pub(super) struct Connected {
     pub(super) asked_at: Instant,
     /// Distinguishes the server process from a restarted one; empty if not permitted to ask.
     pub(super) run_id: String,
-    /// The id of the connection on the server, if that is of use and it could be closed by this id.
+    /// The id of the connection on the server; `None` where acquires do not go by commands, or the user may not close
+    /// connections.
     pub(super) id: Option<i64>,
     /// Whether it is a read-only replica.
     pub(super) is_replica: bool,
@@ -70,6 +71,8 @@ pub(super) struct Connected {
 /// A server's facts about itself.
 struct Looked {
     run_id: String,
+    /// Whether `RESTORE` writes the end of a lease into the append-only file; before version 7 the lease began anew with a restart.
+    keeps_leases: bool,
     is_replica: bool,
 }
 
@@ -89,6 +92,11 @@ impl Connector {
             in_cluster: true,
             ..Connector::new(access, Endpoint::fixed(address))
         }
+    }
+
+    /// Whether plain locks may be acquired and released by commands: not in a Cluster, and not where replicas acknowledge.
+    pub(super) fn uses_commands(&self) -> bool {
+        !self.in_cluster && self.access.replicas.is_none()
     }
 
     /// A connection for notifications, which runs by itself, and its address.
@@ -156,8 +164,7 @@ impl Connector {
         // Only to save the first call a round trip.
         commands.add_command(script::load());
         commands.cmd("INFO").arg("default");
-        let acquires_by_commands = !self.in_cluster && self.access.replicas.is_none();
-        if acquires_by_commands {
+        if self.uses_commands() {
             commands.cmd("CLIENT").arg("ID");
             commands.add_command(closing_trial());
         }
@@ -175,7 +182,11 @@ impl Connector {
             }
             false => None,
         };
-        let Looked { run_id, is_replica } = self.look_at_server(address, &info, role)?;
+        let Looked {
+            run_id,
+            keeps_leases,
+            is_replica,
+        } = self.look_at_server(address, &info, role)?;
         let time: (u64, u64) = Value::extract_error(time)
             .and_then(|time| Ok(redis::from_redis_value(time)?))
             .map_err(explained)?;
@@ -189,7 +200,7 @@ impl Connector {
             server_time: time.0.saturating_mul(1_000_000).saturating_add(time.1),
             asked_at,
             id: match (id, closing) {
-                (Value::Int(id), Value::Int(_)) if !run_id.is_empty() => Some(id),
+                (Value::Int(id), Value::Int(_)) if !run_id.is_empty() && keeps_leases => Some(id),
                 _ => None,
             },
             run_id,
@@ -294,7 +305,10 @@ impl Connector {
                 format!("{address}: the sentinels name it as the master, and it says that it is a replica"),
             ));
         }
+        let version =
+            field("redis_version").and_then(|version| version.split('.').next()?.parse::<u32>().ok());
         Ok(Looked {
+            keeps_leases: version.is_some_and(|major| major >= 7),
             run_id: field("run_id").unwrap_or_default().to_owned(),
             is_replica,
         })

@@ -26,7 +26,7 @@ if short == 'acquire' or short == 'queue' then
   if may_acquire then
     local before = ask('SET', fence, now_text, 'GET')
     local known = tonumber(before or nil)
-    if known and known > 0 and known < now and known % 1 == 0 then
+    if known and known > LEAST and known < now and known % 1 == 0 then
       local count = wanted
       if count > REACH then count = REACH end
       if count > now - known then count = now - known end

@@ -25,7 +25,8 @@
 --                any other: the number of its arguments, its arguments
 --
 -- Common calls are shorter, with these ARGV:
---   acquire, ARGV[1] as above, GRANT, LEASE-ms, TOKENS, in a Cluster also 1
+--   acquire, ARGV[1] as above, GRANT, LEASE-ms, TOKENS, in a Cluster also 1 (elsewhere RESTORE and INCRBY acquire most plain locks
+--            without the script)
 --            KEYS: the fence, the lock. Reply: the last token alone, which is the server time, if it has all of them
 --   release, GRANT, CHANNEL (not in a Cluster, and rare: HDEL and PUBLISH without the script release most plain locks)
 --            KEYS: the lock. Reply: the answer alone, if it was released
@@ -71,9 +72,13 @@ end
 
 local fence = KEYS[1]
 -- Tokens of the acquires of one call reach back, so that they never outrun the clock: after a flush the clock alone must
--- be ahead of every token ever given. They reach back by at most REACH, in µs: a replica that takes over knows an older
+-- be ahead of every token ever given. (INCRBY without the script may be ahead of it by the acquires of a few calls, until these
+-- are answered.) They reach back by at most REACH, in µs: a replica that takes over knows an older
 -- last token, and takes longer than that.
 local REACH = 5000
+-- A smaller last token is not the clock of a server (in 2001): the last one was lost, and INCRBY without the script has begun
+-- anew with 0. As where there is none, nothing reaches back.
+local LEAST = 1000000000000000
 -- The server time in µs, and its text. Lua prints large numbers as 1.79e+15, and printing one is slow.
 local now, now_text
 local function look_at_the_clock()

@@ -48,7 +48,7 @@ local function move_fence(besides)
     error({ failed = fence .. ', the key of the fencing tokens, holds other data, to be removed: ' .. before.err })
   end
   before = tonumber(before or 0)
-  local known = before and before > 0 and before < 9007199254740992 and before % 1 == 0
+  local known = before and before > LEAST and before < 9007199254740992 and before % 1 == 0
   local least = known and before + 1 or now
   local upto = math.max(now, least + besides)
   if upto >= 9007199254740992 then

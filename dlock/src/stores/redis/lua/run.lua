@@ -34,7 +34,7 @@ while what do
       -- As parts.reserve does it where the clock is ahead of the last token by all that are yet to be given.
       local before = ask('SET', fence, now_text, 'GET')
       local known = tonumber(before or nil)
-      if known and known > 0 and known + acquires < now and known % 1 == 0 then
+      if known and known > LEAST and known + acquires < now and known % 1 == 0 then
         token, last = math.max(known + 1, now - math.min(ARGV[3], REACH) + 1), now
       else
         -- Put back, or else there was none, and the next token is after this moment.

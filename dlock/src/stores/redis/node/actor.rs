@@ -18,11 +18,11 @@ use super::delivery::Answers;
 use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
 use super::former_connections::FormerConnections;
 use super::late_copies::{LateCopies, micros};
-use super::plain_acquire::TokenDraws;
 use super::replicas::{ConnectionRole, Replicas, Wires};
 use super::responses::After;
 use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
+use super::token_draws::TokenDraws;
 use super::{Part, Plain, PlainReply, Request, Step};
 use crate::base::chance;
 use crate::base::clock;
@@ -32,7 +32,7 @@ use crate::stores::redis::cluster::Cluster;
 use crate::stores::redis::cluster::slot::Slot;
 use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::{Connected, Connector};
-use crate::stores::redis::script::{self, By};
+use crate::stores::redis::script::{self, By, Call};
 
 /// The maximum number of calls in flight in a Cluster, where each carries steps of one slot only.
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
@@ -89,11 +89,22 @@ pub(super) enum Batch {
 }
 
 impl Batch {
-    fn steps(&self) -> usize {
+    pub(super) fn all(&self) -> &[Step] {
         match self {
-            Batch::Steps(steps) => steps.len(),
-            Batch::Plain(_) | Batch::Wait => 0,
+            Batch::Steps(steps) => steps,
+            Batch::Plain(_) | Batch::Wait => &[],
         }
+    }
+
+    pub(super) fn all_mut(&mut self) -> &mut [Step] {
+        match self {
+            Batch::Steps(steps) => steps,
+            Batch::Plain(_) | Batch::Wait => &mut [],
+        }
+    }
+
+    fn steps(&self) -> usize {
+        self.all().len()
     }
 }
 
@@ -171,6 +182,8 @@ pub(super) struct Actor {
     flow_control: FlowControl,
     /// Whether steps wait for others that are sent along.
     holds_back: bool,
+    /// Whether the last call of commands left steps behind that need the script.
+    script_is_next: bool,
     /// Answers on their way to their callers.
     pub(super) answers: Answers,
     /// The state of acknowledgements by replicas, if configured.
@@ -178,7 +191,11 @@ pub(super) struct Actor {
     /// The run id of the connected server process.
     run_id: String,
     pub(super) token_draws: TokenDraws,
-    former_connections: FormerConnections,
+    pub(super) former_connections: FormerConnections,
+    /// Of acquires by commands without an answer, for the next connection.
+    pub(super) undos: Vec<Call>,
+    /// Whether there are steps [in doubt](super::Queuing::in_doubt).
+    pub(super) has_doubts: bool,
     /// A master was found at the address: a read-only replica there is a former master.
     pub(super) was_master: bool,
     /// Whether the last connected server is no longer a master.
@@ -209,11 +226,14 @@ impl Actor {
             late_copies: LateCopies::new(),
             flow_control: FlowControl::new(false, false),
             holds_back: false,
+            script_is_next: false,
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
             token_draws: TokenDraws::default(),
             former_connections: FormerConnections::default(),
+            undos: Vec::new(),
+            has_doubts: false,
             was_master: !connector.endpoint.is_fixed(),
             was_demoted: false,
             setbacks: 0,
@@ -282,13 +302,20 @@ impl Actor {
         }
         self.late_copies
             .server_says(connected.server_time, connected.asked_at);
-        if let Some(former) = self.token_draws.doubtful() {
-            self.former_connections.add(&self.run_id, former);
-        }
-        self.token_draws = self.token_draws.next(connected.id);
+        self.token_draws.begin();
         self.run_id.clone_from(&connected.run_id);
-        for (cmd, reply) in self.former_connections.close(&self.run_id) {
-            self.send_plain(cmd, ConnectionRole::Usual, reply);
+        for (cmd, reply) in self.former_connections.replace(&self.run_id, connected.id) {
+            let close = self.plain(
+                cmd,
+                ConnectionRole::Usual,
+                self.connector.access.patience() * 4,
+                reply,
+            );
+            self.plain.push_front(close);
+        }
+        // They may have been carried out long after their callers gave up the undoing: a server can stand still for any time.
+        for undo in std::mem::take(&mut self.undos) {
+            self.keep_release(undo);
         }
         self.was_master |= !connected.is_replica;
         if address.is_some() {
@@ -691,17 +718,19 @@ impl Actor {
 
     /// Asks whether the server is there, without waiting for the answer.
     fn ping(&mut self, role: ConnectionRole) {
-        self.send_plain(redis::cmd("PING"), role, oneshot::channel().0);
+        let ping = redis::cmd("PING");
+        let ping = self.plain(ping, role, self.connector.access.timeout, oneshot::channel().0);
+        self.plain.push_back(ping);
     }
 
-    fn send_plain(&mut self, cmd: Cmd, role: ConnectionRole, reply: PlainReply) {
-        let deadline = clock::now() + self.connector.access.timeout;
-        self.plain.push_back(Plain {
+    fn plain(&self, cmd: Cmd, role: ConnectionRole, within: Duration, reply: PlainReply) -> Plain {
+        let deadline = clock::now() + within;
+        Plain {
             cmd,
             role,
             deadline,
             reply,
-        });
+        }
     }
 
     /// Chooses what to send next, how, which is nothing to a plain command, and on which connection.
@@ -715,42 +744,69 @@ impl Actor {
         if under_way.count() >= self.calls() {
             return None;
         }
-        match self.plain.pop_front() {
-            Some(plain) => Some((Batch::Plain(plain), by_hash, role)),
-            None => {
-                if self.part.cluster.is_none() && self.replicas.is_none() {
-                    let now = clock::now();
-                    let server_time = self.late_copies.server_time(now);
-                    let with_acquires = self.token_draws.are_possible(now, server_time);
-                    let steps = self.send_queue.take_by_commands(now, with_acquires);
-                    if !steps.is_empty() {
-                        let acquires = &steps[by_commands::releases(&steps)..];
-                        let tokens = self.token_draws.draw(acquires, server_time);
-                        return Some((Batch::Steps(steps), Way::Commands { tokens }, role));
-                    }
-                }
-                let gate = self.gate(role);
-                let (calls, moves) = (&self.calls, &self.moves);
-                let mut last = None;
-                let may_send = |slot: Option<Slot>| {
-                    // Many waiters for the same acknowledgement are counted once.
-                    if let Some((same, may)) = last
-                        && same == slot
-                    {
-                        return may;
-                    }
-                    let is_there = |call: &&InFlight| call.role == role && call.slot == slot;
-                    let under_way = calls.iter().filter(is_there);
-                    // Without slots, that was counted already.
-                    let has_room = slot.is_none() || under_way.count() < CALLS;
-                    let may = has_room && moves.is_settled(slot);
-                    last = Some((slot, may));
-                    may
-                };
-                let steps = self.send_queue.take(clock::now(), gate, may_send)?;
-                Some((Batch::Steps(steps), by_hash, role))
-            }
+        if let Some(plain) = self.plain.pop_front() {
+            return Some((Batch::Plain(plain), by_hash, role));
         }
+        // Else steps that only the script can do might wait for ever.
+        if !std::mem::take(&mut self.script_is_next)
+            && let Some((steps, way)) = self.next_by_commands()
+        {
+            return Some((Batch::Steps(steps), way, role));
+        }
+        if let Some(steps) = self.next_by_script(role) {
+            return Some((Batch::Steps(steps), by_hash, role));
+        }
+        let (steps, way) = self.next_by_commands()?;
+        Some((Batch::Steps(steps), way, role))
+    }
+
+    /// Chooses the next steps that commands can do.
+    fn next_by_commands(&mut self) -> Option<(Vec<Step>, Way)> {
+        if !self.connector.uses_commands() {
+            return None;
+        }
+        let now = clock::now();
+        let server_time = self.late_copies.server_time(now);
+        let with_acquires =
+            self.former_connections.may_have_acquires() && self.token_draws.are_possible(now, server_time);
+        let (steps, needs_script) = self.send_queue.take_by_commands(now, with_acquires);
+        if steps.is_empty() {
+            return None;
+        }
+        self.script_is_next = needs_script;
+        let acquires = &steps[by_commands::releases(&steps)..];
+        if !acquires.is_empty() {
+            self.former_connections.has_acquires();
+        }
+        let in_flight = self.calls.iter().map(|call| match call.way {
+            Way::Commands { tokens } => tokens,
+            Way::Script(_) => 0,
+        });
+        let tokens = self.token_draws.count_for(acquires, now, in_flight.sum());
+        Some((steps, Way::Commands { tokens }))
+    }
+
+    /// Chooses the next steps for the script, whether or not commands can do them.
+    fn next_by_script(&mut self, role: ConnectionRole) -> Option<Vec<Step>> {
+        let gate = self.gate(role);
+        let (calls, moves) = (&self.calls, &self.moves);
+        let mut last = None;
+        let may_send = |slot: Option<Slot>| {
+            // Many waiters for the same acknowledgement are counted once.
+            if let Some((same, may)) = last
+                && same == slot
+            {
+                return may;
+            }
+            let is_there = |call: &&InFlight| call.role == role && call.slot == slot;
+            let under_way = calls.iter().filter(is_there);
+            // Without slots, that was counted already.
+            let has_room = slot.is_none() || under_way.count() < CALLS;
+            let may = has_room && moves.is_settled(slot);
+            last = Some((slot, may));
+            may
+        };
+        self.send_queue.take(clock::now(), gate, may_send)
     }
 
     fn send(&mut self, mut batch: Batch, way: Way, role: ConnectionRole, wires: &mut Wires) {

@@ -3,13 +3,13 @@
 use redis::Value;
 
 use super::Step;
-use super::plain_acquire::{self, TokenDraws};
-use super::plain_release;
+use super::token_draws::TokenDraws;
+use super::{plain_acquire, plain_release};
 use crate::stores::redis::command::{Packed, Pipeline};
 use crate::stores::redis::fence::Fence;
 use crate::stores::redis::script::Answer;
 
-/// How a call divides: its releases come before its acquires.
+/// How many of the steps of a call are releases: they come before its acquires, as the send queue arranges them.
 pub(super) fn releases(steps: &[Step]) -> usize {
     steps.partition_point(|step| step.call.plain_release().is_some())
 }
@@ -35,22 +35,30 @@ pub(super) enum Outcome {
     Done(Answer),
     /// Done in part: the same commands do the rest.
     Again,
-    /// Nothing was done, and the script says why.
-    Not,
-    /// It failed and changed nothing; the script says why.
+    /// There was no such grant, or the lock is busy; the script says more.
+    NotDone,
+    /// The server refused it; the script says why. Calls in flight may be carried out before it, although they were sent later.
     Refused,
     /// The lock may be acquired, without a fencing token.
     WithoutToken,
 }
 
-/// Reads the replies to these steps, with so many tokens for the acquires among them; `None` for what is no reply to these
-/// commands.
+/// Reads the replies to these steps, with so many tokens for the acquires among them. `None` for what is no reply to these
+/// commands: then acquires do not go by them any more.
 pub(super) fn read(
     replies: &Value,
     steps: &[Step],
     tokens: u64,
     draws: &mut TokenDraws,
 ) -> Option<Vec<Outcome>> {
+    let outcomes = outcomes(replies, steps, tokens, draws);
+    if outcomes.is_none() {
+        draws.distrust();
+    }
+    outcomes
+}
+
+fn outcomes(replies: &Value, steps: &[Step], tokens: u64, draws: &mut TokenDraws) -> Option<Vec<Outcome>> {
     let Value::Array(replies) = replies else {
         return None;
     };
@@ -65,7 +73,7 @@ pub(super) fn read(
             plain_release::Outcome::Released { receivers } => Outcome::Done(Answer::Released { receivers }),
             // The next copy notifies the waiters; the script then reports that this one released the lock.
             plain_release::Outcome::Untold => Outcome::Again,
-            plain_release::Outcome::NotHeld => Outcome::Not,
+            plain_release::Outcome::NotHeld => Outcome::NotDone,
             plain_release::Outcome::Refused => Outcome::Refused,
         });
     }
@@ -74,7 +82,7 @@ pub(super) fn read(
         if done.forbidden {
             draws.forbid();
         }
-        let mut drawn = done.last_token.and_then(|last| draws.drawn(tokens, last));
+        let mut drawn = done.last_token.and_then(|last| draws.accept(tokens, last));
         let acquired = |outcome: &&plain_acquire::Outcome| **outcome == plain_acquire::Outcome::Acquired;
         let acquired = done.of_steps.iter().filter(acquired).count() as u64;
         let share = tokens / acquired.max(1);
@@ -92,7 +100,7 @@ pub(super) fn read(
                 (plain_acquire::Outcome::Acquired, None) | (plain_acquire::Outcome::WithoutToken, _) => {
                     Outcome::WithoutToken
                 }
-                (plain_acquire::Outcome::Busy, _) => Outcome::Not,
+                (plain_acquire::Outcome::Busy, _) => Outcome::NotDone,
                 (plain_acquire::Outcome::Refused, _) => Outcome::Refused,
             });
         }
@@ -143,9 +151,9 @@ mod tests {
 
     /// Draws that have seen this token.
     fn draws(last: u64) -> TokenDraws {
-        let mut draws = TokenDraws::default().next(Some(1));
+        let mut draws = TokenDraws::default();
         let answer = Ok(Answer::Acquired { first: last, last });
-        draws.see(&[acquire("k", 1, 1)], &[answer], clock::now());
+        draws.observe(&[acquire("k", 1, 1)], &[answer], clock::now());
         draws
     }
 
@@ -184,7 +192,7 @@ mod tests {
             [
                 "Done(Released { receivers: Some(2) })",
                 "Done(Acquired { first: 101, last: 101 })",
-                "Not",
+                "NotDone",
                 "Done(Acquired { first: 102, last: 106 })",
             ]
         );
@@ -199,7 +207,7 @@ mod tests {
         ] {
             let outcomes = read(&array(lost), &steps, 2, &mut draws(100)).unwrap();
             assert!(
-                matches!(outcomes[..], [Outcome::WithoutToken, Outcome::Not]),
+                matches!(outcomes[..], [Outcome::WithoutToken, Outcome::NotDone]),
                 "{outcomes:?}"
             );
         }
@@ -222,11 +230,24 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn more_tokens_are_drawn_only_as_far_as_the_clock_allows() {
         let acquires = [acquire("b", 2, 17), acquire("c", 3, 1)];
-        for (ahead, drawn) in [(0, 2), (7, 3), (40, 12), (1_000_000, 18)] {
-            assert_eq!(draws(100).draw(&acquires, 100 + ahead), drawn, "{ahead}");
+        for (elapsed, in_flight, drawn) in [
+            (0, 0, 2),
+            (7, 0, 3),
+            (40, 0, 12),
+            (40, 36, 3),
+            (40, 100, 2),
+            (1_000_000, 0, 18),
+        ] {
+            let draws = draws(100);
+            tokio::time::advance(Duration::from_micros(elapsed)).await;
+            assert_eq!(
+                draws.count_for(&acquires, clock::now(), in_flight),
+                drawn,
+                "{elapsed} {in_flight}"
+            );
         }
     }
 }

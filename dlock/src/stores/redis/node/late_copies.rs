@@ -11,7 +11,8 @@ use crate::base::clock;
 const KEPT: u64 = 60_000_000;
 
 pub(super) struct LateCopies {
-    /// By the id of the grant or claim, the server time (µs) after which no copy can take effect any more.
+    /// By the id of the grant or claim, the server time (µs) after which no copy can take effect any more; one of an acquire by
+    /// commands cannot even before, see [`former_connections`](super::former_connections).
     until: HashMap<String, u64>,
     /// How many there may be before old ones are forgotten.
     enough: usize,

@@ -1,7 +1,7 @@
 //! One server: a queue of steps, and a supervised connection that carries them.
 //!
 //! Steps are sent in the order in which they were queued, except that those by commands may overtake others, see
-//! [`SendQueue::take_by_commands`]. Steps that wait when a call can be made share one script call; a single step is sent at
+//! [`take_by_commands`](send_queue::SendQueue::take_by_commands). Steps that wait when a call can be made share one call; a single step is sent at
 //! once, unless many are in flight. A step that is not answered within its timeout fails, whatever the connection
 //! does. A connection that broke, or did not answer several times in a row, is replaced, for ever and with growing
 //! pauses.
@@ -26,6 +26,7 @@ mod reply;
 mod responses;
 mod send_queue;
 mod slot_migration;
+mod token_draws;
 mod wire;
 
 use std::future::Future;
@@ -42,10 +43,8 @@ use tokio::time::Instant;
 use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::{classify, refused};
-pub(super) use self::former_connections::trial as closing_trial;
+pub(super) use self::former_connections::closing_trial;
 use self::replicas::ConnectionRole;
-#[allow(unused_imports, reason = "for the documentation")]
-use self::send_queue::SendQueue;
 use self::slot_migration::Move;
 pub(super) use self::wire::Aside;
 use super::cluster::Cluster;
@@ -82,6 +81,8 @@ pub(super) struct Queuing {
     alone: bool,
     /// Whether a plain release or acquire must go by the script: it undoes an acquire, or the commands did not do it.
     by_script: bool,
+    /// Whether an earlier copy may have acquired the lock, although it was not answered so: then no failure is certain.
+    in_doubt: bool,
     /// Whether its server has sent it here, although this server does not own the slot yet.
     asking: bool,
     /// How often it could not be carried out on the server to which it was sent.
@@ -90,7 +91,8 @@ pub(super) struct Queuing {
     not_before: Option<Instant>,
     /// Why it is not carried out yet, as a server said.
     held_up: Option<String>,
-    /// Until when the server may carry out an acquire or a forced release, by the server's clock in µs.
+    /// Until when the script may carry out an acquire or a forced release, by the server's clock in µs. Commands do not check
+    /// it, see [`former_connections`].
     refuse_after: u64,
     /// `None` once it was answered.
     reply: Option<Reply>,
@@ -107,6 +109,7 @@ impl Queuing {
             number: 0,
             sent: 0,
             alone: false,
+            in_doubt: false,
             asking: false,
             hops: 0,
             not_before: None,
@@ -119,7 +122,7 @@ impl Queuing {
 
     /// After the failure of such a resent step, the outcome of the earlier copy is unknown.
     fn admit(&self, error: &mut StoreError) {
-        if self.sent > 1 && self.call.may_be_done_before() {
+        if self.in_doubt || self.sent > 1 && self.call.may_be_done_before() {
             error.outcome = Outcome::Unknown;
         }
     }

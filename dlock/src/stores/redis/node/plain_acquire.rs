@@ -9,17 +9,13 @@
 //! Nothing refuses a call that arrives late, after its callers gave up. On the same connection the undos follow it; for
 //! another one see [`former_connections`](super::former_connections).
 
-use std::time::Duration;
-
 use redis::{ServerError, ServerErrorKind, Value};
-use tokio::time::Instant;
 
 use super::Step;
 use super::payload::{self, Payload};
-use crate::store::StoreError;
 use crate::stores::redis::command::Pipeline;
 use crate::stores::redis::fence::Fence;
-use crate::stores::redis::script::{self, Answer, PlainAcquire};
+use crate::stores::redis::script;
 
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 const RESTORE: &[u8] = b"*4\r\n$7\r\nRESTORE\r\n";
@@ -27,20 +23,13 @@ const INCRBY: &[u8] = b"*3\r\n$6\r\nINCRBY\r\n";
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 /// An upper bound of the bytes of an acquire without its key.
 const LENGTH: usize = 64 + payload::LONGEST;
-/// How long tokens are drawn after the script has set the last one to the server's clock: so they stay close to it.
-const FRESH: Duration = Duration::from_millis(200);
-/// From 2^53 on the script does not count any more.
-const NO_TOKEN: u64 = 1 << 53;
 /// An acquire that reserves more tokens follows handoffs: others wait for the lock, and it is often busy.
 const MOST_TOKENS: u32 = 32;
 
-/// The acquire that the commands can do of this step.
-pub(super) fn of(step: &Step) -> Option<PlainAcquire> {
-    if step.by_script || step.alone {
-        return None;
-    }
-    let acquire = step.call.plain_acquire()?;
-    (acquire.tokens <= MOST_TOKENS).then_some(acquire)
+/// Whether the commands can do this step.
+pub(super) fn can_do(step: &Step) -> bool {
+    let acquire = step.call.plain_acquire().filter(|_| !step.alone);
+    acquire.is_some_and(|acquire| acquire.tokens <= MOST_TOKENS)
 }
 
 /// An upper bound of the bytes of the commands.
@@ -123,15 +112,14 @@ pub(super) fn read(replies: &[Value]) -> Option<Outcomes> {
             Some(Outcomes {
                 of_steps: of_steps.collect::<Option<_>>()?,
                 last_token,
-                forbidden: executed.iter().any(is_forbidden),
+                forbidden: executed[..restores.len()].iter().any(is_forbidden),
             })
         }
-        // Discarded as a whole; another error would not have ended it.
-        (Value::Okay, Value::ServerError(error)) if is_end(error) => Some(Outcomes {
+        // Discarded as a whole.
+        (Value::Okay, Value::ServerError(error)) if ends_transaction(error) => Some(Outcomes {
             of_steps: restores.iter().map(|_| Outcome::Refused).collect(),
             last_token: None,
-            // If none of the commands was refused, their execution was.
-            forbidden: queued.iter().any(is_forbidden) || !queued.iter().any(is_error),
+            forbidden: queued.iter().any(is_forbidden) || says_forbidden(error),
         }),
         // Each was carried out for itself.
         (Value::ServerError(_), Value::ServerError(_)) => {
@@ -142,18 +130,25 @@ pub(super) fn read(replies: &[Value]) -> Option<Outcomes> {
             Some(Outcomes {
                 of_steps: restores.iter().map(of_step).collect(),
                 last_token: None,
-                forbidden: true,
+                forbidden: is_forbidden(begun),
             })
         }
         _ => None,
     }
 }
 
+/// Whether `EXEC` itself is not permitted.
+fn says_forbidden(error: &ServerError) -> bool {
+    error.details().is_some_and(|details| details.contains("NOPERM"))
+}
+
 fn is_error(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(_))
 }
 
-fn is_end(error: &ServerError) -> bool {
+/// Whether this reply to `EXEC` ends the transaction. A server that does not know the command leaves it open, and the
+/// connection is of no use any more.
+fn ends_transaction(error: &ServerError) -> bool {
     error.kind() != Some(ServerErrorKind::ResponseError)
 }
 
@@ -168,104 +163,10 @@ fn is_forbidden(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if lasts(error))
 }
 
-/// Whether acquires may draw their fencing tokens by `INCRBY` on a connection, and how many.
-///
-/// A token of the script is the server's time in µs, so that tokens grow although the last of them is lost. `INCRBY` only
-/// counts on, so it follows the script: on each connection the script comes first, and again after [`FRESH`]. A last token
-/// that is lost in between comes to light, because the next one is too small.
-#[derive(Debug, Default)]
-pub(super) struct TokenDraws {
-    /// The id of the connection on the server; `None` where the server cannot close it.
-    connection: Option<i64>,
-    /// Whether acquires were sent on it by commands.
-    used: bool,
-    forbidden: bool,
-    /// Whether the server has given replies to them that make no sense.
-    distrusted: bool,
-    /// The greatest token that is known to be taken.
-    last: u64,
-    /// When the script set it to the server's clock.
-    set_at: Option<Instant>,
-}
-
-impl TokenDraws {
-    /// Those on the next connection, with this id.
-    pub(super) fn next(&self, connection: Option<i64>) -> TokenDraws {
-        TokenDraws {
-            connection: connection.filter(|_| !self.distrusted),
-            distrusted: self.distrusted,
-            ..TokenDraws::default()
-        }
-    }
-
-    /// The id of the connection, if late acquires may arrive on it.
-    pub(super) fn doubtful(&self) -> Option<i64> {
-        self.connection.filter(|_| self.used)
-    }
-
-    /// Whether tokens may be drawn now; not where the last one is ahead of the server's clock (µs).
-    pub(super) fn are_possible(&self, now: Instant, server_time: u64) -> bool {
-        let is_fresh = |at| now.saturating_duration_since(at) < FRESH;
-        self.connection.is_some()
-            && !self.forbidden
-            && self.set_at.is_some_and(is_fresh)
-            && self.last <= server_time
-    }
-
-    /// Chooses how many tokens to draw for these acquires: at least one for each, and more only as far as that leaves the last
-    /// one behind the server's clock (µs).
-    pub(super) fn draw(&mut self, acquires: &[Step], server_time: u64) -> u64 {
-        self.used |= !acquires.is_empty();
-        let wanted = acquires.iter().filter_map(|step| step.call.plain_acquire());
-        let wanted: u64 = wanted.map(|acquire| u64::from(acquire.tokens)).sum();
-        let fewest = acquires.len() as u64;
-        // Other clients draw, too.
-        let spare = server_time.saturating_sub(self.last) / 4;
-        wanted.min(fewest + spare).max(fewest)
-    }
-
-    /// Takes note of the tokens that a call of the script, sent at this moment, gave to acquires.
-    pub(super) fn see(&mut self, steps: &[Step], answers: &[Result<Answer, StoreError>], sent_at: Instant) {
-        for (step, answer) in steps.iter().zip(answers) {
-            if let Ok(Answer::Acquired { last, .. }) = answer
-                && step.call.plain_acquire().is_some()
-            {
-                self.last = self.last.max(*last);
-                self.set_at = Some(sent_at);
-            }
-        }
-    }
-
-    pub(super) fn forbid(&mut self) {
-        self.forbidden = true;
-    }
-
-    /// Draws no more tokens, not on later connections either.
-    pub(super) fn distrust(&mut self) {
-        self.distrusted = true;
-    }
-
-    /// Returns the first of these drawn tokens; `None` if the last token before them was lost, or is one of no use.
-    pub(super) fn drawn(&mut self, count: u64, last: u64) -> Option<u64> {
-        let before = last.checked_sub(count).filter(|before| *before >= self.last);
-        match before.filter(|_| last < NO_TOKEN) {
-            Some(before) => {
-                self.last = last;
-                Some(before + 1)
-            }
-            None => {
-                self.set_at = None;
-                None
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::Outcome::{Acquired, Busy, Refused, WithoutToken};
     use super::*;
-    use crate::base::clock;
 
     fn replies(text: &str) -> Option<Outcomes> {
         let values = text.split(", ").map(|reply| format!("{reply}\r\n"));
@@ -295,7 +196,7 @@ mod tests {
                 "+OK, +QUEUED, +QUEUED, *2 -OOM_no_memory :9",
                 outcomes(&[Refused], Some(9), false),
             ),
-            // What the server stores is not what was sent.
+            // It does not know the format.
             (
                 "+OK, +QUEUED, +QUEUED, *2 -ERR_Bad_data_format :9",
                 outcomes(&[Refused], Some(9), true),
@@ -319,7 +220,11 @@ mod tests {
             ("+OK, -OOM_no_memory, +QUEUED, -EXECABORT_discarded", false),
             ("+OK, -NOPERM_no, +QUEUED, -EXECABORT_discarded", true),
             ("+OK, +QUEUED, -ERR_unknown_command, -EXECABORT_discarded", true),
-            ("+OK, +QUEUED, +QUEUED, -EXECABORT_NOPERM", true),
+            ("+OK, +QUEUED, +QUEUED, -EXECABORT_because_of:_NOPERM_no", true),
+            (
+                "+OK, +QUEUED, +QUEUED, -EXECABORT_because_of:_BUSY_a_script_runs",
+                false,
+            ),
         ] {
             assert_eq!(replies(text), outcomes(&[Refused], None, forbidden), "{text}");
         }
@@ -346,54 +251,6 @@ mod tests {
             "+OK, +QUEUED, +QUEUED, -ERR_unknown_command",
         ] {
             assert_eq!(replies(strange), None, "{strange}");
-        }
-    }
-
-    fn possible(draws: &TokenDraws) -> bool {
-        draws.are_possible(clock::now(), 1000)
-    }
-
-    fn seen(draws: &mut TokenDraws, last: u64) {
-        (draws.last, draws.set_at) = (last, Some(clock::now()));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn tokens_are_drawn_for_a_while_after_the_script_set_the_last() {
-        let mut draws = TokenDraws::default().next(Some(7));
-        assert!(!possible(&draws));
-        seen(&mut draws, 100);
-        assert!(possible(&draws));
-        tokio::time::advance(FRESH).await;
-        assert!(!possible(&draws));
-        seen(&mut draws, 200);
-        assert!(possible(&draws));
-        seen(&mut draws, 1001);
-        assert!(!possible(&draws), "it is ahead of the clock");
-        draws = TokenDraws::default().next(Some(7));
-        draws.forbid();
-        seen(&mut draws, 300);
-        assert!(!possible(&draws));
-        draws.distrust();
-        draws = draws.next(Some(8));
-        seen(&mut draws, 100);
-        assert!(!possible(&draws));
-        // Where the server cannot close the connection, never.
-        let mut draws = TokenDraws::default().next(None);
-        seen(&mut draws, 100);
-        assert!(!possible(&draws));
-    }
-
-    #[tokio::test]
-    async fn last_token_that_was_lost_comes_to_light() {
-        let mut draws = TokenDraws::default().next(Some(7));
-        seen(&mut draws, 100);
-        assert_eq!(draws.drawn(3, 103), Some(101));
-        // Another client has drawn 2.
-        assert_eq!(draws.drawn(1, 106), Some(106));
-        for lost in [106, 7, 1, 0, NO_TOKEN] {
-            assert_eq!(draws.drawn(1, lost), None);
-            assert!(!possible(&draws), "the script is needed");
-            seen(&mut draws, 106);
         }
     }
 }

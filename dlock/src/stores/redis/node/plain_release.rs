@@ -156,7 +156,7 @@ mod tests {
     }
 
     fn taken(queue: &mut SendQueue) -> Vec<String> {
-        let steps = queue.take_by_commands(clock::now(), false);
+        let (steps, _) = queue.take_by_commands(clock::now(), false);
         steps.iter().map(|step| step.call.key.to_string()).collect()
     }
 
@@ -211,6 +211,40 @@ mod tests {
         refused.by_script = true;
         let mut queue = queue([undo, refused, release("c", 3)]);
         assert_eq!(taken(&mut queue), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn acquires_follow_releases_and_wait_for_those_that_stay() {
+        let keys =
+            |steps: &[Step]| -> Vec<String> { steps.iter().map(|step| step.call.key.to_string()).collect() };
+        let mut by_script = release("c", 3);
+        by_script.by_script = true;
+        let mut queue = queue([
+            acquire("a", 1),
+            release("b", 2),
+            acquire("b", 4),
+            by_script,
+            acquire("c", 5),
+            release("d", 6),
+        ]);
+        let (taken, needs_script) = queue.take_by_commands(clock::now(), true);
+        assert_eq!(
+            (keys(&taken), needs_script),
+            (["b", "d", "a", "b"].map(str::to_owned).to_vec(), true)
+        );
+        // The script takes the others, in their order.
+        assert_eq!(queue.len(), 2);
+        let (taken, needs_script) = queue.take_by_commands(clock::now(), true);
+        assert_eq!((keys(&taken), needs_script), (vec![], true));
+    }
+
+    #[tokio::test]
+    async fn acquires_stay_behind_what_only_the_script_can_do() {
+        let mut busy = acquire("a", 1);
+        busy.by_script = true;
+        let mut queue = queue([busy, acquire("b", 2), step("c", Verb::Inspect), acquire("d", 3)]);
+        let (taken, needs_script) = queue.take_by_commands(clock::now(), true);
+        assert!(needs_script && taken.len() == 1 && &*taken[0].call.key == "b");
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use super::failure::{broke, classify, is_broken, no_answer};
 use super::replicas::ConnectionRole;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
-use crate::store::{Outcome, Reason, StoreError};
+use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
 
 /// What to do after a call returned.
@@ -146,11 +146,15 @@ impl Actor {
                     None => Err(no_answer()),
                 };
                 let _ = plain.reply.send(result);
-                return After::Fine;
+                return match self.former_connections.stay_open() {
+                    true => After::Broken("it does not close the former connection".to_owned()),
+                    false => After::Fine,
+                };
             }
         };
         match outcome {
             None => {
+                self.undo_later(&steps);
                 self.all_failed(&mut steps, &no_answer());
                 After::Fine
             }
@@ -170,23 +174,20 @@ impl Actor {
                 }
             }
             Some(Ok(replies)) => {
-                let (told, answers) = match call.way {
+                let read = match call.way {
                     Way::Commands { tokens } => {
                         let outcomes = by_commands::read(&replies, &steps, tokens, &mut self.token_draws);
-                        (
-                            None,
-                            outcomes.map(|outcomes| self.answers_of(&mut steps, outcomes)),
-                        )
+                        outcomes.map(|outcomes| (None, self.requeue_undone(&mut steps, outcomes)))
                     }
-                    Way::Script(_) => match script::read(replies, steps.iter().map(|step| &step.call)) {
-                        Some(reply) => (reply.server_time, Some(reply.answers)),
-                        None => (None, None),
-                    },
+                    Way::Script(_) => {
+                        let reply = script::read(replies, steps.iter().map(|step| &step.call));
+                        reply.map(|reply| {
+                            self.token_draws.observe(&steps, &reply.answers, call.sent_at);
+                            (reply.server_time, reply.answers)
+                        })
+                    }
                 };
-                let Some(answers) = answers else {
-                    if matches!(call.way, Way::Commands { .. }) {
-                        self.token_draws.distrust();
-                    }
+                let Some((told, answers)) = read else {
                     // What follows may belong to other calls.
                     self.write_off(Batch::Steps(steps));
                     return After::Broken(script::strange().message);
@@ -194,11 +195,10 @@ impl Actor {
                 if steps.is_empty() {
                     return After::Fine;
                 }
+                // What was sent before has been carried out, and the undos of its callers come behind it.
+                self.undos.clear();
                 if let Some(told) = told {
                     self.late_copies.server_says(told, call.sent_at);
-                }
-                if matches!(call.way, Way::Script(_)) {
-                    self.token_draws.see(&steps, &answers, call.sent_at);
                 }
                 let answered_call = Response {
                     server_time: told.unwrap_or_else(|| self.late_copies.server_time(call.sent_at)),
@@ -210,13 +210,13 @@ impl Actor {
         }
     }
 
-    /// Returns the answers to the steps that commands have done; the others are queued again.
-    fn answers_of(
+    /// Keeps the steps that commands have done, and returns their answers; queues the others again.
+    fn requeue_undone(
         &mut self,
         steps: &mut Vec<Step>,
         outcomes: Vec<by_commands::Outcome>,
     ) -> Vec<Result<Answer, StoreError>> {
-        use by_commands::Outcome::{Again, Done, Not, Refused, WithoutToken};
+        use by_commands::Outcome::{Again, Done, NotDone, Refused, WithoutToken};
 
         let mut answers = Vec::with_capacity(outcomes.len());
         let (mut done, mut again, mut refused) = (Vec::with_capacity(outcomes.len()), Vec::new(), Vec::new());
@@ -228,14 +228,21 @@ impl Actor {
                     answers.push(Ok(answer));
                 }
                 Again => again.push(step),
-                Not => {
+                NotDone => {
                     step.sent -= 1;
+                    self.settle_undone(&step);
                     again.push(step);
                 }
                 Refused => refused.push(step),
                 WithoutToken => {
-                    self.undo_first(&step.call);
-                    step.sent -= 1;
+                    let undo = undo_of(&step.call);
+                    (step.in_doubt, self.has_doubts) = (true, true);
+                    // Its caller has given it up, and must not be told that it was acquired again.
+                    if undo.iter().any(|undo| self.is_released(undo.releases())) {
+                        self.fail(&mut step, StoreError::unknown("the last fencing token was lost"));
+                        continue;
+                    }
+                    undo.into_iter().for_each(|undo| self.keep_release(undo));
                     again.push(step);
                 }
             }
@@ -249,25 +256,37 @@ impl Actor {
         answers
     }
 
-    /// Releases what this acquire may have taken, before anything else is sent.
-    fn undo_first(&mut self, acquire: &Call) {
-        let Some(PlainAcquire { grant, .. }) = acquire.plain_acquire() else {
-            return;
-        };
-        let verb = Verb::Release {
-            grant,
-            keep_until: None,
-            undoes_acquire: true,
-        };
-        let call = Call {
-            verb,
-            ..acquire.clone()
-        };
-        self.keep_release(call);
+    /// Whether a release of this grant waits or is in flight.
+    fn is_released(&self, grant: Option<GrantId>) -> bool {
+        let mut in_flight = self.calls.iter().flat_map(|call| call.batch.all());
+        let is_its = |step: &Step| step.call.releases() == grant;
+        in_flight.any(is_its) || self.send_queue.any(is_its)
+    }
+
+    /// What an earlier copy of the acquire of this grant may have taken is released.
+    fn resolve_doubt(&mut self, grant: GrantId) {
+        self.has_doubts = false;
+        let in_flight = self.calls.iter_mut().flat_map(|call| call.batch.all_mut());
+        for step in in_flight.chain(self.send_queue.iter_mut()) {
+            let is_its = step
+                .call
+                .plain_acquire()
+                .is_some_and(|acquire| acquire.grant == grant);
+            step.in_doubt &= !is_its;
+            self.has_doubts |= step.in_doubt;
+        }
+    }
+
+    /// Remembers to undo the acquires among these steps, of which the outcome is unknown.
+    fn undo_later(&mut self, steps: &[Step]) {
+        if self.former_connections.may_have_acquires() {
+            self.undos
+                .extend(steps.iter().filter_map(|step| undo_of(&step.call)));
+        }
     }
 
     /// Sends a release before everything else, for a while.
-    fn keep_release(&mut self, release: Call) {
+    pub(super) fn keep_release(&mut self, release: Call) {
         let deadline = clock::now() + self.connector.access.patience() * 4;
         self.send_queue.keep(unanswered(release, deadline));
     }
@@ -317,17 +336,22 @@ impl Actor {
         let mut again = Vec::with_capacity(steps.len());
         for mut step in steps {
             step.sent -= 1;
+            self.settle_undone(&step);
             if step.reply.is_some() {
                 self.remember_claim(&step);
                 again.push(step);
-            } else if step.sent == 0 {
-                // Failed in the meantime, and this was the only copy.
-                for id in step.call.takes() {
-                    self.late_copies.settle(&id);
-                }
             }
         }
         again
+    }
+
+    /// A copy of this step was not carried out: if that was the only one, and its caller is gone, none will be.
+    fn settle_undone(&mut self, step: &Step) {
+        if step.reply.is_none() && step.sent == 0 {
+            for id in step.call.takes() {
+                self.late_copies.settle(&id);
+            }
+        }
     }
 
     fn all_answered(
@@ -393,6 +417,9 @@ impl Actor {
                 }
                 self.late_copies.settle(grant);
             }
+            if self.has_doubts && matches!(answer, Ok(Answer::Released { .. } | Answer::Gone)) {
+                self.resolve_doubt(*grant);
+            }
         }
         self.settle_claim(&step, &answer, server_time);
         if let Ok(Answer::Released { receivers: None }) = answer {
@@ -454,6 +481,7 @@ impl Actor {
             }
             Batch::Wait => return,
         };
+        self.undo_later(&steps);
         let mut again = Vec::new();
         for mut step in steps {
             if step.call.is_repeatable() && step.reply.is_some() {
@@ -474,6 +502,20 @@ pub(super) fn answer_error(answer: &Result<Answer, StoreError>) -> Option<&Store
         Ok(Answer::None { answer, .. }) => answer_error(answer),
         Ok(_) => None,
     }
+}
+
+/// The release that undoes this, if it is a plain acquire.
+fn undo_of(acquire: &Call) -> Option<Call> {
+    let PlainAcquire { grant, .. } = acquire.plain_acquire()?;
+    let verb = Verb::Release {
+        grant,
+        keep_until: None,
+        undoes_acquire: true,
+    };
+    Some(Call {
+        verb,
+        ..acquire.clone()
+    })
 }
 
 /// A step without a waiting caller.

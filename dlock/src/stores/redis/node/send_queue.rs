@@ -153,39 +153,49 @@ impl SendQueue {
     }
 
     /// Takes the releases that commands can carry out, failed ones first, and behind them, if wanted, such acquires. Releases
-    /// overtake releases, and plain acquires of other grants; acquires overtake acquires; any other step keeps later ones
-    /// behind it.
-    pub(super) fn take_by_commands(&mut self, now: Instant, with_acquires: bool) -> Vec<Step> {
+    /// overtake releases, and plain acquires of other grants; acquires overtake acquires of other locks; any other step keeps
+    /// later ones behind it. Returns whether it found steps that only the script can do now.
+    pub(super) fn take_by_commands(&mut self, now: Instant, with_acquires: bool) -> (Vec<Step>, bool) {
         let can_go = |step: &Step| !step.by_script && step.not_before.is_none_or(|at| at <= now);
-        let mut releases = Vec::new();
+        let mut steps = Vec::new();
         if !self.failed_releases.is_empty() {
             let kept = self.failed_releases.iter().enumerate().take(BATCH);
             let kept = kept.filter(|(_, step)| step.call.plain_release().is_some() && can_go(step));
             let kept: Vec<_> = kept.map(|(index, _)| index).collect();
-            releases = pick(&mut self.failed_releases, &kept);
+            steps = pick(&mut self.failed_releases, &kept);
         }
-        let mut with_acquires = with_acquires && self.failed_releases.is_empty();
+        let mut needs_script = !self.failed_releases.is_empty();
+        let mut with_acquires = with_acquires && !needs_script;
         let mut acquired: SmallVec<[GrantId; 32]> = SmallVec::new();
+        // The locks of acquires that stay.
+        let mut later: SmallVec<[&str; 8]> = SmallVec::new();
         let mut indices: SmallVec<[usize; 32]> = SmallVec::new();
-        for (index, step) in self.steps.iter().enumerate().take(BATCH - releases.len()) {
+        for (index, step) in self.steps.iter().enumerate().take(BATCH - steps.len()) {
             match (step.call.plain_release(), &step.call.verb) {
                 (_, Verb::Acquire { grant, .. }) => {
                     acquired.push(*grant);
-                    if with_acquires && can_go(step) && plain_acquire::of(step).is_some() {
+                    let is_first = later.is_empty() || !later.contains(&&*step.call.key);
+                    if with_acquires && can_go(step) && plain_acquire::can_do(step) && is_first {
                         indices.push(index);
+                    } else {
+                        needs_script = true;
+                        later.push(&step.call.key);
                     }
                 }
                 (Some(grant), _) if can_go(step) && !acquired.contains(&grant) => indices.push(index),
-                (None, _) if step.call.releases().is_none() => break,
+                (None, _) if step.call.releases().is_none() => {
+                    needs_script = true;
+                    break;
+                }
                 // A release that stays may be of a lock that is acquired next.
-                _ => with_acquires = false,
+                _ => (needs_script, with_acquires) = (true, false),
             }
         }
-        let (of_queue, acquires): (Vec<_>, Vec<_>) = (pick(&mut self.steps, &indices).into_iter())
-            .partition(|step| step.call.plain_release().is_some());
-        releases.extend(of_queue);
-        releases.extend(acquires);
-        releases
+        drop(later);
+        steps.extend(pick(&mut self.steps, &indices));
+        // The order of releases stays, and that of acquires.
+        steps.sort_by_key(|step| step.call.plain_release().is_none());
+        (steps, needs_script)
     }
 
     /// Takes all steps of these slots: the queued ones, and the failed releases.
@@ -195,6 +205,14 @@ impl SendQueue {
             extract(&mut self.steps, is_theirs),
             extract(&mut self.failed_releases, is_theirs),
         )
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Step> {
+        self.failed_releases.iter_mut().chain(&mut self.steps)
+    }
+
+    pub(super) fn any(&self, is_wanted: impl Fn(&Step) -> bool) -> bool {
+        self.failed_releases.iter().chain(&self.steps).any(is_wanted)
     }
 
     /// Takes everything.
