@@ -100,7 +100,7 @@ async fn a_user_with_what_the_documentation_lists_can_do_everything() {
             }
             store.as_server().commands().await.contains_key("restore")
         };
-        match wished.is_empty() {
+        match wished.is_empty() || Flavor::from_env() == Flavor::Redis62 {
             true => assert!(!goes_by_commands().await),
             false => eventually("acquires go by commands", &goes_by_commands).await,
         }

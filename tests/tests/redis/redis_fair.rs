@@ -228,7 +228,7 @@ async fn steps_in_one_call_do_what_they_do_one_by_one() {
     };
     for _ in 0..100 {
         server.flush().await;
-        server.command(&["SET", "dlock:fence", "1"]).await;
+        server.command(&["SET", "dlock:fence", "1000000000000001"]).await;
         // One of Redisson's may wait before them, perhaps for a lock that is held.
         let (waits, is_held) = (fastrand::usize(..3), fastrand::bool());
         for key in ["a", "b"] {
@@ -424,7 +424,7 @@ async fn many_waiters_come_and_go_at_the_cost_of_one() {
     };
     let comes = |number| step("fair", number, &["30000", "1", "1", "-1"]);
     let goes = |number| step("release_fair", number, &["0"]);
-    server.command(&["SET", "dlock:fence", "1"]).await;
+    server.command(&["SET", "dlock:fence", "1000000000000001"]).await;
     in_one_call(server, &script, "k", &[comes(1)]).await;
     let mut costs = Vec::new();
     for many in [1, 100] {

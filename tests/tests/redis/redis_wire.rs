@@ -358,7 +358,7 @@ async fn reserved_tokens_reach_back_by_five_milliseconds_at_the_most() {
     let server = server().await;
     let builder = LockClient::builder().url(server.url());
     let store = builder.build_store().await.unwrap();
-    let _: String = server.query(&["SET", "dlock:fence", "1"]).await;
+    let _: String = server.query(&["SET", "dlock:fence", "1000000000000001"]).await;
     let before = server.time_us().await;
     let mut request = AcquireRequest::new(
         Kind::Mutex,
@@ -518,7 +518,7 @@ async fn short_call_does_what_the_long_one_does() {
         &["SET", "k", "text"],
     ];
     let fences: [&[&str]; 4] = [
-        &["SET", "dlock:fence", "1"],
+        &["SET", "dlock:fence", "1000000000000001"],
         &["DEL", "dlock:fence"],
         &["SET", "dlock:fence", "8000000000000000"],
         &["HSET", "dlock:fence", "no", "number"],

@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::endpoint::Endpoint;
 use super::lent::{BoxStream, Lent};
 use super::login::{Logins, Session};
-use super::node::{Aside, classify, closing_trial};
+use super::node::{Aside, classify, closing_trial, may_close};
 use super::script;
 use super::settings::{ConnectSettings, Driven, Open, driven};
 use crate::base::clock;
@@ -200,7 +200,9 @@ impl Connector {
             server_time: time.0.saturating_mul(1_000_000).saturating_add(time.1),
             asked_at,
             id: match (id, closing) {
-                (Value::Int(id), Value::Int(_)) if !run_id.is_empty() && keeps_leases => Some(id),
+                (Value::Int(id), closing) if may_close(&closing) && !run_id.is_empty() && keeps_leases => {
+                    Some(id)
+                }
                 _ => None,
             },
             run_id,

@@ -12,6 +12,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 pub(crate) use self::answer::Answer;
+pub(super) use self::answer::Reply;
 pub(super) use self::answer::{read, strange};
 pub(crate) use self::call::{Call, OneAcquire, OneRenewal, PlainAcquire, Response, Verb};
 use super::command::{self, Command, Packed};

@@ -68,8 +68,8 @@ fn outcomes(replies: &Value, steps: &[Step], tokens: u64, draws: &mut TokenDraws
         return None;
     }
     let mut outcomes = Vec::with_capacity(steps.len());
-    for outcome in plain_release::read(of_releases)? {
-        outcomes.push(match outcome {
+    for outcome in plain_release::read(of_releases) {
+        outcomes.push(match outcome? {
             plain_release::Outcome::Released { receivers } => Outcome::Done(Answer::Released { receivers }),
             // The next copy notifies the waiters; the script then reports that this one released the lock.
             plain_release::Outcome::Untold => Outcome::Again,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::base::clock;
     use crate::store::GrantId;
-    use crate::stores::redis::script::{Call, Verb};
+    use crate::stores::redis::script::{Call, Reply, Verb};
 
     fn step(key: &str, verb: Verb) -> Step {
         let call = Call {
@@ -152,8 +152,11 @@ mod tests {
     /// Draws that have seen this token.
     fn draws(last: u64) -> TokenDraws {
         let mut draws = TokenDraws::default();
-        let answer = Ok(Answer::Acquired { first: last, last });
-        draws.observe(&[acquire("k", 1, 1)], &[answer], clock::now());
+        let reply = Reply {
+            server_time: Some(last),
+            answers: vec![Ok(Answer::Acquired { first: last, last })],
+        };
+        draws.observe(&[acquire("k", 1, 1)], &reply, clock::now());
         draws
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, ServerErrorKind, ToRedisArgs, Value};
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 
@@ -12,9 +12,6 @@ use crate::store::StoreError;
 
 /// At most this many are remembered, and the oldest are dropped. Only those of servers that never came back stay for long.
 const MOST: usize = 64;
-/// The id of no connection.
-const NONE: i64 = i64::MAX;
-
 type Reply = oneshot::Receiver<Result<Value, StoreError>>;
 
 struct Connection {
@@ -116,20 +113,47 @@ impl FormerConnections {
     }
 }
 
-fn kill(id: i64) -> Cmd {
+fn kill(id: impl ToRedisArgs) -> Cmd {
     let mut cmd = redis::cmd("CLIENT");
     cmd.arg("KILL").arg("ID").arg(id);
     cmd
 }
 
-/// Closes no connection: its reply says whether the user may close any.
+/// Closes no connection, since that is no id, and is refused for it if the user may close others. (An id that no connection has
+/// makes a server look at all of them.)
 pub(in super::super) fn closing_trial() -> Cmd {
-    kill(NONE)
+    kill("none")
+}
+
+/// Whether this reply to the trial says that the user may close connections.
+pub(in super::super) fn may_close(reply: &Value) -> bool {
+    match reply {
+        Value::ServerError(error) => {
+            let is_known = |details: &str| !details.to_ascii_lowercase().contains("unknown");
+            error.kind() == Some(ServerErrorKind::ResponseError) && error.details().is_some_and(is_known)
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trial_is_refused_for_its_id_where_the_user_may_close_connections() {
+        for (reply, may) in [
+            ("-ERR value is not an integer or out of range", true),
+            ("-ERR client-id should be greater than 0", true),
+            ("-NOPERM this user has no permissions", false),
+            ("-ERR unknown command 'CLIENT'", false),
+            ("-ERR Unknown subcommand or wrong number of arguments", false),
+            (":0", false),
+        ] {
+            let value = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).unwrap();
+            assert_eq!(may_close(&value), may, "{reply}");
+        }
+    }
 
     fn replaced(connections: &mut FormerConnections, run_id: &str, id: i64) -> Vec<String> {
         let commands = connections.replace(run_id, Some(id));

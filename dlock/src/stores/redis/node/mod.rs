@@ -43,7 +43,7 @@ use tokio::time::Instant;
 use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::{classify, refused};
-pub(super) use self::former_connections::closing_trial;
+pub(super) use self::former_connections::{closing_trial, may_close};
 use self::replicas::ConnectionRole;
 use self::slot_migration::Move;
 pub(super) use self::wire::Aside;

@@ -56,7 +56,7 @@ pub(super) enum Outcome {
 }
 
 /// Reads the replies, two for each step; `None` for what is no reply to these commands.
-pub(super) fn read(replies: &[Value]) -> Option<Vec<Outcome>> {
+pub(super) fn read(replies: &[Value]) -> impl Iterator<Item = Option<Outcome>> {
     let of_step = |replies: &[Value]| match replies {
         [Value::Int(1), Value::Int(receivers)] => Some(Outcome::Released {
             receivers: Some(u64::try_from(*receivers).ok()?),
@@ -72,7 +72,7 @@ pub(super) fn read(replies: &[Value]) -> Option<Vec<Outcome>> {
         [Value::ServerError(_), _] => Some(Outcome::Refused),
         _ => None,
     };
-    replies.chunks(2).map(of_step).collect()
+    replies.chunks(2).map(of_step)
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
             other => format!("{other}\r\n"),
         });
         let values = values.map(|reply| redis::parse_redis_value(reply.as_bytes()).unwrap());
-        read(&values.collect::<Vec<_>>())
+        read(&values.collect::<Vec<_>>()).collect()
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The outcomes of steps: answered, failed, resent, or remembered because a copy may still take effect.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
@@ -182,7 +183,7 @@ impl Actor {
                     Way::Script(_) => {
                         let reply = script::read(replies, steps.iter().map(|step| &step.call));
                         reply.map(|reply| {
-                            self.token_draws.observe(&steps, &reply.answers, call.sent_at);
+                            self.token_draws.observe(&steps, &reply, call.sent_at);
                             (reply.server_time, reply.answers)
                         })
                     }
@@ -219,15 +220,27 @@ impl Actor {
         use by_commands::Outcome::{Again, Done, NotDone, Refused, WithoutToken};
 
         let mut answers = Vec::with_capacity(outcomes.len());
-        let (mut done, mut again, mut refused) = (Vec::with_capacity(outcomes.len()), Vec::new(), Vec::new());
-        for (mut step, outcome) in std::mem::take(steps).into_iter().zip(outcomes) {
+        let (mut again, mut refused) = (Vec::new(), Vec::new());
+        let mut released = None;
+        let outcomes = std::mem::take(steps).into_iter().zip(outcomes);
+        let done = outcomes.filter_map(|(mut step, outcome)| {
             step.by_script |= !matches!(outcome, Done(_) | Again);
             match outcome {
                 Done(answer) => {
-                    done.push(step);
                     answers.push(Ok(answer));
+                    return Some(step);
                 }
                 Again => again.push(step),
+                _ if self.is_given_up(&step, &mut released) => {
+                    let (why, is_certain) = ("its caller has given it up", !matches!(outcome, WithoutToken));
+                    self.fail(
+                        &mut step,
+                        match is_certain {
+                            true => StoreError::not_done(Reason::Unreachable, why),
+                            false => StoreError::unknown(why),
+                        },
+                    );
+                }
                 NotDone => {
                     step.sent -= 1;
                     self.settle_undone(&step);
@@ -235,32 +248,38 @@ impl Actor {
                 }
                 Refused => refused.push(step),
                 WithoutToken => {
-                    let undo = undo_of(&step.call);
                     (step.in_doubt, self.has_doubts) = (true, true);
-                    // Its caller has given it up, and must not be told that it was acquired again.
-                    if undo.iter().any(|undo| self.is_released(undo.releases())) {
-                        self.fail(&mut step, StoreError::unknown("the last fencing token was lost"));
-                        continue;
-                    }
-                    undo.into_iter().for_each(|undo| self.keep_release(undo));
+                    // What they find busy may be free.
+                    self.calls.iter_mut().for_each(|call| call.overtook = true);
+                    undo_of(&step.call)
+                        .into_iter()
+                        .for_each(|undo| self.keep_release(undo));
                     again.push(step);
                 }
             }
-        }
+            None
+        });
+        *steps = done.collect();
         again.retain(|step| step.reply.is_some());
         if !refused.is_empty() {
             again.extend(self.not_carried_out(refused));
         }
         self.send_queue.put_back(again);
-        *steps = done;
         answers
     }
 
-    /// Whether a release of this grant waits or is in flight.
-    fn is_released(&self, grant: Option<GrantId>) -> bool {
-        let mut in_flight = self.calls.iter().flat_map(|call| call.batch.all());
-        let is_its = |step: &Step| step.call.releases() == grant;
-        in_flight.any(is_its) || self.send_queue.any(is_its)
+    /// Whether this is an acquire of which a release waits or is in flight: sent again it would come behind that. `released` keeps
+    /// the grants with a release, once they were looked for.
+    fn is_given_up(&self, step: &Step, released: &mut Option<HashSet<GrantId>>) -> bool {
+        let Some(PlainAcquire { grant, .. }) = step.call.plain_acquire() else {
+            return false;
+        };
+        let released = released.get_or_insert_with(|| {
+            let in_flight = self.calls.iter().flat_map(|call| call.batch.all());
+            let steps = in_flight.chain(self.send_queue.iter());
+            steps.filter_map(|step| step.call.releases()).collect()
+        });
+        released.contains(&grant)
     }
 
     /// What an earlier copy of the acquire of this grant may have taken is released.
@@ -440,6 +459,13 @@ impl Actor {
                 step.admit(&mut error);
                 Err(error)
             }
+        };
+        let answer = match answer {
+            // Perhaps by the earlier copy.
+            Ok(answer) if step.in_doubt && !matches!(answer, Answer::Acquired { .. }) => {
+                Err(StoreError::unknown("the last fencing token was lost"))
+            }
+            answer => answer,
         };
         let repeated = step.sent > 1;
         if let Some(reply) = step.reply.take() {

@@ -192,7 +192,10 @@ impl SendQueue {
             }
         }
         drop(later);
-        steps.extend(pick(&mut self.steps, &indices));
+        match steps.is_empty() {
+            true => steps = pick(&mut self.steps, &indices),
+            false => steps.extend(pick(&mut self.steps, &indices)),
+        }
         // The order of releases stays, and that of acquires.
         steps.sort_by_key(|step| step.call.plain_release().is_none());
         (steps, needs_script)
@@ -211,8 +214,8 @@ impl SendQueue {
         self.failed_releases.iter_mut().chain(&mut self.steps)
     }
 
-    pub(super) fn any(&self, is_wanted: impl Fn(&Step) -> bool) -> bool {
-        self.failed_releases.iter().chain(&self.steps).any(is_wanted)
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Step> {
+        self.failed_releases.iter().chain(&self.steps)
     }
 
     /// Takes everything.

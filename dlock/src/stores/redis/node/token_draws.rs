@@ -11,8 +11,7 @@ use tokio::time::Instant;
 use super::Step;
 use super::late_copies::micros;
 use crate::base::clock;
-use crate::store::StoreError;
-use crate::stores::redis::script::Answer;
+use crate::stores::redis::script::{Answer, Reply};
 
 /// How long tokens are drawn after the script has set the last one to the server's clock: so they stay close to it.
 const FRESH: Duration = Duration::from_millis(200);
@@ -68,19 +67,15 @@ impl TokenDraws {
     }
 
     /// Takes note of the tokens that a call of the script, sent at this moment, gave to acquires.
-    pub(super) fn observe(
-        &mut self,
-        steps: &[Step],
-        answers: &[Result<Answer, StoreError>],
-        sent_at: Instant,
-    ) {
-        for (step, answer) in steps.iter().zip(answers) {
+    pub(super) fn observe(&mut self, steps: &[Step], reply: &Reply, sent_at: Instant) {
+        for (step, answer) in steps.iter().zip(&reply.answers) {
             if let Ok(Answer::Acquired { last, .. }) = answer
                 && step.call.plain_acquire().is_some()
             {
                 self.last = self.last.max(*last);
                 self.set = Some(Set {
-                    server_time: *last,
+                    // The token is ahead where the clock was set back.
+                    server_time: reply.server_time.map_or(*last, |told| told.min(*last)),
                     sent_at,
                     answered_at: clock::now(),
                 });
