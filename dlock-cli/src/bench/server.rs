@@ -46,8 +46,6 @@ const IN_EXEC: &[&str] = &["restore", "incrby"];
 /// A connection to the one server of a URL, for `INFO`.
 pub(super) struct Server {
     connection: MultiplexedConnection,
-    /// How often it was asked.
-    asked: u64,
     /// The commands that locks of the measured kind need instead of a script.
     commands: &'static [&'static str],
 }
@@ -57,7 +55,7 @@ pub(super) struct Server {
 pub(super) struct Counters {
     /// Commands of clients; a script counts as one, and so does each command that is sent instead.
     pub(super) sent: u64,
-    /// All commands, including those inside scripts, except our own.
+    /// All commands, including those inside scripts, except `INFO`.
     pub(super) all: u64,
     /// Seconds of CPU.
     pub(super) cpu_s: f64,
@@ -89,7 +87,6 @@ impl Server {
             .ok()?;
         Some(Server {
             connection,
-            asked: 0,
             commands: match kind {
                 LockKind::Mutex => PLAIN,
                 LockKind::Fenced => RELEASE,
@@ -104,7 +101,6 @@ impl Server {
         for section in sections {
             let command = redis::cmd("INFO").arg(section).to_owned();
             let answer = command.query_async::<String>(&mut self.connection);
-            self.asked += 1;
             let text = tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()?;
             all.extend(text.lines().filter_map(|line| {
                 let (name, value) = line.trim_end().split_once(':')?;
@@ -126,19 +122,25 @@ impl Server {
 
     /// Returns the totals until now.
     pub(super) async fn counters(&mut self) -> Option<Counters> {
-        let before = self.asked;
-        let info = self.info(&["commandstats", "cpu", "stats"]).await?;
+        let info = self.info(&["commandstats", "cpu"]).await?;
         let calls =
             |line: &String| -> Option<u64> { line.strip_prefix("calls=")?.split(',').next()?.parse().ok() };
-        let sent = info
-            .iter()
-            .filter_map(|(name, line)| {
-                // As in `cmdstat_client|setname`.
-                let command = name.strip_prefix("cmdstat_")?.split('|').next()?;
-                let is_sent = SENT_BY_CLIENTS.contains(&command) || self.commands.contains(&command);
-                is_sent.then(|| calls(line)).flatten()
-            })
-            .sum();
+        let (mut sent, mut all) = (0, 0);
+        for (name, line) in &info {
+            // As in `cmdstat_client|setname`.
+            let command = name
+                .strip_prefix("cmdstat_")
+                .and_then(|name| name.split('|').next());
+            let (Some(command), Some(calls)) = (command, calls(line)) else {
+                continue;
+            };
+            if SENT_BY_CLIENTS.contains(&command) || self.commands.contains(&command) {
+                sent += calls;
+            }
+            if command != "info" {
+                all += calls;
+            }
+        }
         let micros = |name: &&str| -> Option<f64> {
             let line = info.get(&format!("cmdstat_{name}"))?;
             line.split(',')
@@ -149,11 +151,9 @@ impl Server {
         let commands = self.commands.iter().filter(|name| !IN_EXEC.contains(name));
         let in_scripts: f64 = SCRIPTS.iter().chain(commands).filter_map(micros).sum();
         let number = |name: &str| info.get(name)?.parse::<f64>().ok();
-        // The command itself is counted only after its answer.
-        let earlier = before + 2;
         Some(Counters {
             sent,
-            all: (number("total_commands_processed")? as u64).saturating_sub(earlier),
+            all,
             cpu_s: number("used_cpu_user")? + number("used_cpu_sys")?,
             script_s: in_scripts / 1e6,
         })

@@ -95,7 +95,7 @@ mod faulty {
         }
 
         async fn lose_next_reply(&self) -> bool {
-            self.proxy.swallow(1, Swallow::Cut, Command::is_script);
+            self.proxy.swallow(1, Swallow::Cut, Command::carries_steps);
             true
         }
     }

@@ -110,44 +110,12 @@ fn outcomes(replies: &Value, steps: &[Step], tokens: u64, draws: &mut TokenDraws
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
-    use tokio::sync::oneshot;
-
-    use super::super::Queuing;
+    use super::super::test_steps::{acquire, release};
     use super::*;
     use crate::base::clock;
-    use crate::store::GrantId;
-    use crate::stores::redis::script::{Call, Reply, Verb};
-
-    fn step(key: &str, verb: Verb) -> Step {
-        let call = Call {
-            key: Arc::from(key),
-            slot: None,
-            verb,
-            vote_after: None,
-        };
-        let deadline = clock::now() + Duration::from_secs(1);
-        Queuing::new(call, deadline, oneshot::channel().0, None)
-    }
-
-    fn acquire(key: &str, number: u64, tokens: u32) -> Step {
-        let grant = GrantId::from_parts(7, number);
-        let lease = Duration::from_secs(30);
-        step(key, Verb::Acquire { grant, lease, tokens })
-    }
-
-    fn release(key: &str, number: u64) -> Step {
-        step(
-            key,
-            Verb::Release {
-                grant: GrantId::from_parts(7, number),
-                keep_until: None,
-                undoes_acquire: false,
-            },
-        )
-    }
+    use crate::stores::redis::script::Reply;
 
     /// Draws that have seen this token.
     fn draws(last: u64) -> TokenDraws {

@@ -26,6 +26,8 @@ mod reply;
 mod responses;
 mod send_queue;
 mod slot_migration;
+#[cfg(test)]
+mod test_steps;
 mod token_draws;
 mod wire;
 

@@ -275,3 +275,118 @@ fn extract(queue: &mut VecDeque<Step>, is_wanted: impl Fn(&Step) -> bool) -> Vec
     *queue = others;
     wanted.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::test_steps::{self, release, step, undo};
+    use super::*;
+    use crate::base::clock;
+
+    fn queue(steps: impl IntoIterator<Item = Step>) -> SendQueue {
+        let mut queue = SendQueue::new(Arc::default());
+        steps.into_iter().for_each(|step| queue.push(step));
+        queue
+    }
+
+    fn taken(queue: &mut SendQueue) -> Vec<String> {
+        let (steps, _) = queue.take_by_commands(clock::now(), false);
+        steps.iter().map(|step| step.call.key.to_string()).collect()
+    }
+
+    fn acquire(key: &str, number: u64) -> Step {
+        test_steps::acquire(key, number, 1)
+    }
+
+    #[tokio::test]
+    async fn releases_go_before_acquires_but_not_before_that_of_the_same_grant() {
+        let mut queue = queue([
+            acquire("a", 1),
+            release("b", 2),
+            release("a", 1),
+            acquire("c", 3),
+            release("d", 4),
+        ]);
+        assert_eq!(taken(&mut queue), ["b", "d"]);
+        assert_eq!((queue.len(), taken(&mut queue).len()), (3, 0));
+    }
+
+    #[tokio::test]
+    async fn releases_stay_in_their_order_with_all_that_is_no_acquire() {
+        let mut queue = queue([release("a", 1), step("b", Verb::Inspect), release("b", 2)]);
+        assert_eq!(taken(&mut queue), ["a"]);
+        assert_eq!(taken(&mut queue).len(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_the_script_has_to_release_is_not_taken() {
+        let (undo, mut refused) = (undo("a", 1), release("b", 2));
+        refused.by_script = true;
+        let mut queue = queue([undo, refused, release("c", 3)]);
+        assert_eq!(taken(&mut queue), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn acquires_follow_releases_and_wait_for_those_that_stay() {
+        let keys =
+            |steps: &[Step]| -> Vec<String> { steps.iter().map(|step| step.call.key.to_string()).collect() };
+        let mut by_script = release("c", 3);
+        by_script.by_script = true;
+        let mut queue = queue([
+            acquire("a", 1),
+            release("b", 2),
+            acquire("b", 4),
+            by_script,
+            acquire("c", 5),
+            release("d", 6),
+        ]);
+        let (taken, needs_script) = queue.take_by_commands(clock::now(), true);
+        assert_eq!(
+            (keys(&taken), needs_script),
+            (["b", "d", "a", "b"].map(str::to_owned).to_vec(), true)
+        );
+        // The script takes the others, in their order.
+        assert_eq!(queue.len(), 2);
+        let (taken, needs_script) = queue.take_by_commands(clock::now(), true);
+        assert_eq!((keys(&taken), needs_script), (vec![], true));
+    }
+
+    #[tokio::test]
+    async fn acquires_stay_behind_what_only_the_script_can_do() {
+        let mut busy = acquire("a", 1);
+        busy.by_script = true;
+        let mut queue = queue([busy, acquire("b", 2), step("c", Verb::Inspect), acquire("d", 3)]);
+        let (taken, needs_script) = queue.take_by_commands(clock::now(), true);
+        assert!(needs_script && taken.len() == 1 && &*taken[0].call.key == "b");
+    }
+
+    #[tokio::test]
+    async fn failed_releases_go_first() {
+        let mut queue = queue([release("a", 1)]);
+        queue.keep(release("b", 2));
+        assert_eq!(taken(&mut queue), ["b", "a"]);
+        assert!(queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn failed_release_that_is_put_back_keeps_no_step_from_timing_out() {
+        let mut queue = queue([acquire("a", 1)]);
+        let mut kept = release("b", 2);
+        kept.deadline += Duration::from_secs(3600);
+        queue.put_back([kept]);
+        let overdue = clock::now() + Duration::from_secs(60);
+        assert_eq!(
+            queue.pop_overdue(overdue).map(|step| step.call.key.to_string()),
+            Some("a".to_owned())
+        );
+        assert_eq!(taken(&mut queue), ["b"]);
+    }
+
+    #[tokio::test]
+    async fn one_call_has_no_more_steps_than_any_other() {
+        let mut queue = queue((0..300).map(|number| release("a", number)));
+        (300..500).for_each(|number| queue.keep(release("a", number)));
+        assert_eq!((taken(&mut queue).len(), taken(&mut queue).len()), (256, 244));
+    }
+}
