@@ -102,10 +102,6 @@ impl Batch {
             Batch::Plain(_) | Batch::Wait => &mut [],
         }
     }
-
-    fn steps(&self) -> usize {
-        self.all().len()
-    }
 }
 
 /// A spare connection, made because the one in use may be dead: the network or a middlebox forgets idle connections. A
@@ -585,7 +581,7 @@ impl Actor {
 
     /// How many steps are in flight.
     fn in_flight(&self) -> usize {
-        self.calls.iter().map(|call| call.batch.steps()).sum()
+        self.calls.iter().map(|call| call.batch.all().len()).sum()
     }
 
     /// How many steps wait or are in flight.

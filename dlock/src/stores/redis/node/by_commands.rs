@@ -17,15 +17,10 @@ pub(super) fn releases(steps: &[Step]) -> usize {
 /// Writes the commands of these steps into the buffer, with so many tokens for the acquires among them.
 pub(super) fn write(steps: &[Step], tokens: u64, fence: &Fence, room: Vec<u8>) -> Packed {
     let (releases, acquires) = steps.split_at(releases(steps));
-    let mut size = plain_release::size(releases);
-    if !acquires.is_empty() {
-        size += plain_acquire::size(acquires);
-    }
+    let size = plain_release::size(releases) + plain_acquire::size(acquires);
     let mut pipeline = Pipeline::new(room, size);
     plain_release::write(releases, &mut pipeline);
-    if !acquires.is_empty() {
-        plain_acquire::write(acquires, tokens, fence, &mut pipeline);
-    }
+    plain_acquire::write(acquires, tokens, fence, &mut pipeline);
     pipeline.finish()
 }
 

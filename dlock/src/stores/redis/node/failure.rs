@@ -1,6 +1,6 @@
 //! What a failure means for the connection, and for the steps in flight.
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
 use super::super::hint::hint;
 use crate::store::{Reason, StoreError};
@@ -47,6 +47,14 @@ pub(in super::super) fn classify(error: &RedisError) -> StoreError {
             _ => StoreError::unknown(error.to_string()).caused_by(error.clone()),
         },
     }
+}
+
+/// Whether the server will refuse this command again: the user may not use it, or the server does not know it.
+pub(super) fn lasts(error: &ServerError) -> bool {
+    matches!(
+        error.kind(),
+        Some(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError)
+    )
 }
 
 /// The error of a command that failed inside a script, before anything was changed.

@@ -12,6 +12,7 @@
 use redis::{ServerError, ServerErrorKind, Value};
 
 use super::Step;
+use super::failure;
 use super::payload::{self, Payload};
 use crate::stores::redis::command::Pipeline;
 use crate::stores::redis::fence::Fence;
@@ -38,8 +39,11 @@ pub(super) fn size(steps: &[Step]) -> usize {
     steps.iter().map(of_one).sum::<usize>() + 3 * LENGTH
 }
 
-/// Writes the commands of these steps, all of them plain acquires.
+/// Writes the commands of these steps, all of them plain acquires, if there are any.
 pub(super) fn write(steps: &[Step], tokens: u64, fence: &Fence, pipeline: &mut Pipeline) {
+    if steps.is_empty() {
+        return;
+    }
     pipeline.command(MULTI);
     for step in steps {
         let Some(acquire) = step.call.plain_acquire() else {
@@ -152,15 +156,8 @@ fn ends_transaction(error: &ServerError) -> bool {
     error.kind() != Some(ServerErrorKind::ResponseError)
 }
 
-/// Whether this refusal lasts: the user may not, or the server does not know how to.
 fn is_forbidden(reply: &Value) -> bool {
-    let lasts = |error: &ServerError| {
-        matches!(
-            error.kind(),
-            Some(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError)
-        )
-    };
-    matches!(reply, Value::ServerError(error) if lasts(error))
+    matches!(reply, Value::ServerError(error) if failure::lasts(error))
 }
 
 #[cfg(test)]

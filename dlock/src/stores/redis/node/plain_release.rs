@@ -5,9 +5,10 @@
 //! notification. So a release that finds nothing, or is refused, wakes waiters for nothing; the script then repeats the step
 //! and says why. The undo of an acquire often finds nothing, so it goes by the script from the start.
 
-use redis::{ServerErrorKind, Value};
+use redis::Value;
 
 use super::Step;
+use super::failure;
 use crate::stores::redis::command::Pipeline;
 use crate::stores::redis::script;
 
@@ -61,12 +62,9 @@ pub(super) fn read(replies: &[Value]) -> impl Iterator<Item = Option<Outcome>> {
         [Value::Int(1), Value::Int(receivers)] => Some(Outcome::Released {
             receivers: Some(u64::try_from(*receivers).ok()?),
         }),
-        [Value::Int(1), Value::ServerError(error)] => Some(match error.kind() {
-            // Or the server has no such command.
-            Some(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError) => {
-                Outcome::Released { receivers: None }
-            }
-            _ => Outcome::Untold,
+        [Value::Int(1), Value::ServerError(error)] => Some(match failure::lasts(error) {
+            true => Outcome::Released { receivers: None },
+            false => Outcome::Untold,
         }),
         [Value::Int(0), _] => Some(Outcome::NotHeld),
         [Value::ServerError(_), _] => Some(Outcome::Refused),

@@ -232,14 +232,12 @@ impl Actor {
                 }
                 Again => again.push(step),
                 _ if self.is_given_up(&step, &mut released) => {
-                    let (why, is_certain) = ("its caller has given it up", !matches!(outcome, WithoutToken));
-                    self.fail(
-                        &mut step,
-                        match is_certain {
-                            true => StoreError::not_done(Reason::Unreachable, why),
-                            false => StoreError::unknown(why),
-                        },
-                    );
+                    let why = "its caller has given it up";
+                    let error = match outcome {
+                        WithoutToken => StoreError::unknown(why),
+                        _ => StoreError::not_done(Reason::Unreachable, why),
+                    };
+                    self.fail(&mut step, error);
                 }
                 NotDone => {
                     step.sent -= 1;
