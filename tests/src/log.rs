@@ -1,9 +1,11 @@
 //! What the library says by way of `tracing`.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 
 /// The log of a thread.
 #[derive(Debug, Clone, Default)]
@@ -29,6 +31,10 @@ impl Log {
     /// Begins to write down what this thread says, until the guard is dropped.
     #[must_use]
     pub fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        // As long as there is one dispatcher, `tracing` asks only that of the thread that is the first to reach an event whether
+        // anybody wants it. Another test's thread has none, and the event would be off for all.
+        static SECOND: OnceLock<Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| Dispatch::new(NoSubscriber::new()));
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, LockClient};
 use dlock_tests::faults::{
-    LEASE, SLACK, SOON, TIMEOUT, answered, built, hasty_builder, in_rounds, is_back, is_confirmed,
+    LEASE, PATIENCE, SLACK, SOON, TIMEOUT, answered, built, hasty_builder, in_rounds, is_back, is_confirmed,
     is_free_soon, patient, setting, within,
 };
-use dlock_tests::{Command, Flavor, Proxy, Server, Store, Swallow, eventually};
+use dlock_tests::{Cluster, Command, Flavor, Proxy, Replicas, Server, Store, Swallow, eventually};
 use futures_util::future::join_all;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// How long tokens are drawn by commands before the script comes again.
-const FRESH: Duration = Duration::from_millis(200);
+const FRESH: Duration = Duration::from_millis(20);
 
 fn executes(command: &Command) -> bool {
     command.is("EXEC")
@@ -412,6 +412,37 @@ async fn user_without_one_of_the_permissions_acquires_by_the_script() {
         locks_and_loses_nothing(&store, &proxy, &proxy.url_as("svc", "pw"), missing).await;
     }))
     .await;
+}
+
+/// Where several servers may grant, or others must have the hold, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_sentinels_in_a_cluster_and_with_replicas_the_script_acquires() {
+    let flavor = Flavor::from_env();
+    let (replicas, cluster, master) = tokio::join!(
+        Replicas::start(flavor),
+        Cluster::start(flavor),
+        Server::start(flavor)
+    );
+    let replica = Server::builder(flavor).replica_of(master.addr()).start().await;
+    let with_replica = built(|| {
+        let builder = hasty_builder(&master.url()).timeout(PATIENCE);
+        builder.min_replicas(1, LEASE / 4)
+    });
+    let clients = [
+        patient(&replicas.url()).await,
+        patient(&cluster.url()).await,
+        with_replica.await,
+    ];
+    for client in &clients {
+        for _ in 0..50 {
+            warm_up(client).await;
+        }
+    }
+    let servers = replicas.servers().into_iter().chain(cluster.servers());
+    for server in servers.chain([&master, &replica]) {
+        let commands = server.commands().await;
+        assert!(!commands.contains_key("restore"), "{commands:?}");
+    }
 }
 
 async fn locks_and_loses_nothing(store: &Store, proxy: &Proxy, url: &str, missing: &str) {

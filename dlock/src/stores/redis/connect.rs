@@ -94,9 +94,15 @@ impl Connector {
         }
     }
 
-    /// Whether plain locks may be acquired and released by commands: not in a Cluster, and not where replicas acknowledge.
-    pub(super) fn uses_commands(&self) -> bool {
+    /// Whether plain locks may be released by commands: not in a Cluster, and not where replicas acknowledge.
+    pub(super) fn releases_by_commands(&self) -> bool {
         !self.in_cluster && self.access.replicas.is_none()
+    }
+
+    /// Whether plain locks may be acquired by commands, too: not where sentinels name the master. A former master that still
+    /// grants would draw tokens that are behind its clock, and so behind those of the new one.
+    fn acquires_by_commands(&self) -> bool {
+        self.releases_by_commands() && self.endpoint.is_fixed()
     }
 
     /// A connection for notifications, which runs by itself, and its address.
@@ -164,7 +170,7 @@ impl Connector {
         // Only to save the first call a round trip.
         commands.add_command(script::load());
         commands.cmd("INFO").arg("default");
-        if self.uses_commands() {
+        if self.acquires_by_commands() {
             commands.cmd("CLIENT").arg("ID");
             commands.add_command(closing_trial());
         }

@@ -462,6 +462,7 @@ impl Actor {
     }
 
     fn responded(&mut self, at: usize, result: Result<Value, RedisError>, served: &mut Served) -> After {
+        let _reading = clock::one_reading();
         let call = &self.calls[at];
         let round_trip = clock::now().saturating_duration_since(call.sent_at);
         served.contacts.answered(call.role);
@@ -543,7 +544,7 @@ impl Actor {
 
     /// Sends what may be sent now.
     fn depart(&mut self, wires: &mut Wires) {
-        if self.send_queue.is_empty() && self.plain.is_empty() {
+        if self.has_nothing_to_send() {
             return;
         }
         let may_wait = self.waits_for_company() || self.waits_for_more();
@@ -556,6 +557,10 @@ impl Actor {
         while let Some((batch, way, role)) = self.next_batch() {
             self.send(batch, way, role, wires);
         }
+    }
+
+    fn has_nothing_to_send(&self) -> bool {
+        self.send_queue.is_empty() && self.plain.is_empty()
     }
 
     /// Whether all that would be sent is cheaper together with what follows, and the last call in flight is about the same lock:
@@ -731,6 +736,9 @@ impl Actor {
 
     /// Chooses what to send next, how, which is nothing to a plain command, and on which connection.
     fn next_batch(&mut self) -> Option<(Batch, Way, ConnectionRole)> {
+        if self.has_nothing_to_send() {
+            return None;
+        }
         let by_hash = Way::Script(By::Hash);
         let role = match self.plain.front() {
             Some(plain) => plain.role,
@@ -758,7 +766,7 @@ impl Actor {
 
     /// Chooses the next steps that commands can do.
     fn next_by_commands(&mut self) -> Option<(Vec<Step>, Way)> {
-        if !self.connector.uses_commands() {
+        if !self.connector.releases_by_commands() {
             return None;
         }
         let now = clock::now();

@@ -2,7 +2,8 @@
 //!
 //! A token of the script is the server's time in µs, so that tokens grow although the last of them is lost. `INCRBY` only
 //! counts on, so it follows the script: on each connection the script comes first, and again after [`FRESH`]. A last token
-//! that is lost in between comes to light, because the next one is too small.
+//! that is lost in between comes to light, because the next one is too small. A drawn token is behind the clock by up to
+//! [`FRESH`], and so would be those of a former master that still grants; so none are drawn where sentinels name the master.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::base::clock;
 use crate::stores::redis::script::{Answer, Reply};
 
 /// How long tokens are drawn after the script has set the last one to the server's clock: so they stay close to it.
-const FRESH: Duration = Duration::from_millis(200);
+const FRESH: Duration = Duration::from_millis(20);
 /// From 2^53 on the script does not count any more.
 const NO_TOKEN: u64 = 1 << 53;
 
