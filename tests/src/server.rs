@@ -684,6 +684,27 @@ impl Server {
         }
     }
 
+    /// What is stored at a key, and the server's time (ms), for messages.
+    ///
+    /// # Errors
+    /// As [`try_query`](Server::try_query).
+    pub async fn content(&self, key: &str) -> redis::RedisResult<String> {
+        let kind: String = self.try_query(&["TYPE", key]).await?;
+        let content: Vec<String> = match kind.as_str() {
+            "hash" => self.try_query(&["HGETALL", key]).await?,
+            "list" => self.try_query(&["LRANGE", key, "0", "-1"]).await?,
+            "set" => self.try_query(&["SMEMBERS", key]).await?,
+            "zset" => self.try_query(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).await?,
+            "string" => vec![self.try_query(&["GET", key]).await?],
+            _ => Vec::new(),
+        };
+        let (seconds, micros): (u64, u64) = self.try_query(&["TIME"]).await?;
+        Ok(format!(
+            "{kind} {content:?} at {}",
+            seconds * 1000 + micros / 1000
+        ))
+    }
+
     /// All keys, sorted.
     pub async fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> = self.query(&["KEYS", "*"]).await;

@@ -441,11 +441,10 @@ impl Deployment {
         for (at, server) in self.servers().into_iter().enumerate() {
             let keys: Vec<String> = server.try_query(&["KEYS", "*"]).await?;
             let ours = |key: &String| !key.starts_with("dlock:fence") && key != "dlock:voter";
-            left.extend(
-                keys.iter()
-                    .filter(|key| ours(key))
-                    .map(|key| format!("server {at}: key {key}")),
-            );
+            for key in keys.iter().filter(|key| ours(key)) {
+                let content = server.content(key).await?;
+                left.push(format!("server {at}: key {key} with {content}"));
+            }
             // Sentinels talk to each other over the servers.
             let channels = server.pubsub_channels().await;
             for channel in channels

@@ -112,10 +112,12 @@ impl Topology {
     }
 }
 
+const ACQUIRE_BY_COMMANDS: &str = "acquire by commands";
+
 /// A step without a script, by a command whose key has the prefix of the client. Of acquires it is the last but one: without its
 /// reply that of `EXEC` is lost, too.
 fn by_commands(command: &Command) -> Option<&'static str> {
-    let steps = [("HDEL", "release"), ("INCRBY", "acquire by commands")];
+    let steps = [("HDEL", "release"), ("INCRBY", ACQUIRE_BY_COMMANDS)];
     steps
         .into_iter()
         .find_map(|(name, step)| command.is(name).then_some(step))
@@ -346,6 +348,17 @@ async fn live(topology: &Topology, fault: Option<(&str, Swallow, On)>) -> String
     let case = format!("{fault:?}");
     let record = within(4 * PATIENCE, &case, life(topology, &a, &b)).await;
     let stays = record.map(|key| format!("{prefix}dlock:record:{}", key.as_str()));
+    if fault.is_some_and(|(name, ..)| name == ACQUIRE_BY_COMMANDS) {
+        // Only acquires soon after one by the script go by commands.
+        eventually(&format!("{case}: it is sent"), || async {
+            for _ in 0..4 {
+                let guard = answered(|| a.lock("k:often").acquire()).await.unwrap();
+                let _ = guard.release().await;
+            }
+            faults.iter().any(|fault| fault.fired())
+        })
+        .await;
+    }
     if fault.is_some() {
         assert!(
             faults.iter().any(|fault| fault.fired()),
