@@ -438,7 +438,7 @@ async fn with_sentinels_in_a_cluster_and_with_replicas_the_script_acquires() {
             warm_up(client).await;
         }
     }
-    let servers = replicas.servers().into_iter().chain(cluster.servers());
+    let servers = replicas.servers().iter().chain(cluster.servers());
     for server in servers.chain([&master, &replica]) {
         let commands = server.commands().await;
         assert!(!commands.contains_key("restore"), "{commands:?}");
