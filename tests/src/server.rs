@@ -695,7 +695,7 @@ impl Server {
             "list" => self.try_query(&["LRANGE", key, "0", "-1"]).await?,
             "set" => self.try_query(&["SMEMBERS", key]).await?,
             "zset" => self.try_query(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).await?,
-            "string" => vec![self.try_query(&["GET", key]).await?],
+            "string" => Vec::from_iter(self.try_query::<Option<String>>(&["GET", key]).await?),
             _ => Vec::new(),
         };
         let (seconds, micros): (u64, u64) = self.try_query(&["TIME"]).await?;

@@ -274,13 +274,18 @@ impl Group {
 
     /// Whether all others are replicas of the one master, and connected to it.
     fn is_whole(&self) -> bool {
-        let Some(master) = self.master() else { return false };
-        let Some(Role::Master { history, .. }) = self.last.get(&master).map(|seen| &seen.role) else {
-            return false;
+        self.history().is_some()
+    }
+
+    /// The id of the data of the one master, if all others are connected replicas of it. It changes with the master.
+    fn history(&self) -> Option<&str> {
+        let master = self.master()?;
+        let Role::Master { history, .. } = &self.last.get(&master)?.role else {
+            return None;
         };
         let follows = |role: &Role| matches!(role, Role::Replica { history: theirs, follows: true, .. } if theirs == history);
-        let others = self.last.iter().filter(|(at, _)| **at != master);
-        others.map(|(_, seen)| &seen.role).all(follows)
+        let mut others = self.last.iter().filter(|(at, _)| **at != master);
+        others.all(|(_, seen)| follows(&seen.role)).then_some(history)
     }
 }
 
@@ -344,6 +349,12 @@ impl Lineage {
             .await
             .into_iter()
             .all(|whole| whole)
+    }
+
+    /// The ids of the data of all masters, unless one is missing or has not all its replicas.
+    pub(super) fn histories(&self) -> Option<Vec<String>> {
+        let of_one = |group: &Arc<Mutex<Group>>| group.lock().history().map(str::to_owned);
+        self.groups.iter().map(of_one).collect()
     }
 
     /// Stops observing, and reports the rest.

@@ -187,6 +187,11 @@ impl Fiend {
         self.lineage.are_whole(within).await
     }
 
+    /// The ids of the data of all masters; `None` while a group has not one master that all others follow.
+    pub(crate) fn histories(&self) -> Option<Vec<String>> {
+        self.lineage.histories()
+    }
+
     /// Closes its own connections.
     pub(crate) async fn leave(&self) {
         self.lineage.end();
