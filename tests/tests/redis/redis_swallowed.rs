@@ -397,6 +397,10 @@ async fn every_reply_is_lost_once(topology: Topology, on: &[On], expected: &[&st
     for name in expected {
         assert!(names.contains(*name), "{name} is not among {names:?}");
     }
+    // Not in each life is one sent.
+    if matches!(topology, Topology::Server(..)) && Flavor::from_env() != Flavor::Redis62 {
+        names.insert(ACQUIRE_BY_COMMANDS.to_owned());
+    }
     let mut cases = Vec::new();
     for name in &names {
         for then in [Swallow::Hang, Swallow::Cut] {

@@ -19,7 +19,7 @@ use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
 use super::former_connections::FormerConnections;
 use super::late_copies::{LateCopies, micros};
 use super::replicas::{ConnectionRole, Replicas, Wires};
-use super::responses::After;
+use super::responses::{After, UNSENT};
 use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
 use super::token_draws::TokenDraws;
@@ -188,8 +188,8 @@ pub(super) struct Actor {
     run_id: String,
     pub(super) token_draws: TokenDraws,
     pub(super) former_connections: FormerConnections,
-    /// Of acquires by commands without an answer, for the next connection.
-    pub(super) undos: Vec<Call>,
+    /// Of acquires by commands without an answer, with the numbers of their calls: for the next connection.
+    pub(super) undos: Vec<(u64, Call)>,
     /// Whether there are steps [in doubt](super::Queuing::in_doubt).
     pub(super) has_doubts: bool,
     /// A master was found at the address: a read-only replica there is a former master.
@@ -310,7 +310,7 @@ impl Actor {
             self.plain.push_front(close);
         }
         // They may have been carried out long after their callers gave up the undoing: a server can stand still for any time.
-        for undo in std::mem::take(&mut self.undos) {
+        for (_, undo) in std::mem::take(&mut self.undos) {
             self.keep_release(undo);
         }
         self.was_master |= !connected.is_replica;
@@ -408,10 +408,10 @@ impl Actor {
         drop(served);
         if let Some(replicas) = &mut self.replicas {
             let steps = replicas.drain();
-            self.write_off(Batch::Steps(steps));
+            self.write_off(UNSENT, Batch::Steps(steps));
         }
         for call in std::mem::take(&mut self.calls) {
-            self.write_off(call.batch);
+            self.write_off(call.number, call.batch);
         }
         self.give_all_slots();
         end

@@ -215,5 +215,9 @@ mod tests {
                 "{elapsed} {in_flight}"
             );
         }
+        let many: Vec<_> = (0..256).map(|number| acquire("k", number, 17)).collect();
+        let draws = draws(100);
+        tokio::time::advance(Duration::from_millis(15)).await;
+        assert_eq!(draws.count_for(&many, clock::now(), 0), 256 + 32);
     }
 }

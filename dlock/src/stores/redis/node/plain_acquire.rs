@@ -120,7 +120,7 @@ pub(super) fn read(replies: &[Value]) -> Option<Outcomes> {
             })
         }
         // Discarded as a whole.
-        (Value::Okay, Value::ServerError(error)) if ends_transaction(error) => Some(Outcomes {
+        (Value::Okay, Value::ServerError(error)) if is_discarded(error) => Some(Outcomes {
             of_steps: restores.iter().map(|_| Outcome::Refused).collect(),
             last_token: None,
             forbidden: queued.iter().any(is_forbidden) || says_forbidden(error),
@@ -150,10 +150,10 @@ fn is_error(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(_))
 }
 
-/// Whether this reply to `EXEC` ends the transaction. A server that does not know the command leaves it open, and the
-/// connection is of no use any more.
-fn ends_transaction(error: &ServerError) -> bool {
-    error.kind() != Some(ServerErrorKind::ResponseError)
+/// Whether this reply to `EXEC` says that nothing was done. A server that does not know the command leaves the transaction
+/// open, and what a proxy says of itself tells nothing: then the connection is of no use any more.
+fn is_discarded(error: &ServerError) -> bool {
+    error.kind() == Some(ServerErrorKind::ExecAbort)
 }
 
 fn is_forbidden(reply: &Value) -> bool {
@@ -246,6 +246,7 @@ mod tests {
             ":1, +QUEUED, +QUEUED, *2 +OK :9",
             "-NOPERM_no, +OK, :9, *2 +OK :9",
             "+OK, +QUEUED, +QUEUED, -ERR_unknown_command",
+            "+OK, +QUEUED, +QUEUED, -UPSTREAM_failure",
         ] {
             assert_eq!(replies(strange), None, "{strange}");
         }

@@ -16,6 +16,9 @@ use crate::base::clock;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
 
+/// Instead of the number of a call: no answer tells that this was carried out.
+pub(super) const UNSENT: u64 = u64::MAX;
+
 /// What to do after a call returned.
 pub(super) enum After {
     Fine,
@@ -99,6 +102,10 @@ impl Actor {
             error.outcome = Outcome::Unknown;
             self.keep_release(step.call.clone());
         }
+        let is_abandoned_undo = step.call.undoes_acquire() && reply.is_closed() && error.is_passing();
+        if is_abandoned_undo && self.former_connections.may_have_acquires() {
+            self.undos.push((UNSENT, step.call.clone()));
+        }
         if let Verb::GiveBack { token, .. } = &step.call.verb
             && reply.is_closed()
             && error.is_outlasted()
@@ -155,12 +162,12 @@ impl Actor {
         };
         match outcome {
             None => {
-                self.undo_later(&steps);
+                self.undo_later(call.number, &steps);
                 self.all_failed(&mut steps, &no_answer());
                 After::Fine
             }
             Some(Err(error)) if is_broken(&error) => {
-                self.write_off(Batch::Steps(steps));
+                self.write_off(call.number, Batch::Steps(steps));
                 After::Broken(error.to_string())
             }
             Some(Err(error)) => {
@@ -190,14 +197,14 @@ impl Actor {
                 };
                 let Some((told, answers)) = read else {
                     // What follows may belong to other calls.
-                    self.write_off(Batch::Steps(steps));
+                    self.write_off(call.number, Batch::Steps(steps));
                     return After::Broken(script::strange().message);
                 };
                 if steps.is_empty() {
                     return After::Fine;
                 }
                 // What was sent before has been carried out, and the undos of its callers come behind it.
-                self.undos.clear();
+                self.undos.retain(|(number, _)| *number > call.number);
                 if let Some(told) = told {
                     self.late_copies.server_says(told, call.sent_at);
                 }
@@ -294,11 +301,11 @@ impl Actor {
         }
     }
 
-    /// Remembers to undo the acquires among these steps, of which the outcome is unknown.
-    fn undo_later(&mut self, steps: &[Step]) {
+    /// Remembers to undo the acquires among the steps of this call, of which the outcome is unknown.
+    fn undo_later(&mut self, call: u64, steps: &[Step]) {
         if self.former_connections.may_have_acquires() {
-            self.undos
-                .extend(steps.iter().filter_map(|step| undo_of(&step.call)));
+            let undos = steps.iter().filter_map(|step| undo_of(&step.call));
+            self.undos.extend(undos.map(|undo| (call, undo)));
         }
     }
 
@@ -495,8 +502,8 @@ impl Actor {
         }
     }
 
-    /// The connection broke under these: repeatable steps are resent, the others fail.
-    pub(super) fn write_off(&mut self, batch: Batch) {
+    /// The connection broke under this call: repeatable steps are resent, the others fail.
+    pub(super) fn write_off(&mut self, call: u64, batch: Batch) {
         let steps = match batch {
             Batch::Steps(steps) => steps,
             Batch::Plain(plain) => {
@@ -505,7 +512,7 @@ impl Actor {
             }
             Batch::Wait => return,
         };
-        self.undo_later(&steps);
+        self.undo_later(call, &steps);
         let mut again = Vec::new();
         for mut step in steps {
             if step.call.is_repeatable() && step.reply.is_some() {

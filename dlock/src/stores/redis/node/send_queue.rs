@@ -107,6 +107,8 @@ impl SendQueue {
     }
 
     pub(super) fn pop_overdue(&mut self, now: Instant) -> Option<Step> {
+        // The step may be gone; else the next choice finds it.
+        self.wakes_at.take_if(|at| *at <= now);
         let queues = [&mut self.steps, &mut self.failed_releases];
         let is_overdue = |queue: &&mut VecDeque<Step>| queue.front().is_some_and(|step| step.deadline <= now);
         queues.into_iter().find(is_overdue)?.pop_front()
@@ -381,6 +383,22 @@ mod tests {
             Some("a".to_owned())
         );
         assert_eq!(taken(&mut queue), ["b"]);
+    }
+
+    #[tokio::test]
+    async fn step_that_times_out_while_it_is_held_back_wakes_nobody_later() {
+        let now = clock::now();
+        let mut held_back = acquire("a", 1);
+        held_back.deadline = now + Duration::from_millis(10);
+        held_back.not_before = Some(now + Duration::from_millis(20));
+        let mut queue = queue([held_back]);
+        let gate = Gate::default();
+        assert!(queue.take(now, gate, |_| true).is_none());
+        assert!(queue.wakes_at.is_some());
+        assert!(queue.pop_overdue(now + Duration::from_millis(10)).is_some());
+        assert!(queue.is_empty());
+        assert!(queue.pop_overdue(now + Duration::from_millis(20)).is_none());
+        assert_eq!(queue.wakes_at, None);
     }
 
     #[tokio::test]

@@ -3,7 +3,8 @@
 //! A token of the script is the server's time in µs, so that tokens grow although the last of them is lost. `INCRBY` only
 //! counts on, so it follows the script: on each connection the script comes first, and again after [`FRESH`]. A last token
 //! that is lost in between comes to light, because the next one is too small. A drawn token is behind the clock by up to
-//! [`FRESH`], and so would be those of a former master that still grants; so none are drawn where sentinels name the master.
+//! [`FRESH`] and the time that its call is under way, and so would be those of a former master that still grants; so none are
+//! drawn where sentinels name the master.
 
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use crate::stores::redis::script::{Answer, Reply};
 
 /// How long tokens are drawn after the script has set the last one to the server's clock: so they stay close to it.
 const FRESH: Duration = Duration::from_millis(20);
+/// How many tokens more than one for each acquire are drawn at most: what other clients have drawn is not known, so that the
+/// last token may come to be ahead of the server's clock by these, in µs.
+const MOST_SPARE: u64 = 32;
 /// From 2^53 on the script does not count any more.
 const NO_TOKEN: u64 = 1 << 53;
 
@@ -56,14 +60,15 @@ impl TokenDraws {
         is_allowed && self.set.is_some_and(is_fresh) && self.last <= server_time
     }
 
-    /// Chooses how many tokens to draw for these acquires: at least one for each, and more only as far as that leaves the last
-    /// one behind the server's clock. So many are being drawn already.
+    /// Chooses how many tokens to draw for these acquires: at least one for each, and a few more as far as that leaves the last
+    /// one that is known behind the server's clock. So many are being drawn already.
     pub(super) fn count_for(&self, acquires: &[Step], now: Instant, in_flight: u64) -> u64 {
         let wanted = acquires.iter().filter_map(|step| step.call.plain_acquire());
         let wanted: u64 = wanted.map(|acquire| u64::from(acquire.tokens)).sum();
         let fewest = acquires.len() as u64;
         // Other clients draw, too.
         let spare = self.server_time(now).saturating_sub(self.last + in_flight) / 4;
+        let spare = spare.min(MOST_SPARE);
         wanted.min(fewest + spare).max(fewest)
     }
 
