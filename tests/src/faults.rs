@@ -272,13 +272,13 @@ where
 /// When no round of twenty hit the moment.
 pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<T, M>) -> T {
     let mut missed = Vec::new();
-    for _ in 0..20 {
+    for _ in 0..50 {
         match round().await {
             Ok(done) => return done,
             Err(instead) => missed.push(instead),
         }
     }
-    panic!("not once in twenty rounds: {what}; instead {missed:?}");
+    panic!("not once in fifty rounds: {what}; instead {missed:?}");
 }
 
 /// Takes the lock, asking once, and releases it.

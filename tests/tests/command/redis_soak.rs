@@ -11,6 +11,7 @@ async fn after_a_while_of_everything_at_once_nothing_is_left() {
     let last = soak.round(Duration::from_secs(4)).await;
     assert_eq!((first.errors, last.errors), (0, 0), "{last}");
     assert_eq!((last.subscriptions, last.keys.len()), (0, 0), "{last}");
-    assert_eq!(first.connections, last.connections, "{first}\n{last}");
+    // For steps, and for notifications once something waited.
+    assert!(last.connections <= 2, "{first}\n{last}");
     assert!(last.operations > first.operations && last.acquired > 0, "{last}");
 }
