@@ -269,7 +269,7 @@ where
 /// gives what it saw instead.
 ///
 /// # Panics
-/// When no round of twenty hit the moment.
+/// When no round of fifty hit the moment.
 pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<T, M>) -> T {
     let mut missed = Vec::new();
     for _ in 0..50 {

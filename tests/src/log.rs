@@ -32,7 +32,7 @@ impl Log {
     #[must_use]
     pub fn listen(&self) -> tracing::subscriber::DefaultGuard {
         // As long as there is one dispatcher, `tracing` asks only that of the thread that is the first to reach an event whether
-        // anybody wants it. Another test's thread has none, and the event would be off for all.
+        // anybody wants it. Another test's thread has none, and would turn the event off for all.
         static SECOND: OnceLock<Dispatch> = OnceLock::new();
         SECOND.get_or_init(|| Dispatch::new(NoSubscriber::new()));
         let log = self.clone();

@@ -42,11 +42,13 @@ fn by_commands(proxy: &Proxy) -> Result<(), Vec<String>> {
     }
 }
 
-/// Acquires the lock `k`, and releases it, until an acquire by commands meets a fault: returns how that ended. `None` if all went
-/// by the script.
-async fn until(fired: impl Fn() -> bool, client: &LockClient) -> Option<Result<LockGuard, Error>> {
+/// Acquires and releases until an acquire by commands meets a fault: returns how that ended. `None` if all went by the script.
+async fn until(
+    fired: impl Fn() -> bool,
+    acquire: impl AsyncFn() -> Result<LockGuard, Error>,
+) -> Option<Result<LockGuard, Error>> {
     for _ in 0..20 {
-        let outcome = client.lock("k").try_acquire().await;
+        let outcome = acquire().await;
         if fired() {
             return Some(outcome);
         }
@@ -253,7 +255,7 @@ async fn call_that_arrives_after_its_connection_broke_takes_nothing() {
             held.caught().await;
             proxy.cut();
         };
-        let acquires = until(|| held.fired(), &a);
+        let acquires = until(|| held.fired(), async || a.lock("k").try_acquire().await);
         let Ok((unknown, ())) = tokio::time::timeout(SOON, async { tokio::join!(acquires, cut) }).await
         else {
             return Err("it was not sent by commands in its time");
@@ -286,7 +288,7 @@ async fn call_that_is_late_on_its_own_connection_is_undone() {
         let (store, proxy, a, b) = setting().await;
         warm_up(&a).await;
         let held = proxy.hold(1, executes);
-        let Some(unknown) = until(|| held.fired(), &a).await else {
+        let Some(unknown) = until(|| held.fired(), async || a.lock("k").try_acquire().await).await else {
             return Err("it was not sent by commands in its time");
         };
         assert!(
@@ -345,16 +347,11 @@ async fn call_whose_reply_is_lost_leaves_nothing() {
             warm_up(&a).await;
             let lost = proxy.swallow(1, then, executes);
             // It is repeated by the engine until it succeeds.
-            let mut guard = within(SOON * 4, "acquire", a.lock("k").acquire()).await.unwrap();
-            for _ in 0..20 {
-                if !lost.fired() {
-                    guard.release().await.unwrap();
-                    guard = within(SOON * 4, "acquire", a.lock("k").acquire()).await.unwrap();
-                }
-            }
-            if !lost.fired() {
+            let acquire = async || within(SOON * 4, "acquire", a.lock("k").acquire()).await;
+            let Some(acquired) = until(|| lost.fired(), acquire).await else {
                 return Err("it was not sent by commands in its time");
-            }
+            };
+            let guard = acquired.unwrap();
             is_confirmed(&guard).await;
             guard.release().await.unwrap();
             is_free_soon(&b, "k").await;

@@ -19,7 +19,7 @@ use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
 use super::former_connections::FormerConnections;
 use super::late_copies::{LateCopies, micros};
 use super::replicas::{ConnectionRole, Replicas, Wires};
-use super::responses::{After, UNSENT};
+use super::responses::After;
 use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
 use super::token_draws::TokenDraws;
@@ -408,10 +408,10 @@ impl Actor {
         drop(served);
         if let Some(replicas) = &mut self.replicas {
             let steps = replicas.drain();
-            self.write_off(UNSENT, Batch::Steps(steps));
+            self.write_off(Batch::Steps(steps));
         }
         for call in std::mem::take(&mut self.calls) {
-            self.write_off(call.number, call.batch);
+            self.write_off(call.batch);
         }
         self.give_all_slots();
         end

@@ -16,8 +16,8 @@ use crate::base::clock;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
 
-/// Instead of the number of a call: no answer tells that this was carried out.
-pub(super) const UNSENT: u64 = u64::MAX;
+/// Instead of the number of a call: no answer on this connection tells that its steps were carried out.
+const NO_CALL: u64 = u64::MAX;
 
 /// What to do after a call returned.
 pub(super) enum After {
@@ -104,7 +104,7 @@ impl Actor {
         }
         let is_abandoned_undo = step.call.undoes_acquire() && reply.is_closed() && error.is_passing();
         if is_abandoned_undo && self.former_connections.may_have_acquires() {
-            self.undos.push((UNSENT, step.call.clone()));
+            self.undos.push((NO_CALL, step.call.clone()));
         }
         if let Verb::GiveBack { token, .. } = &step.call.verb
             && reply.is_closed()
@@ -167,7 +167,7 @@ impl Actor {
                 After::Fine
             }
             Some(Err(error)) if is_broken(&error) => {
-                self.write_off(call.number, Batch::Steps(steps));
+                self.write_off(Batch::Steps(steps));
                 After::Broken(error.to_string())
             }
             Some(Err(error)) => {
@@ -197,7 +197,7 @@ impl Actor {
                 };
                 let Some((told, answers)) = read else {
                     // What follows may belong to other calls.
-                    self.write_off(call.number, Batch::Steps(steps));
+                    self.write_off(Batch::Steps(steps));
                     return After::Broken(script::strange().message);
                 };
                 if steps.is_empty() {
@@ -502,8 +502,8 @@ impl Actor {
         }
     }
 
-    /// The connection broke under this call: repeatable steps are resent, the others fail.
-    pub(super) fn write_off(&mut self, call: u64, batch: Batch) {
+    /// The connection broke under these: repeatable steps are resent, the others fail.
+    pub(super) fn write_off(&mut self, batch: Batch) {
         let steps = match batch {
             Batch::Steps(steps) => steps,
             Batch::Plain(plain) => {
@@ -512,7 +512,7 @@ impl Actor {
             }
             Batch::Wait => return,
         };
-        self.undo_later(call, &steps);
+        self.undo_later(NO_CALL, &steps);
         let mut again = Vec::new();
         for mut step in steps {
             if step.call.is_repeatable() && step.reply.is_some() {
