@@ -440,7 +440,7 @@ async fn silent_waiter_keeps_its_position_until_it_is_first() {
     assert!(!is_granted(&asks(&there, 3).await));
     here.clone().release(release(1)).await.unwrap();
     setting.in_queue(1).await;
-    assert!(is_granted(&asks(&there, 3).await));
+    eventually("it is told", async || is_granted(&asks(&there, 3).await)).await;
     // It asks again, and joins at the end.
     assert!(!is_granted(&asks(&here, 2).await));
     there.clone().release(release(3)).await.unwrap();
