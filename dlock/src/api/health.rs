@@ -32,7 +32,7 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn drain(&self) {
-        self.shared().draining.give();
+        self.shared().drain();
     }
 
     /// Waits until this client holds nothing. Usually called after [`drain`](Self::drain), with a timeout.

@@ -122,6 +122,11 @@ impl<W: QueuedWaiter> WaitQueue<W> {
             .chain(offered.filter(|_| !broken!(HandoffToUnpolledWaiter)))
     }
 
+    /// Returns the head and those behind it.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &W> {
+        self.head.iter().chain(&self.behind)
+    }
+
     /// Records that a waiter behind others has left. That is cheap in the middle of a long queue, which is cleaned up
     /// when half of it has left.
     pub(crate) fn leaves(&mut self) {

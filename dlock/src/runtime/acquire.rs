@@ -9,6 +9,7 @@ mod reenter;
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -255,6 +256,16 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
+    /// Completes when the call has to end, while it is a waiter of this process: all of these are polled then.
+    async fn is_to_end(&self) {
+        let ending = self.call.ending();
+        std::future::poll_fn(|_| match ending.is_given() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+    }
+
     /// Asks for a read lock at once if no caller of this process waits for it, and no other process goes first: readers
     /// do not exclude each other. `None` for all other kinds, and if the reader has to wait.
     async fn read_at_once(&self, evidence: &mut Evidence) -> Result<Option<G::Got>, Error> {
@@ -342,7 +353,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                         Some(delivered) => delivered,
                         None => tokio::select! {
                             biased;
-                            () = self.call.ending().given() => return Err(self.call.ended()),
+                            () = self.is_to_end() => return Err(self.call.ended()),
                             delivered = entry.delivered() => delivered?,
                             () = self.over() => {
                                 evidence.learn(entry.evidence(), Moment::of(self.started));

@@ -176,7 +176,13 @@ impl Shared {
     /// Ends all calls: no lock is acquired any more.
     pub(crate) fn close(&self) {
         self.closing.give();
+        self.drain();
+    }
+
+    /// Ends all outermost calls.
+    pub(crate) fn drain(&self) {
         self.draining.give();
+        self.waiters.rouse_all();
     }
 
     /// Returns the error of an outermost call while the client drains, and of every call once it is shut down.

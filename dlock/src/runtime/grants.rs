@@ -197,6 +197,17 @@ impl State {
     }
 }
 
+/// What the last hold leaves behind.
+pub(crate) struct Left {
+    /// The earlier loss of the grant.
+    pub(crate) loss: Option<Loss>,
+    /// The queue head's role, if the waiters of this process waited for this grant.
+    pub(crate) head: Option<Box<QueueHead>>,
+    /// When the grant is lost.
+    pub(crate) deadline: Moment,
+    pub(crate) may_be_handed_off: bool,
+}
+
 /// Why a caller could not re-enter a grant.
 pub(crate) enum Refused {
     /// A hold that is not around the caller is inside, or goes first.
@@ -352,13 +363,6 @@ impl Grant {
         self.renewed && self.state.lock().grant.budget().is_open(Moment::of(clock::now()))
     }
 
-    /// Whether the grant, which has no holder any more, may be handed off.
-    pub(crate) fn may_be_handed_off(&self, now: Instant) -> bool {
-        let state = self.state.lock();
-        // Readers under it continue, and keep a writer out.
-        !state.room.has_readers() && state.grant.may_be_handed_off(&self.terms(), Moment::of(now))
-    }
-
     /// Returns the grant as the store knows it, and prevents further handoffs; or how it was lost.
     pub(crate) fn bind(self: &Arc<Grant>) -> Result<BoundGrant, Loss> {
         let mut state = self.state.lock();
@@ -385,10 +389,6 @@ impl Grant {
         }
         drop(state);
         drop(head);
-    }
-
-    pub(crate) fn take_head(&self) -> Option<Box<QueueHead>> {
-        self.state.lock().head.take()
     }
 
     /// Whether this hold still exists.
@@ -485,13 +485,20 @@ impl Grant {
         wakeups.wake();
     }
 
-    /// Removes a hold. `Some` for the last one, with the earlier loss of the grant, if any.
-    pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Option<Loss>> {
-        self.status_at(now);
+    /// Removes a hold. `Some` for the last one.
+    pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Left> {
+        let terms = self.terms();
         let mut wakeups = Wakeups::default();
         let mut state = self.state.lock();
+        if state.grant.ended().is_none()
+            && let HoldState::Lost(loss) = state.grant.judge(&terms, Moment::of(now))
+        {
+            drop(state);
+            self.lose(loss);
+            state = self.state.lock();
+        }
         let last = state.room.remove_hold(hold, &mut wakeups);
-        let before = state.grant.ended();
+        let loss = state.grant.ended();
         if last {
             if state.grant.end(Loss::Released) {
                 self.tell_end(state.grant.is_suspect());
@@ -499,14 +506,22 @@ impl Grant {
             state.room.close(&mut wakeups);
         }
         let signals = state.room.signals();
+        let left = last.then(|| Left {
+            loss,
+            head: state.head.take(),
+            deadline: state.grant.deadline(),
+            // Readers under it continue, and keep a writer out.
+            may_be_handed_off: !state.room.has_readers()
+                && state.grant.may_be_handed_off(&terms, Moment::of(now)),
+        });
         drop(state);
         wakeups.wake();
         // The loss was reported already, perhaps by a waker that runs the caller of this.
-        if last && before.is_none() {
+        if last && loss.is_none() {
             tell(signals);
         }
         self.left_from_under(hold);
-        last.then_some(before)
+        left
     }
 
     /// Whether the grant is held, by the clock as of this call. Once `Lost`, always `Lost`.

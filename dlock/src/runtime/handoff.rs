@@ -17,7 +17,7 @@ use crate::engine::handoff::HandoffTerms;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
-use crate::runtime::grants::Grant;
+use crate::runtime::grants::{Grant, Left};
 use crate::runtime::hold::Hold;
 use crate::runtime::release::{Releasing, Told};
 use crate::runtime::scope::HoldRef;
@@ -29,13 +29,19 @@ use crate::store::Kind;
 pub(crate) fn pass_on(
     handle: &Arc<Handle>,
     grant: Arc<Grant>,
+    left: Left,
     now: Instant,
     ended: Ended,
 ) -> Option<Releasing> {
-    let mut head = grant.take_head();
+    let Left {
+        mut head,
+        deadline,
+        may_be_handed_off,
+        ..
+    } = left;
     // Not needed where the role of the head is in the grant.
     let of = head.is_none().then(|| LockId::new(grant.kind, &grant.key));
-    if hand_off(handle, &grant, of.as_ref(), &mut head, now) {
+    if may_be_handed_off && hand_off(handle, &grant, of.as_ref(), &mut head, now) {
         grant.ends_span(Ended::Handoff);
         grant.tell_held(Ended::Handoff);
         Event::HandedOff {
@@ -48,7 +54,7 @@ pub(crate) fn pass_on(
     let told = tell_next(handle, &grant, of.as_ref(), head.as_deref_mut());
     let follows = matches!(told, Some(Told::Followed));
     let kept = told.as_ref().and_then(Told::kept);
-    let releasing = handle.release(grant, told, now, Some(ended));
+    let releasing = handle.release(grant, told, now, deadline, Some(ended));
     // Only now, so that the next acquire is right behind the release.
     if let Some(of) = of.filter(|_| follows) {
         let waiters = &handle.shared().waiters;
@@ -102,7 +108,7 @@ fn tell_next(
     }
 }
 
-/// Hands the grant off, if that is allowed and a waiter accepts it.
+/// Hands the grant off, if a waiter accepts it.
 fn hand_off(
     handle: &Arc<Handle>,
     grant: &Arc<Grant>,
@@ -111,7 +117,7 @@ fn hand_off(
     now: Instant,
 ) -> bool {
     let shared = handle.shared();
-    if shared.draining.is_given() || !grant.may_be_handed_off(now) {
+    if shared.draining.is_given() {
         return false;
     }
     let fits = |terms: &HandoffTerms| terms.lease == grant.lease();

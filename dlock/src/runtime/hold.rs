@@ -16,8 +16,12 @@ use crate::runtime::scope::{Frames, HoldRef};
 use crate::runtime::waiters::QueueHead;
 use crate::{Error, HoldState};
 
+/// The id of a hold that has left its grant.
+const HAS_LEFT: u64 = 0;
+
 /// One hold of a grant. Dropping it leaves the grant; the last hold passes the lock on or releases it.
 pub(crate) struct Hold {
+    /// With the id [`HAS_LEFT`] once it has left.
     hold: HoldRef,
     handle: Arc<Handle>,
 }
@@ -103,9 +107,10 @@ impl Hold {
     }
 
     /// Ends the hold here and leaves the store unchanged: the lock is neither renewed nor released any more.
-    pub(crate) fn leave_taken(self) {
+    pub(crate) fn leave_taken(mut self) {
+        let hold = std::mem::replace(&mut self.hold.id, HAS_LEFT);
         let grant = self.grant();
-        if grant.leave(self.hold.id, clock::now()).is_some() {
+        if hold != HAS_LEFT && grant.leave(hold, clock::now()).is_some() {
             self.handle.shared().watchdog.remove(grant.number);
             grant.ends_span(Ended::Released);
         }
@@ -114,24 +119,24 @@ impl Hold {
     /// Leaves the grant; the last hold passes it on. `None` when there is nothing left to do: other holds exist, this
     /// guard has left before, or another caller in this process has the lock now.
     pub(crate) fn leave(&mut self, ended: Ended) -> Option<Result<Releasing, Error>> {
-        let grant = self.hold.grant.clone();
-        if !grant.has(self.hold.id) {
+        let hold = std::mem::replace(&mut self.hold.id, HAS_LEFT);
+        if hold == HAS_LEFT {
             return None;
         }
         let _reading = clock::one_reading();
-        let now = clock::now();
-        match grant.leave(self.hold.id, now) {
-            Some(None) => handoff::pass_on(&self.handle, grant, now, ended).map(Ok),
-            Some(Some(loss)) => {
-                let lost = grant.lost(loss);
-                drop(self.handle.release(grant, None, now, None));
-                Some(Err(lost))
-            }
-            None => match grant.status_at(now) {
+        let (now, grant) = (clock::now(), &self.hold.grant);
+        let Some(left) = grant.leave(hold, now) else {
+            return match grant.status_at(now) {
                 HoldState::Lost(loss) => Some(Err(grant.lost(loss))),
                 _ => None,
-            },
+            };
+        };
+        if let Some(loss) = left.loss {
+            let lost = grant.lost(loss);
+            drop(self.handle.release(grant.clone(), None, now, left.deadline, None));
+            return Some(Err(lost));
         }
+        handoff::pass_on(&self.handle, grant.clone(), left, now, ended).map(Ok)
     }
 }
 

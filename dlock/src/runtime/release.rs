@@ -295,18 +295,14 @@ impl Handle {
         grant: Arc<Grant>,
         told: Option<Told>,
         now: Instant,
+        deadline: Moment,
         ended: Option<Ended>,
     ) -> Releasing {
         let shared = self.shared().clone();
         shared.watchdog.remove(grant.number);
         let request = grant.release_request(now);
         let renewed = grant.renewed.then(|| grant.lease());
-        let release = Release::of_grant(
-            Moment::of(now),
-            request.keep_for,
-            Moment::of(grant.deadline()),
-            renewed,
-        );
+        let release = Release::of_grant(Moment::of(now), request.keep_for, deadline, renewed);
         let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
         let mut going_on = self.run_to_completion(release_grant(
             shared,

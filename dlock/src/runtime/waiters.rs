@@ -53,7 +53,7 @@ pub(crate) struct Waiters {
     subscribed: Mutex<EndedSubscriptions>,
     /// Held while a waiter joins a queue here and the store's, so that both have one order.
     pub(crate) store_order: Mutex<()>,
-    alarm: Arc<Alarm>,
+    alarm: Alarm,
 }
 
 /// Where a waiting call joins the queue.
@@ -93,29 +93,32 @@ impl Waiters {
             JoinAt::End(limit) => limit,
             JoinAt::Front => None,
         };
-        let waiter = Waiter::new(limit, handoff_terms, by, self.alarm.clone());
-        let has_waited = match self.queues.lock().entry(of.clone()) {
+        let mut queues = self.queues.lock();
+        let (waiter, has_waited) = match queues.entry(of.clone()) {
             Entry::Vacant(vacant) => {
                 let number = next_id();
+                let head = self.new_head(of.clone(), number, false);
+                let waiter = Waiter::new(self, of, limit, handoff_terms, by, Some(head));
                 vacant.insert(Queue {
                     waiters: WaitQueue::new(waiter.clone(), number),
                     listens: None,
                     evidence: Evidence::default(),
                 });
-                waiter.becomes_first_head(self.new_head(of.clone(), number, false));
-                false
+                (waiter, false)
             }
             Entry::Occupied(mut occupied) => {
                 let at = match at {
                     JoinAt::End(_) => InsertAt::End,
                     JoinAt::Front => InsertAt::Front,
                 };
+                let waiter = Waiter::new(self, of, limit, handoff_terms, by, None);
                 let joined = occupied.get_mut().waiters.join(&waiter, at);
                 joined.map_err(|TooMany { limit }| too_many(key, limit))?;
-                true
+                (waiter, true)
             }
         };
-        Ok(QueueEntry::new(self.clone(), of, waiter, has_waited))
+        drop(queues);
+        Ok(QueueEntry::new(waiter, has_waited))
     }
 
     /// How many waiters of a key are behind its head.
@@ -137,11 +140,25 @@ impl Waiters {
             return;
         };
         // Under the mutex of the queues: the head that leaves passes it on.
-        let before = head.delivery.lock().released.replace(released);
+        let before = head.with_delivery(|delivery| delivery.released.replace(released));
         // Not under it: this wakes the head.
         drop(queues);
         drop(before);
         head.rouse();
+    }
+
+    /// Has all waiters polled.
+    pub(crate) fn rouse_all(&self) {
+        let queues = self.queues.lock();
+        let all: Vec<_> = queues
+            .values()
+            .flat_map(|queue| queue.waiters.all().cloned())
+            .collect();
+        // Not under it: this wakes them.
+        drop(queues);
+        for waiter in all {
+            waiter.rouse();
+        }
     }
 
     /// Whether a key has waiters.

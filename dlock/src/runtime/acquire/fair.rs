@@ -209,7 +209,7 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
             () = sleep_until(patience_ends.map(Moment::instant)) => {
                 return Ok(ControlFlow::Continue(Event::PatienceOver));
             }
-            () = self.wait.call.ending().given() => return Ok(ControlFlow::Continue(Event::Closed)),
+            () = self.wait.is_to_end() => return Ok(ControlFlow::Continue(Event::Closed)),
         };
         Ok(ControlFlow::Continue(match outcome {
             FairOutcome::Acquired(guard, behind) => {
@@ -244,7 +244,7 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
     async fn notified(&mut self, until: Moment, listen_at: Option<Moment>) -> Result<Event, Error> {
         let event = tokio::select! {
             biased;
-            () = self.wait.call.ending().given() => Event::Closed,
+            () = self.wait.is_to_end() => Event::Closed,
             delivered = self.entry.delivered() => self.delivered(delivered?),
             notifications = changed(&mut self.watch) => Event::CameFree { notifications },
             () = clock::sleep_until(until.instant()) => Event::Due,

@@ -222,7 +222,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         };
         tokio::select! {
             biased;
-            () = self.call.ending().given() => Err(self.call.ended()),
+            () = self.is_to_end() => Err(self.call.ended()),
             guard = handed_off(entry) => Ok(ControlFlow::Break(guard?)),
             step = others_first => Ok(ControlFlow::Continue(step)),
             () = self.over() => Err(self.reported(acquire.handle(Event::WaitOver, Moment::now()))),
@@ -287,7 +287,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 outcome = entry.shares(outcome) => outcome,
                 () = self.over() => return Ok(Met::Event(Event::WaitOver)),
                 () = sleep_until(patience_ends.map(Moment::instant)) => return Ok(Met::Event(Event::PatienceOver)),
-                () = self.call.ending().given() => return Ok(Met::Event(Event::Closed)),
+                () = self.is_to_end() => return Ok(Met::Event(Event::Closed)),
             },
         };
         Ok(match outcome {
@@ -311,7 +311,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
         let event = tokio::select! {
             biased;
-            () = self.call.ending().given() => Event::Closed,
+            () = self.is_to_end() => Event::Closed,
             guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
             released = entry.released() => {
                 head.released = Some(released);

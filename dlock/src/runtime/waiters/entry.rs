@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use super::head::QueueHead;
 use super::preceding::PrecedingRelease;
+use super::too_many;
 use super::waiter::{OnHead, POLLED, Waiter};
-use super::{Waiters, too_many};
 use crate::Error;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
@@ -38,33 +38,37 @@ impl<T: Send + 'static> Abandon for Slot<T> {
 /// A request in flight for a waiter. Never completes if it was given up, which the [`QueueEntry`] reports.
 pub(crate) struct Shared<T: Send + 'static> {
     slot: Arc<Slot<T>>,
-    waiter: Arc<Waiter>,
+    is_over: bool,
 }
 
 impl<T: Send + 'static> Future for Shared<T> {
     type Output = T;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        match &mut *self.slot.lock() {
-            Some(request) => Pin::new(request).poll(cx),
-            None => Poll::Pending,
-        }
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut slot = self.slot.lock();
+        let Some(request) = &mut *slot else {
+            return Poll::Pending;
+        };
+        let outcome = std::task::ready!(Pin::new(request).poll(cx));
+        let request = slot.take();
+        drop(slot);
+        drop(request);
+        self.is_over = true;
+        Poll::Ready(outcome)
     }
 }
 
 impl<T: Send + 'static> Drop for Shared<T> {
     fn drop(&mut self) {
-        let shared = self.waiter.in_flight.lock().take();
-        drop(shared);
-        self.slot.abandon();
+        if !self.is_over {
+            self.slot.abandon();
+        }
     }
 }
 
 /// The entry of a waiter in the queue of a key.
 #[derive(Debug)]
 pub(crate) struct QueueEntry {
-    waiters: Arc<Waiters>,
-    of: LockId,
     waiter: Arc<Waiter>,
     /// Whether other waiters were there before it.
     has_waited: bool,
@@ -81,23 +85,13 @@ pub(crate) enum Delivered {
 }
 
 impl QueueEntry {
-    pub(super) fn new(
-        waiters: Arc<Waiters>,
-        of: LockId,
-        waiter: Arc<Waiter>,
-        has_waited: bool,
-    ) -> QueueEntry {
-        QueueEntry {
-            waiters,
-            of,
-            waiter,
-            has_waited,
-        }
+    pub(super) fn new(waiter: Arc<Waiter>, has_waited: bool) -> QueueEntry {
+        QueueEntry { waiter, has_waited }
     }
 
     /// Returns the lock that it waits for.
     pub(crate) fn lock_id(&self) -> &LockId {
-        &self.of
+        &self.waiter.of
     }
 
     /// Polls a future for this waiter; everything that the waiter awaits must be inside. Cancel safe.
@@ -131,7 +125,11 @@ impl QueueEntry {
 
     /// Returns the release that [`released`](Self::released) would return now.
     pub(crate) fn released_before(&self) -> Option<PrecedingRelease> {
-        self.waiter.delivery.lock().released.take()
+        let waiter = &self.waiter;
+        waiter
+            .has_delivery()
+            .then(|| waiter.with_delivery(|delivery| delivery.released.take()))
+            .flatten()
     }
 
     /// Returns a delivery that is already there.
@@ -143,37 +141,40 @@ impl QueueEntry {
     pub(crate) fn shares<T: Send + 'static>(&self, request: RunToCompletion<T>) -> Shared<T> {
         let slot = Arc::new(Mutex::new(Some(request)));
         self.asks(slot.clone());
-        Shared {
-            slot,
-            waiter: self.waiter.clone(),
-        }
+        Shared { slot, is_over: false }
     }
 
     /// Sets the request to give up if this waiter is not polled.
     pub(crate) fn asks(&self, request: Arc<dyn Abandon>) {
-        let before = self.waiter.in_flight.lock().replace(request);
+        let before = self
+            .waiter
+            .with_delivery(|delivery| delivery.in_flight.replace(request));
         drop(before);
     }
 
     fn poll(&self) -> Option<Result<Delivered, Error>> {
-        let mut delivery = self.waiter.delivery.lock();
-        if delivery.withdrawn {
-            return Some(Ok(Delivered::Withdrawn));
+        if !self.waiter.has_delivery() {
+            return None;
         }
-        if let Some(guard) = delivery.guard.take() {
-            let head = delivery.head.take();
-            drop(delivery);
-            if let Some(head) = head {
-                guard.rest(head);
+        let waiter = &self.waiter;
+        let (delivered, head) = waiter.with_delivery(|delivery| {
+            if delivery.withdrawn {
+                return (Some(Ok(Delivered::Withdrawn)), None);
             }
-            return Some(Ok(Delivered::Guard(guard)));
+            let head = delivery.head.take();
+            if let Some(guard) = delivery.guard.take() {
+                return (Some(Ok(Delivered::Guard(guard))), head);
+            }
+            if let Some(head) = head {
+                return (Some(Ok(Delivered::Head(head))), None);
+            }
+            let turned_away = || Err(too_many(&waiter.of.key, waiter.limit.unwrap_or_default()));
+            (delivery.turned_away.then(turned_away), None)
+        });
+        if let (Some(Ok(Delivered::Guard(guard))), Some(head)) = (&delivered, head) {
+            guard.rest(head);
         }
-        if let Some(head) = delivery.head.take() {
-            return Some(Ok(Delivered::Head(head)));
-        }
-        delivery
-            .turned_away
-            .then(|| Err(too_many(&self.of.key, self.waiter.limit.unwrap_or_default())))
+        delivered
     }
 
     /// Sets its position in the store's queue.
@@ -189,12 +190,14 @@ impl QueueEntry {
 
     /// Returns the role of the head, if it has it already.
     pub(crate) fn head(&self) -> Option<Box<QueueHead>> {
-        self.waiter.delivery.lock().head.take()
+        self.waiter.with_delivery(|delivery| delivery.head.take())
     }
 
     /// Sets a function to run the moment this becomes the head, before it is polled; `None` unsets it.
     pub(crate) fn on_head(&self, deed: Option<OnHead>) {
-        let before = std::mem::replace(&mut *self.waiter.on_head.lock(), deed);
+        let before = self
+            .waiter
+            .with_delivery(|delivery| std::mem::replace(&mut delivery.on_head, deed));
         // Not under the mutex: a dropped value may end a store operation.
         drop(before);
     }
@@ -206,33 +209,36 @@ impl QueueEntry {
 
     /// Returns the store's replies to the head of the queue.
     pub(crate) fn evidence(&self) -> Evidence {
-        let queues = self.waiters.queues.lock();
+        let Waiter { waiters, of, .. } = &*self.waiter;
+        let queues = waiters.queues.lock();
         queues
-            .get(&self.of)
+            .get(of)
             .map_or_else(Evidence::default, |queue| queue.evidence.clone())
     }
 }
 
 impl Drop for QueueEntry {
     fn drop(&mut self) {
-        let mut queues = self.waiters.queues.lock();
-        if self.waiter.in_line.load(Ordering::Relaxed) {
-            self.waiter.left.store(true, Ordering::Relaxed);
-            if let Some(queue) = queues.get_mut(&self.of) {
-                queue.waiters.leaves();
+        let waiter = &*self.waiter;
+        // The first of a queue never stands behind others.
+        if self.has_waited {
+            let mut queues = waiter.waiters.queues.lock();
+            if waiter.in_line.load(Ordering::Relaxed) {
+                waiter.left.store(true, Ordering::Relaxed);
+                if let Some(queue) = queues.get_mut(&waiter.of) {
+                    queue.waiters.leaves();
+                }
             }
         }
-        // Before the rest: what was delivered and not taken passes on, which wakes the next waiter.
-        drop(queues);
-        self.on_head(None);
-        let in_flight = self.waiter.in_flight.lock().take();
-        drop(in_flight);
-        let mut delivery = self.waiter.delivery.lock();
-        delivery.closed = true;
-        let undelivered = (delivery.guard.take(), delivery.head.take());
-        drop(delivery);
+        let (done_for_it, undelivered) = waiter.with_delivery(|delivery| {
+            delivery.closed = true;
+            let done_for_it = (delivery.on_head.take(), delivery.in_flight.take());
+            (done_for_it, (delivery.guard.take(), delivery.head.take()))
+        });
+        drop(done_for_it);
         // The waiter may be removed from the queue only later, and then under the mutex of the queues.
-        drop(self.waiter.waker.take());
+        drop(waiter.waker.take());
+        // Not under a mutex: what was delivered and not taken passes on, which wakes the next waiter.
         drop(undelivered);
     }
 }

@@ -21,7 +21,8 @@ use crate::store::Watch;
 /// The right to talk to the store for all waiters of the key in this process.
 #[derive(Debug)]
 pub(crate) struct QueueHead {
-    waiters: Arc<Waiters>,
+    /// `None` once its queue was told of its end.
+    waiters: Option<Arc<Waiters>>,
     of: LockId,
     /// Valid while it equals that of the queue.
     number: u64,
@@ -39,14 +40,12 @@ pub(crate) struct QueueHead {
     /// Whether it was taken from a waiter that was not polled: nothing is requested for the next waiter before it is
     /// polled.
     pub(super) quietly: bool,
-    /// Whether its queue was told.
-    has_ended: bool,
 }
 
 impl Waiters {
     pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> Box<QueueHead> {
         Box::new(QueueHead {
-            waiters: self.clone(),
+            waiters: Some(self.clone()),
             of,
             number,
             watch: None,
@@ -55,7 +54,6 @@ impl Waiters {
             opened: false,
             behind: Vec::new(),
             quietly,
-            has_ended: false,
         })
     }
 }
@@ -68,21 +66,23 @@ impl QueueHead {
             .filter(|queue| queue.waiters.number() == self.number)
     }
 
+    /// Reads or changes the queue, if this is still its head.
+    fn with_queue<T>(&self, with: impl FnOnce(&mut Queue) -> T) -> Option<T> {
+        self.queue(&mut self.waiters.as_ref()?.queues.lock()).map(with)
+    }
+
     /// Records that the head has to wait and counts from now on: excess waiters behind it are refused. Fails if no
     /// caller may wait.
     pub(crate) fn waits(&self, limit: Option<usize>, evidence: &Evidence) -> Result<(), Error> {
         if limit == Some(0) {
             return Err(too_many(&self.of.key, 0));
         }
-        let mut queues = self.waiters.queues.lock();
-        let Some(queue) = self.queue(&mut queues) else {
-            return Ok(());
-        };
-        queue.evidence = evidence.clone();
-        let turned_away = queue.waiters.head_waits();
+        let turned_away = self.with_queue(|queue| {
+            queue.evidence = evidence.clone();
+            queue.waiters.head_waits()
+        });
         // This wakes them, which must not happen under the mutex.
-        drop(queues);
-        for waiter in turned_away {
+        for waiter in turned_away.into_iter().flatten() {
             waiter.tell(|delivery| delivery.turned_away = true);
         }
         Ok(())
@@ -90,14 +90,14 @@ impl QueueHead {
 
     /// Shares the store's replies to the head with the waiters behind it.
     pub(crate) fn knows(&self, evidence: &Evidence) {
-        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
-            queue.evidence = evidence.clone();
-        }
+        self.with_queue(|queue| queue.evidence = evidence.clone());
     }
 
     /// Called when the head has the lock: if others wait and it can be handed off to them, the grant keeps its role.
     pub(crate) fn rests(mut self: Box<Self>, guard: &Hold) {
-        let waiters = self.waiters.clone();
+        let Some(waiters) = self.waiters.take() else {
+            return;
+        };
         let mut queues = waiters.queues.lock();
         if broken!(WaiterForgottenWhenHeadCancelled)
             && let Some(queue) = self.queue(&mut queues)
@@ -109,10 +109,11 @@ impl QueueHead {
             .queue(&mut queues)
             .is_some_and(|queue| queue.waiters.waiting() > 0);
         if !others_wait {
-            self.end(queues);
+            self.end(&waiters, queues);
             return;
         }
         drop(queues);
+        self.waiters = Some(waiters);
         if guard.can_be_handed_off() {
             guard.rest(self);
         }
@@ -120,36 +121,29 @@ impl QueueHead {
 
     /// Makes no waiter the head; returns false if the role was taken away before.
     pub(crate) fn leave_head(&self) -> bool {
-        let mut queues = self.waiters.queues.lock();
-        let Some(queue) = self.queue(&mut queues) else {
-            return false;
-        };
-        queue.waiters.head_rests();
-        queue.evidence.is_held_here();
-        true
+        let left = self.with_queue(|queue| {
+            queue.waiters.head_rests();
+            queue.evidence.is_held_here();
+        });
+        left.is_some()
     }
 
     /// Takes the next waiter out of the queue, if it accepts what is offered. If the store has a queue, the next one in
     /// that.
     pub(crate) fn successor(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Waiter>> {
         let mut behind = std::mem::take(&mut self.behind);
-        let mut queues = self.waiters.queues.lock();
-        let waiters = &mut self.queue(&mut queues)?.waiters;
         let takes = |waiter: &Arc<Waiter>| waiter.handoff_terms.as_ref().is_some_and(fits);
-        let successor = match self.of.kind.waits_in_store() {
-            true => waiters.offer_in_store_order(&mut behind, takes),
-            false => waiters.offer_to_next(takes),
-        };
-        drop(queues);
+        let successor = self.with_queue(|queue| match self.of.kind.waits_in_store() {
+            true => queue.waiters.offer_in_store_order(&mut behind, takes),
+            false => queue.waiters.offer_to_next(takes),
+        });
         self.behind = behind;
-        successor
+        successor.flatten()
     }
 
     /// Puts back a waiter that was to take over and could not.
     pub(crate) fn put_back(&self, waiter: Arc<Waiter>) {
-        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
-            queue.waiters.put_back(waiter);
-        }
+        self.with_queue(|queue| queue.waiters.put_back(waiter));
     }
 
     /// Subscribes, unless it is subscribed.
@@ -157,20 +151,22 @@ impl QueueHead {
         if self.watch.is_some() {
             return;
         }
-        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
-            queue.listens = Some(Moment::now());
-        }
+        self.with_queue(|queue| queue.listens = Some(Moment::now()));
         self.watch = Some(listen());
     }
 
     /// Passes the role on to the next waiter, or ends the queue and returns its subscription.
     pub(crate) fn ends(mut self: Box<Self>) -> Option<EndingSubscription> {
-        let waiters = self.waiters.clone();
-        self.end(waiters.queues.lock())
+        let waiters = self.waiters.take()?;
+        self.end(&waiters, waiters.queues.lock())
     }
 
-    fn end(&mut self, mut queues: MutexGuard<'_, ByLockId<Queue>>) -> Option<EndingSubscription> {
-        self.has_ended = true;
+    /// Tells the queue of its end.
+    fn end(
+        &mut self,
+        of_client: &Arc<Waiters>,
+        mut queues: MutexGuard<'_, ByLockId<Queue>>,
+    ) -> Option<EndingSubscription> {
         let (mut watch, mut released) = (self.watch.take(), self.released.take());
         let mut next = None;
         let mut ending = None;
@@ -183,12 +179,12 @@ impl QueueHead {
             // Told, and not taken.
             let told = waiters
                 .head()
-                .and_then(|head| head.delivery.lock().released.take());
+                .and_then(|head| head.with_delivery(|delivery| delivery.released.take()));
             released = told.or(released);
             next = waiters.head_ends(self.quietly);
             if next.is_none() {
                 let watch = watch.take();
-                ending = watch.map(|watch| EndingSubscription::new(&self.waiters, &self.of, watch));
+                ending = watch.map(|watch| EndingSubscription::new(of_client, &self.of, watch));
                 queues.remove(&self.of);
             } else {
                 let sent = released.as_ref().and_then(PrecedingRelease::unanswered_since);
@@ -199,7 +195,7 @@ impl QueueHead {
         // back here, to pass on to the next.
         drop(queues);
         if let Some(NextHead { waiter: next, sends }) = next {
-            let deed = next.on_head.lock().take();
+            let deed = next.with_delivery(|delivery| delivery.on_head.take());
             if let Some(deed) = deed.filter(|_| sends) {
                 deed();
             }
@@ -207,7 +203,7 @@ impl QueueHead {
                 watch.iter_mut().for_each(Watch::end);
             }
             let mut head = Some(Box::new(QueueHead {
-                waiters: self.waiters.clone(),
+                waiters: Some(of_client.clone()),
                 of: self.of.clone(),
                 number: self.number,
                 watch,
@@ -216,7 +212,6 @@ impl QueueHead {
                 opened: self.opened,
                 behind: Vec::new(),
                 quietly: false,
-                has_ended: false,
             }));
             next.tell(|delivery| delivery.head = head.take());
         }
@@ -226,9 +221,8 @@ impl QueueHead {
 
 impl Drop for QueueHead {
     fn drop(&mut self) {
-        if !self.has_ended {
-            let waiters = self.waiters.clone();
-            drop(self.end(waiters.queues.lock()));
+        if let Some(waiters) = self.waiters.take() {
+            drop(self.end(&waiters, waiters.queues.lock()));
         }
     }
 }

@@ -105,17 +105,20 @@ impl Waiters {
 
     /// Takes away what an unpolled waiter has. Wakes it, so that it continues to wait if it is polled after all.
     fn withdraw(self: &Arc<Self>, of: &LockId, waiter: &Arc<Waiter>) {
-        let mut delivery = waiter.delivery.lock();
-        if waiter.attention.load(Ordering::Acquire) != LATE {
+        let taken = waiter.with_delivery(|delivery| {
+            if waiter.attention.load(Ordering::Acquire) != LATE {
+                return None;
+            }
+            let (guard, mut head) = (delivery.guard.take(), delivery.head.take());
+            head.iter_mut().for_each(|head| head.quietly = true);
+            let is_there = !std::mem::replace(&mut delivery.closed, true);
+            delivery.withdrawn = true;
+            Some((guard, head, delivery.in_flight.take(), is_there))
+        });
+        let Some((guard, head, in_flight, is_there)) = taken else {
             return;
-        }
-        let (guard, mut head) = (delivery.guard.take(), delivery.head.take());
-        head.iter_mut().for_each(|head| head.quietly = true);
-        let is_there = !std::mem::replace(&mut delivery.closed, true);
-        delivery.withdrawn = true;
-        drop(delivery);
+        };
         // Before the next waiter is the head: the release of what the request obtains must precede the next request.
-        let in_flight = waiter.in_flight.lock().take();
         if let Some(in_flight) = in_flight {
             in_flight.abandon();
         }

@@ -9,11 +9,12 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::task;
 
+use super::Waiters;
 use super::entry::Abandon;
 use super::head::QueueHead;
-use super::poll_deadline::Alarm;
 use super::preceding::PrecedingRelease;
 use crate::base::broken;
+use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::QueuedWaiter;
@@ -29,6 +30,9 @@ pub(super) const LATE: u8 = 2;
 
 /// A task that waits for a lock in this process.
 pub(crate) struct Waiter {
+    pub(super) waiters: Arc<Waiters>,
+    /// What it waits for.
+    pub(super) of: LockId,
     pub(super) limit: Option<usize>,
     /// The grants that it accepts from other holders in this process, and where it was called from.
     pub(crate) handoff_terms: Option<HandoffTerms>,
@@ -42,22 +46,19 @@ pub(crate) struct Waiter {
     /// Whether it is queued behind the head, and whether it has left the queue. Under the mutex of the queues.
     pub(super) in_line: AtomicBool,
     pub(super) left: AtomicBool,
-    pub(super) delivery: Mutex<Delivery>,
-    /// Run for it the moment it becomes the head, before it is polled.
-    pub(super) on_head: Mutex<Option<OnHead>>,
-    /// Its request to the store.
-    pub(super) in_flight: Mutex<Option<Arc<dyn Abandon>>>,
+    delivery: Mutex<Delivery>,
+    /// Whether anything was delivered, which is asked without the mutex.
+    has_delivery: AtomicBool,
     /// Whether it was polled since it was woken.
     pub(super) attention: AtomicU8,
-    alarm: Arc<Alarm>,
     pub(super) waker: AtomicWaker,
 }
 
 /// See [`QueueEntry::on_head`].
 pub(super) type OnHead = Box<dyn FnOnce() + Send>;
 
-/// What a waiter receives.
-#[derive(Debug, Default)]
+/// What a waiter receives, and what is done for it.
+#[derive(Default)]
 pub(super) struct Delivery {
     pub(super) head: Option<Box<QueueHead>>,
     pub(super) guard: Option<Hold>,
@@ -68,16 +69,35 @@ pub(super) struct Delivery {
     pub(super) withdrawn: bool,
     /// It has left, or lost what it had.
     pub(super) closed: bool,
+    /// Run for it the moment it becomes the head, before it is polled.
+    pub(super) on_head: Option<OnHead>,
+    /// Its request to the store, which may be over.
+    pub(super) in_flight: Option<Arc<dyn Abandon>>,
+}
+
+impl Delivery {
+    fn is_there(&self) -> bool {
+        self.head.is_some()
+            || self.guard.is_some()
+            || self.released.is_some()
+            || self.turned_away
+            || self.withdrawn
+    }
 }
 
 impl Waiter {
+    /// Creates a waiter; `head` is its role if it is the first of its queue.
     pub(super) fn new(
+        waiters: &Arc<Waiters>,
+        of: LockId,
         limit: Option<usize>,
         handoff_terms: Option<HandoffTerms>,
         by: &'static Location<'static>,
-        alarm: Arc<Alarm>,
+        head: Option<Box<QueueHead>>,
     ) -> Arc<Waiter> {
         Arc::new(Waiter {
+            waiters: waiters.clone(),
+            of,
             limit,
             handoff_terms,
             by,
@@ -86,18 +106,27 @@ impl Waiter {
             polled_by: Mutex::default(),
             in_line: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            delivery: Mutex::default(),
-            on_head: Mutex::default(),
-            in_flight: Mutex::default(),
+            has_delivery: AtomicBool::new(head.is_some()),
+            delivery: Mutex::new(Delivery {
+                head,
+                ..Delivery::default()
+            }),
             attention: AtomicU8::new(POLLED),
-            alarm,
             waker: AtomicWaker::new(),
         })
     }
 
-    /// Makes it the first head of its queue; it has not been polled, so nothing is woken.
-    pub(super) fn becomes_first_head(&self, head: Box<QueueHead>) {
-        self.delivery.lock().head = Some(head);
+    /// Reads or changes what is delivered, under its mutex.
+    pub(super) fn with_delivery<T>(&self, with: impl FnOnce(&mut Delivery) -> T) -> T {
+        let mut delivery = self.delivery.lock();
+        let outcome = with(&mut delivery);
+        self.has_delivery.store(delivery.is_there(), Ordering::Release);
+        outcome
+    }
+
+    /// Whether anything was delivered. Who changes that wakes the waiter behind it.
+    pub(super) fn has_delivery(&self) -> bool {
+        self.has_delivery.load(Ordering::Acquire)
     }
 
     /// Its position in the store's queue.
@@ -116,14 +145,17 @@ impl Waiter {
     }
 
     pub(super) fn tell(&self, tell: impl FnOnce(&mut Delivery)) -> bool {
-        let mut delivery = self.delivery.lock();
-        if delivery.closed {
-            return false;
+        let is_told = self.with_delivery(|delivery| {
+            let is_there = !delivery.closed;
+            if is_there {
+                tell(delivery);
+            }
+            is_there
+        });
+        if is_told {
+            self.rouse();
         }
-        tell(&mut delivery);
-        drop(delivery);
-        self.rouse();
-        true
+        is_told
     }
 
     /// Whether it was woken and has not been polled since. From now on it counts as late.
@@ -138,7 +170,7 @@ impl Waiter {
         let _ = self
             .attention
             .compare_exchange(POLLED, WOKEN, Ordering::AcqRel, Ordering::Relaxed);
-        self.alarm.arm();
+        self.waiters.alarm.arm();
         self.waker.wake();
     }
 

@@ -5,9 +5,11 @@ use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -894,27 +896,56 @@ fn no_master(replica: &Connected) -> StoreError {
 }
 
 /// A timer that is reset only to ring earlier: it may ring for nothing, which is cheaper than resetting it for each
-/// call.
+/// call. It is not polled again before it has rung, since each poll takes locks.
 #[derive(Default)]
-struct Alarm(Option<(Instant, Timer)>);
+struct Alarm {
+    timer: Option<(Instant, Timer)>,
+    bell: Arc<Bell>,
+}
 
 type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Wakes the task of the connection when its timer rings.
+#[derive(Default)]
+struct Bell {
+    /// Whether the timer has to be polled.
+    rings: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rings.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
 
 impl Alarm {
     fn set(&mut self, due: Option<Instant>) {
         let Some(due) = due else { return };
-        if self.0.as_ref().is_none_or(|(at, _)| due < *at) {
-            self.0 = Some((due, Box::pin(clock::sleep_until(due))));
+        if self.timer.as_ref().is_none_or(|(at, _)| due < *at) {
+            self.timer = Some((due, Box::pin(clock::sleep_until(due))));
+            self.bell.rings.store(true, Ordering::Relaxed);
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some((_, timer)) = &mut self.0 else {
+        let Some((_, timer)) = &mut self.timer else {
             return Poll::Pending;
         };
-        let poll = timer.as_mut().poll(cx);
+        if !self.bell.rings.load(Ordering::Acquire) {
+            return Poll::Pending;
+        }
+        self.bell.rings.store(false, Ordering::Relaxed);
+        self.bell.task.register(cx.waker());
+        let bell = Waker::from(self.bell.clone());
+        let poll = timer.as_mut().poll(&mut Context::from_waker(&bell));
         if poll.is_ready() {
-            self.0 = None;
+            self.timer = None;
         }
         poll
     }
