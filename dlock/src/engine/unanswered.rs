@@ -43,8 +43,19 @@ impl<K> Unanswered<K> {
     }
 
     /// Records that the request has its reply, or that its caller no longer waits.
-    pub(crate) fn answered(&mut self, number: u64) {
-        self.requests.remove(&number);
+    pub(crate) fn answered(&mut self, number: u64) -> Option<K> {
+        self.requests.remove(&number).map(|(_, of)| of)
+    }
+
+    /// What a request is about that has no reply yet.
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut K> {
+        self.requests.get_mut(&number).map(|(_, of)| of)
+    }
+
+    /// Forgets all requests; returns what they are about.
+    pub(crate) fn take(&mut self) -> Vec<K> {
+        let requests = std::mem::take(&mut self.requests);
+        requests.into_values().map(|(_, of)| of).collect()
     }
 
     /// When to report the next request. `None` ends the watch.
@@ -132,7 +143,7 @@ mod tests {
                         let number = unanswered.next;
                         began = unanswered.sent(number, now).1;
                     }
-                    Answered(number) => unanswered.answered(number),
+                    Answered(number) => drop(unanswered.answered(number)),
                     Looks => overdue = unanswered.overdue(now),
                 }
                 let told: Vec<_> = told

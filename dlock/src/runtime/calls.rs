@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -108,20 +108,73 @@ impl<T> StoreCall<T> {
     }
 }
 
+/// What a client waits for, and when that takes too long. One timer for all of it.
+#[derive(Debug)]
+struct Overdue<K> {
+    waiting: Mutex<Unanswered<K>>,
+    begins: Notify,
+}
+
+impl<K> Overdue<K> {
+    fn new(after: Duration) -> Overdue<K> {
+        Overdue {
+            waiting: Mutex::new(Unanswered::new(after)),
+            begins: Notify::new(),
+        }
+    }
+
+    /// Records the begin of a wait; returns its number.
+    fn begin(&self, what: K, now: Moment) -> u64 {
+        let (number, begins) = self.waiting.lock().sent(what, now);
+        if begins {
+            self.begins.notify_one();
+        }
+        number
+    }
+
+    fn end(&self, number: u64) {
+        let what = self.waiting.lock().answered(number);
+        drop(what);
+    }
+
+    /// Tells of waits that take too long, each once.
+    async fn attend(&self, tell: impl Fn(K, Duration)) {
+        loop {
+            self.begins.notified().await;
+            while let Some(due) = self.next_due() {
+                clock::sleep_until(due.instant()).await;
+                let overdue = self.waiting.lock().overdue(Moment::now());
+                for (what, since) in overdue {
+                    tell(what, since);
+                }
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<Moment> {
+        self.waiting.lock().next_due()
+    }
+}
+
 /// The calls of a client that have no reply yet.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    unanswered: Mutex<Unanswered<LockKey>>,
-    begins: Notify,
+    unanswered: Overdue<LockKey>,
+    /// The callers that wait for their releases.
+    releasing: Overdue<Waker>,
+    /// For how long they wait.
+    retry_for: Duration,
     /// The moment of the last reply, in nanoseconds; zero before the first.
     replied: AtomicU64,
 }
 
 impl Calls {
-    pub(crate) fn new(told_after: Duration) -> Calls {
+    /// A call is reported after `told_after`, and a caller waits `retry_for` long for a release.
+    pub(crate) fn new(told_after: Duration, retry_for: Duration) -> Calls {
         Calls {
-            unanswered: Mutex::new(Unanswered::new(told_after)),
-            begins: Notify::new(),
+            unanswered: Overdue::new(told_after),
+            releasing: Overdue::new(retry_for),
+            retry_for,
             replied: AtomicU64::new(0),
         }
     }
@@ -145,22 +198,19 @@ impl Calls {
         }
     }
 
-    /// Reports calls that stay without a reply. One timer for all calls of a client.
+    /// Reports calls that stay without a reply, and wakes the callers of releases that take too long.
     pub(crate) async fn attend(self: Arc<Calls>) {
-        loop {
-            self.begins.notified().await;
-            while let Some(due) = self.next_due() {
-                clock::sleep_until(due.instant()).await;
-                let overdue = self.unanswered.lock().overdue(Moment::now());
-                for (key, since) in overdue {
-                    Event::StoreSilent { key: &key, since }.emit();
-                }
-            }
-        }
+        let report = |key: LockKey, since| Event::StoreSilent { key: &key, since }.emit();
+        tokio::join!(
+            self.unanswered.attend(report),
+            self.releasing.attend(|caller, _| caller.wake())
+        );
     }
 
-    fn next_due(&self) -> Option<Moment> {
-        self.unanswered.lock().next_due()
+    /// Wakes the callers of all releases: nothing else will.
+    pub(crate) fn rouse_releasing(&self) {
+        let callers = self.releasing.waiting.lock().take();
+        callers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -172,19 +222,51 @@ struct Noted {
 
 impl Noted {
     fn new(calls: &Arc<Calls>, key: &LockKey) -> Noted {
-        let (number, begins) = calls.unanswered.lock().sent(key.clone(), Moment::now());
-        if begins {
-            calls.begins.notify_one();
-        }
         Noted {
+            number: calls.unanswered.begin(key.clone(), Moment::now()),
             calls: calls.clone(),
-            number,
         }
     }
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        self.calls.unanswered.lock().answered(self.number);
+        self.calls.unanswered.end(self.number);
+    }
+}
+
+/// The patience of a caller that waits for a release; ended by [`end`](Self::end). A timer for each would cost more than all
+/// else that a caller does to wait.
+pub(crate) struct Patience {
+    number: u64,
+    until: Moment,
+}
+
+impl Patience {
+    pub(crate) fn begin(calls: &Calls, caller: &Waker) -> Patience {
+        let now = Moment::now();
+        Patience {
+            number: calls.releasing.begin(caller.clone(), now),
+            until: now + calls.retry_for,
+        }
+    }
+
+    /// Whether it is over; else this caller is woken then.
+    pub(crate) fn is_over(&self, calls: &Calls, caller: &Waker) -> bool {
+        if Moment::now() >= self.until {
+            return true;
+        }
+        let mut waiting = calls.releasing.waiting.lock();
+        let before = match waiting.get_mut(self.number) {
+            Some(before) if !before.will_wake(caller) => Some(std::mem::replace(before, caller.clone())),
+            _ => None,
+        };
+        drop(waiting);
+        drop(before);
+        false
+    }
+
+    pub(crate) fn end(self, calls: &Calls) {
+        calls.releasing.end(self.number);
     }
 }

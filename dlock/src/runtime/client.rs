@@ -92,7 +92,8 @@ impl Handle {
         // Without timers every lease would expire: fail here instead.
         drop(tokio::time::sleep(Duration::ZERO));
         drop(entered);
-        let calls = Arc::new(Calls::new(unanswered::told_after(settings.timeout)));
+        let told_after = unanswered::told_after(settings.timeout);
+        let calls = Arc::new(Calls::new(told_after, settings.retry_for));
         let beat: Arc<Beat> = Arc::default();
         let shared = Arc::new_cyclic(|client| Shared {
             issuer: Arc::new(Issuer {
@@ -170,7 +171,7 @@ impl Shared {
 
     /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.
     pub(crate) fn has_lost_its_runtime(&self) -> bool {
-        self.runtime_ended.load(Ordering::Relaxed)
+        self.runtime_ended.load(Ordering::SeqCst)
     }
 
     /// Ends all calls: no lock is acquired any more.
@@ -204,7 +205,8 @@ struct RuntimeWatch(Arc<Shared>);
 impl Drop for RuntimeWatch {
     fn drop(&mut self) {
         if !self.0.finished.is_cancelled() {
-            self.0.runtime_ended.store(true, Ordering::Relaxed);
+            self.0.runtime_ended.store(true, Ordering::SeqCst);
+            self.0.calls.rouse_releasing();
             self.0.close();
             self.0.watchdog.close(Loss::RuntimeEnded);
         }

@@ -15,7 +15,7 @@ use futures_util::future::CatchUnwind;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::broken;
@@ -26,7 +26,7 @@ use crate::base::report::LossReason;
 use crate::engine::fairness::{Notified, ReleaseReplied};
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::attempt::AcquireAttempt;
-use crate::runtime::calls::{StoreCall, called, panicked};
+use crate::runtime::calls::{Patience, StoreCall, called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{Ended, Meter, Operation};
@@ -100,17 +100,14 @@ impl<T: Send + 'static> RunToCompletion<T> {
 }
 
 enum Running<T> {
-    Future(
-        Pin<Box<dyn Future<Output = T> + Send + 'static>>,
-        mpsc::UnboundedSender<Job>,
-    ),
+    Future(Pin<Box<dyn Future<Output = T> + Send + 'static>>, Arc<Handle>),
     Acquire(Box<dyn Undoing<T>>),
 }
 
 impl<T> Running<T> {
     fn worker(&self) -> Option<&mpsc::UnboundedSender<Job>> {
         match self {
-            Running::Future(_, worker) => Some(worker),
+            Running::Future(_, handle) => Some(handle.worker()),
             Running::Acquire(acquire) => acquire.worker(),
         }
     }
@@ -267,19 +264,19 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
 impl Handle {
     /// Runs a future to its end, even if the result is dropped. `shutdown` waits for it.
     pub(crate) fn run_to_completion<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         future: impl Future<Output = T> + Send + 'static,
     ) -> RunToCompletion<T> {
         let tracked = self.shared().pending.track_future(future);
         RunToCompletion {
-            future: Some(Running::Future(Box::pin(tracked), self.worker().clone())),
+            future: Some(Running::Future(Box::pin(tracked), self.clone())),
             undo: None,
         }
     }
 
     /// Leaves the future to the worker; returns its result, or `ended` if the worker is gone.
     fn leave_to_worker<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         future: RunToCompletion<T>,
         ended: impl FnOnce() -> T + Send + 'static,
     ) -> RunToCompletion<T> {
@@ -323,7 +320,7 @@ impl Handle {
                 going_on,
                 grant,
                 began: Moment::of(now),
-                patience_ends: None,
+                patience: None,
             },
         }
     }
@@ -331,7 +328,7 @@ impl Handle {
     /// Makes sure that an acquire with an unknown outcome leaves nothing behind. The operation takes its position in
     /// the store's queue now; the result is its outcome, which may be dropped.
     pub(crate) fn undo(
-        &self,
+        self: &Arc<Self>,
         request: ReleaseRequest,
         lease: Duration,
     ) -> RunToCompletion<Result<(), Error>> {
@@ -350,8 +347,8 @@ struct AwaitedReply {
     going_on: RunToCompletion<Result<(), Error>>,
     grant: Arc<Grant>,
     began: Moment,
-    /// Set once the reply is waited for.
-    patience_ends: Option<Pin<Box<Sleep>>>,
+    /// Begins once the reply is waited for.
+    patience: Option<Patience>,
 }
 
 impl AwaitedReply {
@@ -359,15 +356,22 @@ impl AwaitedReply {
         if let Poll::Ready(outcome) = self.going_on.poll_unpin(cx) {
             return Poll::Ready(outcome);
         }
+        let is_over = match &self.patience {
+            Some(patience) => patience.is_over(&shared.calls, cx.waker()),
+            None => {
+                self.patience = Some(Patience::begin(&shared.calls, cx.waker()));
+                false
+            }
+        };
         let key = &self.grant.key;
+        // Only now: whoever waits then is woken.
         if shared.has_lost_its_runtime() {
             return Poll::Ready(Err(unknown(key, RUNTIME_ENDED.to_owned())));
         }
+        if !is_over {
+            return Poll::Pending;
+        }
         let patience = shared.settings.retry_for;
-        let patience_ends = self
-            .patience_ends
-            .get_or_insert_with(|| Box::pin(sleep(patience)));
-        std::task::ready!(patience_ends.as_mut().poll(cx));
         Poll::Ready(Err(match self.grant.release_failure(self.began) {
             Some(error) => error.into_error("the release of lock", key),
             None => unknown(key, format!("the store has not answered for {patience:?}")),
@@ -384,6 +388,14 @@ impl Future for Releasing {
     }
 }
 
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        if let Some(patience) = self.reply.patience.take() {
+            patience.end(&self.handle.shared().calls);
+        }
+    }
+}
+
 const RUNTIME_ENDED: &str = "the client's runtime has ended";
 
 /// Sends the release until it is over.
@@ -395,11 +407,11 @@ fn release_grant(
     held: Option<(Arc<Grant>, Ended)>,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: the request takes its position in the store's queue now.
-    let mut step = call_release(&shared, request.clone());
+    let mut step = call_release(&shared, &request.key, request.clone());
     async move {
         let key = &request.key;
         loop {
-            let reply = step.await;
+            let reply = released(&shared, key, step).await;
             let told = told.take();
             let kept = told.as_ref().and_then(Told::kept);
             if !tells_receivers(&shared, &request, told, &reply) {
@@ -446,7 +458,7 @@ fn release_grant(
                 keep_for,
                 ..request.clone()
             };
-            step = call_release(&shared, again);
+            step = call_release(&shared, key, again);
         }
     }
 }
@@ -504,20 +516,27 @@ fn lets_others_go_first(
     }
 }
 
-/// Calls the store. A call that panics has failed, and is repeated.
+/// Calls the store, at this time.
 fn call_release(
-    shared: &Arc<Shared>,
+    shared: &Shared,
+    key: &LockKey,
     request: ReleaseRequest,
-) -> impl Future<Output = Result<ReleaseReply, StoreError>> + Send + use<> {
-    let (shared, key) = (shared.clone(), request.key.clone());
+) -> (StoreFuture<ReleaseReply>, Instant) {
     let store = shared.store.clone();
-    let (step, sent) = (called(&key, || store.release(request)), clock::now());
-    AssertUnwindSafe(step).catch_unwind().map(move |reply| {
-        let reply = reply.unwrap_or_else(|_| Err(panicked(&key)));
-        shared.calls.ended(&reply);
-        shared.meter.request_ended(Operation::Release, &reply, sent);
-        reply
-    })
+    (called(key, || store.release(request)), clock::now())
+}
+
+/// The reply of the store, counted. A call that panics has failed, and is repeated.
+async fn released(
+    shared: &Shared,
+    key: &LockKey,
+    (step, sent): (StoreFuture<ReleaseReply>, Instant),
+) -> Result<ReleaseReply, StoreError> {
+    let reply = AssertUnwindSafe(step).catch_unwind().await;
+    let reply = reply.unwrap_or_else(|_| Err(panicked(key)));
+    shared.calls.ended(&reply);
+    shared.meter.request_ended(Operation::Release, &reply, sent);
+    reply
 }
 
 /// The result for the caller of a release, counted.
