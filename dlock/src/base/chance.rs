@@ -56,6 +56,8 @@ mod real {
 
     use uuid::Uuid;
 
+    use crate::base::own_line::OwnLine;
+
     pub(super) type State = std::hash::RandomState;
 
     pub(super) fn uuid() -> Uuid {
@@ -75,7 +77,7 @@ mod real {
     }
 
     pub(super) fn next_id() -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: OwnLine<AtomicU64> = OwnLine::new(AtomicU64::new(1));
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 

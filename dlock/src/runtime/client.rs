@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use crate::base::own_line::OwnLine;
 use crate::engine::unanswered;
 use crate::runtime::beat::Beat;
 use crate::runtime::calls::Calls;
@@ -29,7 +30,9 @@ use crate::store::{Capabilities, Kind};
 use crate::store::{GrantId, Store};
 use crate::{Error, Loss};
 
-/// Keeps a client alive; the client, its locks and its guards have it.
+/// Keeps a client alive; the client, its locks and its guards have it. Apart from the count of these references, which each
+/// acquire changes.
+#[repr(align(128))]
 pub(crate) struct Handle {
     shared: Arc<Shared>,
     worker: mpsc::UnboundedSender<Job>,
@@ -39,7 +42,8 @@ pub(crate) struct Handle {
 /// handle is gone.
 pub(crate) struct Shared {
     pub(crate) issuer: Arc<Issuer>,
-    grants: AtomicU64,
+    /// The number of the next one.
+    grants: OwnLine<AtomicU64>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
@@ -101,7 +105,7 @@ impl Handle {
                 client: client.clone(),
                 listeners: Listeners::default(),
             }),
-            grants: AtomicU64::new(1),
+            grants: OwnLine::new(AtomicU64::new(1)),
             capabilities: store.capabilities(),
             store,
             identity: Identity::new(&settings.publicity.service),

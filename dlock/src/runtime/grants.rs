@@ -40,7 +40,9 @@ use crate::store::{BoundGrant, GrantId, Kind, Reason, ReleaseRequest, RenewReque
 use crate::{Error, HoldState, LockKey, Loss};
 
 /// The client of a grant. A weak reference, as in the grant, so the client can be dropped first.
+/// Apart from the count of these references, which each grant changes.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Issuer {
     pub(crate) uuid: Uuid,
     pub(crate) client: Weak<Shared>,

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
+use crate::base::own_line::OwnLine;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
 use crate::runtime::beat::Beat;
 use crate::runtime::client::Shared;
@@ -33,7 +34,7 @@ type Table = RenewalTable<Arc<Grant>>;
 /// The renewal table of a client, and what wakes its watchdog.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
-    table: Mutex<Table>,
+    table: OwnLine<Mutex<Table>>,
     /// Something is due sooner than the watchdog thinks, or there is room for a request.
     sooner: Notify,
     /// The last grant has gone.

@@ -56,8 +56,9 @@ use crate::store::{
 use crate::store::{Busy, Capabilities, DoubtSender, Doubts, Granted, Notifications};
 use crate::stores::redis::records::RedisRecords;
 
-/// A store on Redis or Valkey.
+/// A store on Redis or Valkey. Apart from the count of references to it, which each call changes.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct RedisStore {
     servers: Servers,
     doubts: DoubtSender,

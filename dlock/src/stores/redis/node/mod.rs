@@ -55,6 +55,7 @@ use super::endpoint::Endpoint;
 use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::base::clock;
+use crate::base::own_line::OwnLine;
 use crate::store::DoubtSender;
 use crate::store::{Lane, Outcome, Reason, StoreError};
 
@@ -185,13 +186,13 @@ enum Request {
 /// there are never more of them than holds.
 #[derive(Debug, Clone)]
 struct Room {
-    taken: Arc<AtomicUsize>,
+    taken: Arc<OwnLine<AtomicUsize>>,
     limit: usize,
 }
 
 /// A place in the queue, released when it is dropped.
 #[derive(Debug)]
-struct QueuePermit(Arc<AtomicUsize>);
+struct QueuePermit(Arc<OwnLine<AtomicUsize>>);
 
 impl Drop for QueuePermit {
     fn drop(&mut self) {
