@@ -15,8 +15,10 @@ use dlock::store::{
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, HoldState, LockClient, LockKey, Loss};
+use dlock::{DEFAULT_RETRY_FOR, Error, HoldState, LockClient, LockKey, Loss};
 use dlock_tests::Log;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::runtime::{self, Runtime};
 use tokio::time::sleep;
@@ -469,6 +471,37 @@ async fn release_without_a_reply_is_not_told_as_a_renewal_that_failed() {
     let error = guard.release().await.unwrap_err();
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
     assert!(error.to_string().contains("has not answered for"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_another_task_waits_for_ends_in_time_too() {
+    let client = strange(Manners {
+        is_silent_at_releases: true,
+        ..Manners::default()
+    })
+    .await;
+    let mut ends = Vec::new();
+    let began = tokio::time::Instant::now();
+    for key in ["a", "b"] {
+        let guard = client.lock(key).acquire().await.unwrap();
+        let mut release = Box::pin(guard.release());
+        assert!(release.as_mut().now_or_never().is_none());
+        sleep(Duration::from_millis(500)).await;
+        let release = tokio::spawn(release);
+        ends.push(async move { (release.await.unwrap(), began.elapsed()) });
+    }
+    let ended = tokio::time::timeout(Duration::from_secs(60), join_all(ends)).await;
+    for ((outcome, after), begun) in ended.expect("in time").into_iter().zip([0, 500]) {
+        assert!(
+            matches!(outcome, Err(Error::OutcomeUnknown { .. })),
+            "{outcome:?}"
+        );
+        let patience = after - Duration::from_millis(begun);
+        assert!(
+            (DEFAULT_RETRY_FOR..DEFAULT_RETRY_FOR + 10 * MS).contains(&patience),
+            "{patience:?}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

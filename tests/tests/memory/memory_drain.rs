@@ -7,6 +7,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::{Error, LockClient};
 use dlock_tests::paused;
 use futures_util::FutureExt;
+use tokio::task::JoinSet;
 
 #[test]
 fn draining_client_refuses_outermost_acquires_and_lets_nested_ones_pass() {
@@ -65,6 +66,44 @@ fn draining_client_ends_the_waits_of_outermost_calls_only() {
         tokio::time::timeout(Duration::from_secs(1), client.drained())
             .await
             .expect("nothing is held");
+    });
+}
+
+/// Each in a task of its own, which nothing else polls.
+#[test]
+fn sleeping_waiters_learn_that_the_client_drains() {
+    paused(async {
+        let store = MemoryStore::new();
+        let build = || LockClient::builder().store(store.clone()).build();
+        let (client, other) = (build().await.unwrap(), build().await.unwrap());
+        let elsewhere = other.lock("elsewhere").acquire().await.unwrap();
+        let (here, fair) = (client.lock("here"), other.fair_lock("fair"));
+        let (here, fair) = (here.acquire().await.unwrap(), fair.acquire().await.unwrap());
+        let permit = other.semaphore("permits").permits(1).acquire().await.unwrap();
+        let mut waiters = JoinSet::new();
+        for _ in 0..2 {
+            waiters.spawn(client.lock("elsewhere").acquire().map(|got| got.map(drop)));
+            waiters.spawn(client.lock("here").acquire().map(|got| got.map(drop)));
+            waiters.spawn(client.fair_lock("fair").acquire().map(|got| got.map(drop)));
+            waiters.spawn(
+                client
+                    .multi(["elsewhere", "free"])
+                    .acquire()
+                    .map(|got| got.map(drop)),
+            );
+            let permit = client.semaphore("permits").permits(1).acquire();
+            waiters.spawn(permit.map(|got| got.map(drop)));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        client.drain();
+        let ended = tokio::time::timeout(Duration::from_millis(1), waiters.join_all()).await;
+        let ended = ended.expect("at once");
+        assert_eq!(ended.len(), 10);
+        assert!(
+            ended.iter().all(|ended| matches!(ended, Err(Error::Draining))),
+            "{ended:?}"
+        );
+        drop((elsewhere, here, fair, permit));
     });
 }
 
