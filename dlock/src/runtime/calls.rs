@@ -2,14 +2,16 @@
 //! is reported; both go to the log, since a third-party store may do either.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::LockKey;
 use crate::base::clock;
@@ -162,8 +164,6 @@ pub(crate) struct Calls {
     unanswered: Overdue<LockKey>,
     /// The callers that wait for their releases.
     releasing: Overdue<Waker>,
-    /// For how long they wait.
-    retry_for: Duration,
     /// The moment of the last reply, in nanoseconds; zero before the first.
     replied: AtomicU64,
 }
@@ -174,7 +174,6 @@ impl Calls {
         Calls {
             unanswered: Overdue::new(told_after),
             releasing: Overdue::new(retry_for),
-            retry_for,
             replied: AtomicU64::new(0),
         }
     }
@@ -203,14 +202,21 @@ impl Calls {
         let report = |key: LockKey, since| Event::StoreSilent { key: &key, since }.emit();
         tokio::join!(
             self.unanswered.attend(report),
-            self.releasing.attend(|caller, _| caller.wake())
+            self.releasing.attend(|caller, _| wake(caller))
         );
     }
 
     /// Wakes the callers of all releases: nothing else will.
     pub(crate) fn rouse_releasing(&self) {
         let callers = self.releasing.waiting.lock().take();
-        callers.into_iter().for_each(Waker::wake);
+        callers.into_iter().for_each(wake);
+    }
+}
+
+/// Wakes a caller, whose waker may be anyone's: if it panics, the others are woken all the same.
+fn wake(caller: Waker) {
+    if catch_unwind(AssertUnwindSafe(|| caller.wake())).is_err() {
+        Event::StorePanicked { key: None }.emit();
     }
 }
 
@@ -235,38 +241,43 @@ impl Drop for Noted {
     }
 }
 
-/// The patience of a caller that waits for a release; ended by [`end`](Self::end). A timer for each would cost more than all
-/// else that a caller does to wait.
-pub(crate) struct Patience {
-    number: u64,
-    until: Moment,
+/// The patience of a caller that waits for a release; ended by [`end`](Self::end).
+pub(crate) enum Patience {
+    /// Under this number. A timer for each caller would cost more than all else that it does to wait.
+    OfClient(u64),
+    /// On another runtime, which may go on while that of the client stands still.
+    OfCaller(Pin<Box<Sleep>>),
 }
 
 impl Patience {
-    pub(crate) fn begin(calls: &Calls, caller: &Waker) -> Patience {
-        let now = Moment::now();
-        Patience {
-            number: calls.releasing.begin(caller.clone(), now),
-            until: now + calls.retry_for,
+    pub(crate) fn begin(shared: &Shared, caller: &Waker) -> Patience {
+        let is_elsewhere = Handle::try_current().is_ok_and(|current| current.id() != shared.runtime.id());
+        match is_elsewhere {
+            true => Patience::OfCaller(Box::pin(sleep(shared.settings.retry_for))),
+            false => Patience::OfClient(shared.calls.releasing.begin(caller.clone(), Moment::now())),
         }
     }
 
-    /// Whether it is over; else this caller is woken then.
-    pub(crate) fn is_over(&self, calls: &Calls, caller: &Waker) -> bool {
-        if Moment::now() >= self.until {
-            return true;
-        }
-        let mut waiting = calls.releasing.waiting.lock();
-        let before = match waiting.get_mut(self.number) {
-            Some(before) if !before.will_wake(caller) => Some(std::mem::replace(before, caller.clone())),
-            _ => None,
+    /// Completes when it is over.
+    pub(crate) fn poll(&mut self, calls: &Calls, cx: &mut Context<'_>) -> Poll<()> {
+        let number = match self {
+            Patience::OfClient(number) => *number,
+            Patience::OfCaller(timer) => return timer.as_mut().poll(cx),
         };
+        let mut waiting = calls.releasing.waiting.lock();
+        // The timer forgets a caller when it wakes it.
+        let Some(caller) = waiting.get_mut(number) else {
+            return Poll::Ready(());
+        };
+        let before = (!caller.will_wake(cx.waker())).then(|| std::mem::replace(caller, cx.waker().clone()));
         drop(waiting);
         drop(before);
-        false
+        Poll::Pending
     }
 
     pub(crate) fn end(self, calls: &Calls) {
-        calls.releasing.end(self.number);
+        if let Patience::OfClient(number) = self {
+            calls.releasing.end(number);
+        }
     }
 }

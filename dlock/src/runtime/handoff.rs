@@ -137,7 +137,9 @@ fn hand_off(
     };
     if !shared.watchdog.replace(&successor) {
         if let Some(head) = head {
-            head.put_back(waiter);
+            head.put_back(waiter.clone());
+            // A client that drained in the meantime has not found it.
+            waiter.rouse();
         }
         return false;
     }

@@ -356,13 +356,9 @@ impl AwaitedReply {
         if let Poll::Ready(outcome) = self.going_on.poll_unpin(cx) {
             return Poll::Ready(outcome);
         }
-        let is_over = match &self.patience {
-            Some(patience) => patience.is_over(&shared.calls, cx.waker()),
-            None => {
-                self.patience = Some(Patience::begin(&shared.calls, cx.waker()));
-                false
-            }
-        };
+        let begin = || Patience::begin(shared, cx.waker());
+        let patience = self.patience.get_or_insert_with(begin);
+        let is_over = patience.poll(&shared.calls, cx).is_ready();
         let key = &self.grant.key;
         // Only now: whoever waits then is woken.
         if shared.has_lost_its_runtime() {

@@ -504,6 +504,34 @@ async fn release_that_another_task_waits_for_ends_in_time_too() {
     }
 }
 
+#[test]
+fn release_on_another_runtime_ends_though_that_of_the_client_stands_still() {
+    in_time(|| {
+        let build = || {
+            runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+        };
+        let (of_client, of_caller) = (build(), build());
+        let manners = Manners {
+            is_silent_at_releases: true,
+            ..Manners::default()
+        };
+        let store = Strange(Arc::new(MemoryStore::new()), Arc::new(manners));
+        let client = LockClient::builder().store(store).retry_for(100 * MS).build();
+        let client = of_client.block_on(client).unwrap();
+        let outcome = of_caller.block_on(async {
+            let guard = client.lock("k").acquire().await.unwrap();
+            guard.release().await
+        });
+        assert!(
+            matches!(outcome, Err(Error::OutcomeUnknown { .. })),
+            "{outcome:?}"
+        );
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn acquire_that_panics_has_failed_and_is_logged_with_its_key() {
     for panics_in_the_call in [true, false] {

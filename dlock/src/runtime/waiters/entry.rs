@@ -98,7 +98,9 @@ impl QueueEntry {
     pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
         let waker = Waker::from(self.waiter.clone());
         std::future::poll_fn(|cx| {
-            self.waiter.attention.store(POLLED, Ordering::Release);
+            // Not only stored: whoever delivers something and wakes it before this has been seen by the poll, or wakes it
+            // behind this.
+            self.waiter.attention.swap(POLLED, Ordering::AcqRel);
             let poll = future.as_mut().poll(&mut Context::from_waker(&waker));
             if poll.is_pending() {
                 self.waiter.waker.register(cx.waker());

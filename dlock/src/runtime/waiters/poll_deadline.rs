@@ -140,6 +140,7 @@ impl Waiters {
         drop((head, stolen));
         // Last, so that it can go to the current head.
         drop(guard);
-        waiter.waker.wake();
+        // It may be polled just now, and have looked before it was told.
+        waiter.rouse();
     }
 }

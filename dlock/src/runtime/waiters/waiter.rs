@@ -23,7 +23,7 @@ use crate::runtime::hold::Hold;
 /// The position number of a waiter without a position in the store's queue.
 const NOWHERE: u64 = u64::MAX;
 
-/// Attention of a waiter: polled since it was last woken, woken, woken some time ago.
+/// Attention of a waiter: polled since it was last woken, woken, woken some time ago. In this order.
 pub(super) const POLLED: u8 = 0;
 const WOKEN: u8 = 1;
 pub(super) const LATE: u8 = 2;
@@ -165,11 +165,11 @@ impl Waiter {
         before.unwrap_or_else(|before| before) != POLLED
     }
 
-    pub(super) fn rouse(&self) {
-        // A waiter that was woken before and not polled since stays late.
-        let _ = self
-            .attention
-            .compare_exchange(POLLED, WOKEN, Ordering::AcqRel, Ordering::Relaxed);
+    /// Wakes it, behind what it is to find.
+    pub(crate) fn rouse(&self) {
+        // A waiter that was woken before and not polled since stays late. It is written in any case, so that the next poll sees
+        // what came before.
+        self.attention.fetch_max(WOKEN, Ordering::AcqRel);
         self.waiters.alarm.arm();
         self.waker.wake();
     }
