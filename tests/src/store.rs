@@ -148,7 +148,8 @@ impl Store {
     pub async fn sentinel() -> Store {
         static REPLICAS: OnceCell<Replicas> = OnceCell::const_new();
         let started = async {
-            let replicas = Replicas::start(Flavor::from_env()).await;
+            let replicas = Replicas::builder(Flavor::from_env()).keeps_its_master();
+            let replicas = replicas.start().await;
             replicas.stays();
             replicas
         };

@@ -244,7 +244,11 @@ pub async fn record_is_seen_and_forgotten(a: &Records, b: &Records) {
     assert_eq!((view.attempt, view.fence, view.slot()), (1, fence, None));
     assert_eq!(view.fingerprint, [7; 32]);
     assert!(view.expires_in <= DAY && view.expires_in > DAY / 2, "{view:?}");
-    assert!(matches!(b.forget(&key).await.unwrap(), ForgetReply::Claimed { fence: of, .. } if of == fence));
+    let kept = b.forget(&key).await.unwrap();
+    assert!(
+        matches!(kept, ForgetReply::Claimed { fence: of, .. } if of == fence),
+        "{kept:?}"
+    );
     assert_eq!(
         a.complete(&key, &token, b"wrong".to_vec(), HOUR).await.unwrap(),
         Done
