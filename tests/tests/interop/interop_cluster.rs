@@ -43,7 +43,8 @@ async fn acquire(client: LockClient, kind: Kind, name: String, wait: Duration) -
 async fn go_to_and_fro(java: &Redisson, client: &LockClient, kind: Kind, name: &str) {
     let ask = |wait| acquire(client.clone(), kind, name.to_owned(), wait);
     java.lock(1, kind, name, None).await.unwrap();
-    assert!(ask(A_WHILE / 5).await.unwrap_err().is_busy(), "{kind:?} {name}");
+    let refused = ask(A_WHILE).await.unwrap_err();
+    assert!(refused.is_busy(), "{kind:?} {name}: {refused}");
     let waiter = tokio::spawn(ask(PATIENCE));
     tokio::time::sleep(A_WHILE).await;
     assert!(!waiter.is_finished(), "{kind:?} {name}: two have it");
