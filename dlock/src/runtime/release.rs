@@ -360,7 +360,7 @@ impl AwaitedReply {
         let patience = self.patience.get_or_insert_with(begin);
         let is_over = patience.poll(&shared.calls, cx).is_ready();
         let key = &self.grant.key;
-        // Only now: whoever waits then is woken.
+        // Only now: a caller that waits by then is woken.
         if shared.has_lost_its_runtime() {
             return Poll::Ready(Err(unknown(key, RUNTIME_ENDED.to_owned())));
         }

@@ -98,8 +98,8 @@ impl QueueEntry {
     pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
         let waker = Waker::from(self.waiter.clone());
         std::future::poll_fn(|cx| {
-            // Not only stored: whoever delivers something and wakes it before this has been seen by the poll, or wakes it
-            // behind this.
+            // A swap, not a store: the poll finds what a thread delivered that woke the waiter before the swap, and a thread
+            // that wakes the waiter after it has the waiter polled again.
             self.waiter.attention.swap(POLLED, Ordering::AcqRel);
             let poll = future.as_mut().poll(&mut Context::from_waker(&waker));
             if poll.is_pending() {

@@ -124,7 +124,7 @@ impl Waiter {
         outcome
     }
 
-    /// Whether anything was delivered. Who changes that wakes the waiter behind it.
+    /// Whether anything was delivered. The thread that changes it wakes the waiter afterwards.
     pub(super) fn has_delivery(&self) -> bool {
         self.has_delivery.load(Ordering::Acquire)
     }
