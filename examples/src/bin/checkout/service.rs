@@ -160,7 +160,7 @@ impl Shop {
             sold,
             token: token_written,
         };
-        self.store.write(&record, &item, token).await?;
+        self.store.write(&record, item, token).await?;
 
         let order = Uuid::new_v4().to_string();
         tracing::info!(%sku, quantity, %order, token, waited = %Shown(waited), left = stock, "sold");
@@ -188,9 +188,9 @@ impl Shop {
             sold: 0,
             token: token_written,
         };
-        self.store.write(&key, &item, token).await?;
+        self.store.write(&key, item, token).await?;
         // A note for the page only.
-        if let Err(error) = self.store.write(&promised_key(sku), &0, None).await {
+        if let Err(error) = self.store.write(&promised_key(sku), 0_u64, None).await {
             tracing::debug!(%error, "the page counts on from before");
         }
         tracing::info!(%sku, stock, token, "stock set");
@@ -206,7 +206,7 @@ impl Shop {
         let account: Option<Account> = match token {
             Some(token) => {
                 let first = Account { charged: 0, token };
-                self.store.claim(&key, token, Some(&first)).await?
+                self.store.claim(&key, token, Some(first)).await?
             }
             None => self.store.read(&key).await?,
         };
@@ -218,7 +218,7 @@ impl Shop {
             charged,
             token: token_written,
         };
-        self.store.write(&key, &account, token).await?;
+        self.store.write(&key, account, token).await?;
         tracing::info!(account = %id, amount, token, charged, "charged");
         Ok(charged)
     }

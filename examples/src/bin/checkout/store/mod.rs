@@ -1,6 +1,6 @@
 //! The shop's own data: where stock and accounts are kept.
 //!
-//! A record is one JSON value with the token of its last writer in it, `{"stock":99,"sold":1,"token":17}`. Value and
+//! A record has the token of its last writer in it, on Redis as JSON: `{"stock":99,"sold":1,"token":17}`. Value and
 //! token are read and written together. Otherwise the check of the token would be useless: a write could pass the
 //! check and arrive after a newer one.
 //!
@@ -31,11 +31,56 @@ pub(crate) struct Account {
     pub(crate) token: u64,
 }
 
-/// The part that all records have.
-#[derive(Deserialize)]
-struct Stamp {
-    token: u64,
+/// What has a record of its own.
+pub(crate) trait Recorded:
+    Copy + Serialize + DeserializeOwned + Into<Record> + TryFrom<Record>
+{
 }
+
+impl<T: Copy + Serialize + DeserializeOwned + Into<Record> + TryFrom<Record>> Recorded for T {}
+
+/// A record of any sort.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Record {
+    Item(Item),
+    Account(Account),
+    /// A number that all may add to.
+    Count(u64),
+}
+
+impl Record {
+    /// The token of its last writer.
+    fn token(&mut self) -> Option<&mut u64> {
+        match self {
+            Record::Item(item) => Some(&mut item.token),
+            Record::Account(account) => Some(&mut account.token),
+            Record::Count(_) => None,
+        }
+    }
+}
+
+macro_rules! recorded {
+    ($($of:ident($inner:ty)),*) => {$(
+        impl From<$inner> for Record {
+            fn from(inner: $inner) -> Record {
+                Record::$of(inner)
+            }
+        }
+
+        impl TryFrom<Record> for $inner {
+            type Error = Record;
+
+            fn try_from(record: Record) -> Result<$inner, Record> {
+                match record {
+                    Record::$of(inner) => Ok(inner),
+                    other => Err(other),
+                }
+            }
+        }
+    )*};
+}
+
+recorded!(Item(Item), Account(Account), Count(u64));
 
 /// A place for records.
 pub(crate) enum Store {
@@ -76,12 +121,11 @@ impl Store {
     }
 
     /// The record as it is.
-    pub(crate) async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StoreError> {
-        let text = match self {
-            Store::Memory(store) => store.read(key),
-            Store::Redis(store) => store.read(key).await?,
-        };
-        decode(key, text)
+    pub(crate) async fn read<T: Recorded>(&self, key: &str) -> Result<Option<T>, StoreError> {
+        match self {
+            Store::Memory(store) => typed(key, store.read(key)),
+            Store::Redis(store) => decode(key, store.read(key).await?),
+        }
     }
 
     /// Excludes holders of older tokens from a record and returns it: stores `token` in it, and changes nothing else.
@@ -89,36 +133,33 @@ impl Store {
     ///
     /// Only to read it would leave a gap. A stopped holder may send its write after the next holder has read the
     /// record and before it has written the record; the record would still have the old token and accept the write.
-    pub(crate) async fn claim<T: Serialize + DeserializeOwned>(
+    pub(crate) async fn claim<T: Recorded>(
         &self,
         key: &str,
         token: u64,
-        initial: Option<&T>,
+        initial: Option<T>,
     ) -> Result<Option<T>, StoreError> {
-        let initial = initial.map(|record| encode(key, record)).transpose()?;
-        let text = match self {
-            Store::Memory(store) => store.claim(key, token, initial)?,
+        match self {
+            Store::Memory(store) => typed(key, store.claim(key, token, initial.map(T::into))?),
             Store::Redis(store) => {
-                store
-                    .claim(key, token, initial.as_deref().unwrap_or_default())
-                    .await?
+                let initial = initial.map(|record| encode(key, &record)).transpose()?;
+                let claimed = store.claim(key, token, initial.as_deref().unwrap_or_default());
+                decode(key, claimed.await?)
             }
-        };
-        decode(key, text)
+        }
     }
 
     /// Replaces the record. With a token only if no newer token has changed it; without one
     /// whatever is there.
-    pub(crate) async fn write<T: Serialize>(
+    pub(crate) async fn write<T: Recorded>(
         &self,
         key: &str,
-        record: &T,
+        record: T,
         token: Option<u64>,
     ) -> Result<(), StoreError> {
-        let text = encode(key, record)?;
         match self {
-            Store::Memory(store) => store.write(key, text, token),
-            Store::Redis(store) => store.write(key, &text, token).await,
+            Store::Memory(store) => store.write(key, record.into(), token),
+            Store::Redis(store) => store.write(key, &encode(key, &record)?, token).await,
         }
     }
 
@@ -144,6 +185,12 @@ impl fmt::Display for Store {
             Store::Redis(store) => write!(f, "Redis at {}", store.address()),
         }
     }
+}
+
+fn typed<T: TryFrom<Record>>(key: &str, record: Option<Record>) -> Result<Option<T>, StoreError> {
+    record
+        .map(|record| T::try_from(record).map_err(|_| StoreError::Foreign(key.to_owned())))
+        .transpose()
 }
 
 fn decode<T: DeserializeOwned>(key: &str, text: Option<String>) -> Result<Option<T>, StoreError> {
