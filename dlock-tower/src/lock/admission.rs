@@ -1,5 +1,6 @@
 //! The steps before the handler: find the key, prepare the body, acquire the lock.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use dlock::LockClient;
@@ -31,14 +32,15 @@ pub(super) struct Admitted<B> {
 pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
     locks: Arc<Locks<K>>,
     body: P,
-    request: Request<B>,
+    mut request: Request<B>,
 ) -> Result<Admitted<B>, Rejection> {
     let Locks {
         client,
         key,
         settings,
     } = &*locks;
-    let (request, found) = key.extract(request).await?;
+    let found;
+    (request, found) = key.extract(request).await?;
     let keys: Keys = match found {
         Found::Key(key) => smallvec![key],
         Found::Keys(keys) => keys.into(),
@@ -52,12 +54,13 @@ pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
         }
     };
     // Once the lock is held, nothing waits for the client any more.
-    let mut request = body.prepare(request).await?;
+    request = body.prepare(request).await?;
     let lock = settings.lock(client, &request, keys);
+    // Pinned where they are made: to await them directly would move them first, and they are large.
     let acquired = if settings.waits() {
-        lock.acquire().await
+        pin!(lock.acquire()).await
     } else {
-        lock.try_acquire().await
+        pin!(lock.try_acquire()).await
     };
     match acquired {
         Ok(guard) => {

@@ -165,14 +165,7 @@ impl Lock {
     }
 
     pub(crate) fn call(&self, once: bool, by: &'static Location<'static>) -> AcquireCall {
-        AcquireCall {
-            handle: self.handle.clone(),
-            key: self.key.clone(),
-            options: self.options.clone(),
-            once,
-            nested: false,
-            by,
-        }
+        AcquireCall::new(&self.handle, &self.key, self.options.clone(), once, by)
     }
 
     /// Acquires the lock as [`acquire`](Self::acquire) does, runs the closure's future inside, and releases the lock:

@@ -154,15 +154,9 @@ impl LockGuard {
             },
             ..Options::default()
         };
-        let call = AcquireCall {
-            handle: self.hold().handle().clone(),
-            key: write.key.clone(),
-            options,
-            once: false,
-            nested: true,
-            by,
-        };
         let handle = self.hold().handle();
+        let mut call = AcquireCall::new(handle, &write.key, options, false, by);
+        call.nested = true;
         handle
             .with_timers(call.read_instead(self.hold().hold_ref(), scope))
             .await

@@ -78,7 +78,7 @@ pub(crate) async fn begin() -> Scope {
 impl Begun {
     /// Begins an acquire.
     pub(crate) fn new(call: &AcquireCall, keys: &[LockKey]) -> Begun {
-        Begun::of(call.handle.shared(), call.series(), call.options.kind, keys)
+        Begun::of(call.handle.shared(), call.series.clone(), call.options.kind, keys)
     }
 
     /// Begins an acquire of locks of this kind.
@@ -147,11 +147,13 @@ impl Drop for Begun {
 
 impl AcquireCall {
     pub(crate) fn run(self) -> impl Future<Output = Result<Hold, Error>> + Send + use<> {
-        WithTimers::new(self.handle.clone(), self.acquire())
+        let mut this = self;
+        WithTimers::new(this.handle.clone(), async move { this.acquires().await })
     }
 
-    pub(crate) async fn acquire(mut self) -> Result<Hold, Error> {
-        let begun = Begun::new(&self, std::slice::from_ref(&self.key));
+    /// Acquires the lock. By reference: a future that takes its arguments by value has room for them twice.
+    pub(crate) async fn acquires(&mut self) -> Result<Hold, Error> {
+        let begun = Begun::new(self, std::slice::from_ref(&self.key));
         let scope = begin().await;
         self.nested = scope.is_inside(self.handle.shared());
         let outcome = self.go(&begun, &scope).await;

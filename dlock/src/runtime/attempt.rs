@@ -14,7 +14,8 @@ use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
 use crate::engine::handoff::{self, HandoffBudget, HandoffTerms};
 use crate::runtime::acquire::AcquireCall;
-use crate::runtime::client::Handle;
+use crate::runtime::client::{Handle, Shared};
+use crate::runtime::emit::meter::{ClientSeries, Series};
 use crate::runtime::grants::{Grant, Granted};
 use crate::runtime::group::Group;
 use crate::runtime::hold::Hold;
@@ -85,6 +86,7 @@ pub(crate) struct AcquireAttempt {
     min_hold: Option<Duration>,
     handoffs: u32,
     group: Group,
+    series: Series,
     by: &'static Location<'static>,
     nested_read: Option<Arc<NestedRead>>,
 }
@@ -130,6 +132,7 @@ impl AcquireAttempt {
             min_hold,
             handoffs,
             group: call.options.lock.group,
+            series: call.series.clone(),
             by: call.by,
             nested_read: None,
         }
@@ -140,6 +143,11 @@ impl AcquireAttempt {
         self.request.nested_in = Some(nested_read.write.id());
         self.nested_read = Some(nested_read);
         self
+    }
+
+    /// Returns what counts requests to the store.
+    pub(crate) fn counted_by(&self) -> (&Shared, &ClientSeries) {
+        (self.handle.shared(), self.series.client())
     }
 
     pub(crate) fn store(&self) -> Arc<dyn Store> {
@@ -225,7 +233,7 @@ impl AcquireAttempt {
         let now = clock::now();
         let what = Granted {
             group: self.group,
-            series: shared.meter.series(self.group, request.kind),
+            series: self.series,
             kind: request.kind,
             amount: request.amount,
             key: request.key,

@@ -19,7 +19,7 @@ use crate::base::moment::Moment;
 use crate::engine::unanswered::Unanswered;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
-use crate::runtime::emit::meter::Operation;
+use crate::runtime::emit::meter::{ClientSeries, Operation};
 use crate::store::{
     self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Reason, StoreError, StoreFuture,
     Watch,
@@ -87,13 +87,13 @@ impl<T> StoreCall<T> {
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        shared: &Shared,
+        (shared, client): (&Shared, &ClientSeries),
         key: &LockKey,
     ) -> Poll<Result<T, StoreError>> {
         match catch_unwind(AssertUnwindSafe(|| self.step.as_mut().poll(cx))) {
             Ok(Poll::Ready(reply)) => {
                 shared.calls.ended(&reply);
-                (shared.meter).request_ended(Operation::Acquire, &reply, self.sent);
+                client.request_ended(Operation::Acquire, &reply, self.sent);
                 self.noted = None;
                 Poll::Ready(reply)
             }
@@ -105,8 +105,12 @@ impl<T> StoreCall<T> {
         }
     }
 
-    pub(crate) async fn reply(mut self, shared: &Shared, key: &LockKey) -> Result<T, StoreError> {
-        std::future::poll_fn(|cx| self.poll(cx, shared, key)).await
+    pub(crate) async fn reply(
+        mut self,
+        of: (&Shared, &ClientSeries),
+        key: &LockKey,
+    ) -> Result<T, StoreError> {
+        std::future::poll_fn(|cx| self.poll(cx, of, key)).await
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::base::report::{Intervention, LossReason};
 use crate::runtime::emit::events::{LockEventKind, Of};
-use crate::runtime::emit::meter::{Answer, Ended, Meter, Operation, Outcome, Series};
+use crate::runtime::emit::meter::{Answer, ClientSeries, Ended, Meter, Operation, Outcome, Series};
 use crate::runtime::emit::trace::{AcquireTrace, Acquired};
 use crate::store::{GrantId, StoreError};
 use crate::{Error, LockKey, Loss};
@@ -66,7 +66,7 @@ pub(crate) enum Event<'a> {
     Confirmed { series: &'a Series, of: Of<'a> },
     /// A request to the store ended.
     Requested {
-        meter: &'a Meter,
+        client: &'a ClientSeries,
         operation: Operation,
         answer: Answer,
         took: Duration,
@@ -255,11 +255,11 @@ impl Event<'_> {
                 of.tell(|| LockEventKind::Suspect);
             }
             Event::Requested {
-                meter,
+                client,
                 operation,
                 answer,
                 took,
-            } => meter.requested(operation, answer, took),
+            } => client.requested(operation, answer, took),
             Event::Reconnected { meter } => meter.reconnected(),
             Event::TooFewPermits { semaphore, wanted } => tracing::warn!(
                 %semaphore, wanted,

@@ -87,11 +87,15 @@ impl Hold {
 
     /// Releases the hold at once; the future returns the outcome.
     pub(crate) fn release_now(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        let release = self.leave(Ended::Released);
+        let mut release = self.leave(Ended::Released);
         async move {
+            // By reference, so that the future has room for it once.
+            if let Some(Ok(releasing)) = &mut release {
+                return releasing.await;
+            }
             match release {
-                Some(outcome) => outcome?.await,
-                None => Ok(()),
+                Some(Err(error)) => Err(error),
+                _ => Ok(()),
             }
         }
     }

@@ -99,15 +99,22 @@ impl<T: Send + 'static> RunToCompletion<T> {
     }
 }
 
+/// A future that `shutdown` waits for.
+struct Tracked<T> {
+    future: Pin<Box<dyn Future<Output = T> + Send + 'static>>,
+    handle: Arc<Handle>,
+    token: TaskTrackerToken,
+}
+
 enum Running<T> {
-    Future(Pin<Box<dyn Future<Output = T> + Send + 'static>>, Arc<Handle>),
+    Future(Tracked<T>),
     Acquire(Box<dyn Undoing<T>>),
 }
 
 impl<T> Running<T> {
     fn worker(&self) -> Option<&mpsc::UnboundedSender<Job>> {
         match self {
-            Running::Future(_, handle) => Some(handle.worker()),
+            Running::Future(tracked) => Some(tracked.handle.worker()),
             Running::Acquire(acquire) => acquire.worker(),
         }
     }
@@ -122,7 +129,7 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
             return Poll::Pending;
         };
         let poll = match &mut future {
-            Running::Future(future, _) => future.as_mut().poll(cx),
+            Running::Future(tracked) => tracked.future.as_mut().poll(cx),
             Running::Acquire(acquire) => acquire.poll(cx),
         };
         if poll.is_pending() {
@@ -137,7 +144,10 @@ impl<T: Send + 'static> Drop for RunToCompletion<T> {
         let Some(running) = self.future.take() else { return };
         let worker = running.worker().cloned();
         let job: Job = match running {
-            Running::Future(future, _) => Box::pin(async move { drop(future.await) }),
+            Running::Future(Tracked { future, token, .. }) => Box::pin(async move {
+                drop(future.await);
+                drop(token);
+            }),
             Running::Acquire(acquire) => acquire.undo(),
         };
         if let Some(undo) = self.undo.take() {
@@ -191,8 +201,8 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
         let Some(asked) = &self.asked else {
             return Poll::Pending;
         };
-        let AcquireAttempt { handle, request, .. } = asked.attempt();
-        let reply = std::task::ready!(self.step.poll(cx, handle.shared(), &request.key));
+        let attempt = asked.attempt();
+        let reply = std::task::ready!(self.step.poll(cx, attempt.counted_by(), &attempt.request.key));
         match self.asked.take() {
             Some(asked) => Poll::Ready(asked.replied(reply)),
             None => Poll::Pending,
@@ -209,8 +219,8 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
         if broken!(LateAcquireKeepsGrant) {
             return Box::pin(async move {
                 if let Some(asked) = asked {
-                    let AcquireAttempt { handle, request, .. } = asked.attempt();
-                    drop(step.reply(handle.shared(), &request.key).await);
+                    let attempt = asked.attempt();
+                    drop(step.reply(attempt.counted_by(), &attempt.request.key).await);
                     asked.forget();
                 }
                 drop(token);
@@ -219,8 +229,8 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
         let undo = asked.as_ref().map(PendingAcquire::undo);
         Box::pin(async move {
             if let (Some(asked), Some(undo)) = (asked, undo) {
-                let AcquireAttempt { handle, request, .. } = asked.attempt();
-                let reply = step.reply(handle.shared(), &request.key);
+                let attempt = asked.attempt();
+                let reply = step.reply(attempt.counted_by(), &attempt.request.key);
                 let (reply, undone) = futures_util::join!(reply, undo);
                 let may_be_left = match reply {
                     Ok(AcquireReply::Acquired(_)) => true,
@@ -267,9 +277,12 @@ impl Handle {
         self: &Arc<Self>,
         future: impl Future<Output = T> + Send + 'static,
     ) -> RunToCompletion<T> {
-        let tracked = self.shared().pending.track_future(future);
         RunToCompletion {
-            future: Some(Running::Future(Box::pin(tracked), self.clone())),
+            future: Some(Running::Future(Tracked {
+                future: Box::pin(future),
+                handle: self.clone(),
+                token: self.shared().pending.token(),
+            })),
             undo: None,
         }
     }
@@ -407,7 +420,14 @@ fn release_grant(
     async move {
         let key = &request.key;
         loop {
-            let reply = released(&shared, key, step).await;
+            let reply = released(&shared, key, step.0).await;
+            match &held {
+                Some((grant, _)) => grant
+                    .series
+                    .client()
+                    .request_ended(Operation::Release, &reply, step.1),
+                None => (shared.meter.client()).request_ended(Operation::Release, &reply, step.1),
+            }
             let told = told.take();
             let kept = told.as_ref().and_then(Told::kept);
             if !tells_receivers(&shared, &request, told, &reply) {
@@ -522,16 +542,15 @@ fn call_release(
     (called(key, || store.release(request)), clock::now())
 }
 
-/// The reply of the store, counted. A call that panics has failed, and is repeated.
+/// The reply of the store. A call that panics has failed, and is repeated.
 async fn released(
     shared: &Shared,
     key: &LockKey,
-    (step, sent): (StoreFuture<ReleaseReply>, Instant),
+    step: StoreFuture<ReleaseReply>,
 ) -> Result<ReleaseReply, StoreError> {
     let reply = AssertUnwindSafe(step).catch_unwind().await;
     let reply = reply.unwrap_or_else(|_| Err(panicked(key)));
     shared.calls.ended(&reply);
-    shared.meter.request_ended(Operation::Release, &reply, sent);
     reply
 }
 

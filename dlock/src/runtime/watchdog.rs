@@ -252,7 +252,7 @@ impl InFlight {
             Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
         };
         shared.calls.ended(&results);
-        (shared.meter).request_ended(Operation::Renew, &results, sent);
+        (shared.meter.client()).request_ended(Operation::Renew, &results, sent);
         replied_to(&shared, sent, &grants, results);
         drop(self);
         if is_late {
@@ -346,7 +346,7 @@ impl Shared {
         };
         let results = self.store.clone().renew(vec![grant.renew_request(lease)]).await;
         self.calls.ended(&results);
-        (self.meter).request_ended(Operation::Renew, &results, sent);
+        (self.meter.client()).request_ended(Operation::Renew, &results, sent);
         let result =
             results.and_then(|mut results| results.pop().unwrap_or_else(|| Err(too_few_replies(0, 1))));
         let failed = result.as_ref().err().cloned();

@@ -52,12 +52,13 @@ impl MultiCall {
     }
 
     pub(super) fn run(self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
-        WithTimers::new(self.first.handle.clone(), self.acquire())
+        let mut this = self;
+        WithTimers::new(this.first.handle.clone(), async move { this.acquires().await })
     }
 
-    async fn acquire(mut self) -> Result<MultiGuard, Error> {
+    async fn acquires(&mut self) -> Result<MultiGuard, Error> {
         if self.keys.len() == 1 {
-            let only = self.first.acquire().await?;
+            let only = self.first.acquires().await?;
             return Ok(MultiGuard::new(only.into(), std::iter::empty()));
         }
         let begun = Begun::new(&self.first, &self.keys);
@@ -151,12 +152,7 @@ impl MultiCall {
 
     /// The same call for one of the keys alone.
     pub(super) fn one(&self, at: usize) -> acquire::AcquireCall {
-        acquire::AcquireCall {
-            handle: self.first.handle.clone(),
-            key: self.keys[at].clone(),
-            options: self.first.options.clone(),
-            ..self.first
-        }
+        self.first.for_key(&self.keys[at])
     }
 
     /// The keys that the frames of the caller hold, and the others.

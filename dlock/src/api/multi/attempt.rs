@@ -158,7 +158,9 @@ pub(super) async fn take(
         let Step { attempts, answer } = step;
         let reply = match attempts.first() {
             Some((_, AcquireAttempt { handle, request, .. })) => {
-                StoreCall::new(answer).reply(handle.shared(), &request.key).await
+                StoreCall::new(answer)
+                    .reply((handle.shared(), &handle.shared().meter.client()), &request.key)
+                    .await
             }
             None => answer.await,
         };

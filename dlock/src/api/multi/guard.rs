@@ -120,16 +120,14 @@ impl Holding for MultiGuard {
     fn release_hold(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
+            if let [only] = &mut *this.guards {
+                return only.hold_mut().release_now().await;
+            }
             // All are sent before the first reply is awaited. The last key goes first: a waiter for several keys waits
             // for the first key, and then finds the others available.
             let releases = this.guards.iter_mut().rev();
             let releases = releases.map(|guard| guard.hold_mut().release_now());
-            let mut releases: SmallVec<[_; 1]> = releases.collect();
-            if releases.len() == 1
-                && let Some(only) = releases.pop()
-            {
-                return only.await;
-            }
+            let releases: Vec<_> = releases.collect();
             // Boxed, so that the release of a single lock is small.
             let answers = Box::pin(join_all(releases.into_iter().rev())).await;
             let mut failures: Vec<_> = answers.into_iter().filter_map(Result::err).collect();

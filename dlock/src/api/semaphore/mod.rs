@@ -287,14 +287,7 @@ impl Semaphore {
     }
 
     fn call(&self, amount: u32, once: bool, by: &'static Location<'static>) -> AcquireCall {
-        AcquireCall {
-            handle: self.handle.clone(),
-            key: self.key.clone(),
-            options: self.asks(amount),
-            once,
-            nested: false,
-            by,
-        }
+        AcquireCall::new(&self.handle, &self.key, self.asks(amount), once, by)
     }
 
     /// Returns the total, and the numbers of held and available permits; `None` while the total is not set. With a

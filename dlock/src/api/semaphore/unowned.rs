@@ -159,14 +159,7 @@ impl UnownedSemaphore {
         once: bool,
         by: &'static Location<'static>,
     ) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        let call = AcquireCall {
-            handle: self.handle.clone(),
-            key: self.key.clone(),
-            options: self.asks(amount),
-            once,
-            nested: false,
-            by,
-        };
+        let call = AcquireCall::new(&self.handle, &self.key, self.asks(amount), once, by);
         async move {
             call.run().await?.leave_taken();
             Ok(())

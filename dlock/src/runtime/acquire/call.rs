@@ -30,6 +30,8 @@ pub(crate) struct AcquireCall {
     /// Whether it is inside a hold of the same client: a draining client lets it pass. [`run`](Self::run) determines
     /// it.
     pub(crate) nested: bool,
+    /// Its metrics.
+    pub(crate) series: Series,
     pub(crate) by: &'static Location<'static>,
 }
 
@@ -78,17 +80,39 @@ impl AcquireTarget for AcquireCall {
 }
 
 impl AcquireCall {
+    /// A call that asks `once`, without waiting, or waits.
+    pub(crate) fn new(
+        handle: &Arc<Handle>,
+        key: &LockKey,
+        options: Options,
+        once: bool,
+        by: &'static Location<'static>,
+    ) -> AcquireCall {
+        AcquireCall {
+            handle: handle.clone(),
+            key: key.clone(),
+            once,
+            nested: false,
+            series: (handle.shared().meter).series(options.lock.group, options.kind),
+            options,
+            by,
+        }
+    }
+
+    /// The same call for another key.
+    pub(crate) fn for_key(&self, key: &LockKey) -> AcquireCall {
+        AcquireCall {
+            key: key.clone(),
+            ..self.clone()
+        }
+    }
+
     /// When the wait time is over.
     pub(crate) fn until(&self, started: Instant) -> Option<Instant> {
         match self.once {
             true => Some(started),
             false => self.options.lock.wait.map(|wait| started + wait),
         }
-    }
-
-    /// The metrics of such calls.
-    pub(crate) fn series(&self) -> Series {
-        (self.handle.shared().meter).series(self.options.lock.group, self.options.kind)
     }
 
     /// Given when the call has to end without the lock: the client is shut down, or drains and this is an outermost

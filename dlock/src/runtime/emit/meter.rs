@@ -112,12 +112,18 @@ struct OfGroup {
     held: Gauge,
     suspect: Gauge,
     lost: [Counter; LostBy::ALL.len()],
-    common: Arc<Common>,
+    client: ClientSeries,
 }
 
 /// The series of a client that have no group.
+#[derive(Clone)]
+pub(crate) struct ClientSeries {
+    #[cfg(feature = "metrics")]
+    of: Arc<OfClient>,
+}
+
 #[cfg(feature = "metrics")]
-struct Common {
+struct OfClient {
     request: [[Histogram; Answer::ALL.len()]; Operation::ALL.len()],
     remaining: Histogram,
     handoffs: Counter,
@@ -137,7 +143,7 @@ pub(crate) struct Meter {
 struct Table {
     /// The address of the recorder.
     recorder: usize,
-    common: Option<Arc<Common>>,
+    client: Option<ClientSeries>,
     groups: HashMap<(Group, Kind), Arc<OfGroup>>,
 }
 
@@ -157,9 +163,9 @@ macro_rules! series {
 }
 
 #[cfg(feature = "metrics")]
-impl Common {
-    fn new() -> Common {
-        Common {
+impl OfClient {
+    fn new() -> OfClient {
+        OfClient {
             request: Operation::ALL.map(|operation| {
                 Answer::ALL.map(|outcome| {
                     series!(
@@ -203,7 +209,7 @@ impl Common {
 
 #[cfg(feature = "metrics")]
 impl OfGroup {
-    fn new(group: Group, kind: Kind, common: Arc<Common>) -> OfGroup {
+    fn new(group: Group, kind: Kind, client: ClientSeries) -> OfGroup {
         let (group, kind) = (group.name(), kind.name());
         OfGroup {
             wait: Outcome::ALL.map(|outcome| {
@@ -240,7 +246,7 @@ impl OfGroup {
                     "group" => group, "reason" => reason.name()
                 )
             }),
-            common,
+            client,
         }
     }
 }
@@ -248,13 +254,16 @@ impl OfGroup {
 #[cfg(feature = "metrics")]
 impl Table {
     /// Forgets the series of another recorder.
-    fn of_recorder(&mut self, recorder: usize) -> Arc<Common> {
-        if self.recorder != recorder || self.common.is_none() {
+    fn of_recorder(&mut self, recorder: usize) -> ClientSeries {
+        if self.recorder != recorder {
             self.groups.clear();
             self.recorder = recorder;
-            self.common = Some(Arc::new(Common::new()));
+            self.client = None;
         }
-        self.common.get_or_insert_with(|| Arc::new(Common::new())).clone()
+        let new = || ClientSeries {
+            of: Arc::new(OfClient::new()),
+        };
+        self.client.get_or_insert_with(new).clone()
     }
 }
 
@@ -281,9 +290,9 @@ impl Meter {
             }
             drop(table);
             let mut table = self.table.write();
-            let common = table.of_recorder(recorder);
+            let client = table.of_recorder(recorder);
             let of = table.groups.entry((group, kind));
-            let of = of.or_insert_with(|| Arc::new(OfGroup::new(group, kind, common)));
+            let of = of.or_insert_with(|| Arc::new(OfGroup::new(group, kind, client)));
             Series { of: of.clone() }
         }
         #[cfg(not(feature = "metrics"))]
@@ -293,23 +302,46 @@ impl Meter {
         }
     }
 
-    #[cfg(feature = "metrics")]
-    fn common(&self) -> Arc<Common> {
-        let recorder = recorder();
-        let table = self.table.read();
-        if table.recorder == recorder
-            && let Some(common) = &table.common
+    /// The series without a group.
+    #[cfg_attr(
+        not(feature = "metrics"),
+        allow(clippy::unused_self, reason = "nothing is counted")
+    )]
+    pub(crate) fn client(&self) -> ClientSeries {
+        #[cfg(feature = "metrics")]
         {
-            return common.clone();
+            let recorder = recorder();
+            let table = self.table.read();
+            if table.recorder == recorder
+                && let Some(client) = &table.client
+            {
+                return client.clone();
+            }
+            drop(table);
+            self.table.write().of_recorder(recorder)
         }
-        drop(table);
-        self.table.write().of_recorder(recorder)
+        #[cfg(not(feature = "metrics"))]
+        ClientSeries {}
     }
 
+    /// Counts a restored connection to the store.
+    pub(super) fn reconnected(&self) {
+        #[cfg(feature = "metrics")]
+        self.client().of.reconnects.increment(1);
+    }
+
+    /// A release failed for good.
+    pub(super) fn release_failed(&self) {
+        #[cfg(feature = "metrics")]
+        self.client().of.release_failed.increment(1);
+    }
+}
+
+impl ClientSeries {
     /// Records how a request to the store ended, after this time.
     pub(super) fn requested(&self, operation: Operation, answer: Answer, took: Duration) {
         #[cfg(feature = "metrics")]
-        self.common().request[operation as usize][answer as usize].record(took.as_secs_f64());
+        self.of.request[operation as usize][answer as usize].record(took.as_secs_f64());
         #[cfg(not(feature = "metrics"))]
         let _ = (self, operation, answer, took);
     }
@@ -329,24 +361,12 @@ impl Meter {
             },
         };
         let event = Event::Requested {
-            meter: self,
+            client: self,
             operation,
             answer,
             took: clock::now().saturating_duration_since(sent),
         };
         event.emit();
-    }
-
-    /// Counts a restored connection to the store.
-    pub(super) fn reconnected(&self) {
-        #[cfg(feature = "metrics")]
-        self.common().reconnects.increment(1);
-    }
-
-    /// A release failed for good.
-    pub(super) fn release_failed(&self) {
-        #[cfg(feature = "metrics")]
-        self.common().release_failed.increment(1);
     }
 }
 
@@ -366,12 +386,20 @@ macro_rules! written {
 }
 
 impl Series {
+    /// The series of its client.
+    pub(crate) fn client(&self) -> &ClientSeries {
+        #[cfg(feature = "metrics")]
+        return &self.of.client;
+        #[cfg(not(feature = "metrics"))]
+        &ClientSeries {}
+    }
+
     written!(waited(outcome: Outcome, waited: Duration) => |of| of.wait[outcome as usize].record(waited.as_secs_f64()));
     written!(was_held(ended: Ended, held: Duration) => |of| of.hold[ended as usize].record(held.as_secs_f64()));
     written!(waits(by: f64) => |of| of.waiting.increment(by));
     written!(holds(by: f64) => |of| of.held.increment(by));
     written!(is_suspect(by: f64) => |of| of.suspect.increment(by));
     written!(lost(reason: &LossReason) => |of| of.lost[LostBy::from(reason) as usize].increment(1));
-    written!(renewed(remaining: f64) => |of| of.common.remaining.record(remaining));
-    written!(handed_off() => |of| of.common.handoffs.increment(1));
+    written!(renewed(remaining: f64) => |of| of.client.of.remaining.record(remaining));
+    written!(handed_off() => |of| of.client.of.handoffs.increment(1));
 }
