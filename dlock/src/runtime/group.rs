@@ -1,5 +1,6 @@
 //! Groups of locks, by which metrics distinguish them: one per kind of work, never one per name.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::LazyLock;
@@ -21,6 +22,12 @@ struct Names {
 
 static NAMES: LazyLock<RwLock<Names>> = LazyLock::new(RwLock::default);
 
+thread_local! {
+    /// The group that this thread has asked for last: a lock layer asks for the one of its route with each request, and all
+    /// threads would write to the lock of the table.
+    static LAST: Cell<Option<(&'static str, Group)>> = const { Cell::new(None) };
+}
+
 impl Group {
     /// The group of locks without one.
     pub(crate) const NONE: Group = Group(0);
@@ -29,7 +36,13 @@ impl Group {
 
     /// The group of this name.
     pub(crate) fn of(name: &str) -> Group {
-        if let Some(number) = NAMES.read().numbers.get(name) {
+        if let Some((last, group)) = LAST.get()
+            && last == name
+        {
+            return group;
+        }
+        if let Some((name, number)) = NAMES.read().numbers.get_key_value(name) {
+            LAST.set(Some((name, Group(*number))));
             return Group(*number);
         }
         let mut names = NAMES.write();
@@ -47,6 +60,12 @@ impl Group {
         names.names.push(name);
         names.numbers.insert(name, number);
         Group(number)
+    }
+
+    /// The number of the group, below 256.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn number(self) -> u64 {
+        u64::from(self.0)
     }
 
     /// The label of the group.

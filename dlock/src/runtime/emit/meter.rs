@@ -18,6 +18,8 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use crate::base::clock;
+#[cfg(feature = "metrics")]
+use crate::base::int_hash::BuildIntHasher;
 use crate::base::report::LossReason;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::label::label;
@@ -144,7 +146,8 @@ struct Table {
     /// The address of the recorder.
     recorder: usize,
     client: Option<ClientSeries>,
-    groups: HashMap<(Group, Kind), Arc<OfGroup>>,
+    /// By the numbers of their group and kind.
+    groups: HashMap<u64, Arc<OfGroup>, BuildIntHasher>,
 }
 
 impl std::fmt::Debug for Meter {
@@ -281,17 +284,18 @@ impl Meter {
     pub(crate) fn series(&self, group: Group, kind: Kind) -> Series {
         #[cfg(feature = "metrics")]
         {
+            let number = group.number() << 8 | kind as u64;
             let recorder = recorder();
             let table = self.table.read();
             if table.recorder == recorder
-                && let Some(of) = table.groups.get(&(group, kind))
+                && let Some(of) = table.groups.get(&number)
             {
                 return Series { of: of.clone() };
             }
             drop(table);
             let mut table = self.table.write();
             let client = table.of_recorder(recorder);
-            let of = table.groups.entry((group, kind));
+            let of = table.groups.entry(number);
             let of = of.or_insert_with(|| Arc::new(OfGroup::new(group, kind, client)));
             Series { of: of.clone() }
         }
