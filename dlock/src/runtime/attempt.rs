@@ -145,7 +145,7 @@ impl AcquireAttempt {
         self
     }
 
-    /// Returns what counts requests to the store.
+    /// Returns the client, and the series that count its requests to the store.
     pub(crate) fn counted_by(&self) -> (&Shared, &ClientSeries) {
         (self.handle.shared(), self.series.client())
     }

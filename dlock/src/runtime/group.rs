@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 pub(crate) const MOST: usize = 200;
 
 /// A group of locks. Names are kept for the life of the process, so there is a limit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Group(u8);
 
 #[derive(Default)]

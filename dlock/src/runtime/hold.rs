@@ -89,13 +89,11 @@ impl Hold {
     pub(crate) fn release_now(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         let mut release = self.leave(Ended::Released);
         async move {
-            // By reference, so that the future has room for it once.
-            if let Some(Ok(releasing)) = &mut release {
-                return releasing.await;
-            }
             match release {
+                // By reference, so that the future has room for it once.
+                Some(Ok(ref mut releasing)) => releasing.await,
                 Some(Err(error)) => Err(error),
-                _ => Ok(()),
+                None => Ok(()),
             }
         }
     }

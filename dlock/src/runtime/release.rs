@@ -29,7 +29,7 @@ use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{Patience, StoreCall, called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
-use crate::runtime::emit::meter::{Ended, Meter, Operation};
+use crate::runtime::emit::meter::{ClientSeries, Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
 use crate::runtime::waiters::KeptSubscription;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
@@ -420,13 +420,12 @@ fn release_grant(
     async move {
         let key = &request.key;
         loop {
-            let reply = released(&shared, key, step.0).await;
+            let (reply, sent) = step;
+            let reply = released(&shared, key, reply).await;
+            let count = |client: &ClientSeries| client.request_ended(Operation::Release, &reply, sent);
             match &held {
-                Some((grant, _)) => grant
-                    .series
-                    .client()
-                    .request_ended(Operation::Release, &reply, step.1),
-                None => (shared.meter.client()).request_ended(Operation::Release, &reply, step.1),
+                Some((grant, _)) => count(grant.series.client()),
+                None => count(&shared.meter.client()),
             }
             let told = told.take();
             let kept = told.as_ref().and_then(Told::kept);

@@ -157,9 +157,9 @@ pub(super) async fn take(
     loop {
         let Step { attempts, answer } = step;
         let reply = match attempts.first() {
-            Some((_, AcquireAttempt { handle, request, .. })) => {
+            Some((_, attempt)) => {
                 StoreCall::new(answer)
-                    .reply((handle.shared(), &handle.shared().meter.client()), &request.key)
+                    .reply(attempt.counted_by(), &attempt.request.key)
                     .await
             }
             None => answer.await,

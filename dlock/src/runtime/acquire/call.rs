@@ -102,8 +102,11 @@ impl AcquireCall {
     /// The same call for another key.
     pub(crate) fn for_key(&self, key: &LockKey) -> AcquireCall {
         AcquireCall {
+            handle: self.handle.clone(),
             key: key.clone(),
-            ..self.clone()
+            options: self.options.clone(),
+            series: self.series.clone(),
+            ..*self
         }
     }
 
