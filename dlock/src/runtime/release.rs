@@ -420,8 +420,8 @@ fn release_grant(
     async move {
         let key = &request.key;
         loop {
-            let (reply, sent) = step;
-            let reply = released(&shared, key, reply).await;
+            let (answer, sent) = step;
+            let reply = released(&shared, key, answer).await;
             let count = |client: &ClientSeries| client.request_ended(Operation::Release, &reply, sent);
             match &held {
                 Some((grant, _)) => count(grant.series.client()),

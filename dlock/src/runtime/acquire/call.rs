@@ -27,8 +27,8 @@ pub(crate) struct AcquireCall {
     pub(crate) options: Options,
     /// Ask once, without waiting.
     pub(crate) once: bool,
-    /// Whether it is inside a hold of the same client: a draining client lets it pass. [`run`](Self::run) determines
-    /// it.
+    /// Whether it is inside a hold of the same client: a draining client lets it pass.
+    /// [`acquires`](Self::acquires) determines it.
     pub(crate) nested: bool,
     /// Its metrics.
     pub(crate) series: Series,

@@ -32,12 +32,12 @@ pub(crate) struct Account {
 }
 
 /// What has a record of its own.
-pub(crate) trait Recorded:
-    Copy + Serialize + DeserializeOwned + Into<Record> + TryFrom<Record>
-{
-}
+pub(crate) trait Recorded: Copy + Serialize + DeserializeOwned {
+    fn into_record(self) -> Record;
 
-impl<T: Copy + Serialize + DeserializeOwned + Into<Record> + TryFrom<Record>> Recorded for T {}
+    /// `None` for a record of another sort.
+    fn of(record: Record) -> Option<Self>;
+}
 
 /// A record of any sort.
 #[derive(Debug, Clone, Copy)]
@@ -61,19 +61,15 @@ impl Record {
 
 macro_rules! recorded {
     ($($of:ident($inner:ty)),*) => {$(
-        impl From<$inner> for Record {
-            fn from(inner: $inner) -> Record {
-                Record::$of(inner)
+        impl Recorded for $inner {
+            fn into_record(self) -> Record {
+                Record::$of(self)
             }
-        }
 
-        impl TryFrom<Record> for $inner {
-            type Error = Record;
-
-            fn try_from(record: Record) -> Result<$inner, Record> {
+            fn of(record: Record) -> Option<$inner> {
                 match record {
-                    Record::$of(inner) => Ok(inner),
-                    other => Err(other),
+                    Record::$of(inner) => Some(inner),
+                    _ => None,
                 }
             }
         }
@@ -140,7 +136,7 @@ impl Store {
         initial: Option<T>,
     ) -> Result<Option<T>, StoreError> {
         match self {
-            Store::Memory(store) => typed(key, store.claim(key, token, initial.map(T::into))?),
+            Store::Memory(store) => typed(key, store.claim(key, token, initial.map(T::into_record))?),
             Store::Redis(store) => {
                 let initial = initial.map(|record| encode(key, &record)).transpose()?;
                 let claimed = store.claim(key, token, initial.as_deref().unwrap_or_default());
@@ -158,7 +154,7 @@ impl Store {
         token: Option<u64>,
     ) -> Result<(), StoreError> {
         match self {
-            Store::Memory(store) => store.write(key, record.into(), token),
+            Store::Memory(store) => store.write(key, record.into_record(), token),
             Store::Redis(store) => store.write(key, &encode(key, &record)?, token).await,
         }
     }
@@ -187,9 +183,9 @@ impl fmt::Display for Store {
     }
 }
 
-fn typed<T: TryFrom<Record>>(key: &str, record: Option<Record>) -> Result<Option<T>, StoreError> {
+fn typed<T: Recorded>(key: &str, record: Option<Record>) -> Result<Option<T>, StoreError> {
     record
-        .map(|record| T::try_from(record).map_err(|_| StoreError::Foreign(key.to_owned())))
+        .map(|record| T::of(record).ok_or_else(|| StoreError::Foreign(key.to_owned())))
         .transpose()
 }
 
