@@ -17,7 +17,8 @@ const ERRORS: [Explained; 22] = [
         "E0002",
         "A lock that was held is lost (Lost).",
         "Its lease could not be renewed in time (server unreachable, process stopped, runtime blocked), the store lost its \
-         data, or an operator broke it: the audit log (XRANGE dlock:audit - +) names the operator and the reason.",
+         data, or an operator broke it: the audit log (XRANGE PREFIXdlock:audit - +, with the prefix of the client) \
+         names the operator and the reason.",
         "Stop the work. Have what it writes check the fencing token. Keep the runtime free of blocking calls, and the \
          lease longer than a fail-over.",
     ),

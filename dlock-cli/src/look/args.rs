@@ -15,14 +15,14 @@ pub(crate) enum Look {
     ///
     /// Ends the hold, if it still exists, and wakes the waiters. The holder is asked to check its lock; its work
     /// continues until it checks its guard, and until then only the fencing token protects what it writes. The action
-    /// is first written to the audit log of the store (XADD on `dlock:audit`).
+    /// is first written to the audit log of the store (XADD on `dlock:audit`, after the prefix of the URL).
     ///
     /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed.
     Break(HoldArgs),
     /// Ask one holder to stop, by its id as `show` and `list` print it.
     ///
     /// The holder is notified, and keeps the lock until it releases it. The action is first written to the audit log of
-    /// the store (XADD on `dlock:audit`).
+    /// the store (XADD on `dlock:audit`, after the prefix of the URL).
     ///
     /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed.
     Revoke(HoldArgs),
@@ -152,7 +152,7 @@ pub(crate) enum RecordCommand {
     },
     /// Forget it, so that the next request does the work again. Not while an attempt is in progress.
     ///
-    /// The action is first written to the audit log of the store (XADD on `dlock:audit`).
+    /// The action is first written to the audit log of the store (XADD on `dlock:audit`, after the prefix of the URL).
     ///
     /// Exit status: 0 forgotten, 1 there is none, 2 failed, 3 an attempt is in progress: nothing was changed.
     Forget {

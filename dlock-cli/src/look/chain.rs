@@ -50,8 +50,10 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
         for holder in holders {
             let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
             if let Some(at) = links.iter().position(|link| link.row.holder.id == holder.id) {
-                let cycle = links[at..].iter().map(|link| link.row.key.clone()).collect();
-                return Ok((links, Some(cycle)));
+                let cycle: Vec<_> = links[at..].iter().map(|link| link.row.key.clone()).collect();
+                // A task that waits for its own hold may do so beside work that will end it.
+                let is_deadlock = cycle.len() > 1;
+                return Ok((links, is_deadlock.then_some(cycle)));
             }
             let waits = &holder.waits_for;
             let of_client = holder.client.as_ref().map_or(0, |report| report.waits.len());

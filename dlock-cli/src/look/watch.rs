@@ -1,10 +1,12 @@
 //! `dlock watch`: the locks that are held and waited for, full-screen.
 
-use std::io::{IsTerminal, Write};
+use std::convert::Infallible;
+use std::io::{IsTerminal, Read, Write};
 use std::process::ExitCode;
 
 use dlock::{Error, LockClient};
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 use super::args::WatchArgs;
 use super::survey::{Survey, wait_json, wait_line};
@@ -26,6 +28,14 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
         }
     }
     let screen = Screen::enter();
+    tokio::select! {
+        biased;
+        () = is_left() => Ok(ExitCode::SUCCESS),
+        never = refresh(client, args, &screen) => match never {},
+    }
+}
+
+async fn refresh(client: &LockClient, args: &WatchArgs, screen: &Screen) -> Infallible {
     loop {
         // An outage of the store is one of the things to watch.
         let lines = match Survey::of(client, &args.pattern).await {
@@ -33,11 +43,24 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
             Err(error) => vec![format!("{} [{}]", clean(&error.to_string()), error.code())],
         };
         screen.show(&lines);
-        tokio::select! {
-            () = tokio::time::sleep(args.every) => {}
-            () = screen.is_left() => return Ok(ExitCode::SUCCESS),
-            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        tokio::time::sleep(args.every).await;
+    }
+}
+
+/// Completes when q is typed, or at Ctrl-C.
+async fn is_left() {
+    let (pass, quit) = oneshot::channel();
+    // In a separate thread, since a read of the standard input cannot be cancelled, and would keep the runtime from ending.
+    std::thread::spawn(move || {
+        let keys = std::io::stdin().lock().bytes();
+        if keys.map_while(Result::ok).any(|key| matches!(key, b'q' | b'Q')) {
+            let _ = pass.send(());
         }
+    });
+    tokio::select! {
+        // Without a terminal there is no keyboard.
+        Ok(()) = quit => {}
+        _ = tokio::signal::ctrl_c() => {}
     }
 }
 
@@ -102,22 +125,6 @@ impl Screen {
         let mut stdout = std::io::stdout().lock();
         let _ = stdout.write_all(out.as_bytes());
         let _ = stdout.flush();
-    }
-
-    /// Completes when q is typed.
-    async fn is_left(&self) {
-        use tokio::io::AsyncReadExt;
-
-        let mut stdin = tokio::io::stdin();
-        let mut key = [0];
-        loop {
-            match stdin.read(&mut key).await {
-                Ok(1) if matches!(key[0], b'q' | b'Q') => return,
-                Ok(1) => {}
-                // Without a terminal there is no keyboard.
-                _ => std::future::pending().await,
-            }
-        }
     }
 }
 

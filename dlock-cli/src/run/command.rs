@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
+#[cfg(target_os = "linux")]
+use nix::sys::wait::{Id, waitid};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
@@ -32,6 +34,22 @@ pub(super) enum Change {
     Killed(Signal),
 }
 
+/// Waits for a change of the first process of this group.
+fn wait(group: Pid) -> nix::Result<WaitStatus> {
+    // Orphans that have ended exist until we have waited for them.
+    #[cfg(target_os = "linux")]
+    loop {
+        let any = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::WNOWAIT;
+        match waitid(Id::All, any)?.pid() {
+            Some(orphan) if orphan != group => {
+                let _ = waitpid(orphan, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED));
+            }
+            _ => break,
+        }
+    }
+    waitpid(group, Some(WaitPidFlag::WUNTRACED))
+}
+
 impl Running {
     /// Starts it. Call this from the main thread: the command ends with the thread that started it.
     pub(super) fn start(mut command: Command) -> std::io::Result<Running> {
@@ -45,7 +63,7 @@ impl Running {
             .name("wait".to_owned())
             .spawn(move || {
                 loop {
-                    let change = match waitpid(group, Some(WaitPidFlag::WUNTRACED)) {
+                    let change = match wait(group) {
                         Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
                         Ok(WaitStatus::Exited(_, code)) => Change::Exited(code),
                         Ok(WaitStatus::Signaled(_, signal, _)) => Change::Killed(signal),

@@ -4,8 +4,10 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use dlock::LockClient;
+use tokio::sync::oneshot;
 
 use super::args::Plan;
+use crate::look::clean;
 
 /// A shorter wait is not reported.
 const SOON: Duration = Duration::from_millis(500);
@@ -28,6 +30,16 @@ impl Say {
         if !self.quiet {
             let _ = writeln!(std::io::stderr().lock(), "dlock: {text}");
         }
+    }
+
+    /// Prints one line without waiting for a reader that is slow. Completes when it is printed.
+    pub(super) fn line_beside(self, text: String) -> oneshot::Receiver<()> {
+        let (told, is_told) = oneshot::channel();
+        std::thread::spawn(move || {
+            self.line(&text);
+            told.send(())
+        });
+        is_told
     }
 
     /// Waits, and shows at a terminal the awaited lock and its holder.
@@ -62,9 +74,10 @@ impl Shown {
             let locks_held = plan.keys.iter().filter(|_| plan.once.is_none());
             for key in locks_held {
                 if let Ok(Some(holder)) = client.inspect(key.clone()).await {
+                    let id = clean(&holder.id.to_string());
                     by = match &plan.keys[..] {
-                        [_] => format!(", held by {}", holder.id),
-                        _ => format!(", of which \"{key}\" is held by {}", holder.id),
+                        [_] => format!(", held by {id}"),
+                        _ => format!(", of which \"{key}\" is held by {id}"),
                     };
                     break;
                 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use dlock::Loss;
 use nix::sys::signal::Signal;
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::args::{OnLost, Plan};
 use super::command::{Change, Running};
@@ -23,6 +24,8 @@ use super::terminal::Terminal;
 const LOOKS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// How many checks in the time of a lease.
 const LOOKS_A_LEASE: u32 = 10;
+/// How long to wait at the end for a message, which a full pipe may hold up.
+const TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// The longest timer; longer ones are not needed.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -96,6 +99,8 @@ struct Watch {
     kill_at: Option<Instant>,
     /// The last ending signal that was passed on.
     passed_on: Option<Signal>,
+    /// Completes when the message about the loss is printed.
+    told: Option<oneshot::Receiver<()>>,
     say: Say,
 }
 
@@ -130,6 +135,7 @@ impl Watch {
             lost: false,
             kill_at: None,
             passed_on: None,
+            told: None,
             say,
         })
     }
@@ -146,32 +152,37 @@ impl Watch {
     async fn until_ended(&mut self, signals: &mut Signals) -> Change {
         let lost = self.held.lost();
         tokio::pin!(lost);
+        let mut look_at = self.next_look();
         loop {
-            let wake = match self.kill_at {
-                Some(at) => at,
-                None => Instant::now() + self.until_look(),
-            };
+            let wake = self.kill_at.unwrap_or(look_at);
             tokio::select! {
                 biased;
                 change = self.running.change() => match change {
                     Change::Stopped(signal) => self.stopped(signal, signals).await,
                     ended => return ended,
                 },
+                // Before the signals, which may keep coming.
+                () = sleep_until(wake) => {
+                    self.look();
+                    look_at = self.next_look();
+                }
+                loss = &mut lost, if !self.lost => {
+                    self.lost(loss);
+                    look_at = self.next_look();
+                }
                 signal = signals.next() => self.signalled(signal),
-                loss = &mut lost, if !self.lost => self.lost(loss),
-                () = sleep_until(wake) => self.look(),
             }
         }
     }
 
-    fn until_look(&self) -> Duration {
+    fn next_look(&self) -> Instant {
         if self.lost {
-            return NEVER;
+            return Instant::now() + NEVER;
         }
         let left = self.held.remaining();
         let [least, most] = LOOKS;
         let often = (left / LOOKS_A_LEASE).clamp(least, most);
-        left.saturating_sub(self.grace).min(often)
+        Instant::now() + left.saturating_sub(self.grace).min(often)
     }
 
     /// Checks how long the lock is certain to be held: whether the command must be asked to end, or killed.
@@ -198,21 +209,18 @@ impl Watch {
     }
 
     fn ask_to_end(&mut self, within: Duration, why: &str) {
-        let locks = &self.locks;
         let what = match self.on_lost {
             OnLost::Ignore => "goes on without",
             OnLost::End => "is ended",
         };
-        self.say
-            .line(&format!("{locks}: lost, {why}; the command {what}"));
-        if self.on_lost == OnLost::Ignore {
-            return;
+        if self.on_lost == OnLost::End && within.is_zero() {
+            self.running.kill();
+        } else if self.on_lost == OnLost::End {
+            self.kill_at = Some(Instant::now() + within);
+            self.running.terminate();
         }
-        if within.is_zero() {
-            return self.running.kill();
-        }
-        self.kill_at = Some(Instant::now() + within);
-        self.running.terminate();
+        let line = format!("{}: lost, {why}; the command {what}", self.locks);
+        self.told = Some(self.say.line_beside(line));
     }
 
     fn signalled(&mut self, signal: Signal) {
@@ -290,12 +298,15 @@ impl Watch {
     async fn end(mut self, how: Change) -> Ended {
         if self.on_lost == OnLost::End && !self.lost && !self.held.is_held() {
             self.lost = true;
-            self.say
-                .line(&format!("{}: lost before the command had ended", self.locks));
+            let line = format!("{}: lost before the command had ended", self.locks);
+            self.told = Some(self.say.line_beside(line));
         }
         let lost = self.lost && self.on_lost == OnLost::End;
         if self.on_lost == OnLost::End {
             self.rest(how).await;
+        }
+        if let Some(told) = self.told.take() {
+            let _ = timeout(TOLD_WITHIN, told).await;
         }
         if let Some(keeper) = self.keeper {
             keeper.dismiss();

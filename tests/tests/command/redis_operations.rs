@@ -306,6 +306,34 @@ async fn two_services_that_wait_for_each_other_are_named() {
     drop((one, two));
 }
 
+/// The work beside the wait ends the hold.
+#[tokio::test]
+async fn task_that_waits_for_its_own_hold_is_no_deadlock() {
+    let (_server, url) = server().await;
+    let client = LockClient::builder().url(&url).build().await.unwrap();
+    let task = tokio::spawn(async move {
+        let guard = client.lock("k").acquire().await.unwrap();
+        let work = async { tokio::time::sleep(6 * PATIENCE).await };
+        let next = client.lock("k");
+        tokio::join!(async { drop((work.await, guard)) }, async {
+            drop(next.acquire().await)
+        });
+    });
+    let found = within(6 * PATIENCE, "the wait", async {
+        loop {
+            let found = objects(&url, &["why", "k", "--json"]).await.pop();
+            if let Some(found) = found.filter(|found| found["chain"][0]["waits_for"]["key"] == "k") {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    })
+    .await;
+    assert!(found["cycle"].is_null(), "{found}");
+    assert_eq!(code(&dlock(&url, &["why", "k"]).await), 0);
+    task.abort();
+}
+
 #[tokio::test]
 async fn holder_is_asked_to_stop_by_the_command() {
     let (_server, url) = server().await;

@@ -644,3 +644,14 @@ async fn readers_stand_back_for_a_writer_that_says_so() {
         assert!(ended.stderr.contains("prefer"), "{ended:?}");
     }
 }
+
+#[tokio::test]
+async fn orphans_of_the_command_do_not_stay_as_zombies_while_it_runs() {
+    let (_server, url) = server().await;
+    let running = Running::script(&url, &["k"], "(sleep 0.1 & echo $!); read line");
+    running.says("\n").await;
+    let orphan = fs::canonicalize("/proc").unwrap().join(running.said().trim());
+    eventually("the orphan is gone", || async { !orphan.exists() }).await;
+    running.write(b"\n");
+    assert_eq!(code(&running.all_ended().await), 0);
+}

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use dlock_tests::faults::{PATIENCE, SOON, patient, within};
-use dlock_tests::{Ended, Flavor, Proxy, Running, Server, eventually};
+use dlock_tests::{Ended, Flavor, Proxy, Running, Server, bins, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
@@ -285,4 +285,55 @@ async fn nothing_is_left_running_when_it_has_ended() {
     assert_eq!(code(&running.all_ended().await), 0);
     eventually("the keeper is gone", || async { has_ended(&keeper.to_string()) }).await;
     assert_eq!(server.keys().await, ["dlock:fence"]);
+}
+
+/// As those that ask a command for its progress.
+#[tokio::test]
+async fn signals_that_keep_coming_do_not_end_a_command_whose_lock_is_held() {
+    let server = server().await;
+    let script = "trap : USR1; echo ready; for _ in $(seq 40); do sleep 0.1; done";
+    let running = Running::script(&with(&server, "lease=2s"), &["k"], script);
+    running.says("ready").await;
+    let pid = running.pid();
+    let mut ended = std::pin::pin!(running.all_ended());
+    let ended = loop {
+        tokio::select! {
+            ended = &mut ended => break ended,
+            () = tokio::time::sleep(Duration::from_millis(20)) => drop(signal::kill(pid, Signal::SIGUSR1)),
+        }
+    };
+    // A machine that stood still for the whole lease is all that ends it.
+    assert!(matches!(code(&ended), 0 | 76), "{ended:?}");
+}
+
+/// As that of a pager which shows its first page.
+#[tokio::test]
+async fn reader_of_the_messages_that_stands_still_does_not_delay_the_end_of_the_command() {
+    let server = server().await;
+    let path = |name| server.data_dir().join(name).display().to_string();
+    let mut command = child::command("sh");
+    // As many bytes as a pipe has room for.
+    let script = r#"
+        mkfifo "$FULL"; exec 3<>"$FULL"; head -c 65536 /dev/zero >&3
+        exec "$DLOCK" run --grace 1s k -- sh -c 'exec 2>/dev/null; trap "echo ended >\"$SAID\"; exit" TERM; echo begun >"$SAID"; while :; do sleep 0.1; done' 2>&3
+    "#;
+    command
+        .args(["-c", script])
+        .env("FULL", path("full"))
+        .env("SAID", path("said"))
+        .env("DLOCK", bins::dlock())
+        .env("DLOCK_URL", with(&server, "lease=3s"));
+    let mut child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+    let said = async |what: &str| {
+        eventually(what, || async {
+            fs::read_to_string(path("said")).is_ok_and(|said| said.trim() == what)
+        })
+        .await;
+    };
+    said("begun").await;
+    let client = patient(&server.url()).await;
+    client.force_release("k").await.unwrap();
+    said("ended").await;
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

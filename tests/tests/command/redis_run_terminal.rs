@@ -307,3 +307,17 @@ async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
     let screen = shell.screen();
     assert!(!screen.contains("\nrun"), "{screen}");
 }
+
+/// Each refresh once gave up a read of the keyboard, which then swallowed a key, and kept the command from ending.
+#[tokio::test]
+async fn watch_is_left_by_a_key_or_ctrl_c_after_any_number_of_refreshes() {
+    let shell = Shell::start("").await;
+    for leave in ["q", CTRL_C] {
+        shell.enters("${D% run} watch --every 20ms", "q: quit").await;
+        for _ in 0..5 {
+            shell.shows("q: quit").await;
+        }
+        shell.types(leave);
+        shell.shows(PROMPT).await;
+    }
+}
