@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `GET` of where it is mounted | the page: one file, which loads nothing else |
 //! | `GET api/state`, `?find=TEXT&only=SORT` | locks with holders and waiters, clients, deadlocks, this process, what is unknown and why |
-//! | `GET api/lock?key=KEY` | one lock, looked up at this moment: its holders are asked |
+//! | `GET api/lock?key=KEY` | one lock: its holders are looked up and asked at this moment, other waiters are those of the last survey |
 //! | `POST api/break`, `api/revoke`, `api/forget` | with [`allow_actions`](Console::allow_actions): what an operator has done |
 //!
 //! The locks are those of the store and the prefix of its client. Holders and waiters of other processes are known only
@@ -57,8 +57,9 @@ mod survey;
 mod timeline;
 mod view;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::iter;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -222,7 +223,15 @@ async fn state(State(shared): Asked, Query(query): Query<HashMap<String, String>
     let token = shared.actions.as_ref().map(|actions| actions.token.as_str());
     let filter = Filter::of(&query);
     let look = shared.look.at(&shared.client, &shared.timeline, token, filter);
-    answer::data(look.await)
+    match look.await {
+        Some(json) => answer::data(json),
+        None => answer::problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "urn:dlock:problem:unavailable",
+            "The locks could not be surveyed",
+            "the survey panicked, or the service is ending: its log says why",
+        ),
+    }
 }
 
 fn act(
@@ -235,8 +244,10 @@ fn act(
                 return actions::not_allowed();
             };
             let answer = actions.act(&shared.client, action, request).await;
-            // The change must be visible at once.
-            shared.look.again().await;
+            // The change must be visible at once. If the store failed, the action may have been carried out.
+            if !answer.status().is_client_error() {
+                shared.look.again();
+            }
             answer
         })
     }
@@ -253,13 +264,15 @@ async fn lock(State(shared): Asked, Query(mut query): Query<HashMap<String, Stri
         );
     };
     // The name comes from a list of existing names, braces included.
-    match now(&shared.client, LockKey::raw(key)).await {
+    match now(&shared, LockKey::raw(key)).await {
         Ok(lock) => answer::data(view::of_lock(&lock, &shared.client.id()).to_string()),
         Err(error) => answer::failed(&error),
     }
 }
 
-async fn now(client: &LockClient, key: LockKey) -> Result<SurveyedLock, dlock::Error> {
+async fn now(shared: &Shared, key: LockKey) -> Result<SurveyedLock, dlock::Error> {
+    let client = &shared.client;
+    let survey = shared.look.survey(client).await;
     let own = Arc::new(client.active());
     let asked = client
         .holders(key.clone())
@@ -279,9 +292,13 @@ async fn now(client: &LockClient, key: LockKey) -> Result<SurveyedLock, dlock::E
             }
         });
     let holders = join_all(asked).await;
-    let written = client.clients().await.unwrap_or_default().into_iter();
-    let others = written.filter(|report| report.client != own.client).map(Arc::new);
-    Ok(SurveyedLock::new(key, holders, others.chain([own.clone()])))
+    let surveyed = survey.iter().flat_map(|survey| survey.waiting_for(&key));
+    let of_holders = holders.iter().filter_map(|holder| holder.client.clone());
+    // The newest report of each client: one that waited during the survey may hold the lock now.
+    let mut known = HashSet::new();
+    let mut clients: Vec<_> = iter::once(own).chain(of_holders).chain(surveyed).collect();
+    clients.retain(|report| known.insert(report.client.clone()));
+    Ok(SurveyedLock::new(key, holders, clients))
 }
 
 async fn elsewhere() -> Response {

@@ -59,6 +59,13 @@ impl Survey {
             gaps: gaps.into_iter().flatten().collect(),
         }
     }
+
+    /// Returns the clients with calls that waited for a lock.
+    pub(super) fn waiting_for(&self, key: &LockKey) -> impl Iterator<Item = Arc<ClientReport>> {
+        let lock = self.locks.iter().find(|lock| lock.key == *key);
+        let waits = lock.into_iter().flat_map(|lock| &lock.waits);
+        waits.map(|(client, _)| client.clone())
+    }
 }
 
 /// The sort key: the most urgent lock first.

@@ -481,10 +481,20 @@ mod actions {
 
     /// Sends it as the page does, with these headers in place of its own.
     async fn post(app: &Router, what: &str, body: Value, headers: &[(&str, &str)]) -> (u16, Value) {
-        let token = token(app).await;
+        send(app, what, &token(app).await, body, headers).await
+    }
+
+    /// The same with a token that is known.
+    pub(super) async fn send(
+        app: &Router,
+        what: &str,
+        token: &str,
+        body: Value,
+        headers: &[(&str, &str)],
+    ) -> (u16, Value) {
         let mut request = Request::post(format!("/ops/locks/api/{what}"));
         let own = [
-            ("x-dlock-console", token.as_str()),
+            ("x-dlock-console", token),
             ("content-type", "application/json"),
             ("host", "shop.example"),
             ("sec-fetch-site", "same-origin"),
@@ -638,5 +648,254 @@ mod actions {
         );
         let wrong = json!({ "record": "a b", "reason": "r" });
         assert_eq!(post(&app, "forget", wrong, &[]).await.0, 400);
+    }
+}
+
+mod surveys {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use dlock::LockKey;
+    use dlock::store::operations::Operations;
+    use dlock::store::{
+        AcquireReply, AcquireRequest, Capabilities, Holder, Kind, ReleaseReply, ReleaseRequest, RenewRequest,
+        Renewal, Store, StoreError, StoreFuture,
+    };
+    use dlock::stores::memory::MemoryStore;
+    use serde_json::json;
+    use tokio::sync::Mutex;
+    use tokio::time::{sleep, timeout};
+
+    use super::actions::send;
+    use super::*;
+
+    const STATE: &str = "/ops/locks/api/state";
+    /// How long the page waits for an answer.
+    const PATIENCE: Duration = Duration::from_secs(15);
+
+    /// A store in memory on which a survey takes a while.
+    #[derive(Clone, Default)]
+    struct Slow {
+        memory: MemoryStore,
+        takes: Duration,
+        surveys: Arc<AtomicUsize>,
+        alone: Arc<Mutex<()>>,
+        panics: Arc<AtomicBool>,
+    }
+
+    impl Slow {
+        fn new(takes: Duration) -> Slow {
+            let store = Slow::default();
+            Slow { takes, ..store }
+        }
+
+        async fn client(&self) -> LockClient {
+            LockClient::builder().store(self.clone()).build().await.unwrap()
+        }
+
+        /// How many surveys have begun.
+        fn surveys(&self) -> usize {
+            self.surveys.load(Ordering::SeqCst)
+        }
+
+        fn inner(&self) -> Arc<MemoryStore> {
+            Arc::new(self.memory.clone())
+        }
+    }
+
+    impl Store for Slow {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::new([Kind::Mutex])
+        }
+
+        fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+            Store::acquire(self.inner(), request)
+        }
+
+        fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+            Store::release(self.inner(), request)
+        }
+
+        fn renew(
+            self: Arc<Self>,
+            requests: Vec<RenewRequest>,
+        ) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+            Store::renew(self.inner(), requests)
+        }
+
+        fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+            Store::inspect(self.inner(), key)
+        }
+
+        fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+            self.surveys.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move {
+                let _alone = self.alone.try_lock().expect("one survey at a time");
+                assert!(!self.panics.load(Ordering::SeqCst), "the test says so");
+                let found = Store::list(self.inner(), prefix).await;
+                sleep(self.takes).await;
+                found
+            })
+        }
+
+        fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+            Store::force_release(self.inner(), key)
+        }
+
+        fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+            Store::operations(self.inner())
+        }
+    }
+
+    fn acting(client: &LockClient, every: Duration) -> Router {
+        let console = Console::new(client.clone()).refresh(every).allow_actions(true);
+        Router::new().nest_service("/ops/locks", console.router())
+    }
+
+    #[test]
+    fn survey_is_completed_and_kept_when_its_request_is_dropped() {
+        paused(async {
+            let store = Slow::new(SECOND * 20);
+            let client = store.client().await;
+            let app = app(&client);
+            let _guard = client.lock("k").acquire().await.unwrap();
+            let answer = || timeout(PATIENCE, get(&app, STATE));
+            assert!(answer().await.is_err(), "the page gives up");
+            let state = json(answer().await.expect("an answer of the same survey")).await;
+            assert_eq!(state["locks"][0]["key"], "k");
+            sleep(SECOND * 79).await;
+            assert_eq!(json(answer().await.unwrap()).await, state, "kept for 80 s");
+            assert_eq!(store.surveys(), 1);
+            sleep(SECOND * 2).await;
+            assert!(answer().await.is_err());
+            sleep(SECOND * 30).await;
+            timeout(SECOND, get(&app, STATE))
+                .await
+                .expect("it was completed without a request");
+            assert_eq!(store.surveys(), 2);
+        });
+    }
+
+    #[test]
+    fn dropped_console_ends_its_survey_and_lets_the_client_go() {
+        paused(async {
+            let client = Slow::new(SECOND * 3600).client().await;
+            let mut events = client.events();
+            let app = app(&client);
+            assert!(timeout(PATIENCE, get(&app, STATE)).await.is_err());
+            drop((app, client));
+            let end = timeout(SECOND * 5, events.next()).await;
+            assert!(end.expect("the client is dropped").is_none());
+        });
+    }
+
+    #[test]
+    fn survey_that_panics_leaves_the_console_usable() {
+        paused(async {
+            let store = Slow::new(SECOND);
+            let client = store.client().await;
+            let app = app(&client);
+            let _guard = client.lock("k").acquire().await.unwrap();
+            store.panics.store(true, Ordering::SeqCst);
+            let answer = get(&app, STATE).await;
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(json(answer).await["type"], "urn:dlock:problem:unavailable");
+            // The details do without it.
+            let one = json(get(&app, "/ops/locks/api/lock?key=k").await).await;
+            assert_eq!(one["holders"][0]["is_own"], true);
+            store.panics.store(false, Ordering::SeqCst);
+            assert_eq!(state(&app).await["locks"][0]["key"], "k");
+        });
+    }
+
+    #[tokio::test]
+    async fn details_of_a_lock_scan_the_store_no_more_often_than_the_page() {
+        let server = Server::start(Flavor::Redis).await;
+        let client = LockClient::builder().url(server.url()).build().await.unwrap();
+        let app = acting(&client, SECOND * 600);
+        let _guard = client.lock("k").acquire().await.unwrap();
+        server.forget_commands().await;
+        let _ = state(&app).await;
+        let scans = async || server.commands().await.get("scan").copied();
+        let of_page = scans().await;
+        assert!(of_page.is_some());
+        for _ in 0..5 {
+            let one = json(get(&app, "/ops/locks/api/lock?key=k").await).await;
+            assert_eq!(one["holders"][0]["is_own"], true);
+        }
+        assert_eq!(scans().await, of_page);
+    }
+
+    #[test]
+    fn details_of_a_lock_prefer_what_its_holder_says_to_an_older_survey() {
+        paused(async {
+            let [a, b, ops] = ["a", "b", "ops"].map(|name| client("console-details", name, true));
+            let (a, b, ops) = (a.await, b.await, ops.await);
+            let app = acting(&ops, SECOND * 600);
+            let one = async || json(get(&app, "/ops/locks/api/lock?key=k").await).await;
+            let guard = a.lock("k").acquire().await.unwrap();
+            let waiter = tokio::spawn(b.lock("k").acquire());
+            sleep(SECOND * 8).await;
+            let before = one().await;
+            assert_eq!(before["holders"][0]["service"], "a");
+            assert_eq!(before["waiters"][0]["service"], "b");
+            guard.release().await.unwrap();
+            let _guard = waiter.await.unwrap().unwrap();
+            sleep(SECOND * 8).await;
+            let after = one().await;
+            assert_eq!(after["holders"][0]["service"], "b");
+            assert_eq!(after["waiters"], json!([]));
+        });
+    }
+
+    #[test]
+    fn action_is_answered_during_a_survey_and_seen_by_the_next() {
+        paused(async {
+            let store = Slow::new(SECOND * 20);
+            let client = store.client().await;
+            let app = acting(&client, SECOND);
+            let _guard = client.lock("k").acquire().await.unwrap();
+            let token = json(get(&app, STATE).await).await["actions"]["token"].clone();
+            let token = token.as_str().unwrap();
+            let holder = client.inspect("k").await.unwrap().unwrap().id;
+            sleep(SECOND * 81).await;
+            let page = tokio::spawn({
+                let app = app.clone();
+                async move { json(get(&app, STATE).await).await }
+            });
+            sleep(SECOND).await;
+            let body = json!({ "key": "k", "holder": holder, "reason": "r" });
+            let answer = timeout(SECOND, send(&app, "break", token, body, &[])).await;
+            assert_eq!(
+                answer.expect("it waits for no survey"),
+                (200, json!({ "done": true }))
+            );
+            let after = json(get(&app, STATE).await).await;
+            assert_eq!(after["locks"], json!([]));
+            assert_eq!(page.await.unwrap()["locks"][0]["key"], "k", "it asked before");
+            assert_eq!(store.surveys(), 3);
+        });
+    }
+
+    #[test]
+    fn only_an_action_that_is_carried_out_makes_the_survey_stale() {
+        paused(async {
+            let store = Slow::new(Duration::ZERO);
+            let client = store.client().await;
+            let app = acting(&client, SECOND * 600);
+            let _guard = client.lock("k").acquire().await.unwrap();
+            let token = state(&app).await["actions"]["token"].clone();
+            let token = token.as_str().unwrap();
+            let holder = client.inspect("k").await.unwrap().unwrap().id;
+            let body = json!({ "key": "k", "holder": holder, "reason": "r" });
+            for (token, body, status) in [("wrong", body.clone(), 403), (token, json!({}), 400)] {
+                assert_eq!(send(&app, "break", token, body, &[]).await.0, status);
+                assert_eq!(state(&app).await["locks"][0]["key"], "k");
+            }
+            assert_eq!(store.surveys(), 1);
+            assert_eq!(send(&app, "break", token, body, &[]).await.0, 200);
+            assert_eq!(state(&app).await["locks"], json!([]));
+            assert_eq!(store.surveys(), 2);
+        });
     }
 }
