@@ -11,12 +11,20 @@ use crate::{Reason, Rejection};
 /// Characters that `grpc-message` must encode; bytes above ASCII are always encoded.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Returns the content type of a gRPC request.
+/// How the content types of gRPC and of gRPC-Web begin.
+const GRPC: &[u8] = b"application/grpc";
+
+/// Returns the content type of a gRPC or gRPC-Web request.
 pub(crate) fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
-    const GRPC: &[u8] = b"application/grpc";
     let value = headers.get(CONTENT_TYPE)?;
     let start = value.as_bytes().get(..GRPC.len())?;
     start.eq_ignore_ascii_case(GRPC).then(|| value.clone())
+}
+
+/// Whether a response has its status in the trailers; one of gRPC-Web has it in the body.
+pub(crate) fn has_trailers(headers: &HeaderMap) -> bool {
+    content_type(headers)
+        .is_some_and(|value| matches!(value.as_bytes().get(GRPC.len()), None | Some(b'+' | b';')))
 }
 
 /// Builds a trailers-only response.

@@ -162,7 +162,8 @@
 //!
 //! `once`: `TaskOnceLayer`, for messages that are delivered more than once.
 //!
-//! `metrics`: what the idempotency layer counts, through the `metrics` facade.
+//! `metrics`: what the lock layer and the idempotency layer count, through the `metrics` facade. It also enables the
+//! feature `metrics` of `dlock`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

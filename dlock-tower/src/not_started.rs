@@ -17,6 +17,10 @@ use http::Extensions;
 /// keeps its key. In axum a router that is the service of a single route (`route_service`) counts as another one; nest
 /// it.
 ///
+/// A layer in between may send a request more than once, and the mark of one copy says nothing of the others. So the mark
+/// does not count if a [`LockLayer`](crate::LockLayer) further in than its maker has let the request in, or a copy of it.
+/// If there is no lock layer behind it, such a layer has to remove the mark from its answer itself.
+///
 /// A handler or your own layer that refuses a request before it has had any effect returns it:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
@@ -40,6 +44,8 @@ use http::Extensions;
 pub struct NotStarted {
     /// `None` where no layer has handed the request in.
     request: Option<u64>,
+    /// How many layers have let the request in on its way to where the mark was made.
+    admitted: usize,
 }
 
 impl NotStarted {
@@ -59,13 +65,17 @@ impl NotStarted {
     pub fn of(request: &Extensions) -> NotStarted {
         match request.get::<Token>() {
             Some(token) if token.place.leads_to(request) => token.word,
-            _ => NotStarted { request: None },
+            _ => NotStarted {
+                request: None,
+                admitted: 0,
+            },
         }
     }
 
     fn of_new_request() -> NotStarted {
         NotStarted {
             request: Some(dlock::__chance::next_id()),
+            admitted: 0,
         }
     }
 
@@ -79,6 +89,7 @@ impl NotStarted {
 /// of others.
 pub(crate) struct HandedIn {
     word: NotStarted,
+    beginning: Arc<Beginning>,
     /// The mark for a layer further out.
     outer: NotStarted,
     /// The same, as locked functions know it.
@@ -94,11 +105,11 @@ impl HandedIn {
         request.insert(Token {
             word,
             place,
-            beginning,
-            admitted: 0,
+            beginning: beginning.clone(),
         });
         HandedIn {
             word,
+            beginning,
             outer,
             locks: dlock::__request::Request::default(),
         }
@@ -113,9 +124,14 @@ impl HandedIn {
     /// nothing of any other request.
     pub(crate) fn was_not_begun(&self, answer: &mut Extensions) -> bool {
         let refused = answer.remove::<dlock::__request::Refused>();
-        let not_started = answer.remove::<NotStarted>() == Some(self.word)
+        // Let in more often than on the way of the mark: the request was let in on another way too.
+        let word = NotStarted {
+            admitted: self.beginning.admitted(),
+            ..self.word
+        };
+        let not_started = answer.remove::<NotStarted>() == Some(word)
             || refused.is_some_and(|refused| refused.is_of(&self.locks));
-        let in_progress = answer.remove::<InProgress>() == Some(self.word.in_progress());
+        let in_progress = answer.remove::<InProgress>() == Some(word.in_progress());
         if not_started {
             answer.insert(self.outer);
         }
@@ -132,11 +148,9 @@ struct Token {
     word: NotStarted,
     place: Place,
     beginning: Arc<Beginning>,
-    /// How many layers have let the request in on its way.
-    admitted: usize,
 }
 
-/// Whether a request that is stopped has begun, as the layers tell that it was to pass.
+/// Whether a request has begun, as the layers tell that it was to pass.
 #[derive(Debug, Default)]
 pub(crate) struct Beginning {
     /// How often a layer has let the request in. A layer in between may send it more than once.
@@ -146,6 +160,10 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
+    fn admitted(&self) -> usize {
+        self.admitted.load(Ordering::Relaxed)
+    }
+
     /// Drops the work of the request, and returns whether a layer was still to let it in.
     pub(crate) fn stop(&self, work: impl FnOnce()) -> bool {
         self.stopping.store(true, Ordering::Relaxed);
@@ -167,7 +185,7 @@ impl Entry {
         let token = request.get::<Token>()?;
         token.place.leads_to(request).then(|| Entry {
             beginning: token.beginning.clone(),
-            admitted: token.admitted,
+            admitted: token.word.admitted,
         })
     }
 
@@ -175,21 +193,17 @@ impl Entry {
     pub(crate) fn admit(self, request: &mut Extensions) {
         self.beginning.admitted.fetch_add(1, Ordering::Relaxed);
         if let Some(token) = request.get_mut::<Token>() {
-            token.admitted += 1;
+            token.word.admitted += 1;
         }
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let Beginning {
-            admitted,
-            stopping,
-            not_begun,
-        } = &*self.beginning;
+        let beginning = &*self.beginning;
         // More than the layers further out on this way: the request was let in on another way too.
-        if stopping.load(Ordering::Relaxed) && admitted.load(Ordering::Relaxed) == self.admitted {
-            not_begun.store(true, Ordering::Relaxed);
+        if beginning.stopping.load(Ordering::Relaxed) && beginning.admitted() == self.admitted {
+            beginning.not_begun.store(true, Ordering::Relaxed);
         }
     }
 }

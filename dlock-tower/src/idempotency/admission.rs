@@ -95,7 +95,9 @@ where
         }
         Err(rejection) => return Err(rejection.into()),
     };
-    if core.shared.detached.taken() >= core.settings.max_detached {
+    // At 0 no handler may be detached, so there is none to limit.
+    let most = core.settings.max_detached;
+    if most > 0 && core.shared.detached.taken() >= most {
         core.shared.counters.overloaded();
         asking.take_back().await;
         return Err(Problem::Overloaded.into());

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::response::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Version};
 use http_body::Frame;
 
 use super::claim::Claim;
@@ -28,6 +28,8 @@ pub(super) struct Capture {
     trailers: Option<HeaderMap>,
     /// How many bytes the head announces.
     announced: Option<usize>,
+    /// Whether trailers may follow those.
+    trailers_may_follow: bool,
 }
 
 impl Capture {
@@ -45,6 +47,7 @@ impl Capture {
             limit: settings.response_limit,
             trailers: None,
             announced: announced.and_then(|len| len.to_str().ok()?.parse().ok()),
+            trailers_may_follow: false,
         }
     }
 
@@ -79,15 +82,25 @@ impl Capture {
         self.announced = None;
     }
 
+    /// Expects what a response of this version may have: trailers after all bytes that it announces, but not in HTTP/1.
+    pub(super) fn expect_version(&mut self, version: Version) {
+        self.trailers_may_follow = version > Version::HTTP_11;
+    }
+
     /// The error for a body that ends now, if the head announced more.
     pub(super) fn cut_short(&self) -> Option<BoxError> {
         let announced = self.announced.filter(|announced| self.len < *announced)?;
         Some(format!("the response ended after {} of {announced} bytes", self.len).into())
     }
 
-    /// Whether everything that the head announced has arrived.
-    pub(super) fn has_all_announced(&self) -> bool {
-        self.announced == Some(self.len)
+    /// Whether all bytes that the head announced have arrived, and the record does not depend on trailers.
+    pub(super) fn has_all_bytes(&self) -> bool {
+        self.announced == Some(self.len) && self.action.is_some()
+    }
+
+    /// Whether nothing can follow, so that the server may not even ask for the end.
+    pub(super) fn is_complete(&self) -> bool {
+        self.has_all_bytes() && !self.trailers_may_follow
     }
 
     /// Returns the captured pieces, as they arrived, for the first caller.
@@ -127,10 +140,13 @@ fn action(parts: &Parts, claim: &Claim, rolled_back: bool) -> Option<RecordActio
     if parts.status == StatusCode::OK && grpc::content_type(&parts.headers).is_some() {
         let code = match grpc_status(&parts.headers) {
             // With this mark the code does not matter.
-            None if not_started => 2,
-            code => code?,
+            None if not_started => Some(2),
+            None if grpc::has_trailers(&parts.headers) => return None,
+            code => code,
         };
-        return Some(claim.judge(&Ending::Grpc { code, not_started }, rolled_back));
+        if let Some(code) = code {
+            return Some(claim.judge(&Ending::Grpc { code, not_started }, rolled_back));
+        }
     }
     let ending = Ending::Response {
         status: parts.status,

@@ -247,7 +247,9 @@ impl<C> IdempotencyLayer<C> {
     /// Limits how many handlers, and bodies of responses, may continue after their clients went away; 256 by default.
     /// Outer limits do not see them. At this number no request runs: it is answered with 503 and `Retry-After`, and its
     /// key is released; retries of finished requests are still answered from the store. A running handler is never
-    /// stopped for this, so there can be more of them, by as many as run with their clients at that moment.
+    /// stopped for this, so there can be more of them, by as many as run with their clients at that moment. 0 is
+    /// allowed only with [`cancel_on_disconnect`](Self::cancel_on_disconnect), where no handler continues: every request
+    /// runs.
     pub fn max_detached(self, max_detached: usize) -> Self {
         self.set(|settings| settings.max_detached = max_detached)
     }
@@ -318,6 +320,9 @@ impl<C> IdempotencyLayer<C> {
     /// Also applies to gRPC requests (with a content type `application/grpc…`), which otherwise pass unchanged. For
     /// unary calls only: request and response are read completely. The trailers are kept, and the outcome of the call
     /// is its `grpc-status`.
+    ///
+    /// A layer that translates gRPC-Web (`tonic_web`) belongs outside: it puts the trailers into the body, which this
+    /// layer does not read, so that a call that failed behind it is kept as any answer with the status 200.
     pub fn grpc_unary(self) -> Self {
         self.set(|settings| settings.grpc_unary = true)
     }

@@ -85,7 +85,8 @@
 //! the handler began. What does is the word that this request was not begun:
 //!
 //! - A [`LockLayer`](crate::LockLayer) inside that does not get its lock says so, also one that is stopped while it waits;
-//!   and so does a layer of this kind that finds an equal request in progress.
+//!   and so does a layer of this kind that finds an equal request in progress. Where a layer in between sends the request
+//!   more than once, that does not count once the lock layer has let one of them in.
 //! - So does the [`dlock::Error`] of a `#[distributed_lock]` *on the handler* that is answered as it is (feature `axum`
 //!   of `dlock`): its body did not begin. Once a locked body has begun, errors of other locks say nothing any more, nor
 //!   do those of functions that cannot be a handler (with a reference, a number or `self` among their arguments). A

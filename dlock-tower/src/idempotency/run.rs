@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use futures_util::poll;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tower_service::Service;
@@ -39,7 +39,7 @@ where
         claim.settle(Settlement::Release).await;
         return Err(error);
     }
-    let asker = Asker::of(&request);
+    let (asker, version) = (Asker::of(&request), request.version());
     let idempotency = Idempotency {
         claim: (*claim).clone(),
     };
@@ -55,7 +55,9 @@ where
     }
     match (claim.end_transaction(&asker).await, answer) {
         (Ended::Committed(response), _) => Ok(response),
-        (Ended::Open { claim, rolled_back }, Ok(response)) => Ok(keep(claim, response, rolled_back).await),
+        (Ended::Open { claim, rolled_back }, Ok(response)) => {
+            Ok(keep(claim, response, version, rolled_back).await)
+        }
         (Ended::Open { claim, rolled_back }, Err(error)) => {
             let settlement = claim.verdict_on_failure(&Ending::ServiceError, rolled_back);
             claim.settle(settlement).await;
@@ -85,13 +87,19 @@ fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R
 
 /// Stores what is kept of a response, and returns the response unchanged.
 ///
-/// `rolled_back`: all effects of the handler were in a transaction that was not committed.
-async fn keep<R>(claim: Owned, response: Response<R>, rolled_back: bool) -> Response<ResponseBody<R>>
+/// `version`: of the request. `rolled_back`: all effects of the handler were in a transaction that was not committed.
+async fn keep<R>(
+    claim: Owned,
+    response: Response<R>,
+    version: Version,
+    rolled_back: bool,
+) -> Response<ResponseBody<R>>
 where
     R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let (parts, body) = response.into_parts();
     let mut capture = Capture::new(&parts, &claim, rolled_back);
+    capture.expect_version(version);
     if let Some(settlement) = capture.released() {
         claim.settle(settlement).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
@@ -117,7 +125,7 @@ where
                 claim.core.shared.counters.tombstones();
                 claim.settle(Stored::Unavailable).await;
                 let (pieces, trailers) = capture.pieces();
-                break ResponseBody::stream(Stream::passing(pieces, trailers, frame, body));
+                break ResponseBody::stream(Stream::passing(pieces, trailers, Some(frame), body));
             }
             Poll::Ready(Some(Err(error))) => {
                 claim.settle(Stored::Unavailable).await;
@@ -129,6 +137,12 @@ where
                 let settlement = capture.conclude(&claim);
                 claim.settle(settlement).await;
                 break ResponseBody::whole(pieces, trailers);
+            }
+            Poll::Pending if capture.is_complete() => {
+                let (pieces, trailers) = capture.pieces();
+                let settlement = capture.conclude(&claim);
+                claim.settle(settlement).await;
+                break ResponseBody::stream(Stream::passing(pieces, trailers, None, body));
             }
             Poll::Pending => break ResponseBody::stream(Stream::taking_down(capture, claim, body)),
         }

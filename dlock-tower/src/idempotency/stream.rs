@@ -83,11 +83,11 @@ where
     pub(super) fn passing(
         pieces: Vec<Bytes>,
         trailers: Option<HeaderMap>,
-        next: Frame<Bytes>,
+        next: Option<Frame<Bytes>>,
         body: Pin<Box<R>>,
     ) -> Self {
         let mut before = frames(pieces, trailers);
-        before.push_back(next);
+        before.extend(next);
         Stream {
             before,
             state: State::Passing(body),
@@ -140,7 +140,7 @@ where
                     let frame = ready!(body.as_mut().poll_frame(cx)).transpose();
                     let step = match frame {
                         Ok(Some(frame)) if !capture.take(&frame) => Step::TooMuch(frame),
-                        Ok(Some(frame)) if capture.has_all_announced() => Step::End(Some(frame)),
+                        Ok(Some(frame)) if capture.is_complete() => Step::End(Some(frame)),
                         Ok(Some(frame)) if body.is_end_stream() && capture.cut_short().is_none() => {
                             Step::End(Some(frame))
                         }
@@ -280,7 +280,11 @@ where
                 // A body that panicked is never polled again, and one whose lock is lost must not continue.
                 if self.polling || kept.core.settings.cancel_on_disconnect || locks.is_lost() {
                     drop(body);
-                    kept.spawn(claim.settle(Stored::Unavailable));
+                    let settlement = match capture.has_all_bytes() {
+                        true => capture.conclude(&claim),
+                        false => Stored::Unavailable.into(),
+                    };
+                    kept.spawn(claim.settle(settlement));
                 } else {
                     kept.core.shared.counters.detached();
                     let lost = locks.lost();

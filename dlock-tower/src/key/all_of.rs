@@ -74,7 +74,7 @@ macro_rules! all_of {
                 let mut name = String::new();
                 $(
                     let (request, found) = $part.extract(request).await?;
-                    match found {
+                    match found.normalized() {
                         Found::Key(part) => join(&mut name, &part)?,
                         Found::Keys(_) => return Err(several()),
                         nothing => return Ok((request, nothing)),

@@ -175,11 +175,12 @@ pub struct Or<E, O> {
 impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (request, first) = self.first.extract(request).await?;
+        let first = first.normalized();
         if let Found::Key(_) | Found::Keys(_) = first {
             return Ok((request, first));
         }
         let (request, other) = self.other.extract(request).await?;
-        let found = match (first, other) {
+        let found = match (first, other.normalized()) {
             (Found::Missing(first), Found::Missing(other))
                 if [first.reason(), other.reason()] == [Reason::InvalidKey; 2] =>
             {
@@ -211,7 +212,7 @@ pub struct Optional<E> {
 impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Optional<E> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (request, found) = self.of.extract(request).await?;
-        let found = match found {
+        let found = match found.normalized() {
             Found::Missing(_) => Found::PassThrough,
             found => found,
         };

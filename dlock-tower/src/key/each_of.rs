@@ -50,7 +50,7 @@ macro_rules! each_of {
                 let mut keys = Vec::new();
                 $(
                     let (request, found) = $part.extract(request).await?;
-                    match found {
+                    match found.normalized() {
                         Found::Key(key) => keys.push(key),
                         Found::Keys(more) => keys.extend(more),
                         Found::PassThrough => {}

@@ -25,7 +25,7 @@ pub enum Found {
     /// The key to lock.
     Key(LockKey),
     /// The keys to lock, all of them or none; see [`MultiLock`](dlock::MultiLock). Equal names count once; an empty
-    /// list counts as missing.
+    /// list counts as missing; more than [`MAX_AT_ONCE`](dlock::MAX_AT_ONCE) are answered with 400.
     Keys(Vec<LockKey>),
     /// The request should name a key and does not. Answered with this rejection, unless [`Key::or`](super::Key::or)
     /// finds another key or [`Key::optional`](super::Key::optional) lets the request pass.
@@ -50,6 +50,14 @@ impl Found {
     /// Creates the result for a request that should name `what` and does not.
     pub(super) fn missing(what: String) -> Found {
         Found::Missing(Rejection::invalid_key(what + " is missing"))
+    }
+
+    /// Converts an empty list to a missing key.
+    pub(crate) fn normalized(self) -> Found {
+        match self {
+            Found::Keys(keys) => Found::all(keys),
+            found => found,
+        }
     }
 
     /// Creates the result for several keys, possibly none.

@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use dlock::LockClient;
+use dlock::{LockClient, MAX_AT_ONCE, MultiLock};
 use http::Request;
 use smallvec::smallvec;
 
@@ -29,69 +29,89 @@ pub(super) struct Admitted<B> {
 }
 
 /// Acquires the locks of a request.
-pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
+#[allow(
+    clippy::manual_async_fn,
+    reason = "the future of an async fn has room for its arguments twice"
+)]
+pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
     locks: Arc<Locks<K>>,
     body: P,
     mut request: Request<B>,
-) -> Result<Admitted<B>, Rejection> {
-    let Locks {
-        client,
-        key,
-        settings,
-    } = &*locks;
-    let found;
-    (request, found) = key.extract(request).await?;
-    let keys: Keys = match found {
-        Found::Key(key) => smallvec![key],
-        Found::Keys(keys) => keys.into(),
-        Found::Missing(rejection) => {
+) -> impl Future<Output = Result<Admitted<B>, Rejection>> + Send {
+    async move {
+        let Locks {
+            client,
+            key,
+            settings,
+        } = &*locks;
+        let found;
+        (request, found) = key.extract(request).await?;
+        let keys: Keys = match found.normalized() {
+            Found::Key(key) => smallvec![key],
+            Found::Keys(keys) => keys.into(),
+            Found::Missing(rejection) => {
+                settings.outcomes.count(Outcome::Rejected);
+                return Err(rejection);
+            }
+            Found::PassThrough => {
+                settings.outcomes.count(Outcome::Passed);
+                return Ok(Admitted { request, hold: None });
+            }
+        };
+        // Once the lock is held, nothing waits for the client any more.
+        request = body.prepare(request).await?;
+        let lock = settings.lock(client, &request, keys);
+        if let Err(rejection) = check_number(&lock) {
             settings.outcomes.count(Outcome::Rejected);
             return Err(rejection);
         }
-        Found::PassThrough => {
-            settings.outcomes.count(Outcome::Passed);
-            return Ok(Admitted { request, hold: None });
+        // Pinned where they are made: to await them directly would move them first, and they are large.
+        let acquired = if settings.waits() {
+            pin!(lock.acquire()).await
+        } else {
+            pin!(lock.try_acquire()).await
+        };
+        match acquired {
+            Ok(guard) => {
+                settings.outcomes.count(Outcome::Ran);
+                let extensions = request.extensions_mut();
+                extensions.insert(guard.held());
+                let hold = Hold::new(guard, settings.on_lost);
+                let outer = extensions.remove::<RequestLocks>().unwrap_or_default();
+                extensions.insert(outer.with(&hold));
+                Ok(Admitted {
+                    request,
+                    hold: Some(hold),
+                })
+            }
+            // A client that drains or is shut down is not a failure of the store: the service is about to end.
+            Err(error)
+                if settings.fail_open
+                    && error.is_unavailable()
+                    && !matches!(error, dlock::Error::ClientClosed | dlock::Error::Draining) =>
+            {
+                tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
+                settings.outcomes.count(Outcome::Unlocked);
+                Ok(Admitted { request, hold: None })
+            }
+            Err(error) => {
+                settings.outcomes.count(match &error {
+                    error if error.is_busy() => Outcome::Conflict,
+                    error if error.is_unavailable() => Outcome::Unavailable,
+                    _ => Outcome::Rejected,
+                });
+                Err(settings.refusal(error))
+            }
         }
-    };
-    // Once the lock is held, nothing waits for the client any more.
-    request = body.prepare(request).await?;
-    let lock = settings.lock(client, &request, keys);
-    // Pinned where they are made: to await them directly would move them first, and they are large.
-    let acquired = if settings.waits() {
-        pin!(lock.acquire()).await
-    } else {
-        pin!(lock.try_acquire()).await
-    };
-    match acquired {
-        Ok(guard) => {
-            settings.outcomes.count(Outcome::Ran);
-            let extensions = request.extensions_mut();
-            extensions.insert(guard.held());
-            let hold = Hold::new(guard, settings.on_lost);
-            let outer = extensions.remove::<RequestLocks>().unwrap_or_default();
-            extensions.insert(outer.with(&hold));
-            Ok(Admitted {
-                request,
-                hold: Some(hold),
-            })
-        }
-        // A client that drains or is shut down is not a failure of the store: the service is about to end.
-        Err(error)
-            if settings.fail_open
-                && error.is_unavailable()
-                && !matches!(error, dlock::Error::ClientClosed | dlock::Error::Draining) =>
-        {
-            tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
-            settings.outcomes.count(Outcome::Unlocked);
-            Ok(Admitted { request, hold: None })
-        }
-        Err(error) => {
-            settings.outcomes.count(match &error {
-                error if error.is_busy() => Outcome::Conflict,
-                error if error.is_unavailable() => Outcome::Unavailable,
-                _ => Outcome::Rejected,
-            });
-            Err(settings.refusal(error))
-        }
+    }
+}
+
+/// Checks how many locks the request names: it is the client that names them.
+fn check_number(lock: &MultiLock) -> Result<(), Rejection> {
+    match lock.keys().len() {
+        ..=MAX_AT_ONCE => Ok(()),
+        number => Err(Rejection::invalid_key(format!(
+            "the request names {number} locks, and at most {MAX_AT_ONCE} can be acquired at once"
+        ))),
     }
 }

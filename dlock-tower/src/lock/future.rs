@@ -214,7 +214,7 @@ where
                         {
                             let lost = lost.take().or_else(|| hold.lost());
                             state.set(State::Done);
-                            let grpc = grpc::content_type(response.headers()).is_some();
+                            let grpc = grpc::has_trailers(response.headers());
                             return Poll::Ready(Ok(
                                 response.map(|body| ResponseBody::held(body, hold, lost, grpc))
                             ));

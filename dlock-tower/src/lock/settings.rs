@@ -137,18 +137,22 @@ impl Settings {
 
     /// The rejection of a request that did not acquire its lock.
     pub(super) fn refusal(&self, error: dlock::Error) -> Rejection {
-        let remaining = match &error {
-            dlock::Error::NotAcquired { remaining, .. } => *remaining,
+        let retry_after = match &error {
+            // A renewed lock may become available at any time; a fixed one (assuming the holder uses these options)
+            // only expires.
+            dlock::Error::NotAcquired { remaining, .. }
+                if matches!(self.options.lease, Some(Lease::Fixed(_))) =>
+            {
+                *remaining
+            }
+            // Of a layer further out: it was lost before the handler began.
+            dlock::Error::Lost { .. } => Some(Duration::from_secs(1)),
             _ => None,
         };
         let rejection = Rejection::from(error);
-        match remaining {
-            // A renewed lock may become available at any time; a fixed one (assuming the holder uses these options)
-            // only expires.
-            Some(left) if matches!(self.options.lease, Some(Lease::Fixed(_))) => {
-                rejection.with_retry_after(left)
-            }
-            _ => rejection,
+        match retry_after {
+            Some(retry_after) => rejection.with_retry_after(retry_after),
+            None => rejection,
         }
     }
 

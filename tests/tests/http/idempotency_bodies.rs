@@ -298,6 +298,68 @@ async fn caller_that_knows_the_length_finds_the_result_stored_with_the_last_byte
     assert!(send(&service, post("k")).await.is_replay());
 }
 
+/// Also where all bytes are ready at once, and only the end is not.
+#[tokio::test(start_paused = true)]
+async fn caller_that_knows_the_length_finds_the_result_stored_while_the_end_is_pending() {
+    for layer in [layer(), layer().cancel_on_disconnect()] {
+        let service = around(
+            &layer,
+            Counting::default().answering(|_| async {
+                let bytes = stream::iter([data(5), data(5)]).map(|piece| piece.map_err(Error::from));
+                let mut response =
+                    Response::new(StreamBody::new(bytes.chain(stream::pending())).boxed_unsync());
+                response
+                    .headers_mut()
+                    .insert("content-length", HeaderValue::from_static("10"));
+                response
+            }),
+        );
+        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+        body.frame().await.unwrap().unwrap();
+        body.frame().await.unwrap().unwrap();
+        drop(body);
+        let again = send(&service, post("k")).await;
+        assert!(again.is_replay() && again.body.len() == 10);
+    }
+}
+
+/// In HTTP/2 they may follow the announced bytes. Without them all bytes are a result, too.
+#[tokio::test(start_paused = true)]
+async fn trailers_after_the_announced_bytes_are_kept_unless_the_client_leaves_before() {
+    for gone in [false, true] {
+        let layer = layer().cancel_on_disconnect();
+        let service = around(
+            &layer,
+            Counting::default().answering(|_| async {
+                let trailers = HeaderMap::from_iter([(
+                    http::HeaderName::from_static("x-sum"),
+                    HeaderValue::from_static("1"),
+                )]);
+                let pieces = vec![data(5), data(5), Ok(Frame::trailers(trailers))];
+                let mut response = Response::new(slowly(pieces, SECOND));
+                response
+                    .headers_mut()
+                    .insert("content-length", HeaderValue::from_static("10"));
+                response
+            }),
+        );
+        let mut request = post("k");
+        *request.version_mut() = http::Version::HTTP_2;
+        let mut body = service.clone().oneshot(request).await.unwrap().into_body();
+        body.frame().await.unwrap().unwrap();
+        body.frame().await.unwrap().unwrap();
+        if gone {
+            drop(body);
+        } else {
+            assert!(body.collect().await.unwrap().trailers().is_some());
+        }
+        layer.handle().shutdown(SECOND).await;
+        let again = send(&service, post("k")).await;
+        assert!(again.is_replay() && again.body.len() == 10);
+        assert_eq!(again.trailers.is_none(), gone);
+    }
+}
+
 /// A response that ends before its `Content-Length` is no result: its caller sees it break off, and a retry is told that
 /// there is none, instead of a part that passes for the whole.
 #[tokio::test(start_paused = true)]

@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::idempotency_support::{Counting, layer};
-use bytes::{Buf, BufMut};
+use crate::idempotency_support::{Counting, around, layer, post, send};
+use bytes::{Buf, BufMut, Bytes};
 use dlock_tower::idempotency::IdempotencyHandle;
 use dlock_tower::{Idempotency, IdempotencyLayer, LockLayer, key};
 use http::uri::PathAndQuery;
+use http_body_util::Full;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataMap;
@@ -225,6 +226,29 @@ async fn status_of_a_call_is_kept_with_its_details() {
                 .unwrap_err();
         }
         assert_eq!(served.run.count(), before + runs, "{code}");
+    }
+}
+
+/// A gRPC-Web response has its status in the body, which the layer does not read: it is a result, as each 200. One that
+/// has it in the head is judged by it.
+#[tokio::test]
+async fn grpc_web_response_is_a_result_unless_its_head_says_otherwise() {
+    let answers = |status: Option<&'static str>| {
+        move |n: usize| async move {
+            let mut response = http::Response::new(Full::<Bytes>::from(format!("run {n}")));
+            let headers = response.headers_mut();
+            headers.insert("content-type", "application/grpc-web+proto".parse().unwrap());
+            if let Some(status) = status {
+                headers.insert("grpc-status", status.parse().unwrap());
+            }
+            response
+        }
+    };
+    for (status, again) in [(None, "run 1"), (Some("0"), "run 1"), (Some("14"), "run 2")] {
+        let layer = layer().grpc_unary().retry_ambiguous();
+        let service = around(&layer, Counting::default().answering(answers(status)));
+        assert_eq!(send(&service, post("k")).await.text(), "run 1");
+        assert_eq!(send(&service, post("k")).await.text(), again, "{status:?}");
     }
 }
 

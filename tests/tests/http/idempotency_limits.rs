@@ -73,6 +73,24 @@ async fn results_are_replayed_at_the_limit_of_detached_handlers() {
     assert_eq!(send(&service, post("new")).await.text(), "run 3");
 }
 
+/// With `cancel_on_disconnect` no handler runs on, so a limit of 0 refuses nothing, also while a result that no client
+/// waits for is on its way to the store.
+#[tokio::test(start_paused = true)]
+async fn requests_run_where_no_handler_may_be_detached() {
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer().cancel_on_disconnect().max_detached(0);
+    layer.check().unwrap();
+    let service = around(&layer, run.service());
+    assert_eq!(send(&service, post("a")).await.text(), "run 1");
+    store.faults.complete_held.store(true, Ordering::SeqCst);
+    assert!(timeout(SECOND, send(&service, post("b"))).await.is_err());
+    assert_eq!((run.count(), layer.handle().tasks()), (2, 1));
+    store.faults.complete_held.store(false, Ordering::SeqCst);
+    assert_eq!(send(&service, post("c")).await.text(), "run 3");
+    assert_eq!(layer.stats().overloaded, 0);
+}
+
 /// Requests that wait keep their bodies in memory, so their number is bounded; the others are told at once.
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_bounded() {

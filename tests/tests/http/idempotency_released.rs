@@ -296,3 +296,83 @@ async fn in_progress_answer_of_a_layer_inside_releases_the_key() {
     let again = send(&both, post("k")).await;
     assert_eq!((again.status(), again.text()), (200, "run 1"));
 }
+
+/// A layer in between may send a request twice. That one of the two finds the lock busy says nothing of the other, which
+/// had its effect before or after.
+#[tokio::test]
+async fn busy_lock_of_a_request_that_is_sent_twice_keeps_the_key() {
+    for busy_first in [false, true] {
+        let app = App::new();
+        let lock = LockLayer::new(app.locks.clone(), key::fixed("account")).try_once();
+        let locked = lock.layer(app.run.service());
+        let sender = app.clone();
+        let twice = tower::service_fn(move |request: Req| {
+            let (app, locked) = (sender.clone(), locked.clone());
+            async move {
+                let runs = locked.clone().oneshot(request.clone());
+                let is_busy = async {
+                    let guard = app.hold("account").await;
+                    let answer = locked.oneshot(request).await;
+                    guard.release().await.unwrap();
+                    answer
+                };
+                if busy_first {
+                    let answer = is_busy.await;
+                    drop(runs.await);
+                    answer
+                } else {
+                    drop(runs.await);
+                    is_busy.await
+                }
+            }
+        });
+        let service = app.layer().layer(twice);
+        for _ in 0..2 {
+            let refused = send(&service, post("k")).await;
+            assert_eq!((refused.status(), app.run.count()), (423, 1), "{busy_first}");
+            assert!(!refused.not_started(), "{busy_first}");
+        }
+    }
+}
+
+/// Nor does a copy that finds the lock busy with the request itself, which is still at work.
+#[tokio::test(start_paused = true)]
+async fn busy_lock_of_a_copy_keeps_the_key_of_a_request_at_work() {
+    let app = App::new();
+    let lock = LockLayer::new(app.locks.clone(), key::fixed("account")).try_once();
+    let locked = lock.layer(app.run.taking(SECOND * 60));
+    let hedged = tower::service_fn(move |request: Req| {
+        let (first, second) = (locked.clone(), locked.clone());
+        async move {
+            let copy = request.clone();
+            let later = async {
+                tokio::time::sleep(SECOND).await;
+                second.oneshot(copy).await
+            };
+            tokio::select! {
+                answer = first.oneshot(request) => answer,
+                answer = later => answer,
+            }
+        }
+    });
+    let service = app.layer().layer(hedged);
+    for _ in 0..2 {
+        let refused = send(&service, post("k")).await;
+        assert_eq!((refused.status(), app.run.count()), (423, 1));
+        assert!(!refused.not_started());
+    }
+}
+
+/// A lock layer that let the request in does not count as another way: one further in refuses before any effect.
+#[tokio::test]
+async fn busy_lock_inside_another_lock_releases_the_key() {
+    let app = App::new();
+    let lock = |name: &'static str| LockLayer::new(app.locks.clone(), key::fixed(name)).try_once();
+    let locked = lock("outer").layer(lock("inner").layer(app.run.service()));
+    let service = app.layer().layer(locked);
+    let guard = app.hold("inner").await;
+    let refused = send(&service, post("k")).await;
+    assert_eq!((refused.status(), refused.not_started()), (423, true));
+    guard.release().await.unwrap();
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+}

@@ -248,6 +248,22 @@ async fn lost_lock_ends_a_grpc_stream_with_its_status() {
     assert_eq!(body.to_bytes(), "a");
 }
 
+/// A gRPC-Web client does not read trailers: for it the body breaks off.
+#[tokio::test(start_paused = true)]
+async fn lost_lock_breaks_off_a_grpc_web_stream() {
+    let layer = LockLayer::new(LockClient::memory(), fixed("k")).until_body(SECOND);
+    let handler = service_fn(|_: Request<()>| async {
+        let (body, _) = Script::new([Step::Data("a"), Step::Never]);
+        let mut response = Response::new(body);
+        let kind = "application/grpc-web".parse().unwrap();
+        response.headers_mut().insert("content-type", kind);
+        Ok::<_, Infallible>(response)
+    });
+    let service = layer.streaming().layer(handler);
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    assert!(response.into_body().collect().await.is_err());
+}
+
 /// The body of a request is read before the lock is taken.
 mod the_body_of_a_request {
     use super::*;

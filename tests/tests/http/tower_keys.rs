@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use dlock::{Held, LockClient};
 use dlock_tower::key::{
-    ExtractKey, Found, Key, all_of, fixed, from_fn, header, json_field, method_and_path, path, query,
+    ExtractKey, Found, Key, all_of, each_of, fixed, from_fn, header, json_field, method_and_path, path, query,
 };
 use dlock_tower::{LockLayer, NotStarted, Rejection};
 use http::{HeaderMap, Request, Response};
@@ -313,6 +313,53 @@ async fn an_extractor_of_ones_own_may_wait() {
         key_of(Key::new(Lookup).prefix("p:"), get("/")).await,
         some("p:found")
     );
+}
+
+/// As `Found::Keys` promises, for each way to return one.
+#[tokio::test]
+async fn empty_list_of_keys_counts_as_missing() {
+    struct Nothing;
+    impl<B: Send> ExtractKey<B> for Nothing {
+        async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+            Ok((request, Found::Keys(Vec::new())))
+        }
+    }
+    let closure = || from_fn(|_| Found::Keys(Vec::new()));
+    refused(key_of(Nothing, get("/")).await, 400, "is missing");
+    refused(key_of(closure(), get("/")).await, 400, "is missing");
+    refused(key_of(closure().prefix("p:"), get("/")).await, 400, "is missing");
+    refused(
+        key_of(all_of((fixed("a"), Nothing)), get("/")).await,
+        400,
+        "is missing",
+    );
+    refused(
+        key_of(each_of((fixed("a"), Nothing)), get("/")).await,
+        400,
+        "is missing",
+    );
+    refused(
+        key_of(header("x").or(Nothing), get("/")).await,
+        400,
+        "header x is missing, the name of something to lock is missing",
+    );
+    assert_eq!(
+        key_of(Key::new(Nothing).or(fixed("a")), get("/")).await,
+        some("a")
+    );
+    assert_eq!(key_of(closure().or(fixed("a")), get("/")).await, some("a"));
+    assert_eq!(key_of(Key::new(Nothing).optional(), get("/")).await, Ok(None));
+    assert_eq!(key_of(closure().optional(), get("/")).await, Ok(None));
+}
+
+/// Equal ones count once.
+#[tokio::test]
+async fn more_keys_than_one_step_can_lock_are_the_clients_mistake() {
+    let first = |n: usize| from_fn(move |_| (0..n).map(|i| format!("{i:04}")).collect::<Vec<_>>());
+    assert_eq!(key_of(first(1000), get("/")).await, some("0000"));
+    refused(key_of(first(1001), get("/")).await, 400, "1001 locks");
+    let equal = from_fn(|_| vec!["a"; 1001]);
+    assert_eq!(key_of(equal, get("/")).await, some("a"));
 }
 
 #[tokio::test]

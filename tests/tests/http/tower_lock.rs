@@ -712,6 +712,7 @@ mod loss {
                     let response = inner.oneshot(request).await?;
                     assert_eq!(response.status(), 503);
                     assert!(not_started(&response));
+                    assert_eq!(value(&response, "retry-after"), "1");
                     Ok::<_, Infallible>(answer())
                 }
             }));

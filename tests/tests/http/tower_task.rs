@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::idempotency_support::Faulty;
 use dlock::record::OnOrphan;
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::TestStore;
@@ -421,6 +422,37 @@ async fn message_that_is_done_elsewhere_is_an_error_for_its_consumer_until_it_is
         .await;
     assert!(matches!(waited, Ok(Done::Earlier(100))), "{waited:?}");
     assert!(matches!(running.await.unwrap(), Ok(Done::Ran(100))));
+}
+
+/// A store that is full takes the little that says that the work was done. One that takes nothing at all gets the whole
+/// result as soon as it takes one.
+#[tokio::test(start_paused = true)]
+async fn response_that_a_full_store_refuses_is_not_made_again() {
+    let store = Faulty::new();
+    let room = &store.faults.room;
+    let layer = TaskOnceLayer::on_records(store.records(), account);
+    let answers = service_fn(|_: Job| async { Ok::<_, String>("x".repeat(2000)) });
+    let deliver = |name| layer.layer(answers).oneshot(job(name, 0));
+
+    room.store(1000, Ordering::SeqCst);
+    let done = timeout(1000 * MS, deliver("large")).await.expect("at once");
+    assert!(matches!(done, Ok(Done::Ran(_))), "{done:?}");
+    let again = deliver("large").await.unwrap_err();
+    assert!(
+        matches!(again, TaskOnceError::ResultUnavailable { .. }) && again.is_done(),
+        "{again:?}"
+    );
+
+    room.store(1, Ordering::SeqCst);
+    let waits = tokio::spawn(deliver("later"));
+    sleep(1000 * MS).await;
+    room.store(0, Ordering::SeqCst);
+    assert!(matches!(waits.await.unwrap(), Ok(Done::Ran(_))));
+    let again = deliver("later").await;
+    assert!(
+        matches!(&again, Ok(Done::Earlier(text)) if text.len() == 2000),
+        "{again:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

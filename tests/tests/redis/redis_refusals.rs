@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock::record::{ClaimReply, OwnerReply};
 use dlock::store::{Outcome, Reason};
-use dlock::{Error, Held, LockClient, LockGuard, LockKey, LockKind};
+use dlock::{Error, Held, LockClient, LockGuard, LockKey, LockKind, OnceError, OnceReply};
 use dlock_tests::faults::{LEASE, PATIENCE, SLACK, SOON, answered, within};
 use dlock_tests::records::{ask, ask_for, by, claimed, fresh_key};
 use dlock_tests::{Flavor, Server, eventually};
@@ -257,6 +257,23 @@ async fn claims_are_extended_completed_and_released_on_a_full_server() {
     let (_, fence) = claimed(&records, ask(&keys[2]), 1).await;
     assert!(fence > 0);
     claimed(&records, ask(&keys[3]), 3).await;
+}
+
+/// A full server takes no result of more than 64 KiB, but that there was one: finished work is not done again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finished_work_whose_result_a_full_server_refuses_is_not_done_again() {
+    let server = Trouble::server().await;
+    let client = client(&server).await;
+    let work = client.once("report");
+    let done = work.run(async |_| {
+        Trouble::Full.begin(&server).await;
+        Ok::<_, String>("x".repeat(64 * 1024))
+    });
+    let done = within(SECOND, "the work", done).await;
+    assert!(matches!(done, Ok(OnceReply::Ran(_))), "{done:?}");
+    let again = work.run(async |_| -> Result<String, String> { panic!("it was done") });
+    let again = again.await;
+    assert!(matches!(again, Err(OnceError::ResultUnavailable)), "{again:?}");
 }
 
 /// A release that the server refuses is repeated until the server takes it, and a waiter has the lock then.

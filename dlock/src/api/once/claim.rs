@@ -548,7 +548,7 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
 fn settle(
     target: Arc<Target>,
     token: ClaimToken,
-    mut settlement: Settlement,
+    settlement: Settlement,
 ) -> impl Future<Output = Settled> + Send + 'static {
     let mut step = send(&target, &token, &settlement);
     let until = clock::now()
@@ -567,13 +567,8 @@ fn settle(
             };
             let name = &target.name;
             Event::ClaimNotSettled { name, error: &error }.emit();
-            match &mut settlement {
-                // Finished work must not be done again: keep at least that fact.
-                Settlement::Keep(result) if is_refused(&error) && *result != stored::unavailable() => {
-                    *result = stored::unavailable();
-                }
-                _ if is_final(&error) || clock::now() + pause > until => return Settled::Failed(error),
-                _ => {}
+            if is_final(&error) || clock::now() + pause > until {
+                return Settled::Failed(error);
             }
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -584,30 +579,44 @@ fn settle(
 
 type Step = futures_util::future::BoxFuture<'static, Result<OwnerReply, StoreError>>;
 
-fn send(target: &Target, token: &ClaimToken, settlement: &Settlement) -> Step {
+fn send(target: &Arc<Target>, token: &ClaimToken, settlement: &Settlement) -> Step {
     let (records, record, token) = (target.records.clone(), target.record.clone(), token.clone());
     match settlement {
         Settlement::Release => Box::pin(records.release(&record, &token)),
         Settlement::Abandon => Box::pin(async move { records.abandon(&record, &token).await }),
-        Settlement::Keep(result) => {
-            let (result, keep) = (result.clone(), target.keep);
-            Box::pin(async move { records.complete(&record, &token, result, keep).await })
-        }
+        Settlement::Keep(result) => Box::pin(keep(target.clone(), token, result.clone())),
     }
 }
 
-/// Whether the store decided to refuse it.
+/// Stores the result; or, if the store refuses it, as a full store does, only its existence: finished work must not be
+/// done again.
+async fn keep(target: Arc<Target>, token: ClaimToken, result: Vec<u8>) -> Result<OwnerReply, StoreError> {
+    let complete = |result| {
+        target
+            .records
+            .complete(&target.record, &token, result, target.keep)
+    };
+    let error = match complete(result).await {
+        Err(error) if is_refused(&error) => error,
+        reply => return reply,
+    };
+    let name = &target.name;
+    Event::ClaimNotSettled { name, error: &error }.emit();
+    complete(stored::unavailable()).await
+}
+
+/// Whether the store decided to refuse it, perhaps only for now.
 fn is_refused(error: &StoreError) -> bool {
-    error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused)
+    error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused | Reason::RefusedForNow)
 }
 
 /// Whether retrying is useless.
 fn is_final(error: &StoreError) -> bool {
-    is_refused(error)
-        || matches!(
-            error.reason,
-            Reason::KeyTaken(_) | Reason::Closed | Reason::Unsupported
-        )
+    match error.reason {
+        Reason::Refused => error.outcome == Outcome::NotDone,
+        Reason::KeyTaken(_) | Reason::Closed | Reason::Unsupported => true,
+        _ => false,
+    }
 }
 
 fn jittered(pause: Duration) -> Duration {
