@@ -307,10 +307,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
             .clone()
             .put(name.clone(), text.into_bytes(), ttl, false);
         match tokio::time::timeout(shared.settings.timeout, put).await {
-            Ok(Ok(())) => {
-                last = Some((now, content));
-                mailbox.read(shared, operations).await;
-            }
+            Ok(Ok(())) => last = Some((now, content)),
             Ok(Err(error)) => {
                 Event::NotWritten { error: Some(&error) }.emit();
                 if !error.is_passing() {
@@ -319,6 +316,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
             }
             Err(_) => Event::NotWritten { error: None }.emit(),
         }
+        mailbox.read(shared, operations).await;
     }
 }
 

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
+use dlock::operations::{Intervention, LossReason};
 use dlock::store::Kind;
+use dlock::store::doctor::Verdict;
 use dlock::store::member::{QuorumMember, Vote};
+use dlock::store::operations::{Entry, EntryName, Operations};
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, GivenLease, GrantId, Holder, Outcome, Reason, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
@@ -16,7 +19,8 @@ use dlock::stores::memory::MemoryStore;
 use dlock::stores::quorum::Quorum;
 use dlock::{Error, HoldState, LockClient, LockKey, LockKind, Loss};
 use dlock_tests::paused;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
 
 const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
@@ -31,6 +35,8 @@ enum Is {
     Down,
     /// Everything is done, and no answer comes back.
     Mute,
+    /// Everything is done, and the answer takes half a second.
+    Slow,
     /// Nothing is done, and nothing is answered for a second.
     Hanging,
     /// Everything is done, with a lease of a second.
@@ -66,6 +72,7 @@ impl Member {
         F: Future<Output = Result<T, StoreError>> + Send,
     {
         let (down, mute, hanging) = (self.is(Is::Down), self.is(Is::Mute), self.is(Is::Hanging));
+        let slow = self.is(Is::Slow);
         let in_doubt = self.is(Is::RefusingInDoubt);
         let refusing = in_doubt || self.is(Is::Refusing);
         let step = (!down && !hanging && !refusing).then(|| step(Arc::new(self.memory.clone())));
@@ -74,7 +81,7 @@ impl Member {
                 return Err(StoreError::not_done(Reason::Unreachable, "no server is there"));
             }
             // A round trip.
-            sleep(MS).await;
+            sleep(if slow { SEC / 2 } else { MS }).await;
             if refusing {
                 let mut refusal = StoreError::not_done(Reason::Refused, "no permission");
                 if in_doubt {
@@ -124,7 +131,46 @@ impl Store for Member {
         Box::pin(self.play(|memory| memory.force_release(key)))
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Arc::new(self.memory.clone()).watch(kind, key, grant)
+        Store::watch(Arc::new(self.memory.clone()), kind, key, grant)
+    }
+    fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+        Some(self)
+    }
+}
+
+impl Operations for Member {
+    fn put(self: Arc<Self>, name: EntryName, value: Vec<u8>, ttl: Duration, tell: bool) -> StoreFuture<()> {
+        Box::pin(self.play(move |memory| memory.put(name, value, ttl, tell)))
+    }
+    fn get(self: Arc<Self>, name: EntryName) -> StoreFuture<Option<Entry>> {
+        Box::pin(self.play(|memory| memory.get(name)))
+    }
+    fn remove(self: Arc<Self>, name: EntryName) -> StoreFuture<()> {
+        Box::pin(self.play(|memory| memory.remove(name)))
+    }
+    fn post(
+        self: Arc<Self>,
+        name: EntryName,
+        id: String,
+        message: Vec<u8>,
+        ttl: Duration,
+    ) -> StoreFuture<u64> {
+        Box::pin(self.play(move |memory| memory.post(name, id, message, ttl)))
+    }
+    fn mail(self: Arc<Self>, name: EntryName) -> StoreFuture<Vec<Vec<u8>>> {
+        Box::pin(self.play(|memory| memory.mail(name)))
+    }
+    fn clients(self: Arc<Self>) -> StoreFuture<Vec<Uuid>> {
+        Box::pin(self.play(|memory| memory.clients()))
+    }
+    fn watch(self: Arc<Self>, name: &EntryName) -> Watch {
+        Operations::watch(Arc::new(self.memory.clone()), name)
+    }
+    fn audit(self: Arc<Self>, fields: Vec<(String, String)>) -> StoreFuture<()> {
+        Box::pin(self.play(|memory| memory.audit(fields)))
+    }
+    fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool> {
+        Box::pin(self.play(|memory| memory.end(key, holder)))
     }
 }
 
@@ -606,6 +652,166 @@ fn readers_of_a_quorum_stand_back_for_no_writer() {
             let error = side.acquire().await.unwrap_err();
             assert!(matches!(error, Error::Unsupported { .. }), "{error}");
             assert!(error.to_string().contains("prefer_writers"), "{error}");
+        }
+    });
+}
+
+/// The mailbox of a client, and the entries of a quorum.
+fn mailbox(members: &[Member]) -> (EntryName, Arc<dyn Operations>) {
+    let operations = Arc::new(quorum(members)).operations().expect("it keeps entries");
+    (EntryName::presence(7), operations)
+}
+
+async fn post(operations: &Arc<dyn Operations>, mailbox: &EntryName) {
+    let posted = operations.clone();
+    let posted = posted.post(mailbox.clone(), "id".to_owned(), b"hello".to_vec(), 30 * SEC);
+    posted.await.unwrap();
+}
+
+#[test]
+fn holder_answers_and_is_asked_to_stop_while_a_member_is_away() {
+    for state in [Is::Hanging, Is::Mute, Is::Slow] {
+        paused(async {
+            let m = members(3).await;
+            let builder = LockClient::builder().store(quorum(&m));
+            let (a, b) = (builder.control(true).build().await.unwrap(), client(&m).await);
+            m[1].set(state);
+            let guard = a.lock("k").acquire().await.unwrap();
+            let begun = Instant::now();
+            let report = b.ask(&a.id()).await.unwrap().expect("the holder answers");
+            assert_eq!(report.holds.len(), 1);
+            let id = b.inspect("k").await.unwrap().expect("it is held").id;
+            let why = || Intervention::new("a deploy").by("anna");
+            assert!(b.revoke("k", &id, why()).await.unwrap());
+            guard.revoked().await.expect("the holder is asked to stop");
+            assert!(b.break_hold("k", &id, why()).await.unwrap());
+            assert_eq!(guard.lost().await, Loss::Gone);
+            assert!(matches!(guard.why_lost().await, Some(LossReason::Broken(_))));
+            assert!(begun.elapsed() < SEC, "{state:?}: {:?}", begun.elapsed());
+        });
+    }
+}
+
+#[test]
+fn holder_without_control_is_asked_to_stop_while_a_member_is_away() {
+    for state in [Is::Hanging, Is::Mute] {
+        paused(async {
+            let m = members(3).await;
+            let builder = LockClient::builder().store(quorum(&m));
+            let (a, b) = (builder.presence(true).build().await.unwrap(), client(&m).await);
+            m[1].set(state);
+            let guard = a.lock("k").acquire().await.unwrap();
+            let id = b.inspect("k").await.unwrap().expect("it is held").id;
+            let why = Intervention::new("a deploy").by("anna");
+            assert!(b.revoke("k", &id, why).await.unwrap());
+            let revoked = timeout(10 * SEC, guard.revoked()).await;
+            assert!(revoked.is_ok_and(|why| why.is_some()), "{state:?}");
+        });
+    }
+}
+
+#[test]
+fn holder_is_found_though_a_member_of_its_majority_is_slow() {
+    paused(async {
+        let m = members(3).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        m[1].set(Is::Down);
+        let guard = a.lock("k").fixed_lease(10 * SEC).acquire().await.unwrap();
+        m[1].set(Is::Fine);
+        m[2].set(Is::Slow);
+        assert!(b.inspect("k").await.unwrap().is_some());
+        assert_eq!(b.list("").await.unwrap().len(), 1);
+        // All that answered are of one mind.
+        let begun = Instant::now();
+        assert!(b.inspect("other").await.unwrap().is_none());
+        assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
+        drop(guard);
+    });
+}
+
+#[test]
+fn dropped_mail_loses_no_message() {
+    paused(async {
+        let m = members(3).await;
+        let (mailbox, operations) = mailbox(&m);
+        let set_others = |is| m[1..].iter().for_each(|member| member.set(is));
+        set_others(Is::Down);
+        post(&operations, &mailbox).await;
+        set_others(Is::Hanging);
+        let mail = operations.clone().mail(mailbox.clone());
+        assert!(timeout(SEC / 2, mail).await.is_err());
+        set_others(Is::Fine);
+        sleep(SEC).await;
+        let mail = operations.clone().mail(mailbox.clone());
+        assert_eq!(mail.await.unwrap(), [b"hello"]);
+        assert!(operations.mail(mailbox).await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn mail_of_a_slow_member_is_announced_and_returned_later_once() {
+    paused(async {
+        let m = members(3).await;
+        let (mailbox, operations) = mailbox(&m);
+        let mail = || operations.clone().mail(mailbox.clone());
+        let set_others = |is| m[..2].iter().for_each(|member| member.set(is));
+        let mut watch = operations.clone().watch(&mailbox);
+        set_others(Is::Down);
+        post(&operations, &mailbox).await;
+        set_others(Is::Fine);
+        m[2].set(Is::Slow);
+        sleep(SEC).await;
+        watch.changed().await;
+        let begun = Instant::now();
+        assert!(mail().await.unwrap().is_empty());
+        assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
+        timeout(SEC, watch.changed())
+            .await
+            .expect("its owner is notified");
+        assert_eq!(mail().await.unwrap(), [b"hello"]);
+        // A message that all members have.
+        post(&operations, &mailbox).await;
+        assert_eq!(mail().await.unwrap(), [b"hello"]);
+        sleep(SEC).await;
+        assert!(mail().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn audit_log_needs_a_majority_and_waits_for_no_more() {
+    paused(async {
+        let m = members(3).await;
+        let (_, operations) = mailbox(&m);
+        let audit = || {
+            operations
+                .clone()
+                .audit(vec![("what".to_owned(), "break".to_owned())])
+        };
+        m[0].set(Is::Hanging);
+        let begun = Instant::now();
+        audit().await.unwrap();
+        assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
+        m[1].set(Is::Refusing);
+        let error = audit().await.unwrap_err();
+        assert!(error.to_string().contains("no answer"), "{error}");
+    });
+}
+
+#[test]
+fn doctor_warns_of_members_that_vote_without_their_data() {
+    paused(async {
+        let m = members(3).await;
+        for trust in [false, true] {
+            let quorum = quorum(&m).trust_fresh_servers(trust);
+            let client = LockClient::builder().store(quorum).build().await.unwrap();
+            let diagnosis = client.doctor().await.unwrap();
+            let mut findings = diagnosis.findings.iter();
+            let finding = findings
+                .find(|finding| finding.check == "quorum-restarts")
+                .unwrap();
+            assert_eq!(finding.verdict == Verdict::Bad, trust, "{diagnosis}");
+            let restart = &diagnosis.what_if[1];
+            assert_eq!(restart.lost.starts_with("none"), !trust, "{diagnosis}");
         }
     });
 }

@@ -382,9 +382,25 @@ async fn members_of_a_quorum_that_share_a_host_or_copy_each_other_are_told() {
     let _: () = last.query(&["REPLICAOF", "127.0.0.1", &port]).await;
     let copies = client.doctor().await.unwrap();
     is(&copies, "quorum", Verdict::Bad, "is a replica of 127.0.0.1");
+}
+
+#[tokio::test]
+async fn quorum_that_trusts_fresh_servers_is_told_of_restarts() {
+    let servers = Independent::start(Flavor::from_env(), 3).await;
+    let trusting = read(&servers.url()).await;
+    is(
+        &trusting,
+        "quorum-restarts",
+        Verdict::Bad,
+        "may have lost their data",
+    );
+    assert!(trusting.what_if[1].lost.starts_with("those"), "{trusting}");
+    let careful = servers.url().replace("trust_fresh_servers=true&", "");
+    let careful = read(&careful).await;
+    is(&careful, "quorum-restarts", Verdict::Good, "does not vote for");
     assert!(
-        copies.what_if[1].lost.starts_with("none, while a majority"),
-        "{copies}"
+        careful.what_if[1].lost.starts_with("none, while a majority"),
+        "{careful}"
     );
 }
 

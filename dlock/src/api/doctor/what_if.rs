@@ -61,10 +61,14 @@ fn gives_up(retry_for: Duration) -> String {
 
 fn restarted(report: &StoreReport, lease: Duration, retry_for: Duration) -> (String, String) {
     if report.by_majority {
-        return (
-            "none, while a majority of the servers stays up".to_owned(),
-            "not longer than before".to_owned(),
-        );
+        let lost = match report.durability {
+            Durability::All => "none, while a majority of the servers stays up",
+            _ => {
+                "those that it granted, if it lost its data: it votes at once, and others may acquire them before \
+                 their holders are told; until then only fencing tokens protect"
+            }
+        };
+        return (lost.to_owned(), "not longer than before".to_owned());
     }
     let in_time = lease * 2 / 3;
     let lost = match report.durability {
@@ -183,6 +187,9 @@ mod tests {
                 .starts_with("all behind")
         );
         report.by_majority = true;
+        let all = table(&report, secs(30), secs(10));
+        assert!(all[1].lost.starts_with("those that it granted"));
+        report.durability = Durability::All;
         let all = table(&report, secs(30), secs(10));
         assert!(all[1..3].iter().all(|row| row.lost.starts_with("none")));
         report.by_majority = false;

@@ -81,7 +81,7 @@ impl Mailbox {
     pub(super) async fn read(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
         self.watch.iter_mut().for_each(Watch::seen);
         let mail = operations.clone().mail(self.name.clone());
-        let Ok(Ok(messages)) = tokio::time::timeout(shared.settings.timeout, mail).await else {
+        let Ok(Ok(messages)) = tokio::time::timeout(patience(shared), mail).await else {
             return;
         };
         let mut asked = Vec::new();
@@ -98,6 +98,11 @@ impl Mailbox {
             tokio::time::sleep(PAUSE).await;
         }
     }
+}
+
+/// Longer than the store takes to reply or to fail: what it returns is deleted there, and a message is read once.
+fn patience(shared: &Shared) -> Duration {
+    shared.settings.timeout * 2
 }
 
 async fn answer(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, reply: Uuid) {
@@ -125,7 +130,7 @@ async fn look(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, id: GrantI
 async fn look_for_revocation(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, grant: &Arc<Grant>) {
     let name = EntryName::of_grant("revoked", grant.key.clone(), grant.id());
     let entry = operations.clone().get(name);
-    if let Ok(Ok(Some(entry))) = tokio::time::timeout(shared.settings.timeout, entry).await
+    if let Ok(Ok(Some(entry))) = tokio::time::timeout(patience(shared), entry).await
         && let Some(intervention) = Intervention::read(&entry.value)
         && grant.revoke(intervention.clone())
     {

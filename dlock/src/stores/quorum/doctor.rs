@@ -26,7 +26,11 @@ impl Diagnose for Quorum {
             }))
             .await;
             let mut report = StoreReport::new();
-            (report.failover, report.durability) = (Failover::None, Durability::All);
+            report.failover = Failover::None;
+            report.durability = match self.trust_fresh {
+                true => Durability::Unknown,
+                false => Durability::All,
+            };
             report.by_majority = true;
             let (mut of_members, mut away, mut depends) = (Vec::new(), Vec::new(), Vec::new());
             for (member, examined) in self.members.iter().zip(examined) {
@@ -56,6 +60,7 @@ impl Diagnose for Quorum {
                 .findings
                 .push(self.independence(&report.servers, depends, &away));
             report.findings.push(self.clocks(&report.servers));
+            report.findings.push(self.restarts());
             match away.into_iter().next() {
                 Some((_, error)) if report.servers.is_empty() => Err(error),
                 _ => Ok(report),
@@ -122,6 +127,25 @@ impl Quorum {
             CHECK,
             format!("{all} independent servers, {majority} of which grant a lock"),
         )
+    }
+
+    fn restarts(&self) -> Finding {
+        const CHECK: &str = "quorum-restarts";
+        match self.trust_fresh {
+            true => Finding::bad(
+                CHECK,
+                "servers vote at once after a restart, although they may have lost their data: a lock may be granted \
+                 twice",
+                "remove trust_fresh_servers once the servers are installed",
+            ),
+            false => Finding::good(
+                CHECK,
+                format!(
+                    "a server that may have lost its data does not vote for {:?}",
+                    self.max_lease
+                ),
+            ),
+        }
     }
 
     /// Members that lost their data derive tokens from their clocks.

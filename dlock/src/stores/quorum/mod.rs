@@ -17,6 +17,7 @@
 //! and no records.
 
 mod doctor;
+mod late_mail;
 mod notifications;
 mod operations;
 mod sayings;
@@ -24,6 +25,7 @@ mod votes;
 
 use std::fmt;
 use std::future::Future;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use self::late_mail::LateMail;
 use self::notifications::MemberNotifications;
 use self::sayings::Sayings;
 use self::votes::{Verdict, Vote, Votes};
@@ -54,7 +57,7 @@ pub use crate::store::url::DEFAULT_MAX_LEASE;
 /// The kinds that a majority can grant.
 const KINDS: [Kind; 3] = [Kind::Mutex, Kind::Read, Kind::Write];
 
-/// Extra time for the slower members, when the lock is not available anyway.
+/// Extra time for the slower members, when the lock is not available anyway, and for a complete reply.
 const SHORT: Duration = Duration::from_millis(5);
 
 /// Clients that have split the votes ask again at different moments, at most two round trips apart, of at most this
@@ -110,6 +113,7 @@ pub struct Quorum {
     /// Until when these members abstain, if they are too many for a majority.
     abstention: Mutex<Option<(Instant, Arc<[usize]>)>>,
     notifications: MemberNotifications,
+    late_mail: LateMail,
     doubts: DoubtSender,
     runtime: Handle,
 }
@@ -149,6 +153,7 @@ impl Quorum {
             held: Mutex::default(),
             said: Mutex::default(),
             abstention: Mutex::default(),
+            late_mail: LateMail::default(),
             doubts,
             runtime,
         }
@@ -559,20 +564,59 @@ impl Quorum {
         (!votes_at_once).then_some(self.max_lease)
     }
 
-    /// Returns the equal replies of a majority of the members: those with the same `same`, and how many members gave
-    /// them.
-    async fn looks<T: Send + 'static>(&self, mut asked: Answers<T>) -> Result<Vec<T>, StoreError> {
+    /// Collects the replies of a majority, until they are `enough` with that many still to come, and those that arrive
+    /// shortly after; the others stay in `asked`. Also returns the last failure.
+    async fn gather<T>(
+        &self,
+        asked: &mut Answers<T>,
+        enough: impl Fn(&[T], usize) -> bool,
+    ) -> (Vec<T>, Option<StoreError>) {
         let (mut seen, mut trouble) = (Vec::new(), None);
-        while let Some((at, answer)) = asked.next().await {
+        let majority = votes::majority(asked.len());
+        let begun = clock::now();
+        while (seen.len() < majority || !enough(&seen, asked.len()))
+            && let Some((at, answer)) = asked.next().await
+        {
             match answer {
                 Ok(answer) => seen.push(answer),
                 Err(error) => trouble = Some(self.named(at, error)),
             }
         }
+        let took = clock::now().saturating_duration_since(begun);
+        let rest = async {
+            while let Some((_, answer)) = asked.next().await {
+                seen.extend(answer);
+            }
+        };
+        let _ = tokio::time::timeout(took + SHORT, rest).await;
+        (seen, trouble)
+    }
+
+    /// Returns the replies of a majority of the members, and of those that are no slower, see [`gather`](Self::gather).
+    async fn looks<T>(
+        &self,
+        mut asked: Answers<T>,
+        enough: impl Fn(&[T], usize) -> bool,
+    ) -> Result<Vec<T>, StoreError> {
+        let (seen, trouble) = self.gather(&mut asked, enough).await;
         match trouble {
             Some(error) if seen.len() < self.majority() => Err(error),
             _ => Ok(seen),
         }
+    }
+
+    /// Whether the replies of `left` more members cannot add a holder of a key to those that a majority knows.
+    fn is_settled<'h>(&self, seen: impl IntoIterator<Item = &'h Holder>, left: usize) -> bool {
+        let mut known: HashMap<(Kind, &str), usize> = HashMap::default();
+        for holder in seen {
+            *known.entry((holder.kind, &holder.id)).or_default() += 1;
+        }
+        let majority = self.majority();
+        let is_exclusive = known
+            .iter()
+            .any(|((kind, _), count)| kind.is_exclusive() && *count >= majority);
+        let is_open = |count: &usize| *count < majority && *count + left >= majority;
+        is_exclusive || !known.values().any(is_open)
     }
 
     /// Returns the holders that a majority knows, each with the lease that a majority gives it at least.
@@ -595,6 +639,14 @@ impl Quorum {
         agreed.sort_by(|a, b| a.id.cmp(&b.id));
         agreed
     }
+}
+
+fn by_key<K: Eq + Hash, H>(holders: impl Iterator<Item = (K, H)>) -> HashMap<K, Vec<H>> {
+    let mut by_key: HashMap<K, Vec<H>> = HashMap::default();
+    for (key, holder) in holders {
+        by_key.entry(key).or_default().push(holder);
+    }
+    by_key
 }
 
 type Answer<T> = std::pin::Pin<Box<dyn Future<Output = (usize, Result<T, StoreError>)> + Send>>;
@@ -636,19 +688,24 @@ impl Store for Quorum {
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         let asked = self.ask(|member| member.inspect(key.clone()));
         Box::pin(async move {
-            let seen = self.looks(asked).await?;
+            let enough = |seen: &[Vec<Holder>], left| self.is_settled(seen.iter().flatten(), left);
+            let seen = self.looks(asked, enough).await?;
             Ok(self.agreed(seen.into_iter().flatten()))
         })
     }
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         Box::pin(async move {
-            let seen = self.looks(self.ask(|member| member.list(prefix.clone()))).await?;
-            let mut by_key: HashMap<LockKey, Vec<Holder>> = HashMap::default();
-            for (key, holder) in seen.into_iter().flatten() {
-                by_key.entry(key).or_default().push(holder);
-            }
-            let agreed = by_key.into_iter().flat_map(|(key, holders)| {
+            let asked = self.ask(|member| member.list(prefix.clone()));
+            let enough = |seen: &[Vec<(LockKey, Holder)>], left| {
+                let holders = seen.iter().flatten().map(|(key, holder)| (key, holder));
+                by_key(holders)
+                    .into_values()
+                    .all(|holders| self.is_settled(holders, left))
+            };
+            let seen = self.looks(asked, enough).await?;
+            let agreed = by_key(seen.into_iter().flatten()).into_iter();
+            let agreed = agreed.flat_map(|(key, holders)| {
                 let holders = self.agreed(holders);
                 holders.into_iter().map(move |holder| (key.clone(), holder))
             });
@@ -658,7 +715,8 @@ impl Store for Quorum {
 
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         let asked = self.ask(|member| member.force_release(key.clone()));
-        Box::pin(async move { Ok(self.looks(asked).await?.contains(&true)) })
+        // A majority has the holder, so one of those that reply does.
+        Box::pin(async move { Ok(self.looks(asked, |_, _| true).await?.contains(&true)) })
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {

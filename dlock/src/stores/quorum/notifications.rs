@@ -58,8 +58,12 @@ impl MemberNotifications {
                 .filter_map(|member| Some(member.store.clone().operations()?.watch(entry)))
                 .collect()
         };
-        // No kind has this name.
-        self.gathered(format!("entry:{}", entry.with_prefix("")).into(), watches)
+        self.gathered(topic(entry).into(), watches)
+    }
+
+    /// Notifies the watches of an entry.
+    pub(super) fn tell_entry(&self, entry: &EntryName) {
+        self.hub.tell(&topic(entry));
     }
 
     fn gathered(&self, name: Arc<str>, watches: impl FnOnce() -> Vec<Watch>) -> Watch {
@@ -79,6 +83,11 @@ impl MemberNotifications {
             forwarded.lock().remove(&name);
         })
     }
+}
+
+/// No kind has this name.
+fn topic(entry: &EntryName) -> String {
+    format!("entry:{}", entry.with_prefix(""))
 }
 
 async fn forward(watches: Vec<Watch>, hub: &Hub, name: &str) {
