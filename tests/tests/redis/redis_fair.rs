@@ -1106,3 +1106,25 @@ async fn what_is_no_counter_is_named_and_stays_and_no_lock_is_taken() {
         .await
         .unwrap();
 }
+
+/// Taken for a replica, the server would be left, and what was carried out along with the refused step sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_server_is_not_taken_for_a_replica_by_the_name_of_a_lock() {
+    const NAME: &str = "READONLY";
+    let server = Server::builder(Flavor::from_env()).maxmemory_policy("noeviction");
+    let store = Store::Server(Box::new(server.start().await));
+    let server = store.as_server();
+    let client = ordinary(&server.url()).await;
+    let guard = client.fair_lock(NAME).acquire().await.unwrap();
+    let other = ordinary(&server.url()).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let waiter = other.fair_lock(NAME).wait(PATIENCE).acquire();
+    let error = within(SOON, "the server refuses", waiter).await.unwrap_err();
+    assert!(
+        matches!(error, Error::Refused { .. }) && error.to_string().contains("OOM"),
+        "{error:?}"
+    );
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    guard.release().await.unwrap();
+    store.assert_clean(&[&client, &other]).await;
+}

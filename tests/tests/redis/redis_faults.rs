@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::operations::LockEventKind;
+use dlock::operations::{Intervention, LockEventKind};
 use dlock::{Error, HoldState, LockKind};
 use dlock_tests::faults::{
     Pair, RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_back, is_confirmed,
-    is_free, is_free_as, keeping, releasing, renewing, setting, setting_of_faults, step, within,
+    is_free, is_free_as, keeping, patient, releasing, renewing, setting, setting_of_faults, step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -51,6 +51,27 @@ async fn release_is_repeated_and_reports_no_loss_when_its_reply_is_lost() {
             "{pair}, {then:?}: kept for {took:?}"
         );
     }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn break_is_in_the_audit_log_once_and_not_done_when_the_reply_is_lost() {
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let (a, b) = (
+        patient(&proxy.url()).await,
+        patient(&store.as_server().url()).await,
+    );
+    let guard = b.lock("k").acquire().await.unwrap();
+    let id = a.inspect("k").await.unwrap().unwrap().id;
+    let fault = proxy.swallow(1, Swallow::Cut, step("audit"));
+    let broken = a.break_hold("k", &id, Intervention::new("it hangs")).await;
+    assert!(fault.fired() && is_unknown(&broken), "{broken:?}");
+    is_back(&a).await;
+    assert_eq!(store.as_server().query::<u64>(&["XLEN", "dlock:audit"]).await, 1);
+    is_confirmed(&guard).await;
+    guard.release().await.unwrap();
+    store.as_server().command(&["DEL", "dlock:audit"]).await;
     store.assert_clean(&[&a, &b]).await;
 }
 

@@ -48,6 +48,12 @@ impl OperationStep {
         }
     }
 
+    /// Whether sending it twice has the same effect as sending it once. Where the reply to [`OperationStep::Take`] is lost, so are
+    /// the messages: a second copy does no more harm.
+    pub(super) fn is_repeatable(&self) -> bool {
+        !matches!(self, OperationStep::Audit(_))
+    }
+
     pub(super) fn write(&self, cmd: &mut Command) {
         match self {
             OperationStep::Put { value, ttl, tell } => {
@@ -262,6 +268,19 @@ fn connection(line: &str, end: &str) -> Option<Connection> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stores::redis::script::Call;
+
+    #[test]
+    fn entry_of_the_audit_log_is_not_sent_again() {
+        let call = |step| Call {
+            key: "k".into(),
+            slot: None,
+            verb: Verb::Entry(Box::new(step)),
+            vote_after: None,
+        };
+        assert!(!call(OperationStep::Audit(Vec::new())).is_repeatable());
+        assert!(call(OperationStep::Take).is_repeatable() && call(OperationStep::Get).is_repeatable());
+    }
 
     #[test]
     fn connection_of_a_client_is_found_by_its_uuid() {

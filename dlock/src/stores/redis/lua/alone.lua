@@ -32,8 +32,8 @@ if short == 'acquire' or short == 'queue' then
       if count > now - known then count = now - known end
       if waiters and waiters[1] then
         local trimmed, removed = ask('LTRIM', KEYS[3], '1', '-1'), ask('ZREM', KEYS[4], grant)
-        if trimmed.err then return { now, { 'failed', KEYS[3] .. ': ' .. trimmed.err } } end
-        if type(removed) == 'table' then return { now, { 'failed', KEYS[4] .. ': ' .. removed.err } } end
+        if trimmed.err then return { now, { 'failed', trimmed.err .. ' (' .. KEYS[3] .. ')' } } end
+        if type(removed) == 'table' then return { now, { 'failed', removed.err .. ' (' .. KEYS[4] .. ')' } } end
       end
       if ask('HSET', key, grant, '1') == 1 then
         local set = ask('PEXPIRE', key, lease)

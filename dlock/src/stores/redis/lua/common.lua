@@ -45,15 +45,15 @@ local function released(heard) return heard < 0 and -1 or 1 + heard end
 local function move_fence(besides)
   local before = ask('GET', fence)
   if is_error(before) then
-    error({ failed = fence .. ', the key of the fencing tokens, holds other data, to be removed: ' .. before.err })
+    error({ failed = 'the key of the fencing tokens, ' .. fence .. ', holds other data, to be removed: ' .. before.err })
   end
   before = tonumber(before or 0)
   local known = before and before > LEAST and before < 9007199254740992 and before % 1 == 0
   local least = known and before + 1 or now
   local upto = math.max(now, least + besides)
   if upto >= 9007199254740992 then
-    error({ failed = fence .. ' has come to the last of all fencing tokens: remove this key, and they begin again with '
-      .. "the server's clock, below those that were given" })
+    error({ failed = 'the key ' .. fence .. ' has come to the last of all fencing tokens: remove this key, and they begin '
+      .. "again with the server's clock, below those that were given" })
   end
   run('SET', fence, string.format('%.0f', upto))
   return least, upto

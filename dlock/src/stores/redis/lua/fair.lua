@@ -67,10 +67,10 @@ local function add_fair_steps()
     return id and channel .. ':' .. id or channel
   end
 
-  -- Runs a command on one of the two keys; an error names a key that holds other data.
+  -- Runs a command on one of the two keys; an error names a key that holds other data, behind its code.
   local function on(command, key, ...)
     local reply = ask(command, key, ...)
-    if is_error(reply) then error({ failed = key .. ': ' .. reply.err }) end
+    if is_error(reply) then error({ failed = reply.err .. ' (' .. key .. ')' }) end
     return reply
   end
 

@@ -56,17 +56,17 @@ if short == 'queue' then
       local entries = {}
       for i = 1, #joins do entries[2 * i - 1], entries[2 * i] = upto, joins[i] end
       local added = ask('ZADD', times, unpack(entries))
-      if type(added) ~= 'number' then joined = { 'failed', times .. ': ' .. added.err } end
+      if type(added) ~= 'number' then joined = { 'failed', added.err .. ' (' .. times .. ')' } end
       if not is_kept then
         local set = ask('PEXPIRE', queue, RESIDUE)
         if set == 1 then set = ask('PEXPIRE', times, RESIDUE) end
-        if type(set) == 'table' then joined = { 'failed', queue .. ': ' .. set.err } end
+        if type(set) == 'table' then joined = { 'failed', set.err .. ' (' .. queue .. ')' } end
       end
     end
     if leaves[1] then
       local trimmed, removed = ask('LTRIM', queue, #leaves, '-1'), ask('ZREM', times, unpack(leaves))
       local err = trimmed.err or type(removed) == 'table' and removed.err
-      if err then gone = { 'failed', queue .. ': ' .. err } end
+      if err then gone = { 'failed', err .. ' (' .. queue .. ')' } end
     end
     local replies = { now }
     for i = 9, #ARGV, 2 do replies[#replies + 1] = ARGV[i] == 'fair' and joined or gone end

@@ -58,10 +58,10 @@ local function add_read_write_steps()
 
   local function left_of(key) return math.max(run('PTTL', key), -1) end
 
-  -- Runs a command on a key beside the lock. An error names that key.
+  -- Runs a command on a key beside the lock. An error names that key, behind its code.
   local function on(command, beside, ...)
     local reply = ask(command, beside, ...)
-    if is_error(reply) then error({ failed = beside .. ': ' .. reply.err }) end
+    if is_error(reply) then error({ failed = reply.err .. ' (' .. beside .. ')' }) end
     return reply
   end
 

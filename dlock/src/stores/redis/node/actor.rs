@@ -25,6 +25,7 @@ use super::responses::After;
 use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
 use super::token_draws::TokenDraws;
+use super::undos::Undos;
 use super::{Part, Plain, PlainReply, Request, Step};
 use crate::base::chance;
 use crate::base::clock;
@@ -34,7 +35,7 @@ use crate::stores::redis::cluster::Cluster;
 use crate::stores::redis::cluster::slot::Slot;
 use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::{Connected, Connector};
-use crate::stores::redis::script::{self, By, Call};
+use crate::stores::redis::script::{self, By};
 
 /// The maximum number of calls in flight in a Cluster, where each carries steps of one slot only.
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
@@ -190,8 +191,8 @@ pub(super) struct Actor {
     run_id: String,
     pub(super) token_draws: TokenDraws,
     pub(super) former_connections: FormerConnections,
-    /// Of acquires by commands without an answer, with the numbers of their calls: for the next connection.
-    pub(super) undos: Vec<(u64, Call)>,
+    /// Of acquires by commands without an answer: for the next connection.
+    pub(super) undos: Undos,
     /// Whether there are steps [in doubt](super::Queuing::in_doubt).
     pub(super) has_doubts: bool,
     /// A master was found at the address: a read-only replica there is a former master.
@@ -230,7 +231,7 @@ impl Actor {
             run_id: String::new(),
             token_draws: TokenDraws::default(),
             former_connections: FormerConnections::default(),
-            undos: Vec::new(),
+            undos: Undos::default(),
             has_doubts: false,
             was_master: !connector.endpoint.is_fixed(),
             was_demoted: false,
@@ -301,6 +302,7 @@ impl Actor {
         self.late_copies
             .server_says(connected.server_time, connected.asked_at);
         self.token_draws.begin();
+        self.script_is_next = false;
         self.run_id.clone_from(&connected.run_id);
         for (cmd, reply) in self.former_connections.replace(&self.run_id, connected.id) {
             let close = self.plain(
@@ -312,7 +314,7 @@ impl Actor {
             self.plain.push_front(close);
         }
         // They may have been carried out long after their callers gave up the undoing: a server can stand still for any time.
-        for (_, undo) in std::mem::take(&mut self.undos) {
+        for undo in self.undos.take() {
             self.keep_release(undo);
         }
         self.was_master |= !connected.is_replica;
@@ -754,9 +756,9 @@ impl Actor {
             return Some((Batch::Plain(plain), by_hash, role));
         }
         // Else steps that only the script can do might wait for ever.
-        if !std::mem::take(&mut self.script_is_next)
-            && let Some((steps, way)) = self.next_by_commands()
-        {
+        let script_is_next =
+            std::mem::take(&mut self.script_is_next) && !self.send_queue.may_begin_with_untold_release();
+        if !script_is_next && let Some((steps, way)) = self.next_by_commands() {
             return Some((Batch::Steps(steps), way, role));
         }
         if let Some(steps) = self.next_by_script(role) {

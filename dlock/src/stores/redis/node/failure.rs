@@ -59,20 +59,95 @@ pub(super) fn lasts(error: &ServerError) -> bool {
 
 /// The error of a command that failed inside a script, before anything was changed.
 pub(in super::super) fn refused(message: &str) -> StoreError {
+    // Servers before version 7 end it as on the wire.
+    let message = message.replace("\r\n", "");
+    let message = message.as_str();
     // The missing key is on another server of the Cluster, while its slot moves there.
     if message.contains(NOT_LOCAL) || message.contains(DOWN) {
         return StoreError::not_done(Reason::Unreachable, message);
     }
-    // The code is at the front, or after the name of a key; old servers write it as on the wire.
-    let codes = message.split(": ").map(|part| part.trim_start_matches('-'));
-    let mut codes = codes.filter_map(|part| part.split_whitespace().next());
-    match codes.find(|code| passes(code)) {
-        Some(code) => StoreError::not_done(Reason::RefusedForNow, format!("{message}{}", hint(code))),
-        None => StoreError::not_done(Reason::Refused, format!("{message}{}", hint(message))),
+    let code = code_of(message);
+    match passes(code) {
+        true => StoreError::not_done(Reason::RefusedForNow, format!("{message}{}", hint(code))),
+        false => StoreError::not_done(Reason::Refused, format!("{message}{}", hint(message))),
     }
+}
+
+/// Whether a server refused this because it is a read-only replica.
+pub(super) fn is_read_only(error: &StoreError) -> bool {
+    // The `redis` crate writes the code of an error reply in its own way.
+    error.reason == Reason::RefusedForNow && matches!(code_of(&error.message), "READONLY" | "ReadOnly")
+}
+
+/// The code at the front of an error. Servers before version 7 write the line of the script before it, and the code as on
+/// the wire.
+fn code_of(message: &str) -> &str {
+    let error = match message.strip_prefix("@user_script: ") {
+        Some(rest) => rest.split_once(": ").map_or(rest, |(_, error)| error),
+        None => message,
+    };
+    let end = error.find([' ', ':']).unwrap_or(error.len());
+    error[..end].trim_start_matches('-')
 }
 
 /// Whether this is the code of a transient refusal.
 fn passes(code: &str) -> bool {
     matches!(code, "OOM" | "MISCONF" | "NOREPLICAS" | "READONLY")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_at_the_front_tells_what_a_refusal_means_whatever_names_follow() {
+        for (message, reason, read_only) in [
+            (
+                "OOM command not allowed (redisson_lock_queue:{READONLY})",
+                Reason::RefusedForNow,
+                false,
+            ),
+            (
+                "OOM no memory (READONLY read only replica)",
+                Reason::RefusedForNow,
+                false,
+            ),
+            ("WRONGTYPE other data (a: OOM)", Reason::Refused, false),
+            (
+                "READONLY You can't write (redisson_lock_queue:{k})",
+                Reason::RefusedForNow,
+                true,
+            ),
+            (
+                "@user_script: 12: -READONLY You can't write\r\n",
+                Reason::RefusedForNow,
+                true,
+            ),
+            ("-OOM command not allowed", Reason::RefusedForNow, false),
+            (
+                "NOREPLICAS Not enough good replicas",
+                Reason::RefusedForNow,
+                false,
+            ),
+        ] {
+            let error = refused(message);
+            assert_eq!(
+                (&error.reason, is_read_only(&error)),
+                (&reason, read_only),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn refused_call_tells_whether_the_server_is_a_replica() {
+        for (reply, read_only) in [
+            ("-READONLY You can't write against a read only replica.", true),
+            ("-MISCONF READONLY", false),
+        ] {
+            let reply = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).unwrap();
+            let error = reply.extract_error().unwrap_err();
+            assert_eq!(is_read_only(&classify(&error)), read_only, "{error}");
+        }
+    }
 }

@@ -29,6 +29,7 @@ mod slot_migration;
 #[cfg(test)]
 mod test_steps;
 mod token_draws;
+mod undos;
 mod wire;
 
 use std::future::Future;

@@ -7,6 +7,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::actor::Actor;
+use super::failure::is_read_only;
 use super::responses::answer_error;
 use super::{Queuing, Step};
 use crate::base::chance;
@@ -147,11 +148,7 @@ impl Actor {
 
     /// Whether the server, which should be the master, no longer is. A server of a Cluster redirects instead.
     pub(super) fn is_demoted(&self, error: &StoreError) -> bool {
-        self.part.cluster.is_none()
-            && error.outcome == Outcome::NotDone
-            // Names in a message may contain the word.
-            && error.reason == Reason::RefusedForNow
-            && (error.message.contains("READONLY") || error.message.contains("read only replica"))
+        self.part.cluster.is_none() && error.outcome == Outcome::NotDone && is_read_only(error)
     }
 
     /// The error for a reply that only a Cluster server gives, when the URL names a single server.

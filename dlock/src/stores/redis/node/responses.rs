@@ -11,13 +11,11 @@ use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
 use super::by_commands;
 use super::failure::{broke, classify, is_broken, no_answer};
 use super::replicas::ConnectionRole;
+use super::undos::NO_CALL;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
-
-/// Instead of the number of a call: no answer on this connection tells that its steps were carried out.
-const NO_CALL: u64 = u64::MAX;
 
 /// What to do after a call returned.
 pub(super) enum After {
@@ -104,7 +102,7 @@ impl Actor {
         }
         let is_abandoned_undo = step.call.undoes_acquire() && reply.is_closed() && error.is_passing();
         if is_abandoned_undo && self.former_connections.may_have_acquires() {
-            self.undos.push((NO_CALL, step.call.clone()));
+            self.undos.remember(NO_CALL, step.call.clone());
         }
         if let Verb::GiveBack { token, .. } = &step.call.verb
             && reply.is_closed()
@@ -203,8 +201,8 @@ impl Actor {
                 if steps.is_empty() {
                     return After::Fine;
                 }
-                // What was sent before has been carried out, and the undos of its callers come behind it.
-                self.undos.retain(|(number, _)| *number > call.number);
+                // What was sent before has been carried out.
+                self.undos.answered(call.number);
                 if let Some(told) = told {
                     self.late_copies.server_says(told, call.sent_at);
                 }
@@ -305,7 +303,7 @@ impl Actor {
     fn undo_later(&mut self, call: u64, steps: &[Step]) {
         if self.former_connections.may_have_acquires() {
             let undos = steps.iter().filter_map(|step| undo_of(&step.call));
-            self.undos.extend(undos.map(|undo| (call, undo)));
+            undos.for_each(|undo| self.undos.remember(call, undo));
         }
     }
 
@@ -441,8 +439,11 @@ impl Actor {
                 }
                 self.late_copies.settle(grant);
             }
-            if self.has_doubts && matches!(answer, Ok(Answer::Released { .. } | Answer::Gone)) {
-                self.resolve_doubt(*grant);
+            if matches!(answer, Ok(Answer::Released { .. } | Answer::Gone)) {
+                self.undos.released(*grant);
+                if self.has_doubts {
+                    self.resolve_doubt(*grant);
+                }
             }
         }
         self.settle_claim(&step, &answer, server_time);

@@ -129,29 +129,19 @@ impl SendQueue {
         mut gate: Gate,
         mut may_send: impl FnMut(Option<Slot>) -> bool,
     ) -> Option<Vec<Step>> {
-        let kept = self.failed_releases.iter().take(WINDOW);
-        let first = kept.map(|step| step.call.slot).position(&mut may_send);
+        let mut held_back = HeldBack::default();
+        let mut kept = self.failed_releases.iter().take(WINDOW);
+        let first = kept.position(|step| !held_back.keeps(step, now) && may_send(step.call.slot));
         if let Some(at) = first {
-            return Some(company(&mut self.failed_releases, at, |_| true));
+            let may_go = |step: &Step| !held_back.keeps(step, now);
+            return Some(company(&mut self.failed_releases, at, may_go));
         }
-        self.wakes_at = None;
-        let mut waiting = HashSet::new();
-        let mut may_go = |step: &Step| {
-            let slot = step.call.slot;
-            if step.not_before.is_some_and(|at| now < at) {
-                self.wakes_at = self.wakes_at.into_iter().chain(step.not_before).min();
-                // A step that begins something waits behind it: it may be the release that makes that possible.
-                waiting.insert(slot);
-                return false;
-            }
-            !(step.call.takes_token() && !waiting.is_empty() && waiting.contains(&slot)) && gate.lets(step)
-        };
-        let at = self
-            .steps
-            .iter()
-            .take(WINDOW)
-            .position(|step| may_go(step) && may_send(step.call.slot))?;
-        Some(company(&mut self.steps, at, may_go))
+        let mut may_go = |step: &Step| !held_back.keeps(step, now) && gate.lets(step);
+        let mut steps = self.steps.iter().take(WINDOW);
+        let at = steps.position(|step| may_go(step) && may_send(step.call.slot));
+        let taken = at.map(|at| company(&mut self.steps, at, may_go));
+        self.wakes_at = held_back.wakes_at;
+        taken
     }
 
     /// Takes the releases that commands can carry out, failed ones first, and behind them, if wanted, such acquires. Releases
@@ -203,6 +193,22 @@ impl SendQueue {
         (steps, needs_script)
     }
 
+    /// Whether one of the first steps, all of them releases, was sent by commands before. It may have been carried out without
+    /// its notification, for which only the same commands make up.
+    pub(super) fn may_begin_with_untold_release(&self) -> bool {
+        // Nothing prevents commands from taking it.
+        let first = self
+            .steps
+            .iter()
+            .take_while(|step| step.call.releases().is_some());
+        let mut first = self.failed_releases.iter().chain(first).take(BATCH);
+        first.any(|step| {
+            // A failed release is kept as a new step.
+            let was_sent = step.sent > 0 || step.number == 0;
+            was_sent && !step.by_script && step.call.plain_release().is_some()
+        })
+    }
+
     /// Takes all steps of these slots: the queued ones, and the failed releases.
     pub(super) fn drain(&mut self, slots: &HashSet<Slot>) -> (Vec<Step>, Vec<Step>) {
         let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
@@ -224,6 +230,37 @@ impl SendQueue {
     pub(super) fn drain_all(&mut self) -> impl Iterator<Item = Step> + use<> {
         let kept = std::mem::take(&mut self.failed_releases);
         kept.into_iter().chain(std::mem::take(&mut self.steps))
+    }
+}
+
+/// The steps that are held back, before the one that is looked at.
+#[derive(Default)]
+struct HeldBack {
+    /// When the first of them can be sent.
+    wakes_at: Option<Instant>,
+    slots: HashSet<Option<Slot>>,
+    /// The ids of the grants that they take.
+    grants: HashSet<String>,
+}
+
+impl HeldBack {
+    /// Whether a step stays: it is held back itself, or waits behind another one.
+    fn keeps(&mut self, step: &Step, now: Instant) -> bool {
+        let call = &step.call;
+        if step.not_before.is_some_and(|at| now < at) {
+            self.wakes_at = self.wakes_at.into_iter().chain(step.not_before).min();
+            self.slots.insert(call.slot);
+            self.grants.extend(call.takes());
+            return true;
+        }
+        if self.slots.is_empty() {
+            return false;
+        }
+        // A step that begins something: one of these may be the release that makes that possible.
+        let may_be_too_early = call.takes_token() && self.slots.contains(&call.slot);
+        // A release before its acquire would find nothing.
+        let ends = call.releases().filter(|_| !self.grants.is_empty());
+        may_be_too_early || ends.is_some_and(|grant| self.grants.contains(&grant.to_string()))
     }
 }
 
@@ -399,6 +436,65 @@ mod tests {
         assert!(queue.is_empty());
         assert!(queue.pop_overdue(now + Duration::from_millis(20)).is_none());
         assert_eq!(queue.wakes_at, None);
+    }
+
+    /// The keys of the steps that the script takes.
+    fn sent(queue: &mut SendQueue, now: Instant) -> Vec<String> {
+        let steps = queue.take(now, Gate::default(), |_| true);
+        let steps = steps.into_iter().flatten();
+        steps.map(|step| step.call.key.to_string()).collect()
+    }
+
+    #[tokio::test]
+    async fn failed_release_that_is_held_back_is_not_sent_and_acquires_wait_behind_it() {
+        let now = clock::now();
+        let at = now + Duration::from_millis(20);
+        let mut held_back = release("a", 1);
+        held_back.not_before = Some(at);
+        let mut queue = queue([acquire("b", 2), release("c", 3)]);
+        queue.put_back([held_back]);
+        assert_eq!(sent(&mut queue, now), ["c"]);
+        assert_eq!((sent(&mut queue, now).len(), queue.wakes_at), (0, Some(at)));
+        assert_eq!((sent(&mut queue, at), queue.len()), (vec!["a".to_owned()], 1));
+        assert_eq!(sent(&mut queue, at), ["b"]);
+    }
+
+    #[tokio::test]
+    async fn release_stays_behind_its_acquire_that_is_held_back() {
+        let now = clock::now();
+        let at = now + Duration::from_millis(20);
+        let mut held_back = acquire("a", 1);
+        held_back.not_before = Some(at);
+        let mut queue = queue([held_back, undo("a", 1), release("b", 2)]);
+        assert_eq!(sent(&mut queue, now), ["b"]);
+        assert_eq!(sent(&mut queue, now).len(), 0);
+        assert_eq!(sent(&mut queue, at), ["a", "a"]);
+    }
+
+    #[tokio::test]
+    async fn release_that_was_sent_by_commands_goes_by_them_again() {
+        let sent_before = |by_script| {
+            let mut step = release("a", 1);
+            (step.sent, step.by_script) = (1, by_script);
+            step
+        };
+        for (steps, kept, untold) in [
+            (vec![release("b", 2), sent_before(false)], None, true),
+            (vec![release("b", 2)], Some(release("a", 1)), true),
+            (vec![release("a", 1)], None, false),
+            (vec![sent_before(true)], None, false),
+            (vec![], Some(undo("a", 1)), false),
+            // It may have to stay there.
+            (vec![acquire("a", 1), sent_before(false)], None, false),
+        ] {
+            let mut queue = queue(steps);
+            queue.put_back(kept);
+            assert_eq!(queue.may_begin_with_untold_release(), untold);
+            if untold {
+                assert!(taken(&mut queue).contains(&"a".to_owned()));
+                assert!(!queue.may_begin_with_untold_release());
+            }
+        }
     }
 
     #[tokio::test]

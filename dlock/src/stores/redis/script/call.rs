@@ -142,7 +142,11 @@ impl fmt::Debug for Response {
 impl Call {
     /// Whether sending it twice has the same effect as sending it once.
     pub(crate) fn is_repeatable(&self) -> bool {
-        !self.is_acquire() && !matches!(self.verb, Verb::Force(_) | Verb::ForgetRecord)
+        match &self.verb {
+            Verb::Force(_) | Verb::ForgetRecord => false,
+            Verb::Entry(step) => step.is_repeatable(),
+            _ => !self.is_acquire(),
+        }
     }
 
     /// Whether it extends leases.
