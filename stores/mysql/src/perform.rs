@@ -1,6 +1,6 @@
 //! Executes operations: builds the statements of one round trip, and interprets the replies.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::connect::Session;
 use crate::failure::{self, Failure};
-use crate::row::{Found, number};
+use crate::row::{self, Found, number};
 use crate::script::{self, Reply};
 use crate::step::{Answer, Job, Queue, Step, duration};
 use crate::table::{self, Table};
@@ -107,8 +107,9 @@ pub(crate) struct Performing<'a> {
 struct Left {
     /// Acquires that were not granted, with the server time after which they have no effect.
     refused: Vec<(Job, i64)>,
-    /// Renewals that did not find all of their grants, with the time when they were sent.
-    renewals: Vec<(Job, Instant)>,
+    /// Renewals that did not find all of their grants, with the time when they were sent; or that were not sent, because
+    /// their rows are locked.
+    renewals: Vec<(Job, Option<Instant>)>,
     /// Acquires that were granted, by a reply without the token: a trigger of the table hides it.
     granted: Vec<Job>,
 }
@@ -126,8 +127,16 @@ impl Performing<'_> {
                 return Err(error);
             }
         };
+        let (jobs, locked) = self.without_locked(jobs).await?;
         let parts = self.parts(jobs);
-        let left = self.round(parts, before).await?;
+        let mut left = match self.round(parts, before).await {
+            Ok(left) => left,
+            Err(error) => {
+                locked.into_iter().for_each(|job| self.queue.put_back(job));
+                return Err(error);
+            }
+        };
+        left.renewals.extend(locked.into_iter().map(|job| (job, None)));
         let missing = self.look(left).await?;
         if missing.is_empty() {
             return Ok(());
@@ -174,6 +183,36 @@ impl Performing<'_> {
             self.session.clock.saw(now, sent, Instant::now());
         }
         now.map(Some).ok_or_else(unreadable)
+    }
+
+    /// Separates the renewals whose rows are missing or locked by a transaction, which are not sent: one that waits for its
+    /// row delays all operations of the round trip. A single renewal is sent at first without this look.
+    async fn without_locked(&mut self, jobs: Vec<Job>) -> Result<(Vec<Job>, Vec<Job>), StoreError> {
+        let renewals = jobs.iter().filter(|job| matches!(job.step, Step::Renew(..)));
+        let keys: Vec<&str> = renewals
+            .flat_map(|job| job.step.keys())
+            .map(|key| &**key)
+            .collect();
+        if keys.is_empty() || jobs.len() == 1 && jobs[0].looks == 0 {
+            return Ok((jobs, Vec::new()));
+        }
+        let (replies, failure) = self.send(&[self.table.lockable(keys.into_iter())]).await;
+        match failure {
+            None => {}
+            Some(failure) if failure.broken => {
+                jobs.into_iter().rev().for_each(|job| self.queue.put_back(job));
+                return Err(failure.error);
+            }
+            // The renewals will tell.
+            Some(_) => return Ok((jobs, Vec::new())),
+        }
+        let rows = replies.iter().flat_map(|reply| &reply.rows);
+        let lockable: HashSet<Vec<u8>> = rows.filter_map(row::bytes).collect();
+        let is_sent = |job: &Job| match &job.step {
+            Step::Renew(key, ..) => lockable.contains(key.as_bytes()),
+            _ => true,
+        };
+        Ok(jobs.into_iter().partition(is_sent))
     }
 
     /// Orders the statements; those that return rows are last.
@@ -287,7 +326,9 @@ impl Performing<'_> {
                     self.answer(job, Answer::Renewed(Renewal::Renewed));
                 }
             }
-            Part::Renew(jobs, _) => left.renewals.extend(jobs.into_iter().map(|job| (job, sent))),
+            Part::Renew(jobs, _) => left
+                .renewals
+                .extend(jobs.into_iter().map(|job| (job, Some(sent)))),
             Part::Force(job) => self.answer(job, Answer::Forced(reply.affected > 0)),
             Part::Acquire(job, refuse_after) => match (&job.step, reply.affected) {
                 (_, 1..) if reply.last_insert_id == 0 => left.granted.push(job),
@@ -370,13 +411,21 @@ impl Performing<'_> {
             };
             let row = rows.get(key.as_bytes());
             let row = row.filter(|row| row.is_held() && !row.kept && row.holder == grant.to_string());
-            let renewal = match row {
+            let renewal = match (row, sent) {
                 // The remaining lease shows that this renewal took effect.
-                Some(row) if duration(row.until - row.now) + sent.elapsed() >= duration(*lease) => {
+                (Some(row), Some(sent))
+                    if duration(row.until - row.now) + sent.elapsed() >= duration(*lease) =>
+                {
                     Renewal::Renewed
                 }
-                Some(_) => Renewal::Held,
-                None => Renewal::Gone,
+                // Another statement may have locked the row for a moment.
+                (Some(_), _) if job.looks < LOOKS && Instant::now() + 2 * PAUSE.1 < job.deadline => {
+                    let after = pause(job.looks);
+                    self.again(job, after, "another transaction has the row of the lock locked");
+                    continue;
+                }
+                (Some(_), _) => Renewal::Held,
+                (None, _) => Renewal::Gone,
             };
             self.answer(job, Answer::Renewed(renewal));
         }

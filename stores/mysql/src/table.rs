@@ -120,6 +120,15 @@ impl Table {
         )
     }
 
+    /// Selects those of these rows that are not locked by a transaction: their keys.
+    pub(crate) fn lockable<'a>(&self, keys: impl Iterator<Item = &'a str>) -> String {
+        format!(
+            "SELECT k FROM {} FORCE INDEX (PRIMARY) WHERE k IN ({}) FOR UPDATE SKIP LOCKED",
+            self.quoted,
+            listed(keys.map(hex)),
+        )
+    }
+
     /// Reads the rows of these keys: key, holder, kind, whether it is kept, the end of the lease, the first token, and
     /// the server's time.
     pub(crate) fn look<'a>(&self, keys: impl Iterator<Item = &'a str>) -> String {

@@ -65,6 +65,11 @@ pub(crate) fn is_conflict(error: &StoreError) -> bool {
     matches!(code(error), Some("40001" | "40P01")) || stayed_locked(error)
 }
 
+/// Whether the statement waited for another transaction until `statement_timeout` or `lock_timeout`.
+pub(crate) fn waited_too_long(error: &StoreError) -> bool {
+    matches!(code(error), Some("57014")) || stayed_locked(error)
+}
+
 /// Whether a row stayed locked for `lock_timeout`.
 pub(crate) fn stayed_locked(error: &StoreError) -> bool {
     code(error) == Some("55P03")

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock::store::{AcquireReply, Outcome, Reason, Renewal, Store};
 use dlock::{Error, HoldState, LockClient};
 use dlock_mysql::MysqlLocks;
-use dlock_tests::faults::{PATIENCE, answered, within};
+use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
 use dlock_tests::mysql::Mysql;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
@@ -218,6 +218,50 @@ async fn row_that_is_locked_for_long_holds_up_no_other_key() {
     );
     locked.query_drop("COMMIT").await.unwrap();
     assert_eq!(renewed(store, "stuck", 2, LEASE).await.unwrap(), Renewal::Renewed);
+}
+
+/// The server waits for a row as long as the store for a reply, by default: a renewal that waits with the others costs all.
+#[tokio::test]
+async fn row_that_is_locked_costs_no_other_renewal_its_time_limit() {
+    let setting = setting().await;
+    let store = connected(setting.server.opts(), &setting.table, SEC).await;
+    for (key, number) in [("a", 1), ("stuck", 2), ("b", 3)] {
+        token(setting.patient.clone().acquire(ask(key, number, LEASE)).await);
+    }
+    let mut locked = setting.locked("stuck").await;
+    in_rounds("the others are renewed in time", async || {
+        let all = [("a", 1), ("stuck", 2), ("b", 3), ("gone", 4)];
+        let all = all.map(|(key, number)| renewal(key, number, LEASE));
+        let replies = store.clone().renew(all.to_vec()).await.unwrap();
+        let found: Vec<Option<&Renewal>> = replies.iter().map(|reply| reply.as_ref().ok()).collect();
+        let expected = [Renewal::Renewed, Renewal::Held, Renewal::Renewed, Renewal::Gone];
+        match found == expected.each_ref().map(Some) {
+            true => Ok(()),
+            false => Err(replies),
+        }
+    })
+    .await;
+    locked.query_drop("COMMIT").await.unwrap();
+    let stuck = renewed(&setting.patient, "stuck", 2, LEASE).await;
+    assert_eq!(stuck.unwrap(), Renewal::Renewed);
+}
+
+/// A full batch of them would be looked at again and again.
+#[tokio::test]
+async fn removal_of_rows_ends_though_a_transaction_has_them_locked() {
+    let setting = setting().await;
+    setting
+        .sql("INSERT INTO {t} (k) SELECT CONCAT('k', seq) FROM seq_1_to_600")
+        .await;
+    let mut conn = setting.server.client().await;
+    conn.query_drop("BEGIN").await.unwrap();
+    let lock = format!("SELECT k FROM `{}` FOR UPDATE", setting.table);
+    let rows: Vec<Vec<u8>> = conn.query(lock).await.unwrap();
+    assert_eq!(rows.len(), 600);
+    let removed = within(10 * SEC, "it ends", setting.patient.remove_free()).await;
+    assert_eq!(removed.unwrap(), 0);
+    conn.query_drop("COMMIT").await.unwrap();
+    assert_eq!(setting.patient.remove_free().await.unwrap(), 600);
 }
 
 /// A write for each lock and renewal makes renewals the largest user of a database.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dlock::record::Records;
 use dlock::store::{Bind, Holder};
 use dlock::{HoldState, Loss, OnceError};
-use dlock_postgres::{HoldError, LockInError, PostgresRecords};
+use dlock_postgres::{HoldError, LockInError, PostgresLocks, PostgresRecords};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::postgres::{PgProxy, Postgres, connect};
 use dlock_tests::{Clock, Direction, child, eventually};
@@ -493,6 +493,53 @@ async fn other_languages_hold_and_lock_by_functions() {
     assert_eq!(second, None);
     tx.commit().await.unwrap();
     assert!(bank.is_free("new").await);
+}
+
+/// The check for a conflict waits for a transaction that has changed the row. So nothing is inserted where a row is.
+#[tokio::test]
+async fn row_that_a_transaction_has_changed_is_not_waited_for_to_make_it() {
+    let bank = bank().await;
+    let table = &bank.table;
+    let mut db = bank.db().await;
+    let tx = db.transaction().await.unwrap();
+    bank.locks.lock_in(&tx, "report").await.unwrap();
+    let other = bank.db().await;
+    let make = format!("SELECT \"{table}_make\"('report')");
+    within(5 * SEC, "the row is made", other.batch_execute(&make))
+        .await
+        .unwrap();
+    let lock = format!("SELECT \"{table}_lock_in\"('report')");
+    let token: Option<i64> = other.query_one(&lock, &[]).await.unwrap().get(0);
+    assert_eq!(token, None, "it is busy");
+    // The rows of both are made before they are acquired.
+    let both = bank.other.multi(["new", "report"]);
+    let busy = within(5 * SEC, "it is told", both.try_acquire())
+        .await
+        .unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    tx.commit().await.unwrap();
+    assert!(bank.is_free("report").await);
+}
+
+/// The transaction that makes a row should have ended long ago. The one that must wait for it can go on with other work.
+#[tokio::test]
+async fn row_that_another_transaction_is_making_is_not_visible() {
+    let bank = bank().await;
+    let hasty = PostgresLocks::builder(bank.server.config(), NoTls).table(&bank.table);
+    let hasty = hasty.timeout(2 * SEC).connect().await.unwrap();
+    let (mut db, mut maker) = (bank.db().await, bank.db().await);
+    let makes = maker.transaction().await.unwrap();
+    let make = format!("SELECT \"{}_make\"('new')", bank.table);
+    makes.batch_execute(&make).await.unwrap();
+    let tx = db.transaction().await.unwrap();
+    let refused = hasty.lock_in(&tx, "new").await;
+    assert!(
+        matches!(refused, Err(LockInError::NotVisible { .. })),
+        "{refused:?}"
+    );
+    makes.commit().await.unwrap();
+    hasty.lock_in(&tx, "new").await.unwrap();
+    tx.commit().await.unwrap();
 }
 
 /// An hour forward, and back again; what clients know of the server's clock follows.

@@ -189,6 +189,37 @@ async fn row_that_another_transaction_has_locked_is_busy() {
     token(store.clone().acquire(ask("k", 2, LEASE)).await);
 }
 
+/// An acquire that was in flight may take effect between the last look and a later time: the release would answer that it
+/// cannot take effect any more. Here each look takes 300 ms.
+#[tokio::test]
+async fn release_reads_the_time_before_its_last_look() {
+    let setting = setting().await;
+    row(&setting.patient, "k").await;
+    let role = format!("{}_slow", setting.table);
+    setting
+        .sql(&format!(
+            "CREATE ROLE {role}; GRANT SELECT, UPDATE ON {{t}} TO {role}; \
+             ALTER TABLE {{t}} ENABLE ROW LEVEL SECURITY; \
+             CREATE POLICY slow ON {{t}} USING (pg_sleep(0.3) IS NOT NULL)"
+        ))
+        .await;
+    let mut db = setting.server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let lock = format!("SELECT FROM \"{}\" WHERE key = 'k' FOR UPDATE", setting.table);
+    tx.batch_execute(&lock).await.unwrap();
+    let slow = setting.server.client().await;
+    slow.batch_execute(&format!("SET ROLE {role}")).await.unwrap();
+    let release = format!(
+        "SELECT f.locked, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - f.now \
+         FROM \"{}_release\"('k', 'x', 0, 1, false) f",
+        setting.table
+    );
+    let released = slow.query_one(&release, &[]).await.unwrap();
+    assert!(released.get::<_, bool>(0));
+    let passed: i64 = released.get(1);
+    assert!(passed >= 250_000, "{passed} µs before its end");
+}
+
 /// Serialization failures, dead-locks and time limits are neither a loss nor a release.
 #[tokio::test]
 async fn failures_that_pass_are_neither_a_loss_nor_a_release() {

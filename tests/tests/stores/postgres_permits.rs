@@ -280,6 +280,28 @@ async fn locked_row_of_a_semaphore_is_tried_again_though_a_transaction_holds_a_p
     setting.no_permit_is_left().await;
 }
 
+/// To make its row would wait for the transaction without a limit.
+#[tokio::test]
+async fn change_of_a_semaphore_is_told_that_a_transaction_has_its_name() {
+    let setting = setting().await;
+    let store = setting.store().await;
+    let mut db = setting.server.client().await;
+    let tx = db.transaction().await.unwrap();
+    store.lock_in(&tx, "k").await.unwrap();
+    let id = GrantId::from_parts(1, 1);
+    let step = CounterStep::SetPermits {
+        total: 2,
+        only_unset: false,
+    };
+    let request = CounterRequest::new("k".into(), id, step);
+    let counted = within(10 * SEC, "it is told", Counters::count(store.clone(), request)).await;
+    let error = counted.unwrap_err();
+    assert_eq!(error.outcome, Outcome::NotDone, "{error}");
+    assert!(error.message.contains("an open transaction"), "{error}");
+    tx.commit().await.unwrap();
+    assert_eq!(count(&store, step).await, CounterReply::Done(true));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn change_of_a_semaphore_waits_for_its_row_as_long_as_other_steps_have_it() {
     const TRIES: usize = 30;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::Error;
-use dlock::record::{ClaimReply, ClaimState, OwnerReply, Records};
+use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, Records};
 use dlock::store::{Outcome, Reason};
 use dlock_postgres::PostgresRecords;
 use dlock_tests::eventually;
@@ -162,6 +162,74 @@ async fn a_claim_that_its_release_overtook_does_not_stand() {
     ));
     assert_eq!(records.release(&key, &token).await.unwrap(), OwnerReply::Done);
     assert!(records.claim(by(&token, ask(&key))).await.is_err());
+}
+
+/// An expired record, or the trace of another claim, would let it stand.
+#[tokio::test]
+async fn a_claim_that_its_release_overtook_does_not_stand_over_an_older_row() {
+    let (_server, _, _, records, _client) = beside().await;
+    for expired in [true, false] {
+        let key = fresh_key();
+        let lease = if expired { MS } else { SEC };
+        let (first, fence) = claimed(&records, ask_for(&key, lease, lease), 1).await;
+        match expired {
+            true => sleep(20 * MS).await,
+            false => assert_eq!(records.release(&key, &first).await.unwrap(), OwnerReply::Done),
+        }
+        let late = ask(&key);
+        let released = records.release(&key, &late.token).await.unwrap();
+        assert_eq!(released, OwnerReply::Done);
+        let refused = records.claim(late).await.unwrap_err();
+        assert_eq!(
+            (refused.outcome, refused.reason),
+            (Outcome::NotDone, Reason::Refused)
+        );
+        let (_, next) = claimed(&records, ask(&key), 1).await;
+        assert!(next > fence);
+    }
+}
+
+/// A release that does not see it would answer before it takes effect.
+#[tokio::test]
+async fn a_claim_that_is_being_committed_is_released_after_that() {
+    let (server, table, _, records, _client) = beside().await;
+    let mut db = server.client().await;
+    // Of a new key.
+    let (key, token) = (fresh_key(), ClaimToken::new());
+    let tx = db.transaction().await.unwrap();
+    let claim = format!(
+        "INSERT INTO {table} VALUES ($1, 1, 'claimed', $2, '', 1, 1, now() + interval '1 h', now() + interval '1 h')"
+    );
+    tx.execute(&claim, &[&key.as_str(), &token.as_str()])
+        .await
+        .unwrap();
+    let (released, committed) = tokio::join!(records.release(&key, &token), async {
+        sleep(300 * MS).await;
+        tx.commit().await
+    });
+    committed.unwrap();
+    assert_eq!(released.unwrap(), OwnerReply::Done);
+    assert_eq!(records.read(&key, &token).await.unwrap(), ClaimState::Lost);
+    claimed(&records, ask(&key), 1).await;
+    // Over an expired claim of another.
+    let (key, token) = (fresh_key(), ClaimToken::new());
+    claimed(&records, ask_for(&key, MS, DAY), 1).await;
+    sleep(20 * MS).await;
+    let tx = db.transaction().await.unwrap();
+    let claim = format!(
+        "UPDATE {table} SET token = $2, attempt = 2, lease_until = now() + interval '1 h' WHERE key = $1"
+    );
+    tx.execute(&claim, &[&key.as_str(), &token.as_str()])
+        .await
+        .unwrap();
+    let (released, committed) = tokio::join!(records.release(&key, &token), async {
+        sleep(300 * MS).await;
+        tx.commit().await
+    });
+    committed.unwrap();
+    assert_eq!(released.unwrap(), OwnerReply::Done);
+    let orphan = ClaimReply::Orphan { attempt: 2 };
+    assert_eq!(records.claim(leaving(ask(&key))).await.unwrap(), orphan);
 }
 
 #[tokio::test]

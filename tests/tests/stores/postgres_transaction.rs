@@ -376,7 +376,7 @@ async fn open_transaction_keeps_its_claim_and_blocks_no_caller() {
 #[tokio::test]
 async fn an_extension_does_not_wait_for_the_owners_transaction() {
     let shop = shop().await;
-    let claim = shop.claim(SEC).await;
+    let claim = shop.claim(DAY).await;
     let (key, token) = (claim.key(), claim.token());
     let mut client = shop.server.client().await;
     let tx = client.transaction().await.unwrap();
@@ -397,6 +397,35 @@ async fn an_extension_does_not_wait_for_the_owners_transaction() {
         tx.commit().await.unwrap();
     });
     assert_eq!(completing.unwrap(), OwnerReply::Done);
+}
+
+/// With the lease over, the transaction that has the row locked may be another claim.
+#[tokio::test]
+async fn an_extension_of_an_expired_claim_waits_for_another_claim() {
+    let shop = shop().await;
+    let claim = shop.claim(MS).await;
+    let (key, token) = (claim.key(), claim.token());
+    sleep(20 * MS).await;
+    let mut client = shop.server.client().await;
+    // That of its owner keeps it, and is not waited for to its end.
+    let tx = client.transaction().await.unwrap();
+    claim.hold_in(&tx).await.unwrap();
+    let extending = shop.records.extend(key, token, 400 * MS, DAY);
+    let extended = within(5 * SEC, "the extension", extending).await.unwrap();
+    assert_eq!(extended, OwnerReply::Done);
+    tx.rollback().await.unwrap();
+    let tx = client.transaction().await.unwrap();
+    let taken_over = format!(
+        "UPDATE {} SET token = 'other', attempt = 2, lease_until = now() + interval '1 h' WHERE key = $1",
+        shop.table
+    );
+    assert_eq!(tx.execute(&taken_over, &[&key.as_str()]).await.unwrap(), 1);
+    let (extended, committed) = tokio::join!(shop.records.extend(key, token, DAY, DAY), async {
+        sleep(300 * MS).await;
+        tx.commit().await
+    });
+    committed.unwrap();
+    assert_eq!(extended.unwrap(), OwnerReply::NotOwner);
 }
 
 #[tokio::test]

@@ -140,7 +140,8 @@ impl MysqlLocks {
                 }
             };
             removed += found.1;
-            if found.0 < at_once {
+            // Without the second condition, rows that a transaction keeps locked would be found for ever.
+            if found.0 < at_once || found.1 == 0 {
                 let _ = session.conn.disconnect().await;
                 return Ok(removed);
             }

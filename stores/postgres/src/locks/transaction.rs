@@ -10,6 +10,7 @@ use tokio_postgres::{Row, Transaction};
 
 use super::PostgresLocks;
 use super::job::{Step, is_permit, sendable};
+use crate::failure;
 
 /// How often a row is tried that another statement locks briefly, and the first pause between attempts.
 const LOOKS: (u32, Duration) = (7, Duration::from_millis(2));
@@ -103,8 +104,9 @@ pub enum LockInError {
         /// The remaining lease of the holder; `None` if a transaction holds the lock.
         remaining: Option<Duration>,
     },
-    /// The lock was used for the first time after the snapshot of the transaction, which cannot lock its row. The
-    /// transaction is unchanged. Try again in a new transaction.
+    /// The lock was used for the first time after the snapshot of the transaction, which cannot lock its row; or another
+    /// transaction is creating the row, and did not end in time. The transaction is unchanged. Try again in a new
+    /// transaction.
     #[error(
         "the transaction does not see the row of lock \"{key}\", which is newer: begin a new transaction"
     )]
@@ -310,9 +312,13 @@ impl PostgresLocks {
 
     async fn make_row(&self, key: &LockKey) -> Result<(), LockInError> {
         let made = self.step(Ok(Step::Make(self.name(key)))).await;
-        made.map(drop).map_err(|source| LockInError::NoRow {
-            key: key.clone(),
-            source,
+        made.map(drop).map_err(|source| {
+            let key = key.clone();
+            match failure::waited_too_long(&source) {
+                // Another transaction is creating the row.
+                true => LockInError::NotVisible { key },
+                false => LockInError::NoRow { key, source },
+            }
         })
     }
 }

@@ -91,8 +91,9 @@ impl Step {
     /// Sends the operation when first polled, and tries again while another transaction changes the row.
     pub(super) async fn run(&self, on: &Prepared, deadline: Instant) -> Result<Answer, Failure> {
         let mut pause = Duration::from_millis(2);
+        let wait_until = self.wait_until(deadline);
         for looks in 1.. {
-            if let Look::Answer(answer) = self.look(on, looks).await? {
+            if let Look::Answer(answer) = self.look(on, looks, wait_until).await? {
                 return Ok(answer);
             }
             if Instant::now() + pause * 2 > deadline {
@@ -106,7 +107,17 @@ impl Step {
         Err(Failure::Answered(held))
     }
 
-    async fn look(&self, on: &Prepared, looks: u32) -> Result<Look, Failure> {
+    /// Returns until when an extension waits for a transaction that has locked the row of an expired claim: it may be
+    /// another claim. Half of the time limit, and at most a quarter of the lease.
+    fn wait_until(&self, deadline: Instant) -> Instant {
+        let now = Instant::now();
+        match self {
+            Step::Extend(_, _, lease, _) => now + ((deadline - now) / 2).min(*lease / 4),
+            _ => now,
+        }
+    }
+
+    async fn look(&self, on: &Prepared, looks: u32, wait_until: Instant) -> Result<Look, Failure> {
         match self {
             Step::Claim(request) => {
                 let over = request.on_orphan == OnOrphan::TakeOver;
@@ -138,10 +149,11 @@ impl Step {
                 let (lease, retention) = (micros(*lease), micros(*retention));
                 let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), &lease, &retention];
                 let row = on.ask(Sql::Extend, &values).await?;
+                let waits = column(&row, "expired")? && Instant::now() < wait_until;
                 match owned(&row, "completed")? {
                     // Only the owner's transaction locks the row of a live claim. The extension does not wait for it;
                     // while the transaction is open, the claim cannot be taken over.
-                    Look::Held if looks >= LOOKS_TO_EXTEND => Ok(done()),
+                    Look::Held if looks >= LOOKS_TO_EXTEND && !waits => Ok(done()),
                     look => Ok(look),
                 }
             }
@@ -153,6 +165,9 @@ impl Step {
             Step::GiveBack(key, token, forget) => {
                 let values: [&(dyn ToSql + Sync); 3] = [&key.as_str(), &token.as_str(), forget];
                 let row = on.ask(Sql::Release, &values).await?;
+                if !column::<bool>(&row, "settled")? {
+                    return Ok(Look::Held);
+                }
                 if column::<Option<String>>(&row, "state")?.is_none_or(|state| state == "released") {
                     return Ok(done());
                 }

@@ -144,9 +144,12 @@ BEGIN
     RETURN NULL;
   END;
 END $dlock$;
--- Creates the row of an available lock. Never in a longer transaction, which would block other clients.
+-- Creates the row of an available lock. Never in a longer transaction, which would block other clients. The look before the
+-- insert waits for no transaction that has locked an existing row; the insert alone would.
 CREATE OR REPLACE FUNCTION {make}(lock_key text) RETURNS void LANGUAGE sql AS $dlock$
-  INSERT INTO {table} (key) VALUES (lock_key) ON CONFLICT (key) DO NOTHING
+  INSERT INTO {table} (key)
+  SELECT lock_key WHERE NOT EXISTS (SELECT FROM {table} l WHERE l.key = lock_key)
+  ON CONFLICT (key) DO NOTHING
 $dlock$;
 -- Ends the grant of a reader, for leave.sql. Its statements see everything that was committed before the row of the lock
 -- was locked, because each statement of a volatile function has a new snapshot. Waits for no lock.
@@ -417,12 +420,13 @@ BEGIN
   SELECT l.holder, l.until INTO found_holder, ends FROM {table} l WHERE l.key = lock_key FOR NO KEY UPDATE OF l SKIP LOCKED;
   ended := FOUND;
   locked := false;
-  IF NOT FOUND THEN
+  -- Read before the last look: what is committed after that look is not before `now`.
+  seen := clock_timestamp();
+  now := (extract(epoch FROM seen) * 1000000)::int8;
+  IF NOT ended THEN
     SELECT l.holder, l.until INTO found_holder, ends FROM {table} l WHERE l.key = lock_key;
     locked := FOUND;
   END IF;
-  seen := clock_timestamp();
-  now := (extract(epoch FROM seen) * 1000000)::int8;
   held := coalesce(found_holder = grant_id AND ends > seen, false);
   ended := ended AND held;
   IF ended THEN
@@ -758,7 +762,10 @@ BEGIN
     RETURN;
   END IF;
   IF step IN ('set_permits', 'add_permits', 'set_count') THEN
-    INSERT INTO {table} (key) VALUES (lock_key) ON CONFLICT (key) DO NOTHING;
+    -- As in {make}.
+    INSERT INTO {table} (key)
+    SELECT lock_key WHERE NOT EXISTS (SELECT FROM {table} l WHERE l.key = lock_key)
+    ON CONFLICT (key) DO NOTHING;
   END IF;
   SELECT l.kind = as_kind AND l.holder <> '' AS counts, l.number, l.held INTO lock FROM {table} l
    WHERE l.key = lock_key

@@ -1,6 +1,7 @@
 -- Lets the claim last.
 --   $1 key  $2 token  $3 lease and $4 retention in µs
--- Always returns one row: whether the claim was extended, and the record as it was before. Waits for no lock.
+-- Always returns one row: whether the claim was extended, the record as it was before, and whether its lease was over then.
+-- Waits for no lock.
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), open AS MATERIALIZED (
@@ -14,5 +15,6 @@ WITH clock AS MATERIALIZED (
     FROM open, clock WHERE t.key = open.key
   RETURNING t.key
 )
-SELECT EXISTS (SELECT FROM changed) AS changed, seen.version, seen.state, seen.token = $2 AS mine
+SELECT EXISTS (SELECT FROM changed) AS changed, seen.version, seen.state, seen.token = $2 AS mine,
+       coalesce(seen.lease_until <= clock.now, false) AS expired
   FROM clock LEFT JOIN {table} seen ON seen.key = $1 AND seen.expires_at > clock.now
