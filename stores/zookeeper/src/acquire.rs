@@ -67,8 +67,11 @@ impl Core {
     ) -> Result<AcquireReply, StoreError> {
         let role = role(request.kind)?;
         let waits = request.kind == Kind::Fair && request.queue;
-        if waits && let Some(reply) = self.ask_again(&request, called).await? {
-            return Ok(reply);
+        if waits {
+            if let Some(reply) = self.ask_again(&request, called).await? {
+                return Ok(reply);
+            }
+            self.leave_earlier(request.grant).await?;
         }
         let writer = request.nested_in.filter(|_| role == Role::Read);
         let writer = writer.and_then(|grant| self.grants.held(grant, self.session.epoch()));

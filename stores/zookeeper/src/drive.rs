@@ -29,6 +29,13 @@ pub(crate) struct Driver {
     renewals: Gathered,
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The store may outlive the runtime.
+        self.inbox.end();
+    }
+}
+
 impl Driver {
     pub(crate) fn new(
         core: Arc<Core>,

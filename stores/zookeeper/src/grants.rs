@@ -105,6 +105,14 @@ impl Grants {
         }
     }
 
+    /// Keeps what is known of the node of a grant, if anything, under an id of its own: the grant may have another node.
+    pub(crate) fn set_aside(&self, grant: GrantId) {
+        let own = self.0.lock().own.remove(&grant);
+        if let Some(own) = own {
+            self.insert(GrantId::from_parts(fastrand::u128(..), 0), own);
+        }
+    }
+
     /// Returns the lock, the node and its version of a grant that is held in this session.
     pub(crate) fn held(&self, grant: GrantId, epoch: Epoch) -> Option<(Arc<str>, Node, i32)> {
         let inner = self.0.lock();
@@ -308,6 +316,23 @@ mod tests {
         assert!(grants.over(start + s(20)).0.iter().any(|(of, _)| *of == grant(1)));
         grants.remove(grant(1));
         assert!(absent(&grants).is_empty());
+    }
+
+    #[test]
+    fn absent_node_is_looked_for_when_its_grant_has_another_one() {
+        let (grants, start) = (Grants::default(), Instant::now());
+        grants.set_aside(grant(0));
+        assert_eq!(grants.len(), 0);
+        grants.insert(grant(0), own(0, start + s(10)));
+        let mark = grants.get(grant(0)).unwrap().mark;
+        grants.is_absent(grant(0), start + s(20));
+        grants.set_aside(grant(0));
+        grants.insert(grant(0), own(0, start + s(10)));
+        let absent = grants.absent();
+        assert_eq!(absent.len(), 1);
+        let aside = grants.get(absent[0].0).unwrap();
+        assert!(absent[0].0 != grant(0) && aside.mark == mark);
+        assert!(grants.over(start + s(20)).0.contains(&absent[0]));
     }
 
     #[test]

@@ -54,24 +54,39 @@ pub(crate) struct Inbox {
 struct Arrived {
     steps: Vec<Arrival>,
     closed: bool,
+    /// There is no driver any more.
+    ended: bool,
 }
 
 impl Inbox {
     /// Adds an operation. Can be called from any thread.
     pub(crate) fn push(&self, lock: Option<Arc<str>>, step: Step) {
-        self.state.lock().steps.push((lock, step));
-        self.wake.notify_one();
+        self.push_all([(lock, step)]);
     }
 
     pub(crate) fn push_all(&self, steps: impl IntoIterator<Item = Arrival>) {
-        self.state.lock().steps.extend(steps);
-        self.wake.notify_one();
+        // Not under the mutex: dropping an operation wakes its caller.
+        let steps: Vec<Arrival> = steps.into_iter().collect();
+        let mut state = self.state.lock();
+        if !state.ended {
+            state.steps.extend(steps);
+            self.wake.notify_one();
+        }
     }
 
     /// Declares that no more operations follow.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.wake.notify_one();
+    }
+
+    /// Drops the operations, and all that follow: their callers learn that they have no reply.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        let steps = std::mem::take(&mut state.steps);
+        drop(state);
+        drop(steps);
     }
 
     /// Waits until there may be something new.
@@ -189,6 +204,23 @@ mod tests {
 
     fn leave(queues: &mut LockQueues, lock: &Arc<str>) -> Vec<String> {
         queues.leave(lock).into_iter().map(number).collect()
+    }
+
+    #[tokio::test]
+    async fn ended_inbox_drops_all_operations() {
+        let inbox = Inbox::default();
+        let step = || {
+            let (reply, answer) = oneshot::channel::<()>();
+            let work = move || -> Work { Box::pin(async move { drop(reply) }) };
+            (answer, Step::Work(Box::new(work)))
+        };
+        let (before, first) = step();
+        inbox.push(None, first);
+        inbox.end();
+        let (after, second) = step();
+        inbox.push(None, second);
+        assert!(before.await.is_err() && after.await.is_err());
+        assert!(inbox.take().0.is_empty());
     }
 
     #[test]

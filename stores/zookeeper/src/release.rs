@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::store::{GrantId, Kind, ReleaseReply, StoreError};
+use dlock::store::{GrantId, Kind, Outcome, ReleaseReply, StoreError};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
@@ -79,6 +79,18 @@ impl Core {
             }
             State::Absent(until) => self.undo(grant, &own, *until).await,
         }
+    }
+
+    /// Ends what an earlier request of this grant may have left, before it has another node. After an error that may still
+    /// exist.
+    pub(crate) async fn leave_earlier(&self, grant: GrantId) -> Result<(), StoreError> {
+        self.release(grant, None).await.map_err(|mut error| {
+            error.outcome = Outcome::Unknown;
+            error
+        })?;
+        // A node that did not exist may come late.
+        self.grants.set_aside(grant);
+        Ok(())
     }
 
     /// Gives up the position of a waiter.

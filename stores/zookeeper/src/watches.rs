@@ -12,12 +12,16 @@ use crate::core::Core;
 use crate::layout::{PERMITS, latch_of, leases_of, permits_topic, total_of};
 use crate::names::Node;
 use crate::seen::{Gone, Seen};
-use crate::session::NoReply;
+use crate::session::{Answer, NoReply};
 use crate::wire::{Code, Reply, Request};
 use dlock::store::Kind;
+use tokio::time::sleep;
 
 /// The pause before a refused watch is requested again.
 const REFUSED: Duration = Duration::from_secs(1);
+
+/// The pause before a watch is requested again that was not sent in time.
+const NOT_SENT: Duration = Duration::from_millis(100);
 
 /// Waiters that wait for the same event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,20 +113,24 @@ impl Core {
                     watch: true,
                 },
             };
-            let mut reply = self.session.ask(watch(children)).answer().await.ok()?.reply;
-            if children && reply == Err(Code::NO_NODE) {
-                reply = match self.session.ask(watch(false)).answer().await.ok()?.reply {
-                    Ok(_) => continue,
-                    missing => missing,
+            let mut answer = self.session.ask(watch(children)).answer().await;
+            let is_missing = |answer: &Answer| answer.reply == Err(Code::NO_NODE);
+            if children && answer.as_ref().is_ok_and(is_missing) {
+                answer = match self.session.ask(watch(false)).answer().await {
+                    Ok(Answer { reply: Ok(_), .. }) => continue,
+                    other => other,
                 };
             }
-            match reply {
-                Ok(_) => return Some(true),
-                Err(Code::NO_NODE) => return Some(false),
-                Err(code) => {
+            match answer.map(|answer| answer.reply) {
+                Ok(Ok(_)) => return Some(true),
+                Ok(Err(Code::NO_NODE)) => return Some(false),
+                Ok(Err(code)) => {
                     tracing::warn!(%path, %code, "ZooKeeper refuses to watch a semaphore or latch");
-                    tokio::time::sleep(REFUSED).await;
+                    sleep(REFUSED).await;
                 }
+                Err(NoReply::NotSent(_)) => sleep(NOT_SENT).await,
+                // All watches are set again after the next connect.
+                Err(NoReply::Lost(..)) => return None,
             }
         }
         None
@@ -154,8 +162,10 @@ impl Core {
             match self.watch_once(&lock).await {
                 Ok(Some(nodes)) => break nodes,
                 Ok(None) => {}
+                // There may be no new connection: a request is also late after a stall of this process.
+                Err(NoReply::NotSent(_)) => sleep(NOT_SENT).await,
                 // All watches are set again after the next connect.
-                Err(_) => return,
+                Err(NoReply::Lost(..)) => return,
             }
         };
         self.tell(&lock, &self.watches.see(&lock, Seen::of(&nodes)));
@@ -195,7 +205,7 @@ impl Core {
             Err(code) => code,
         };
         tracing::warn!(lock, %code, "ZooKeeper refuses to watch a lock");
-        tokio::time::sleep(REFUSED).await;
+        sleep(REFUSED).await;
         Ok(None)
     }
 
@@ -241,7 +251,35 @@ impl Core {
 mod tests {
     use super::*;
     use crate::fair::position_topic;
+    use crate::session::Session;
     use dlock::store::GrantId;
+    use tokio::time::timeout;
+
+    /// A connection that stalls until the first requests are late.
+    #[tokio::test]
+    async fn watch_that_was_not_sent_in_time_is_set_later() {
+        for kind in [Kind::Mutex, Kind::Permit] {
+            let session = Arc::new(Session::unserved(Duration::from_millis(20)));
+            let core = Core::new(session.clone(), "/locks".to_owned());
+            let topic: Arc<str> = topic(kind, "k").into();
+            let mut watch = core.hub.listen(topic.clone(), |_| false, |_| {});
+            let serving = async {
+                session.fails_late().await;
+                loop {
+                    session.answers(&Ok(Reply::Children(Vec::new())));
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let confirmed = async {
+                core.watch("k".into(), &topic).await;
+                watch.changed().await;
+            };
+            tokio::select! {
+                () = serving => {}
+                confirmed = timeout(Duration::from_secs(10), confirmed) => confirmed.unwrap(),
+            }
+        }
+    }
 
     #[test]
     fn topics_name_their_locks() {

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock::LockClient;
+use dlock::store::Store;
 use dlock_etcd::{EtcdLocks, EtcdLocksBuilder};
 use dlock_tests::etcd::{Etcd, EtcdCluster, EtcdProxy, builder_at, fresh_namespace};
-use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, is_confirmed, within};
+use dlock_tests::{Direction, eventually};
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::etcd_support::acquires;
+use crate::etcd_support::{LEASE, TIMEOUT, acquires, ask, release, setting};
 use crate::scenes::is_lost_before;
 
 const SEC: Duration = Duration::from_secs(1);
@@ -147,6 +149,85 @@ async fn server_without_space_ends_locks_and_grants_none() {
         .await
         .unwrap();
     again.release().await.unwrap();
+}
+
+/// Its callers come one after another, and each has less time left than a connection takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn busy_client_is_connected_again_after_an_outage() {
+    let server = Etcd::shared().await;
+    let proxy = EtcdProxy::start(server.addr());
+    let namespace = fresh_namespace();
+    let store = answered(|| builder_at(proxy.addr(), &namespace).timeout(TIMEOUT).connect()).await;
+    let store = Arc::new(store.expect("the server is there"));
+    let inspects = async |key: &str| store.clone().inspect(key.into()).await.is_ok();
+    proxy.mute_new();
+    proxy.cut();
+    let calls = (0..20_u32).map(async |n| {
+        sleep(n * TIMEOUT / 20).await;
+        loop {
+            inspects(&format!("k{n}")).await;
+        }
+    });
+    let reconnects = async {
+        sleep(3 * TIMEOUT).await;
+        proxy.delay(Direction::Both, TIMEOUT / 8, Duration::ZERO);
+        proxy.accept();
+        eventually("it is connected", async || inspects("other").await).await;
+    };
+    tokio::select! {
+        _ = join_all(calls) => {}
+        () = reconnects => {}
+    }
+}
+
+/// The first acquire has no reply, and leaves the second one no time.
+#[tokio::test]
+async fn request_without_time_ends_no_good_connection() {
+    let setting = setting().await;
+    let connects = || setting.proxy.count(|call| call.is("Status"));
+    let acquire = |number| tokio::spawn(setting.hasty.clone().acquire(ask("k", number, LEASE)));
+    in_rounds("the connection goes on", async || {
+        let before = connects();
+        let held = setting.proxy.hold(1, acquires);
+        let first = acquire(1);
+        held.caught().await;
+        let second = acquire(2);
+        sleep(SEC / 100).await;
+        let inspected = setting.hasty.clone().inspect("other".into()).await;
+        setting.proxy.delay(Direction::ToServer, TIMEOUT, Duration::ZERO);
+        let replies = [first.await.unwrap(), second.await.unwrap()];
+        setting
+            .proxy
+            .delay(Direction::ToServer, Duration::ZERO, Duration::ZERO);
+        held.release();
+        held.swallowed().await;
+        for number in [1, 2] {
+            let released = answered(|| setting.hasty.clone().release(release("k", number))).await;
+            assert!(released.is_ok(), "{released:?}");
+        }
+        let is_late = inspected.is_ok() && replies.iter().all(Result::is_err);
+        match (is_late, connects() - before) {
+            (true, 0) => Ok(()),
+            instead => Err(instead),
+        }
+    })
+    .await;
+}
+
+/// Other clients refuse replies of more than four megabytes.
+#[tokio::test]
+async fn reply_of_many_megabytes_is_read() {
+    let server = Etcd::shared().await;
+    let namespace = fresh_namespace();
+    let store = server.builder(&namespace).timeout(PATIENCE).connect().await;
+    let store = Arc::new(store.expect("the server is there"));
+    for number in 0..5 {
+        let key = format!("{namespace}q/{number}");
+        assert!(server.put(&key, &vec![7; 1 << 20]).await);
+    }
+    let listed = store.list(String::new()).await;
+    assert!(listed.is_ok(), "{listed:?}");
+    assert_eq!(server.delete(&namespace).await, 5);
 }
 
 /// An election takes a second or two.

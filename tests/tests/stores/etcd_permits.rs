@@ -359,6 +359,29 @@ async fn late_copies_of_requests_that_were_undone_take_nothing() {
     assert_eq!(setting.keys('x').await, 0);
 }
 
+/// The waiter asks again, and is served at once, before its request to join arrives.
+#[tokio::test]
+async fn request_to_join_that_comes_after_its_waiter_was_served_leaves_no_position() {
+    let setting = setting().await;
+    // With its session made before.
+    granted(answered(|| setting.hasty.clone().acquire(request(Kind::Permit, 1, 1))).await);
+    granted(setting.patient.clone().acquire(request(Kind::Permit, 2, 1)).await);
+    let mut waits = request(Kind::Permit, 30, 2);
+    waits.waiter = Some(ask("k", 31, LEASE).grant);
+    let late = setting.proxy.hold(1, joins);
+    setting.hasty.clone().acquire(waits.clone()).await.unwrap_err();
+    late.caught().await;
+    for (store, number) in [(&setting.hasty, 1), (&setting.patient, 2)] {
+        let grant = ask("k", number, LEASE).grant;
+        let released = answered(|| store.clone().release(gives_up(Kind::Permit, grant))).await;
+        assert!(released.is_ok(), "{released:?}");
+    }
+    granted(answered(|| setting.hasty.clone().acquire(waits.clone())).await);
+    late.release();
+    late.swallowed().await;
+    assert_eq!(setting.keys('x').await, 0);
+}
+
 #[tokio::test]
 async fn undone_acquire_of_unowned_permits_gives_none_to_a_semaphore_that_was_deleted_and_set_anew() {
     let setting = setting().await;

@@ -469,6 +469,32 @@ async fn request_to_join_that_comes_late_takes_no_position() {
     assert!(is_granted(&beside.clone().acquire(request(3)).await.unwrap()));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_that_asks_again_after_a_lost_release_leaves_no_second_node() {
+    let setting = Setting::new().await;
+    let proxy = ZkProxy::start(setting.server.addr());
+    let behind = Arc::new(store(proxy.addr(), &setting.root, LONG, TIMEOUT).await);
+    let beside = Arc::new(setting.store().await);
+    assert!(is_granted(&beside.clone().acquire(request(1)).await.unwrap()));
+    let waits = answered(|| behind.clone().acquire(request(2))).await;
+    assert!(!is_granted(&waits.unwrap()));
+    setting.in_queue(2).await;
+    let lost = proxy.lose(1, ZkRequest::deletes);
+    let left = behind.clone().release(release(2)).await;
+    assert!(left.is_err() && lost.fired(), "{left:?}");
+    let again = answered(|| behind.clone().acquire(request(2))).await;
+    assert!(!is_granted(&again.unwrap()));
+    setting.in_queue(2).await;
+    beside.clone().release(release(1)).await.unwrap();
+    eventually("it is served", async || {
+        let asked = answered(|| behind.clone().acquire(request(2))).await;
+        asked.is_ok_and(|reply| is_granted(&reply))
+    })
+    .await;
+    answered(|| behind.clone().release(release(2))).await.unwrap();
+    setting.in_queue(0).await;
+}
+
 /// A waiter that is first has not taken the lock yet: it is no holder, and no forced release costs it its position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_is_first_is_no_holder_until_it_takes_the_lock() {

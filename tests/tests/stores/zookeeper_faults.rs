@@ -7,7 +7,7 @@ use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, RenewRequest, Renewal, Store,
 };
 use dlock::{Error, HoldState, LockClient, LockKey, Loss};
-use dlock_tests::faults::{PATIENCE, SOON, answered};
+use dlock_tests::faults::{PATIENCE, SOON, answered, within};
 use dlock_tests::zookeeper::{Ensemble, ZkProxy, ZkRequest, Zookeeper};
 use dlock_tests::{Direction, Swallow, eventually};
 use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
@@ -250,6 +250,36 @@ async fn lock_of_a_process_that_died_is_free_when_its_session_is_over() {
         .unwrap();
     let next = beside.lock("k").wait(PATIENCE).acquire().await.unwrap();
     assert!(next.fencing_token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_that_outlives_its_runtime_refuses_all_requests() {
+    let server = Zookeeper::shared().await;
+    let (addr, root) = (server.addr(), fresh_root());
+    let opened = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let opened = runtime.block_on(async {
+            let store = patient(addr, &root, Duration::from_secs(2)).await;
+            let client = client(&store).await;
+            let guard = client.lock("held").acquire().await.unwrap();
+            (store, client, guard)
+        });
+        runtime.shutdown_background();
+        opened
+    });
+    let opened = tokio::task::spawn_blocking(|| opened.join()).await.unwrap();
+    let (locks, _client, guard) = opened.unwrap();
+    let store = Arc::new(locks.clone());
+    let acquired = within(SOON, "an acquire", store.clone().acquire(request("k", 1))).await;
+    assert!(acquired.is_err(), "{acquired:?}");
+    let renewal = RenewRequest::new(Kind::Mutex, "k".into(), GrantId::from_parts(7, 1), LEASE);
+    let renewed = within(SOON, "a renewal", store.renew(vec![renewal])).await;
+    assert!(matches!(renewed.as_deref(), Ok([Err(_)])), "{renewed:?}");
+    let writes = Writes::new().create("/effect", "1");
+    let written = within(SOON, "a write", locks.write_as(&guard, writes)).await;
+    assert!(written.is_err(), "{written:?}");
+    // Its client has no runtime to release it in.
+    std::mem::forget(guard);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,6 +9,12 @@ use tonic::transport::Endpoint;
 /// How often an idle connection with a watch is pinged. Servers end a connection that sends more than one ping in 5 s.
 const PING: Duration = Duration::from_secs(10);
 
+/// How long an attempt to connect to one server may take at most.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// How long the reply to a ping may take.
+const PONG: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+
 /// Configures the servers and how the client talks to them.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
@@ -63,7 +69,7 @@ impl Config {
     /// the others.
     pub(crate) fn connect_timeout(&self) -> Duration {
         let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX).max(1);
-        (self.timeout / servers).max(self.timeout / 4)
+        (self.timeout / servers).max(self.timeout / 4).min(CONNECT)
     }
 
     /// Returns the endpoint of one server.
@@ -79,7 +85,7 @@ impl Config {
             .connect_timeout(self.connect_timeout())
             .tcp_nodelay(true)
             .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(self.timeout.max(Duration::from_secs(1)));
+            .keep_alive_timeout(self.timeout.clamp(PONG.0, PONG.1));
         match &self.tls {
             None => Ok(endpoint),
             Some(tls) => encrypted(endpoint, tls),

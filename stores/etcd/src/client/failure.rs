@@ -92,11 +92,9 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
         Code::InvalidArgument if has("user name is empty") => {
             other(not_done(Reason::Refused, ": it wants a user and a password"))
         }
-        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {
-            other(not_done(Reason::Refused, ""))
-        }
+        Code::InvalidArgument | Code::FailedPrecondition => other(not_done(Reason::Refused, "")),
         Code::Unimplemented => other(not_done(Reason::Refused, ": is that an etcd 3.4 or newer?")),
-        // The proposal timed out, or the server was stopping: the other members may have a copy.
+        // The proposal timed out, or the server was stopping: the other members may have a copy. Or the reply was too long.
         _ => Failure::Broken(StoreError::unknown(said("")).caused_by(status)),
     }
 }
@@ -152,6 +150,7 @@ mod tests {
                 "etcdserver: mvcc: database space exceeded",
             ),
             failed(Code::Internal, "what is this?"),
+            failed(Code::OutOfRange, "Error, decoded message length too large"),
         ];
         for failure in unknown {
             assert_eq!(outcome(failure.clone()), Outcome::Unknown, "{failure:?}");

@@ -1,21 +1,24 @@
 //! The connection in use, to one of the servers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock::store::{Reason, StoreError};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
+use tokio::runtime;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::config::Config;
 use super::failure::{self, Failure};
-use super::proto::{AuthenticateRequest, LeaseKeepAliveResponse, StatusRequest};
+use super::proto::LeaseKeepAliveResponse;
 use super::rpc::{Call, Rpc, Trouble};
-use super::version;
 
-/// The shortest and the longest pause between two rounds of connection attempts.
+/// The shortest and the longest pause after a round of connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 /// One connection.
@@ -34,14 +37,23 @@ pub(crate) struct Link {
 pub(crate) struct Links {
     pub(crate) config: Config,
     state: Mutex<State>,
-    connecting: tokio::sync::Mutex<()>,
     /// The number of the connection in use, 0 while there is none.
     in_use: watch::Sender<u64>,
+    /// Serves the connections, also those that a call from another runtime needs.
+    runtime: runtime::Handle,
+    own: Weak<Links>,
 }
+
+/// A round of connection attempts. All callers wait for it, and it outlives them; it ends with the store.
+type Round = Shared<BoxFuture<'static, Result<(), StoreError>>>;
 
 #[derive(Debug)]
 struct State {
     link: Option<Link>,
+    /// The round that runs while there is no connection.
+    round: Option<Round>,
+    /// The pause after the next round that fails.
+    pause: Duration,
     /// The server to try next.
     next: usize,
     made: u64,
@@ -52,22 +64,26 @@ struct State {
 }
 
 impl Links {
-    pub(crate) fn new(config: Config) -> Links {
+    /// Must be called in the runtime that serves the store.
+    pub(crate) fn new(config: Config) -> Arc<Links> {
         // Spreads processes over the servers.
         let next = fastrand::usize(..config.servers.len().max(1));
         let state = State {
             link: None,
+            round: None,
+            pause: PAUSE.0,
             next,
             made: 0,
             trouble: None,
             told: false,
         };
-        Links {
+        Arc::new_cyclic(|own| Links {
             config,
             state: Mutex::new(state),
-            connecting: tokio::sync::Mutex::default(),
             in_use: watch::Sender::new(0),
-        }
+            runtime: runtime::Handle::current(),
+            own: own.clone(),
+        })
     }
 
     /// Describes why no reply arrived in time.
@@ -82,145 +98,68 @@ impl Links {
         })
     }
 
-    /// Returns the connection in use, or connects. After an error nothing was done.
+    /// Returns the connection in use, or waits for one. After an error nothing was done.
     pub(crate) async fn get(&self, deadline: Instant) -> Result<Link, StoreError> {
-        if let Some(link) = self.current() {
-            return Ok(link);
-        }
-        let unreachable = |_| StoreError::not_done(Reason::Unreachable, self.silence());
-        let _one = timeout_at(deadline, self.connecting.lock())
-            .await
-            .map_err(unreachable)?;
-        let mut pause = PAUSE.0;
         loop {
-            if let Some(link) = self.current() {
-                return Ok(link);
-            }
-            timeout_at(deadline, self.connect())
-                .await
-                .map_err(unreachable)??;
-            if self.current().is_none() {
-                let until = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
-                if until >= deadline {
-                    return Err(StoreError::not_done(Reason::Unreachable, self.silence()));
-                }
-                sleep_until(until).await;
-                pause = (2 * pause).min(PAUSE.1);
+            let round = match self.link_or_round() {
+                Ok(link) => return Ok(link),
+                Err(round) => round,
+            };
+            match timeout_at(deadline, round).await {
+                Ok(ended) => ended?,
+                Err(_) => return Err(StoreError::not_done(Reason::Unreachable, self.silence())),
             }
         }
     }
 
-    fn current(&self) -> Option<Link> {
-        self.state.lock().link.clone()
-    }
-
-    /// Tries each server once. Fails only if no server can be used and one of them refuses permanently.
-    async fn connect(&self) -> Result<(), StoreError> {
-        let mut refused = None;
-        for _ in 0..self.config.servers.len() {
-            let server = {
-                let mut state = self.state.lock();
-                let server = state.next % self.config.servers.len();
-                state.next = (server + 1) % self.config.servers.len();
-                &self.config.servers[server]
-            };
-            let connected = timeout(self.config.connect_timeout(), self.connect_to(server)).await;
-            let error = match connected {
-                Ok(Ok(rpc)) => {
-                    self.connected(server, rpc);
-                    return Ok(());
-                }
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    let message = format!("etcd at {server} did not answer");
-                    StoreError::not_done(Reason::Unreachable, message)
-                }
-            };
-            let mut state = self.state.lock();
-            state.trouble = Some(error.message.clone());
-            if !std::mem::replace(&mut state.told, true) {
-                tracing::warn!(%server, trouble = %error.message, "no connection to the lock store, trying again");
-            }
-            drop(state);
-            if error.reason != Reason::Unreachable {
-                refused.get_or_insert(error);
-            }
+    /// Returns the connection in use, or the round that runs; starts one if none does.
+    fn link_or_round(&self) -> Result<Link, Round> {
+        let mut state = self.state.lock();
+        match &state.link {
+            Some(link) => Ok(link.clone()),
+            None => Err(state.round.get_or_insert_with(|| self.round()).clone()),
         }
-        refused.map_or(Ok(()), Err)
     }
 
-    /// Connects to this server and checks that it can serve locks.
-    pub(crate) async fn connect_to(&self, server: &str) -> Result<Rpc, StoreError> {
-        let Config {
-            login,
-            allow_old_server,
-            tls,
-            ..
-        } = &self.config;
-        let failed = |trouble: Trouble| {
-            let is_cut = tls.is_none() && !trouble.is_answer();
-            let mut error = match trouble {
-                Trouble::NotSent(message) => StoreError::unknown(format!("{server}: {message}")),
-                Trouble::Status(status) => failure::of(status, server).error(),
-            };
-            if is_cut {
-                error.message += ": if the server speaks TLS, use etcds:// instead of etcd://";
-            }
-            // No operation on a lock was sent.
-            error.outcome = dlock::store::Outcome::NotDone;
-            error
+    fn round(&self) -> Round {
+        let round = connect(self.own.clone(), self.config.clone());
+        let round = AbortOnDropHandle::new(self.runtime.spawn(round));
+        let ended = |ended: Result<_, _>| {
+            let message = "the runtime that served the store has ended";
+            ended.unwrap_or_else(|_| Err(StoreError::not_done(Reason::Unreachable, message)))
         };
-        let channel = self.config.endpoint(server)?.connect().await.map_err(|error| {
-            let advice = match tls.is_some() && failure::is_failed_handshake(&error) {
-                true => {
-                    ": the server does not speak TLS, or it closed the connection; without TLS use etcd://"
-                }
-                false => "",
-            };
-            let message = format!("etcd at {server}: {}{advice}", failure::describe(&error));
-            StoreError::not_done(Reason::Unreachable, message).caused_by(error)
-        })?;
-        let mut rpc = Rpc::new(channel);
-        if let Some(login) = login {
-            let message = AuthenticateRequest {
-                name: login.user.clone(),
-                password: login.password.clone(),
-            };
-            let token = match rpc.call(message).await {
-                Ok(reply) => reply.token,
-                // The server has no authentication: no token is needed.
-                Err(Trouble::Status(status))
-                    if status.message().contains("authentication is not enabled") =>
-                {
-                    String::new()
-                }
-                Err(trouble) => return Err(failed(trouble)),
-            };
-            if !token.is_empty() {
-                rpc = rpc
-                    .logged_in(&token)
-                    .map_err(|status| failed(Trouble::Status(status)))?;
-            }
+        round.map(ended).boxed().shared()
+    }
+
+    /// Returns the server to try next.
+    fn next_server(&self) -> String {
+        let mut state = self.state.lock();
+        let server = state.next % self.config.servers.len();
+        state.next = (server + 1) % self.config.servers.len();
+        self.config.servers[server].clone()
+    }
+
+    fn not_connected(&self, server: &str, error: &StoreError) {
+        let mut state = self.state.lock();
+        state.trouble = Some(error.message.clone());
+        if !std::mem::replace(&mut state.told, true) {
+            tracing::warn!(%server, trouble = %error.message, "no connection to the lock store, trying again");
         }
-        let status = match rpc.call(StatusRequest {}).await {
-            Ok(status) => status,
-            // Servers that tell this to administrators alone are new enough: etcd 3.6.
-            Err(Trouble::Status(status)) if status.code() == tonic::Code::PermissionDenied => return Ok(rpc),
-            Err(trouble) => return Err(failed(trouble)),
-        };
-        match version::check(&status.version) {
-            Err(reason) if !allow_old_server => Err(StoreError::not_done(
-                Reason::Refused,
-                format!("{server}: {reason}. Update it, or accept that with allow_old_server=true"),
-            )),
-            _ => Ok(rpc),
-        }
+    }
+
+    /// Returns the pause after a round that failed.
+    fn pause(&self) -> Duration {
+        let mut state = self.state.lock();
+        let pause = state.pause;
+        state.pause = (2 * pause).min(PAUSE.1);
+        pause.mul_f64(0.5 + fastrand::f64())
     }
 
     fn connected(&self, server: &str, rpc: Rpc) {
         let mut state = self.state.lock();
         state.made += 1;
         state.trouble = None;
+        (state.round, state.pause) = (None, PAUSE.0);
         if std::mem::take(&mut state.told) {
             tracing::info!(%server, "connected to the lock store again");
         }
@@ -292,7 +231,7 @@ impl Links {
                 Ok(link) => link,
                 Err(error) => return Err(Failure::Elsewhere(failed.unwrap_or(error))),
             };
-            let before = link.replies.load(Ordering::Relaxed);
+            let (before, sent) = (link.replies.load(Ordering::Relaxed), Instant::now());
             let failure = match timeout_at(deadline, send(link.rpc.clone())).await {
                 Ok(Ok(reply)) => {
                     link.replies.fetch_add(1, Ordering::Relaxed);
@@ -305,8 +244,10 @@ impl Links {
                 Ok(Err(Trouble::Status(status))) => failure::of(status, &link.address),
                 Err(_) => {
                     let error = StoreError::unknown(self.silence());
-                    // If other requests got replies meanwhile, only this request is slow.
-                    if link.replies.load(Ordering::Relaxed) == before {
+                    // If it was sent just before its deadline, or other requests got replies meanwhile, the connection
+                    // may be good.
+                    let is_long = sent.elapsed() >= self.config.timeout / 2;
+                    if is_long && link.replies.load(Ordering::Relaxed) == before {
                         self.is_broken(&link, &error.message);
                     }
                     return Err(Failure::Broken(error));
@@ -331,6 +272,116 @@ impl Links {
                     sleep_until(pause).await;
                 }
             }
+        }
+    }
+}
+
+/// Tries each server once, and pauses if none can be used. Fails only if one of them refuses permanently.
+async fn connect(links: Weak<Links>, config: Config) -> Result<(), StoreError> {
+    let mut refused = None;
+    for _ in 0..config.servers.len() {
+        let Some(server) = links.upgrade().map(|links| links.next_server()) else {
+            return Ok(());
+        };
+        let connected = timeout(config.connect_timeout(), config.connect(&server)).await;
+        let connected = connected.unwrap_or_else(|_| {
+            let message = format!("etcd at {server} did not answer");
+            Err(StoreError::not_done(Reason::Unreachable, message))
+        });
+        let Some(links) = links.upgrade() else {
+            return Ok(());
+        };
+        let error = match connected {
+            Ok(rpc) => {
+                links.connected(&server, rpc);
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        links.not_connected(&server, &error);
+        if error.reason != Reason::Unreachable {
+            refused.get_or_insert(error);
+        }
+    }
+    if let (None, Some(pause)) = (&refused, links.upgrade().map(|links| links.pause())) {
+        sleep(pause).await;
+    }
+    if let Some(links) = links.upgrade() {
+        links.state.lock().round = None;
+    }
+    refused.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn links(server: impl ToString, timeout: Duration) -> Arc<Links> {
+        Links::new(Config {
+            servers: vec![server.to_string()],
+            login: None,
+            tls: None,
+            timeout,
+            allow_old_server: false,
+        })
+    }
+
+    /// A server that accepts connections and never answers.
+    async fn mute() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        (listener, addr)
+    }
+
+    /// Waits until the client has closed the connection.
+    async fn is_closed(mut connection: TcpStream) {
+        let mut waste = [0; 1024];
+        while matches!(connection.read(&mut waste).await, Ok(1..)) {}
+    }
+
+    #[tokio::test]
+    async fn attempt_to_connect_outlives_its_callers_and_ends_with_the_links() {
+        let (listener, addr) = mute().await;
+        let links = links(addr, Duration::from_secs(60));
+        for _ in 0..10 {
+            let error = links.get(Instant::now() + 10 * MS).await.unwrap_err();
+            assert_eq!(error.reason, Reason::Unreachable, "{error}");
+        }
+        let (connection, _) = listener.accept().await.unwrap();
+        let another = timeout(100 * MS, listener.accept()).await;
+        assert!(another.is_err(), "each caller made its own attempt");
+        let weak = Arc::downgrade(&links);
+        drop(links);
+        assert!(weak.upgrade().is_none(), "the attempt keeps the links alive");
+        // Long before its time limit.
+        timeout(Duration::from_secs(2), is_closed(connection))
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn attempt_that_hangs_is_told_as_the_reason() {
+        let (listener, addr) = mute().await;
+        let links = links(addr, 100 * MS);
+        links.state.lock().trouble = Some("an older attempt failed".to_owned());
+        links.get(Instant::now() + 50 * MS).await.unwrap_err();
+        let error = links.get(Instant::now() + 300 * MS).await.unwrap_err();
+        assert!(error.message.contains("did not answer"), "{error}");
+        drop(listener);
+    }
+
+    #[tokio::test]
+    async fn callers_of_one_attempt_share_its_refusal() {
+        let links = links("no host", 100 * MS);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (first, second) = tokio::join!(links.get(deadline), links.get(deadline));
+        for error in [first.unwrap_err(), second.unwrap_err()] {
+            assert_eq!(error.reason, Reason::WrongUrl, "{error}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! etcd's API: messages, calls, and a connection that moves to another server when one fails.
 
 mod config;
+mod connect;
 mod failure;
 mod link;
 pub(crate) mod proto;

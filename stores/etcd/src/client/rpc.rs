@@ -79,7 +79,8 @@ impl Trouble {
 impl Rpc {
     pub(crate) fn new(channel: Channel) -> Rpc {
         Rpc {
-            grpc: Grpc::new(channel),
+            // The server has no limit either: a reply that is refused here tells nothing of what was done.
+            grpc: Grpc::new(channel).max_decoding_message_size(usize::MAX),
             token: None,
         }
     }

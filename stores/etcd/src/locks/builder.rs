@@ -174,7 +174,7 @@ impl EtcdLocksBuilder {
 
     async fn open(self) -> Result<EtcdLocks, StoreError> {
         let runtime = runtime::Handle::current();
-        let links = Arc::new(Links::new(self.config));
+        let links = Links::new(self.config);
         links.get(Instant::now() + links.config.timeout).await?;
         let (doubts, ended, grants) = (
             DoubtSender::new(),

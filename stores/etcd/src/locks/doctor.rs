@@ -76,7 +76,8 @@ impl EtcdLocks {
             let rpc = self
                 .0
                 .links
-                .connect_to(server)
+                .config
+                .connect(server)
                 .await
                 .map_err(|error| error.message)?;
             let status = self.see(&rpc, StatusRequest {}).await?;

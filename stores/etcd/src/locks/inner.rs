@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use dlock::store::{DoubtSender, Reason, StoreError, StoreFuture};
 use tokio::runtime;
@@ -19,6 +20,9 @@ use super::queues::LockQueues;
 use super::release;
 use super::waiters::Waiters;
 use crate::client::Links;
+
+/// The pause between attempts to end an expired grant.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// The shared state of a store.
 pub(crate) struct Inner {
@@ -95,7 +99,13 @@ pub(crate) async fn sweep(store: Weak<Inner>, grants: Arc<Grants>) {
                 let step = inner.step([name], Abandoned::Goes, move |inner, deadline| async move {
                     release::expire(inner, id, deadline).await
                 });
-                drop(step);
+                let grants = grants.clone();
+                // Also if it was not carried out because earlier operations took too long.
+                inner.runtime.spawn(async move {
+                    if step.await.is_err() {
+                        grants.look_again(id, AGAIN);
+                    }
+                });
             }
         }
         tokio::select! {

@@ -18,8 +18,8 @@ use super::positions::KEPT_FOR;
 use super::release::leave_queue;
 use super::seen::{Seen, Waiting, look, ranges, read};
 use super::session::{Session, not_done};
+use crate::client::Refusal;
 use crate::client::proto::{Compare, RequestOp, TxnRequest};
-use crate::client::{Failure, Refusal};
 use crate::clock::Moment;
 
 /// A waiter with a position asks again within this time.
@@ -92,7 +92,12 @@ async fn attempt(
     let mine = ask.waiter.and_then(|waiter| own(seen, waiter));
     let judgment = judge(seen, ask, mine);
     match (judgment, ask.waiter) {
-        (Judgment::Fits, _) => return grant(inner, ask, seen, mine, called, deadline).await,
+        (Judgment::Fits, waiter) => {
+            if let (None, Some(waiter)) = (mine, waiter) {
+                leave_unseen(inner, ask, waiter, deadline).await?;
+            }
+            return grant(inner, ask, seen, mine, called, deadline).await;
+        }
         (Judgment::SetTotal(total), _) => {
             set_total(inner, &ask.name, seen, total, deadline).await?;
             return Ok(Step::Again(None));
@@ -239,6 +244,21 @@ pub(super) async fn set_total(
     set.map(drop).map_err(|failure| not_done(failure.error()))
 }
 
+/// Gives up the position that a look did not find, if any: its key is gone, or its request has no reply and may still
+/// arrive.
+async fn leave_unseen(
+    inner: &Inner,
+    ask: &Ask,
+    waiter: GrantId,
+    deadline: Instant,
+) -> Result<(), StoreError> {
+    if inner.positions.get(waiter).is_none() {
+        return Ok(());
+    }
+    let left = leave_queue(inner, &ask.name, waiter, deadline).await;
+    left.map_err(|failure| not_done(failure.error()))
+}
+
 /// Creates the position of a waiter. Returns `false` if the request must be repeated.
 async fn take_position(
     inner: &Inner,
@@ -246,13 +266,7 @@ async fn take_position(
     waiter: GrantId,
     deadline: Instant,
 ) -> Result<bool, StoreError> {
-    let failed = |failure: Failure| not_done(failure.error());
-    if inner.positions.get(waiter).is_some() {
-        // Its key is gone, or its request has no reply and may still arrive.
-        leave_queue(inner, &ask.name, waiter, deadline)
-            .await
-            .map_err(failed)?;
-    }
+    leave_unseen(inner, ask, waiter, deadline).await?;
     let session = inner.pool.get(KEPT_FOR, 1, deadline).await?;
     let epoch = match session.epoch(&inner.links, deadline).await {
         Ok(epoch) => epoch,

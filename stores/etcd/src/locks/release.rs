@@ -18,9 +18,6 @@ use crate::client::Failure;
 use crate::client::proto::{Compare, LeaseGrantRequest, RequestOp, TxnRequest};
 use crate::clock::Moment;
 
-/// The pause between attempts to end an expired grant.
-const AGAIN: Duration = Duration::from_millis(500);
-
 /// Releases a grant, or keeps its lock unavailable for a while.
 pub(crate) async fn release(
     inner: Arc<Inner>,
@@ -72,13 +69,8 @@ pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) ->
         inner.grants.look_again(id, left);
         return Ok(());
     }
-    match end(&inner, id, &grant, deadline).await {
-        Ok(_) => Ok(()),
-        Err(failure) => {
-            inner.grants.look_again(id, AGAIN);
-            Err(failure.error())
-        }
-    }
+    let ended = end(&inner, id, &grant, deadline).await;
+    ended.map(drop).map_err(Failure::error)
 }
 
 /// Ends the position of a waiter that has sent no request for too long, or what a request may have left whose reply was

@@ -68,7 +68,7 @@ impl Ask<'_> {
                 }
                 // The outcome of an earlier request is unknown.
                 _ => {
-                    core.release(self.id(), None).await?;
+                    core.leave_earlier(self.id()).await?;
                     None
                 }
             };

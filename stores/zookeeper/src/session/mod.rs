@@ -107,6 +107,8 @@ pub(crate) struct Session {
 struct State {
     waiting: VecDeque<Op>,
     closed: bool,
+    /// No task sends requests any more.
+    ended: bool,
     epoch: Epoch,
     /// How long the servers keep the session of a silent client.
     lasts: Duration,
@@ -131,11 +133,14 @@ impl Session {
         let mut state = self.state.lock();
         let pending = requests.map(|request| {
             let (reply, pending) = oneshot::channel();
-            state.waiting.push_back(Op {
+            let op = Op {
                 request,
                 deadline,
                 reply,
-            });
+            };
+            if !state.ended {
+                state.waiting.push_back(op);
+            }
             PendingReply(pending)
         });
         drop(state);
@@ -173,6 +178,15 @@ impl Session {
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.wake.notify_one();
+    }
+
+    /// Drops the queued requests, and all that follow.
+    fn end(&self) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(waiting);
     }
 
     /// Records that the servers keep the session at least until this moment.
@@ -218,6 +232,43 @@ impl Session {
             let _ = op.reply.send(Err(NoReply::NotSent(error)));
         }
         state.waiting.front().map(|op| op.deadline)
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// A session whose requests are served by the test alone.
+    pub(crate) fn unserved(timeout: Duration) -> Session {
+        Session::new(Config {
+            hosts: Vec::new(),
+            session: Duration::from_secs(30),
+            timeout,
+            tick: None,
+            credentials: None,
+            acl: Acl::Open,
+            largest_request: 1 << 20,
+        })
+    }
+
+    /// Waits until requests are queued, and then until they have failed because they are late.
+    pub(crate) async fn fails_late(&self) {
+        loop {
+            let is_queued = !self.state.lock().waiting.is_empty();
+            if is_queued {
+                tokio::time::sleep(self.config.timeout).await;
+                self.fail_late(Instant::now());
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Replies to the queued requests.
+    pub(crate) fn answers(&self, reply: &Result<Reply, Code>) {
+        for op in std::mem::take(&mut self.state.lock().waiting) {
+            let reply = reply.clone();
+            let _ = op.reply.send(Ok(Answer { reply, epoch: 0 }));
+        }
     }
 }
 

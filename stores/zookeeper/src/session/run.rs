@@ -55,6 +55,12 @@ struct Owner {
     host: usize,
 }
 
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.session.end();
+    }
+}
+
 /// A connection in use.
 struct Link {
     connection: Connection,
