@@ -141,7 +141,8 @@ impl LockClientBuilder {
     /// Presence is one entry per client, at most 16 KiB, written at most once a second and at least every 5 s. It
     /// expires one minute or two leases after the last write, whichever is later. An idle client writes nothing; no
     /// acquire or release waits for a write. Presence is for the person on call, see [`LockClient::clients`]. No lock
-    /// depends on it: a client that is not permitted to write it works without.
+    /// depends on it: a client that is not permitted to write it works without. In memory, on Redis, Valkey and quorums;
+    /// other stores keep no such entries, and [`build`](Self::build) refuses it there.
     pub fn presence(mut self, presence: bool) -> Self {
         self.presence = Some(presence);
         self
@@ -149,7 +150,7 @@ impl LockClientBuilder {
 
     /// Sets whether this client answers [`LockClient::ask`] with what it holds and waits for at that moment, at most
     /// ten times a second. `false` by default; in a URL `control=on`. It keeps a subscription open while the client
-    /// lives, and switches [`presence`](Self::presence) on.
+    /// lives, and switches [`presence`](Self::presence) on, for the same stores.
     ///
     /// Such a request carries no authority: a process that can ask learns what the client would publish anyway, and
     /// cannot change a lock.
@@ -336,7 +337,14 @@ impl LockClientBuilder {
         Ok(store)
     }
 
-    async fn open(mut self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
+    async fn open(self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
+        let opened = self.open_store().await?;
+        let (store, settings, ..) = &opened;
+        check_presence(&settings.publicity, store)?;
+        Ok(opened)
+    }
+
+    async fn open_store(mut self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
         let uuid = GrantId::new_client();
         match (self.url.take(), self.store.take()) {
             (Some(url), None) => {
@@ -489,10 +497,22 @@ fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
     let reason = match url.map(|url| url.topology.login()) {
         Some(Some(login)) if login.password.is_none() => return Ok(()),
         Some(Some(_)) => "the URL has a password as well: choose one of the two",
-        Some(None) => "a store in memory asks for none",
+        Some(None) => "the store asks for none while it is in use: only servers of Redis and Valkey do",
         None => "they go with a URL, not with a store of your own",
     };
     Err(Error::invalid_option("credentials", reason))
+}
+
+/// A client publishes its presence where its store keeps such reports.
+fn check_presence(publicity: &Publicity, store: &Arc<dyn Store>) -> Result<(), Error> {
+    if !publicity.presence || store.clone().operations().is_some() {
+        return Ok(());
+    }
+    let option = if publicity.answers { "control" } else { "presence" };
+    Err(Error::invalid_option(
+        option,
+        "this store keeps no reports of its clients: memory, Redis, Valkey and quorums do",
+    ))
 }
 
 /// Overrides the quorum options of the URL with those of the builder.

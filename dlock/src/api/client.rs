@@ -58,10 +58,10 @@ impl LockClient {
     /// | `quorum+redis://[user:password@]host[:port],…[/db]` | a majority of at least three independent servers (Redlock), see [`Quorum`](crate::stores::quorum::Quorum); `quorum+rediss://` and the `valkey` spellings too |
     ///
     /// Options go into the query, as in `redis://localhost?lease=10s&prefix=shop:`: `lease`, `timeout`,
-    /// `retry_for`, `prefix` and `name`, as in [`LockClientBuilder`]; for servers with replicas `min_replicas` and
-    /// `min_replicas_within`; for sockets also `db`, `user` and `password`; for sentinels, which never get the
-    /// password of the servers, `sentinel_user` and `sentinel_password`; for a quorum `max_lease` and
-    /// `trust_fresh_servers`.
+    /// `retry_for`, `prefix`, `name`, `presence` and `control` (`on` or `off`), as in [`LockClientBuilder`]; for
+    /// servers with replicas `min_replicas` and `min_replicas_within`; for sockets also `db`, `user` and `password`;
+    /// for sentinels, which never get the password of the servers, `sentinel_user` and `sentinel_password`; for a
+    /// quorum `max_lease` and `trust_fresh_servers`.
     ///
     /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases retry through that
     /// for [`retry_for`](LockClientBuilder::retry_for): set it longer than a fail-over takes there. Holds on the old

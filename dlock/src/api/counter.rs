@@ -62,12 +62,12 @@ async fn repeat(
             CounterStep::Give { .. } | CounterStep::CountDown => error.is_outlasted(),
             _ => error.is_passing(),
         };
+        // Also for a copy that was refused: an earlier copy without a reply may have taken effect.
+        error.outcome = match unknown {
+            true => Outcome::Unknown,
+            false => Outcome::NotDone,
+        };
         if !is_repeated || now.since(begun) >= shared.settings.retry_for {
-            // Also for a copy that was refused: an earlier copy without a reply may have taken effect.
-            error.outcome = match unknown {
-                true => Outcome::Unknown,
-                false => Outcome::NotDone,
-            };
             return Err(error);
         }
         Event::CounterRepeated {
@@ -75,8 +75,10 @@ async fn repeat(
             error: &error,
         }
         .emit();
-        if let Some(pause) = backoff.next(sent, now) {
-            sleep_anywhere(pause).await;
+        if let Some(pause) = backoff.next(sent, now)
+            && !sleep_anywhere(&shared, pause).await
+        {
+            return Err(error);
         }
     }
 }

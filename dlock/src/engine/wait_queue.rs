@@ -17,6 +17,9 @@ pub(crate) trait QueuedWaiter: Clone {
     /// How many waiters there may be, including this one.
     fn limit(&self) -> Option<usize>;
 
+    /// A number that grows in the order of arrival. A waiter that comes back keeps the one that it had.
+    fn arrival(&self) -> u64;
+
     /// Its position in the store's queue.
     fn position(&self) -> Option<u64>;
 
@@ -35,7 +38,7 @@ pub(crate) trait QueuedWaiter: Clone {
 pub(crate) enum InsertAt {
     /// Behind all others, unless there are as many as it accepts.
     End,
-    /// In front of later waiters: it had a position before.
+    /// In front of the waiters that arrived later: it had a position before.
     Front,
 }
 
@@ -62,6 +65,7 @@ pub(crate) struct WaitQueue<W> {
     offered: Option<W>,
     /// Whether the head knows that it has to wait, so it counts.
     head_waits: bool,
+    /// In order of arrival.
     behind: VecDeque<W>,
     /// How many waiters behind it have left.
     left: usize,
@@ -217,13 +221,17 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         None
     }
 
-    /// Puts a waiter in front of those behind the head.
+    /// Puts a waiter in front of those behind the head that arrived later.
     pub(crate) fn put_back(&mut self, waiter: W) {
         waiter.set_in_line(true);
-        match broken!(PutBackBehind) {
-            true => self.behind.push_back(waiter),
-            false => self.behind.push_front(waiter),
-        }
+        let at = match broken!(PutBackBehind) {
+            true => self.behind.len(),
+            false => {
+                let is_earlier = |other: &W| other.arrival() < waiter.arrival();
+                self.behind.partition_point(is_earlier)
+            }
+        };
+        self.behind.insert(at, waiter);
     }
 
     /// Removes the head while the lock is held in this process.
@@ -274,10 +282,15 @@ mod tests {
 
     use super::*;
 
+    thread_local! {
+        static ARRIVALS: Cell<u64> = const { Cell::new(0) };
+    }
+
     #[derive(Debug)]
     struct Named {
         name: &'static str,
         limit: Option<usize>,
+        arrival: u64,
         position: Option<u64>,
         in_line: Cell<bool>,
         left: Cell<bool>,
@@ -291,6 +304,10 @@ mod tests {
 
         fn limit(&self) -> Option<usize> {
             self.limit
+        }
+
+        fn arrival(&self) -> u64 {
+            self.arrival
         }
 
         fn position(&self) -> Option<u64> {
@@ -311,9 +328,12 @@ mod tests {
     }
 
     fn waiter(name: &'static str, limit: Option<usize>, position: Option<u64>) -> Rc<Named> {
+        let arrival = ARRIVALS.get();
+        ARRIVALS.set(arrival + 1);
         Rc::new(Named {
             name,
             limit,
+            arrival,
             position,
             in_line: Cell::new(false),
             left: Cell::new(false),
@@ -377,14 +397,27 @@ mod tests {
 
     #[test]
     fn heads_follow_in_the_order_of_arrival_but_for_those_that_come_back() {
+        let back = waiter("back", Some(1), None);
         let (mut queue, _) = queue(&["a", "b", "c"]);
         queue.join(&waiter("d", None, None), InsertAt::End).unwrap();
-        queue
-            .join(&waiter("back", Some(1), None), InsertAt::Front)
-            .unwrap();
+        queue.join(&back, InsertAt::Front).unwrap();
         assert_eq!(queue.waiting(), 4);
         assert_eq!(order(&mut queue), ["back", "b", "c", "d"]);
         assert!(!queue.is_waited_in());
+    }
+
+    #[test]
+    fn waiters_that_come_back_keep_their_order() {
+        for returns in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let [x, y] = ["x", "y"].map(|name| waiter(name, None, None));
+            let (mut queue, _) = queue(&["a", "b"]);
+            let back = [x, y, waiter("z", None, None)];
+            queue.join(&waiter("c", None, None), InsertAt::End).unwrap();
+            for at in returns {
+                queue.join(&back[at], InsertAt::Front).unwrap();
+            }
+            assert_eq!(order(&mut queue), ["x", "y", "b", "z", "c"], "{returns:?}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::runtime::grants::Issuer;
 use crate::runtime::hold::Hold;
 use crate::runtime::outside::WithTimers;
 use crate::runtime::scope::{self, Scope};
-use crate::runtime::waiters::{Delivered, JoinAt, QueueEntry, QueueHead};
+use crate::runtime::waiters::{Caller, Delivered, JoinAt, QueueEntry, QueueHead};
 use crate::runtime::waits::{Waiting, WaitingCall};
 use crate::store::{Announce, Kind, StoreError};
 use crate::{Error, LockKey};
@@ -337,7 +337,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             ..
         } = self.call;
         let waiters = &handle.shared().waiters;
-        waiters.join(options.kind, key, at, self.target.handoff_terms(), by)
+        let caller = Caller::new(by, options.lock.group);
+        waiters.join(options.kind, key, at, self.target.handoff_terms(), caller)
     }
 
     /// Waits to become the queue head of this process, then at the store, or until the lock is handed off here.
@@ -376,12 +377,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
             };
             let got = match queued {
                 Queued::Ended(HeadOutcome::Got(got)) => {
-                    at = JoinAt::Front;
+                    at = JoinAt::Front(entry.arrival());
                     Some(got)
                 }
                 Queued::Ended(HeadOutcome::Lost) => {
                     // A waiter never loses its position in the queue to later waiters.
-                    at = JoinAt::Front;
+                    at = JoinAt::Front(entry.arrival());
                     None
                 }
                 Queued::Ended(HeadOutcome::TooFewPermits) => {

@@ -20,6 +20,7 @@ use crate::engine::unanswered::Unanswered;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Operation};
+use crate::runtime::waking::waking;
 use crate::store::{
     self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Reason, StoreError, StoreFuture,
     Watch,
@@ -206,21 +207,16 @@ impl Calls {
         let report = |key: LockKey, since| Event::StoreSilent { key: &key, since }.emit();
         tokio::join!(
             self.unanswered.attend(report),
-            self.releasing.attend(|caller, _| wake(caller))
+            self.releasing.attend(|caller, _| waking(|| caller.wake()))
         );
     }
 
     /// Wakes the callers of all releases: nothing else will.
     pub(crate) fn rouse_releasing(&self) {
         let callers = self.releasing.waiting.lock().take();
-        callers.into_iter().for_each(wake);
-    }
-}
-
-/// Wakes a caller, whose waker may be anyone's: if it panics, the others are woken all the same.
-fn wake(caller: Waker) {
-    if catch_unwind(AssertUnwindSafe(|| caller.wake())).is_err() {
-        Event::StorePanicked { key: None }.emit();
+        for caller in callers {
+            waking(|| caller.wake());
+        }
     }
 }
 

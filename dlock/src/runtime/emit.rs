@@ -161,6 +161,8 @@ pub(crate) enum Event<'a> {
     ResultNotKept { name: &'a LockKey, why: &'a str },
     /// A method of the store panicked, called for this lock.
     StorePanicked { key: Option<&'a LockKey> },
+    /// The waker of a task panicked.
+    WakerPanicked,
     /// The store has not answered an acquire for this time; the call continues to wait.
     StoreSilent { key: &'a LockKey, since: Duration },
 }
@@ -365,6 +367,7 @@ impl Event<'_> {
                 let key = key.map(tracing::field::display);
                 tracing::error!(key, "an operation of the lock store panicked");
             }
+            Event::WakerPanicked => tracing::error!("a waker panicked: its task may wait for ever"),
             Event::StoreSilent { key, since } => tracing::warn!(
                 %key, ?since,
                 "the lock store has not answered an acquire: still waiting (a store must end each operation in bounded time)"

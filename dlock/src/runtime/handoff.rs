@@ -6,7 +6,6 @@
 //! certainly valid for long enough, and only a limited number of times or for a short while: then it goes back to the
 //! store, and if others may be waiting elsewhere this process lets them go first.
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -14,6 +13,7 @@ use tokio::time::Instant;
 use crate::base::lock_id::LockId;
 use crate::engine::fairness::NextRequest;
 use crate::engine::handoff::HandoffTerms;
+use crate::engine::renewal::Renewable;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
@@ -37,6 +37,8 @@ pub(crate) fn pass_on(
         mut head,
         deadline,
         may_be_handed_off,
+        // Dropped at the end: by then another holder has the lock, or the release is queued.
+        end: _end,
         ..
     } = left;
     // Not needed where the role of the head is in the grant.
@@ -132,9 +134,10 @@ fn hand_off(
         }
     };
     let Some(waiter) = next else { return false };
-    let Some((successor, hold)) = successor(grant, &waiter, now) else {
+    let Some((successor, hold)) = successor(shared, grant, &waiter, now) else {
         return false;
     };
+    let was_suspect = successor.is_suspect();
     if !shared.watchdog.replace(&successor) {
         if let Some(head) = head {
             head.put_back(waiter.clone());
@@ -143,7 +146,7 @@ fn hand_off(
         }
         return false;
     }
-    successor.tell_handed_off();
+    successor.tell_handed_off(was_suspect);
     if let Some(mut head) = head.take() {
         head.handed = head.handed.saturating_add(1);
         successor.put_head(head);
@@ -154,10 +157,13 @@ fn hand_off(
 }
 
 /// Returns the grant for the next holder.
-fn successor(grant: &Arc<Grant>, waiter: &Waiter, now: Instant) -> Option<(Arc<Grant>, HoldRef)> {
-    let terms = waiter.handoff_terms?;
-    let by: &'static Location<'static> = waiter.by;
-    let (successor, id) = grant.successor(&terms, now, (by, waiter.task));
+fn successor(shared: &Shared, grant: &Grant, waiter: &Waiter, now: Instant) -> Option<(Arc<Grant>, HoldRef)> {
+    let (terms, group) = (waiter.handoff_terms?, waiter.caller.group);
+    let series = match group == grant.group {
+        true => grant.series.clone(),
+        false => shared.meter.series(group, grant.kind),
+    };
+    let (successor, id) = grant.successor(&terms, now, waiter.caller, series);
     let grant = Arc::new(successor);
     let hold = HoldRef {
         id,

@@ -14,7 +14,7 @@ use crate::runtime::handoff;
 use crate::runtime::release::Releasing;
 use crate::runtime::scope::{Frames, HoldRef};
 use crate::runtime::waiters::QueueHead;
-use crate::{Error, HoldState};
+use crate::{Error, HoldState, Loss};
 
 /// The id of a hold that has left its grant.
 const HAS_LEFT: u64 = 0;
@@ -108,14 +108,22 @@ impl Hold {
         &self.hold
     }
 
-    /// Ends the hold here and leaves the store unchanged: the lock is neither renewed nor released any more.
-    pub(crate) fn leave_taken(mut self) {
+    /// Ends the hold here and leaves the store unchanged: the lock is neither renewed nor released any more. Fails if the
+    /// client has ended, and has released it.
+    pub(crate) fn leave_taken(mut self) -> Result<(), Error> {
         let hold = std::mem::replace(&mut self.hold.id, HAS_LEFT);
-        let grant = self.grant();
-        if hold != HAS_LEFT && grant.leave(hold, clock::now()).is_some() {
-            self.handle.shared().watchdog.remove(grant.number);
-            grant.ends_span(Ended::Released);
+        let (now, grant) = (clock::now(), &self.hold.grant);
+        let left = (hold != HAS_LEFT).then(|| grant.leave(hold, now));
+        let Some(left) = left.flatten() else {
+            return Ok(());
+        };
+        if let Some(Loss::Shutdown | Loss::RuntimeEnded) = left.loss {
+            drop(self.handle.release(grant.clone(), None, now, left.deadline, None));
+            return Err(Error::ClientClosed);
         }
+        self.handle.shared().watchdog.remove(grant.number);
+        grant.ends_span(Ended::Released);
+        Ok(())
     }
 
     /// Leaves the grant; the last hold passes it on. `None` when there is nothing left to do: other holds exist, this

@@ -24,4 +24,5 @@ pub mod scope;
 pub(crate) mod unfinished;
 pub(crate) mod waiters;
 pub(crate) mod waits;
+pub(crate) mod waking;
 pub(crate) mod watchdog;

@@ -463,8 +463,10 @@ fn release_grant(
                     if let Some((grant, _)) = &held {
                         grant.release_failed(failure);
                     }
-                    if let Some(pause) = pause {
-                        sleep_anywhere(pause).await;
+                    if let Some(pause) = pause
+                        && !sleep_anywhere(&shared, pause).await
+                    {
+                        return Err(unknown(key, RUNTIME_ENDED.to_owned()));
                     }
                 }
             }
@@ -579,17 +581,22 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
     }
 }
 
-/// Sleeps on whichever runtime polls: a waiting future may move to the worker's runtime when its own ends.
-pub(crate) async fn sleep_anywhere(pause: Duration) {
+/// Sleeps on whichever runtime polls: a waiting future may move to the worker's runtime when its own ends. Returns false
+/// if the client's runtime has ended: a poll outside of any other has no timers.
+pub(crate) async fn sleep_anywhere(shared: &Shared, pause: Duration) -> bool {
     let until = tokio::time::Instant::now() + pause;
     let mut timer = None;
     std::future::poll_fn(|cx| {
+        if shared.has_lost_its_runtime() {
+            return Poll::Ready(false);
+        }
         timer
             .insert(Box::pin(tokio::time::sleep_until(until)))
             .as_mut()
             .poll(cx)
+            .map(|()| true)
     })
-    .await;
+    .await
 }
 
 fn unknown(key: &LockKey, message: String) -> Error {

@@ -23,7 +23,6 @@ mod subscribed;
 mod waiter;
 
 use std::collections::hash_map::Entry;
-use std::panic::Location;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -35,7 +34,7 @@ pub(crate) use self::poll_deadline::attend;
 pub(crate) use self::preceding::PrecedingRelease;
 pub(crate) use self::subscribed::KeptSubscription;
 use self::subscribed::{Counted, EndedSubscriptions};
-pub(crate) use self::waiter::Waiter;
+pub(crate) use self::waiter::{Caller, Waiter};
 use crate::base::chance::next_id;
 use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
@@ -61,8 +60,8 @@ pub(crate) struct Waiters {
 pub(crate) enum JoinAt {
     /// Behind all waiters, unless there are this many already.
     End(Option<usize>),
-    /// In front of later waiters: it has waited before.
-    Front,
+    /// In front of the waiters that arrived later: it has waited before, since this [arrival](QueueEntry::arrival).
+    Front(u64),
 }
 
 /// The queue of a key. It exists for as long as its head does, or the head's role.
@@ -86,19 +85,21 @@ impl Waiters {
         key: &LockKey,
         at: JoinAt,
         handoff_terms: Option<HandoffTerms>,
-        by: &'static Location<'static>,
+        caller: Caller,
     ) -> Result<QueueEntry, Error> {
         let of = LockId::new(kind, key);
-        let limit = match at {
-            JoinAt::End(limit) => limit,
-            JoinAt::Front => None,
+        let (at, limit, arrived) = match at {
+            JoinAt::End(limit) => (InsertAt::End, limit, None),
+            JoinAt::Front(arrival) => (InsertAt::Front, None, Some(arrival)),
         };
+        // The numbers of the waiters are drawn under it, in their order.
         let mut queues = self.queues.lock();
+        let number = next_id();
+        let arrival = arrived.unwrap_or(number);
         let (waiter, has_waited) = match queues.entry(of.clone()) {
             Entry::Vacant(vacant) => {
-                let number = next_id();
                 let head = self.new_head(of.clone(), number, false);
-                let waiter = Waiter::new(self, of, limit, handoff_terms, by, Some(head));
+                let waiter = Waiter::new(self, of, (limit, arrival), handoff_terms, caller, Some(head));
                 vacant.insert(Queue {
                     waiters: WaitQueue::new(waiter.clone(), number),
                     listens: None,
@@ -107,11 +108,7 @@ impl Waiters {
                 (waiter, false)
             }
             Entry::Occupied(mut occupied) => {
-                let at = match at {
-                    JoinAt::End(_) => InsertAt::End,
-                    JoinAt::Front => InsertAt::Front,
-                };
-                let waiter = Waiter::new(self, of, limit, handoff_terms, by, None);
+                let waiter = Waiter::new(self, of, (limit, arrival), handoff_terms, caller, None);
                 let joined = occupied.get_mut().waiters.join(&waiter, at);
                 joined.map_err(|TooMany { limit }| too_many(key, limit))?;
                 (waiter, true)
@@ -222,14 +219,18 @@ fn too_many(key: &LockKey, limit: usize) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::Location;
+
     use super::*;
+    use crate::runtime::group::Group;
 
     /// A head that was handed the lock: it has a whole poll deadline from when it was woken.
     #[test]
     fn waiter_that_was_woken_just_now_is_not_overdue() {
         let waiters: Arc<Waiters> = Arc::default();
         let (kind, key) = (Kind::Mutex, LockKey::raw("k"));
-        let head = waiters.join(kind, &key, JoinAt::End(None), None, Location::caller());
+        let caller = Caller::new(Location::caller(), Group::NONE);
+        let head = waiters.join(kind, &key, JoinAt::End(None), None, caller);
         let offered = waiters.offer_to_head(&LockId::new(kind, &key)).expect("the head");
         offered.rouse();
         assert_eq!(waiters.overdue().0.len(), 0);

@@ -26,6 +26,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::Grant;
+use crate::runtime::waking::waking;
 use crate::store::{self, Doubt, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
@@ -99,13 +100,17 @@ impl Watchdog {
         }
     }
 
+    fn tell_empty(&self) {
+        waking(|| self.emptied.notify_waiters());
+    }
+
     /// Ends every grant, and each future one.
     pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
         let grants = self.table.lock().close(loss);
         for grant in &grants {
             grant.lose(loss);
         }
-        self.emptied.notify_waiters();
+        self.tell_empty();
         grants
     }
 
@@ -141,7 +146,7 @@ impl Watchdog {
                     .emit();
                 }
                 Action::Wake => self.sooner.notify_one(),
-                Action::TellEmpty => self.emptied.notify_waiters(),
+                Action::TellEmpty => self.tell_empty(),
             }
         }
     }

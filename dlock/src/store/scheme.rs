@@ -126,7 +126,7 @@ pub struct OpenRequest {
 
 impl OpenRequest {
     /// Removes a parameter from the query and returns it, decoded. The common parameters (`lease`, `timeout`,
-    /// `retry_for`, `prefix`, `name`) are not among them.
+    /// `retry_for`, `prefix`, `name`, `presence`, `control`, `min_replicas`, `min_replicas_within`) are not among them.
     pub fn take(&mut self, name: &str) -> Option<String> {
         self.known.push(name.to_owned());
         let at = self.parameters.iter().position(|(other, _)| other == name)?;

@@ -306,6 +306,7 @@ const OF_OTHER_CRATES: &[(&str, &str)] = &[
     ("mariadb", ADD_MYSQL),
     ("postgres", ADD_POSTGRES),
     ("postgresql", ADD_POSTGRES),
+    ("zookeeper", ADD_ZOOKEEPER),
 ];
 const ADD_ETCD: &str = "add the crate dlock-etcd, and LockClientBuilder::scheme(dlock_etcd::scheme()); \
                         the command dlock has it with its feature \"etcd\"";
@@ -313,6 +314,9 @@ const ADD_MYSQL: &str = "add the crate dlock-mysql, and LockClientBuilder::schem
                          the command dlock has it with its feature \"mysql\"";
 const ADD_POSTGRES: &str = "add the crate dlock-postgres, and LockClientBuilder::scheme(dlock_postgres::scheme()); \
                             the command dlock has it with its feature \"postgres\"";
+
+const ADD_ZOOKEEPER: &str = "add the crate dlock-zookeeper, and LockClientBuilder::scheme(dlock_zookeeper::scheme()); \
+                             the command dlock has it with its feature \"zookeeper\"";
 
 fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<Found, Error> {
     if let Some(found) = registered.iter().find(|one| one.has(scheme)) {

@@ -16,7 +16,7 @@ use dlock::store::{
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{DEFAULT_RETRY_FOR, Error, HoldState, LockClient, LockKey, Loss};
-use dlock_tests::Log;
+use dlock_tests::{Log, watched};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -128,6 +128,74 @@ fn a_waker_that_blocks_takes_nothing_from_min_hold() {
         let _next = store.client().lock("k").acquire().await.unwrap();
         let kept = begun.elapsed();
         assert!(kept >= 600 * MS, "{kept:?}");
+    });
+}
+
+/// Polls a future once, with a waker that panics.
+fn panics_when_woken(future: &mut Boxed) {
+    let waker = on_wake(|| panic!("a waker that panics"));
+    assert!(
+        future
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+}
+
+#[test]
+fn a_waker_that_panics_at_a_loss_takes_no_other_hold_along() {
+    in_time(|| {
+        paused().block_on(async {
+            let client = LockClient::memory();
+            let other = client.lock("other").acquire().await.unwrap();
+            let fixed = client.lock("k").fixed_lease(100 * MS);
+            let guard = fixed.acquire().await.unwrap();
+            let mut lost: Boxed = Box::pin(guard.lost().map(drop));
+            panics_when_woken(&mut lost);
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
+            assert!(other.is_held(), "{:?}", other.state());
+        });
+    });
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_lock_from_its_release() {
+    in_time(|| {
+        paused().block_on(async {
+            let store = TestStore::new();
+            let client = store.client();
+            for waits in [false, true] {
+                let guard = client.lock("k").acquire().await.unwrap();
+                let mut woken: Boxed = match waits {
+                    true => Box::pin(client.lock("k").acquire().map(drop)),
+                    false => Box::pin(guard.lost().map(drop)),
+                };
+                panics_when_woken(&mut woken);
+                drop(guard);
+                drop(woken);
+                sleep(MS).await;
+                assert_eq!((store.held(), client.held()), (0, 0), "{waits}");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_release_is_sent_before_its_holder_is_woken() {
+    paused().block_on(async {
+        let (watched, client) = watched().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        let releases = Arc::new(AtomicUsize::new(0));
+        let seen = releases.clone();
+        let waker = on_wake(move || {
+            let so_far = watched.seen().releases.load(Ordering::SeqCst);
+            seen.store(so_far, Ordering::SeqCst);
+        });
+        let mut lost = Box::pin(guard.lost());
+        assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(guard);
+        assert_eq!(releases.load(Ordering::SeqCst), 1);
     });
 }
 
@@ -679,6 +747,33 @@ fn calls_outside_of_a_runtime_wait_and_release() {
     let _ = block_on(next.release());
     let closed = block_on(one.lock("k").acquire());
     assert!(matches!(closed, Err(dlock::Error::ClientClosed)), "{closed:?}");
+}
+
+/// Nothing is repeated any more, as there are no timers.
+#[test]
+fn operations_outside_of_a_runtime_end_with_that_of_the_client() {
+    in_time(|| {
+        let runtime = runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let store = TestStore::new();
+        let client = runtime.block_on(async { store.client() });
+        let guard = block_on(client.lock("k").acquire()).unwrap();
+        store.set_down(true);
+        let mut release = Box::pin(guard.release());
+        let latch = client.latch("l");
+        let mut count = Box::pin(latch.try_set_count(1));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(release.as_mut().poll(&mut context).is_pending());
+        assert!(count.as_mut().poll(&mut context).is_pending());
+        drop(runtime);
+        let released = block_on(release);
+        assert!(
+            matches!(released, Err(Error::OutcomeUnknown { .. })),
+            "{released:?}"
+        );
+        for counted in [block_on(count), block_on(latch.try_set_count(1))] {
+            assert!(counted.unwrap_err().is_unavailable());
+        }
+    });
 }
 
 /// A future on this thread, by an executor that is not tokio's.

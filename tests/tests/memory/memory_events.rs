@@ -1,12 +1,15 @@
 //! What a client tells its listeners of its locks.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use dlock::operations::{HoldEnd, LockEvent, LockEventKind, LockEvents, LossReason};
+use dlock::store::Lane;
 use dlock::{LockClient, Loss};
 use dlock_tests::{paused, watched};
-use futures_util::FutureExt;
+use futures_util::{FutureExt, poll};
 use tokio::task::unconstrained;
 use tokio::time::sleep;
 
@@ -162,6 +165,41 @@ fn slow_listener_misses_the_oldest_events_and_holds_up_no_lock() {
         assert_eq!(slow.next().await, None);
         assert_eq!(other.next().await, None);
     });
+}
+
+/// The watchdog finds it suspect while the handoff is reported.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_that_becomes_suspect_while_it_is_handed_off_is_told_of_once() {
+    let (watched, client) = watched().await;
+    watched.seen().hang_renewals.store(true, SeqCst);
+    let [handed_off, suspect] = [0, 0].map(|count| Arc::new(AtomicUsize::new(count)));
+    let (handoffs, suspects) = (handed_off.clone(), suspect.clone());
+    let _events = client.events_where(move |_, what| {
+        match what {
+            LockEventKind::Suspect => {
+                suspects.fetch_add(1, SeqCst);
+            }
+            LockEventKind::Granted { handed_off: true, .. } => {
+                handoffs.fetch_add(1, SeqCst);
+                watched.seen().doubts.tell(Lane::default());
+                for _ in 0..5000 {
+                    if suspects.load(SeqCst) == 0 {
+                        std::thread::sleep(MS);
+                    }
+                }
+            }
+            _ => {}
+        }
+        false
+    });
+    let lock = client.lock("k");
+    let first = lock.acquire().await.unwrap();
+    let mut second = Box::pin(lock.acquire());
+    assert!(poll!(&mut second).is_pending());
+    drop(first);
+    drop(second.await.unwrap());
+    // None, if the machine stood still for a whole time slice.
+    assert_eq!(suspect.load(SeqCst), handed_off.load(SeqCst));
 }
 
 #[test]

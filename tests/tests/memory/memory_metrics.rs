@@ -201,6 +201,25 @@ fn holds_are_counted_by_how_they_ended() {
 }
 
 #[test]
+fn handed_off_hold_is_counted_in_the_group_of_its_holder() {
+    measured(async |shown| {
+        let client = LockClient::memory();
+        let first = client.lock("k").group("first").acquire().await.unwrap();
+        let second = tokio::spawn(client.lock("k").group("second").acquire());
+        sleep(MS).await;
+        first.release().await.unwrap();
+        let second = second.await.unwrap().unwrap();
+        assert_eq!(shown.value("dlock_handoffs_total", &[]), Some(1.0));
+        assert_eq!(shown.gauges("first"), [Some(0.0); 3]);
+        assert_eq!(shown.gauges("second"), [Some(0.0), Some(1.0), Some(0.0)]);
+        second.release().await.unwrap();
+        assert_eq!(shown.holds("first", "handoff"), Some(1.0));
+        assert_eq!(shown.holds("second", "released"), Some(1.0));
+        assert_eq!(shown.gauges("second"), [Some(0.0); 3]);
+    });
+}
+
+#[test]
 fn renewals_show_what_was_left_of_the_lease_and_suspects_are_counted() {
     measured(async |shown| {
         let (watched, client) = watched().await;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use dlock::operations::LockEventKind;
 use dlock::store::Kind;
 use dlock::store::counter::Counters;
 use dlock::store::{AcquireReply, AcquireRequest, Busy, GrantId, Hub, Store, Watch};
@@ -15,6 +16,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, LockKey, Loss, Permit};
 use dlock_tests::{Watched, paused_for};
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
@@ -161,6 +163,27 @@ fn a_step_of_a_counter_that_is_never_answered_is_unknown_and_one_that_was_never_
         let outcome = latch.try_set_count(1).await;
         assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}");
         assert!(latch.try_set_count(1).await.unwrap());
+    });
+}
+
+/// The shutdown comes between the reply of the store and the end of the call.
+#[test]
+fn unowned_permit_that_a_shutdown_has_released_is_not_acquired() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let ends = client.clone();
+        let _events = client.events_where(move |_, what| {
+            if matches!(what, LockEventKind::Acquired { .. }) {
+                let _ = ends.shutdown(Duration::ZERO).now_or_never();
+            }
+            false
+        });
+        let outcome = client.unowned_semaphore("u").permits(1).acquire().await;
+        assert!(matches!(outcome, Err(Error::ClientClosed)), "{outcome:?}");
+        sleep(SEC).await;
+        let semaphore = store.client().unowned_semaphore("u");
+        assert_eq!(semaphore.available().await.unwrap(), 1);
     });
 }
 

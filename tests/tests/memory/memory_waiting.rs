@@ -11,6 +11,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::{Error, Lock, LockClient, LockGuard, LockKind};
 use dlock_tests::Watched;
 use futures_util::poll;
+use parking_lot::Mutex;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 
@@ -280,6 +281,53 @@ async fn granted_lock_is_released_when_its_waiter_is_not_polled() {
         sleep(20 * MS).await;
         assert!(s.watched.memory().is_empty(), "{kind}");
     }
+}
+
+/// The reply is withdrawn from the waiter, but its position at the store stays.
+#[tokio::test(start_paused = true)]
+async fn fair_waiter_that_is_polled_late_keeps_its_position() {
+    let s = setting().await;
+    s.watched.seen().slow_answers.store(5, SeqCst);
+    let elsewhere = s.other.fair_lock("k");
+    let held = elsewhere.acquire().await.unwrap();
+    let late = silent(&s.client.fair_lock("k")).await;
+    let next = tokio::spawn(elsewhere.acquire());
+    sleep(GONE + 400 * MS).await;
+    let late = tokio::spawn(late);
+    sleep(100 * MS).await;
+    held.release().await.unwrap();
+    let late = tokio::time::timeout(SEC, late).await;
+    let late = late.expect("its position was given up").unwrap().unwrap();
+    assert!(!next.is_finished());
+    late.release().await.unwrap();
+    next.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// All of them miss their poll deadline, as when their tasks stall.
+#[tokio::test(start_paused = true)]
+async fn waiters_that_are_polled_late_keep_their_order() {
+    let s = setting().await;
+    let (lock, elsewhere) = (s.client.lock("k"), s.other.lock("k"));
+    let held = elsewhere.acquire().await.unwrap();
+    let late = [silent(&lock).await, silent(&lock).await, silent(&lock).await];
+    held.release().await.unwrap();
+    let held = elsewhere.acquire().await.unwrap();
+    sleep(5 * SEC).await;
+    assert_eq!(s.client.waited_for(), 0, "they are withdrawn");
+    let served: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let mut tasks = JoinSet::new();
+    for (name, acquire) in late.into_iter().enumerate() {
+        let served = served.clone();
+        tasks.spawn(async move {
+            let guard = acquire.await.unwrap();
+            served.lock().push(name);
+            guard.release().await.unwrap();
+        });
+    }
+    sleep(MS).await;
+    held.release().await.unwrap();
+    tasks.join_all().await;
+    assert_eq!(*served.lock(), [0, 1, 2]);
 }
 
 /// A waiter that is polled rarely is served too: it keeps its place in front of those that came later.

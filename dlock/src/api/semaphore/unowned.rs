@@ -160,10 +160,7 @@ impl UnownedSemaphore {
         by: &'static Location<'static>,
     ) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         let call = AcquireCall::new(&self.handle, &self.key, self.asks(amount), once, by);
-        async move {
-            call.run().await?.leave_taken();
-            Ok(())
-        }
+        async move { call.run().await?.leave_taken() }
     }
 
     /// Releases one permit, whichever process took it.

@@ -56,21 +56,16 @@ struct AtStore<'a, 'e> {
     acquire: Acquire<'e>,
 }
 
-impl<'a, 'e> AtStore<'a, 'e> {
-    fn new(call: &'a AcquireCall, waiter: GrantId, acquire: Acquire<'e>) -> AtStore<'a, 'e> {
-        let at_store = AtStore {
-            call,
-            waiter,
-            acquire,
-        };
-        if call.has_position() {
-            call.handle.shared().unfinished.add(Part {
-                request: at_store.release(),
+impl AtStore<'_, '_> {
+    /// From now on a shutdown gives up the position, too.
+    fn begins_to_ask(&self) {
+        if self.call.has_position() {
+            self.call.handle.shared().unfinished.add(Part {
+                request: self.release(),
                 lease: POSITION_ENDS_WITHIN,
                 is_held: false,
             });
         }
-        at_store
     }
 
     /// The request that gives up the position.
@@ -108,20 +103,25 @@ impl<G: AcquireTarget> Wait<'_, G> {
         if entry.has_waited() {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
-        let mut acquire = Acquire::new(self.rules(), true, evidence);
+        let mut at_store = AtStore {
+            call: self.call,
+            waiter,
+            acquire: Acquire::new(self.rules(), true, evidence),
+        };
+        let acquire = &mut at_store.acquire;
         let pending = shared.fairness.take(entry.lock_id(), &shared.waiters);
         let mut step = if head.released.is_none() && pending.is_none() {
             let listens = head.watch.is_some();
             acquire.handle(Event::MayAsk { listens }, Moment::now())
         } else {
             // Boxed, because few calls need it: each call is moved with room for it.
-            let yields = self.yields(entry, &mut head, pending, waiter, &mut acquire);
+            let yields = self.yields(entry, &mut head, pending, waiter, acquire);
             match Box::pin(yields).await? {
                 ControlFlow::Continue(step) => step,
-                ControlFlow::Break(guard) => return Ok(self.took(guard, head, &mut acquire)),
+                ControlFlow::Break(guard) => return Ok(self.took(guard, head, acquire)),
             }
         };
-        let mut at_store = AtStore::new(self.call, waiter, acquire);
+        at_store.begins_to_ask();
         // Unless this process turns out to be the holder.
         let mut other_holds = false;
         let mut pause = Pause {

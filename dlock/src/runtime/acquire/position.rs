@@ -195,6 +195,18 @@ impl FairSlot {
         drop(before);
     }
 
+    /// Takes the request in flight, if there is one.
+    fn take_request(&self) -> Option<RunToCompletion<FairOutcome>> {
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            FairState::InFlight(request) => Some(request),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
     /// Puts a position back, unless there is another one by now.
     fn keep(&self, position: QueuePosition) {
         let mut state = self.0.lock();
@@ -210,7 +222,7 @@ impl FairSlot {
     pub(super) async fn outcome(&self) -> FairOutcome {
         std::future::poll_fn(|cx| {
             // Not under the lock: dropping an outcome may start other requests.
-            let FairState::InFlight(mut request) = self.take() else {
+            let Some(mut request) = self.take_request() else {
                 return Poll::Pending;
             };
             let poll = Pin::new(&mut request).poll(cx);
@@ -253,18 +265,14 @@ impl FairSlot {
 impl Abandon for FairSlot {
     /// Keeps the position, if the store keeps it; releases everything else that the request obtains.
     fn abandon(&self) {
-        let mut state = self.0.lock();
-        match std::mem::take(&mut *state) {
-            FairState::InFlight(request) => {
-                drop(state);
-                let slot = self.clone();
-                request.finish(move |outcome| {
-                    if let FairOutcome::Busy(position, _) | FairOutcome::Failed(_, Some(position)) = outcome {
-                        slot.keep(position);
-                    }
-                });
+        let Some(request) = self.take_request() else {
+            return;
+        };
+        let slot = self.clone();
+        request.finish(move |outcome| {
+            if let FairOutcome::Busy(position, _) | FairOutcome::Failed(_, Some(position)) = outcome {
+                slot.keep(position);
             }
-            other => *state = other,
-        }
+        });
     }
 }

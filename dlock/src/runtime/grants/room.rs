@@ -22,6 +22,7 @@ use crate::base::clock;
 use crate::base::int_hash::BuildIntHasher;
 use crate::engine::timing::FRAME_POLL_DEADLINE;
 use crate::runtime::scope::Scope;
+use crate::runtime::waking::waking;
 
 /// A hold inside, and the source line at which it entered.
 pub(super) type Inside = (u64, &'static Location<'static>);
@@ -94,7 +95,9 @@ pub(super) struct Wakeups {
 
 impl Wakeups {
     pub(super) fn wake(self) {
-        self.wakers.into_iter().for_each(Waker::wake);
+        for waker in self.wakers {
+            waking(|| waker.wake());
+        }
         drop(self.left);
     }
 }

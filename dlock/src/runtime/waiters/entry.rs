@@ -179,6 +179,11 @@ impl QueueEntry {
         delivered
     }
 
+    /// When it joined for the first time, as a number.
+    pub(crate) fn arrival(&self) -> u64 {
+        self.waiter.arrival
+    }
+
     /// Sets its position in the store's queue.
     pub(crate) fn stands_at(&self, position: GrantId) {
         self.waiter.set_position(position.number());

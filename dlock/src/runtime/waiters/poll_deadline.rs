@@ -133,7 +133,7 @@ impl Waiters {
         if is_there {
             Event::PollDeadlineMissed {
                 key: &of.key,
-                by: waiter.by,
+                by: waiter.caller.by,
             }
             .emit();
         }

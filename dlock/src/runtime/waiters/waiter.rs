@@ -18,7 +18,9 @@ use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::QueuedWaiter;
+use crate::runtime::group::Group;
 use crate::runtime::hold::Hold;
+use crate::runtime::waking::waking;
 
 /// The position number of a waiter without a position in the store's queue.
 const NOWHERE: u64 = u64::MAX;
@@ -28,17 +30,34 @@ pub(super) const POLLED: u8 = 0;
 const WOKEN: u8 = 1;
 pub(super) const LATE: u8 = 2;
 
+/// The call that waits: what a grant that is handed off to it tells of its holder.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    pub(crate) by: &'static Location<'static>,
+    /// The task that waits.
+    pub(crate) task: Option<task::Id>,
+    pub(crate) group: Group,
+}
+
+impl Caller {
+    /// The call of the current task.
+    pub(crate) fn new(by: &'static Location<'static>, group: Group) -> Caller {
+        let task = task::try_id();
+        Caller { by, task, group }
+    }
+}
+
 /// A task that waits for a lock in this process.
 pub(crate) struct Waiter {
     pub(super) waiters: Arc<Waiters>,
     /// What it waits for.
     pub(super) of: LockId,
     pub(super) limit: Option<usize>,
-    /// The grants that it accepts from other holders in this process, and where it was called from.
+    /// When it joined for the first time, as a number.
+    pub(super) arrival: u64,
+    /// The grants that it accepts from other holders in this process.
     pub(crate) handoff_terms: Option<HandoffTerms>,
-    pub(crate) by: &'static Location<'static>,
-    /// The task that waits.
-    pub(crate) task: Option<task::Id>,
+    pub(crate) caller: Caller,
     /// The number of its position in the store's queue, if it has one.
     position: AtomicU64,
     /// The latest time of its next poll; `None` if unlimited.
@@ -90,18 +109,18 @@ impl Waiter {
     pub(super) fn new(
         waiters: &Arc<Waiters>,
         of: LockId,
-        limit: Option<usize>,
+        (limit, arrival): (Option<usize>, u64),
         handoff_terms: Option<HandoffTerms>,
-        by: &'static Location<'static>,
+        caller: Caller,
         head: Option<Box<QueueHead>>,
     ) -> Arc<Waiter> {
         Arc::new(Waiter {
             waiters: waiters.clone(),
             of,
             limit,
+            arrival,
             handoff_terms,
-            by,
-            task: task::try_id(),
+            caller,
             position: AtomicU64::new(NOWHERE),
             polled_by: Mutex::default(),
             in_line: AtomicBool::new(false),
@@ -171,7 +190,7 @@ impl Waiter {
         // what came before.
         self.attention.fetch_max(WOKEN, Ordering::AcqRel);
         self.waiters.alarm.arm();
-        self.waker.wake();
+        waking(|| self.waker.wake());
     }
 
     /// Hands off the lock; returns it if the waiter has left, or has not yet taken one that was handed off before. That
@@ -194,6 +213,10 @@ impl QueuedWaiter for Arc<Waiter> {
 
     fn limit(&self) -> Option<usize> {
         self.limit
+    }
+
+    fn arrival(&self) -> u64 {
+        self.arrival
     }
 
     fn position(&self) -> Option<u64> {
@@ -229,7 +252,7 @@ impl Wake for Waiter {
 impl std::fmt::Debug for Waiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Waiter")
-            .field("by", &self.by)
+            .field("by", &self.caller.by)
             .finish_non_exhaustive()
     }
 }
