@@ -513,7 +513,10 @@ async fn keys_are_looked_up_in_the_index_also_in_a_small_table() {
         setting.table
     );
     let scans = setting.number(&scans).await;
-    assert!(scans < ROUNDS, "{scans}, of which a few made the table");
+    assert!(
+        scans < ROUNDS + 16,
+        "{scans}, of which 16 made the rows, and a few the table"
+    );
 }
 
 /// A transaction of a user has the row of one lock: its release waits for that, the others do not.
