@@ -74,7 +74,7 @@ impl Shown {
             let locks_held = plan.keys.iter().filter(|_| plan.once.is_none());
             for key in locks_held {
                 if let Ok(Some(holder)) = client.inspect(key.clone()).await {
-                    let id = clean(&holder.id.to_string());
+                    let id = clean(&holder.id);
                     by = match &plan.keys[..] {
                         [_] => format!(", held by {id}"),
                         _ => format!(", of which \"{key}\" is held by {id}"),

@@ -92,7 +92,7 @@ impl Look {
         loop {
             let (mut seen, is_stale) = self.latest(client);
             let ended = seen.wait_for(Option::is_some).await.ok()?.clone();
-            // One survey at a time: the next begins when the one that missed an action has ended.
+            // One survey at a time: the next begins when the stale survey has ended.
             if !is_stale {
                 return ended;
             }

@@ -21,7 +21,7 @@ pub(crate) struct HandoffTerms {
     pub(crate) handoffs: u32,
 }
 
-/// How far a grant may be handed off. Of 12 bytes, not 16: with them every grant would take 16 more.
+/// How far a grant may be handed off. Packed into 12 bytes: with 16 bytes each grant would take 16 bytes more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))]
 pub(crate) struct HandoffBudget {

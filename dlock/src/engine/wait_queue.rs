@@ -17,7 +17,7 @@ pub(crate) trait QueuedWaiter: Clone {
     /// How many waiters there may be, including this one.
     fn limit(&self) -> Option<usize>;
 
-    /// A number that grows in the order of arrival. A waiter that comes back keeps the one that it had.
+    /// A number that grows in the order of arrival. A waiter that comes back keeps its number.
     fn arrival(&self) -> u64;
 
     /// Its position in the store's queue.

@@ -233,7 +233,7 @@ impl SendQueue {
     }
 }
 
-/// The steps that are held back, before the one that is looked at.
+/// The steps that are held back, of those looked at so far.
 #[derive(Default)]
 struct HeldBack {
     /// When the first of them can be sent.
