@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use dlock::store::{Reason, StoreError};
 use dlock::{Error, Lock, LockClient, LockClientBuilder, LockGuard, LockKind};
+use futures_util::{StreamExt, stream};
 
 use crate::{Command, Proxy, Store, eventually};
 
@@ -25,6 +26,8 @@ pub const SOON: Duration = Duration::from_secs(5);
 pub const SLACK: Duration = Duration::from_secs(20);
 /// How long is gone on with what must succeed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// At most as many requests may renew ten thousand locks, with those that keep the session, which a slow machine adds.
+pub const FEW_REQUESTS: u64 = 200;
 
 /// A client that is quick to call a step failed, and repeats it for a long time where it repeats at all.
 ///
@@ -205,6 +208,11 @@ pub fn keeping(kind: LockKind) -> &'static str {
         "release" => "keep",
         with_minimum => with_minimum,
     }
+}
+
+/// Awaits many requests, so few at a time that a busy machine answers each of them before its time limit.
+pub async fn some_at_a_time<F: Future>(requests: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    stream::iter(requests).buffered(200).collect().await
 }
 
 /// Runs it and sees that it kept its time, or nearly.

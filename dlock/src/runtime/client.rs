@@ -139,10 +139,12 @@ impl Handle {
             }
         });
         let runtime_watch = RuntimeWatch(shared.clone());
+        // Before the first request, whose grant may be in doubt before the watchdog runs.
+        let doubts = shared.store.doubts();
         runtime.spawn(async move {
             let shared = runtime_watch.0.clone();
             let finished = shared.finished.clone();
-            watchdog::watch(shared, finished.cancelled()).await;
+            watchdog::watch(shared, doubts, finished.cancelled()).await;
             drop(runtime_watch);
         });
         if shared.settings.publicity.presence && shared.store.clone().operations().is_some() {

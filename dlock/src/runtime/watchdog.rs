@@ -27,7 +27,7 @@ use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::Grant;
 use crate::runtime::waking::waking;
-use crate::store::{self, Doubt, Lane, Renewal, StoreError};
+use crate::store::{self, Doubt, Doubts, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
@@ -161,10 +161,9 @@ impl Watchdog {
     }
 }
 
-/// Runs the watchdog of a client, until `over` completes.
-pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
+/// Runs the watchdog of a client with the doubts of its store, until `over` completes.
+pub(crate) async fn watch(shared: Arc<Shared>, mut doubts: Doubts, over: impl Future<Output = ()>) {
     let watchdog = &shared.watchdog;
-    let mut doubts = shared.store.doubts();
     let mut requests = JoinSet::new();
     tokio::pin!(over);
     loop {

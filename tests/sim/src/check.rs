@@ -175,6 +175,8 @@ pub(crate) struct Checks {
     /// the lock itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
+    /// The replies to releases that have come to processes which stand still, with when the requests were sent.
+    unread_releases: Vec<(usize, LockKey, Millis, ReleaseReply)>,
     pub(crate) records: record::Records,
     pub(crate) violation: Option<Violation>,
 }
@@ -207,6 +209,7 @@ impl Checks {
             closed: BTreeSet::new(),
             heard_busy: BTreeMap::new(),
             held_here: BTreeMap::new(),
+            unread_releases: Vec::new(),
             records: record::Records::default(),
             violation: None,
         }
@@ -636,11 +639,27 @@ impl World {
             ReleaseReply::Released { receivers } => receivers.unwrap_or(1) as Millis,
             _ => return,
         };
+        if self.clocks[process].stopped.is_some() {
+            let unread = (process, key.clone(), *sent, reply);
+            self.checks.unread_releases.push(unread);
+            return;
+        }
         let late = self.hears_late();
         let each = order::yields(self.now - sent + 2 * late);
         // The future that released may be polled later.
         let until = self.now + late + others * each + self.unpolled();
         self.hears_busy(process, key, until);
+    }
+
+    /// A process that stood still reads the replies that have come meanwhile: its time for others begins only now.
+    pub(crate) fn reads_releases(&mut self, process: usize) {
+        let unread = std::mem::take(&mut self.checks.unread_releases);
+        for (of, key, sent, reply) in unread {
+            match of == process {
+                true => self.lets_go_first(of, &(key, sent), reply),
+                false => self.checks.unread_releases.push((of, key, sent, reply)),
+            }
+        }
     }
 
     fn hears_busy(&mut self, process: usize, key: &LockKey, until: Millis) {

@@ -288,6 +288,7 @@ impl World {
             }
             self.counts.sometimes("a machine that was suspended");
         }
+        self.reads_releases(process);
         true
     }
 

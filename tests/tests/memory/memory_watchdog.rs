@@ -3,9 +3,11 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::store::Lane;
 use dlock::stores::memory::MemoryStore;
 use dlock::{LockClient, LockGuard};
 use dlock_tests::{Watched, margin, paused};
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
@@ -39,6 +41,19 @@ async fn many_short(client: &LockClient) -> Vec<LockGuard> {
     let lock = |i| client.lock(format!("k{i}")).lease(3 * SEC).acquire();
     let all = join_all((0..10_240).map(lock)).await;
     all.into_iter().collect::<Result<_, _>>().unwrap()
+}
+
+#[test]
+fn doubt_before_the_watchdog_runs_counts() {
+    paused(async {
+        let (watched, client) = watched().await;
+        let guard = client.lock("k").acquire().now_or_never();
+        let guard = guard.expect("no other task has run").unwrap();
+        watched.seen().doubts.tell(Lane::default());
+        sleep(MS).await;
+        assert_eq!(watched.seen().renewals.load(SeqCst), 1);
+        assert!(guard.is_held());
+    });
 }
 
 #[test]

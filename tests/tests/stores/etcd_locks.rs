@@ -9,7 +9,7 @@ use dlock::store::{
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_etcd::{EtcdLocks, TransactionError};
 use dlock_tests::etcd::{Etcd, builder_at, fresh_namespace};
-use dlock_tests::faults::{PATIENCE, answered};
+use dlock_tests::faults::{FEW_REQUESTS, PATIENCE, answered, some_at_a_time};
 use dlock_tests::{Certificates, eventually};
 use futures_util::future::join_all;
 use serde_json::json;
@@ -312,7 +312,7 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     let server = Arc::new(Etcd::start().await);
     let store = connected(server.builder("many/").timeout(PATIENCE)).await;
     let acquires = (1..=10_000).map(|n| store.clone().acquire(ask(&format!("k{n}"), n, LEASE)));
-    for reply in join_all(acquires).await {
+    for reply in some_at_a_time(acquires).await {
         granted(reply);
     }
     // As a client does it: some hundreds at a time.
@@ -325,12 +325,12 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
     let before = server.requests().await;
     join_all((0..50).map(&renew)).await;
     let at_once = server.requests().await - before;
-    assert!(at_once <= 60, "{at_once} requests");
+    assert!(at_once <= FEW_REQUESTS, "{at_once} requests");
     for chunk in 0..50 {
         renew(chunk).await;
     }
     let one_by_one = server.requests().await - before - at_once;
-    assert!(one_by_one <= 60, "{one_by_one} requests");
+    assert!(one_by_one <= FEW_REQUESTS, "{one_by_one} requests");
 }
 
 /// The last look at their session cannot have seen them, and each would be looked for by itself.
@@ -343,7 +343,7 @@ async fn locks_that_are_acquired_after_a_renewal_are_renewed_by_few_requests() {
     for batch in 0..20 {
         let numbers = || batch * BATCH + 1..=(batch + 1) * BATCH;
         let acquires = numbers().map(|n| store.clone().acquire(ask(&format!("k{n}"), n, lease)));
-        for reply in join_all(acquires).await {
+        for reply in some_at_a_time(acquires).await {
             granted(reply);
         }
         let before = server.requests().await;
@@ -353,7 +353,7 @@ async fn locks_that_are_acquired_after_a_renewal_are_renewed_by_few_requests() {
         }
         sent += server.requests().await - before;
     }
-    assert!(sent <= 60, "{sent} requests for the renewals");
+    assert!(sent <= FEW_REQUESTS, "{sent} requests for the renewals");
 }
 
 #[tokio::test]

@@ -523,7 +523,9 @@ async fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delay
         assert!(timeout(limit, semaphore.acquire_many(2)).await.is_err());
     }
     setting.has_positions(0).await;
-    let error = a.semaphore("k").wait(2 * SEC).acquire_many(2).await.unwrap_err();
+    let error = answered(|| a.semaphore("k").wait(2 * SEC).acquire_many(2))
+        .await
+        .unwrap_err();
     assert!(error.is_busy(), "{error}");
     setting.has_positions(0).await;
     let gone = waits(&a, 2);

@@ -322,7 +322,7 @@ async fn transaction_of_a_writer_keeps_readers_and_writers_out_beyond_its_lease_
         setting.here.hold_in(&tx, &guard).await.unwrap();
         match released {
             true => guard.release().await.unwrap(),
-            false => sleep(1000 * MS).await,
+            false => sleep(3 * SEC).await,
         }
         assert!(setting.is_pinned_for_writers().await, "{released}");
         assert!(!setting.lets_readers().await, "{released}");
@@ -341,12 +341,12 @@ async fn transaction_of_a_reader_keeps_writers_out_and_lets_readers_in() {
         let reader = setting.one.rw_lock("k").read();
         let mut db = setting.db().await;
         let tx = db.transaction().await.unwrap();
-        let guard = reader.fixed_lease(1000 * MS).acquire().await.unwrap();
+        let guard = reader.fixed_lease(3 * SEC).acquire().await.unwrap();
         setting.here.hold_in(&tx, &guard).await.unwrap();
         assert!(setting.lets_readers().await);
         match released {
             true => guard.release().await.unwrap(),
-            false => sleep(1000 * MS).await,
+            false => sleep(3 * SEC).await,
         }
         assert!(setting.is_pinned_for_writers().await, "{released}");
         assert!(!setting.lets(dlock::LockKind::Mutex).await);
