@@ -52,8 +52,10 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
             if let Some(at) = links.iter().position(|link| link.row.holder.id == holder.id) {
                 let cycle: Vec<_> = links[at..].iter().map(|link| link.row.key.clone()).collect();
                 // A task that waits for its own hold may do so beside work that will end it.
-                let is_deadlock = cycle.len() > 1;
-                return Ok((links, is_deadlock.then_some(cycle)));
+                if cycle.len() == 1 {
+                    continue;
+                }
+                return Ok((links, Some(cycle)));
             }
             let waits = &holder.waits_for;
             let of_client = holder.client.as_ref().map_or(0, |report| report.waits.len());

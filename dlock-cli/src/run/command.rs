@@ -40,11 +40,16 @@ fn wait(group: Pid) -> nix::Result<WaitStatus> {
     #[cfg(target_os = "linux")]
     loop {
         let any = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::WNOWAIT;
-        match waitid(Id::All, any)?.pid() {
-            Some(orphan) if orphan != group => {
-                let _ = waitpid(orphan, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED));
+        let at_once = Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED);
+        match waitid(Id::All, any).map(|status| status.pid()) {
+            Ok(Some(orphan)) if orphan != group => {
+                let _ = waitpid(orphan, at_once);
             }
-            _ => break,
+            // Not for long: another process may have resumed it since.
+            Ok(_) => return waitpid(group, at_once),
+            // A real-time signal has ended a process: `nix` knows none of them.
+            Err(Errno::EINVAL) => break,
+            Err(error) => return Err(error),
         }
     }
     waitpid(group, Some(WaitPidFlag::WUNTRACED))

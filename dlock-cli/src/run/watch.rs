@@ -7,6 +7,7 @@ use std::time::Duration;
 use dlock::Loss;
 use nix::sys::signal::Signal;
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -112,6 +113,8 @@ impl Watch {
         terminal: Option<Terminal>,
         say: Say,
     ) -> io::Result<Watch> {
+        // A parent may have had it ignored, and then nothing tells how a child ended.
+        let _ = signal(SignalKind::child())?;
         let ended = plan.on_lost == OnLost::End;
         let keeper = ended.then(Keeper::start).transpose()?;
         let lent = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
@@ -161,15 +164,16 @@ impl Watch {
                     Change::Stopped(signal) => self.stopped(signal, signals).await,
                     ended => return ended,
                 },
-                // Before the signals, which may keep coming.
-                () = sleep_until(wake) => {
-                    self.look();
-                    look_at = self.next_look();
-                }
+                // Before the look, which would find no time left.
                 loss = &mut lost, if !self.lost => {
                     self.lost(loss);
                     look_at = self.next_look();
                 }
+                () = sleep_until(wake) => {
+                    self.look();
+                    look_at = self.next_look();
+                }
+                // Last, since they may keep coming.
                 signal = signals.next() => self.signalled(signal),
             }
         }

@@ -203,11 +203,13 @@ where
                 };
                 (capture.conclude(&claim), frame, after)
             }
-            Step::Broken(error) => (
-                Stored::Unavailable.into(),
-                None,
-                After::Nothing(Last::Error(error)),
-            ),
+            Step::Broken(error) => {
+                let settlement = match capture.has_all_bytes() {
+                    true => capture.conclude(&claim),
+                    false => Stored::Unavailable.into(),
+                };
+                (settlement, None, After::Nothing(Last::Error(error)))
+            }
         };
         let kept = (*claim).clone();
         self.state = State::Settling {
@@ -317,13 +319,14 @@ async fn read_on<R>(
     let whole = loop {
         let next = tokio::select! {
             biased;
-            _ = &mut lost => break false,
-            () = &mut over => break false,
+            _ = &mut lost => break capture.has_all_bytes(),
+            () = &mut over => break capture.has_all_bytes(),
             next = body.frame() => next,
         };
         match next {
             Some(Ok(frame)) if capture.take(&frame) => {}
-            Some(_) => break false,
+            Some(Ok(_)) => break false,
+            Some(Err(_)) => break capture.has_all_bytes(),
             None => break capture.cut_short().is_none(),
         }
     };

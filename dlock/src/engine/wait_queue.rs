@@ -39,7 +39,7 @@ pub(crate) enum InsertAt {
     /// Behind all others, unless there are as many as it accepts.
     End,
     /// In front of the waiters that arrived later: it had a position before.
-    Front,
+    Again,
 }
 
 /// There are more waiters than the new one accepts.
@@ -102,7 +102,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
                 waiter.set_in_line(true);
                 self.behind.push_back(waiter.clone());
             }
-            (InsertAt::Front, _) => self.put_back(waiter.clone()),
+            (InsertAt::Again, _) => self.put_back(waiter.clone()),
         }
         Ok(())
     }
@@ -400,7 +400,7 @@ mod tests {
         let back = waiter("back", Some(1), None);
         let (mut queue, _) = queue(&["a", "b", "c"]);
         queue.join(&waiter("d", None, None), InsertAt::End).unwrap();
-        queue.join(&back, InsertAt::Front).unwrap();
+        queue.join(&back, InsertAt::Again).unwrap();
         assert_eq!(queue.waiting(), 4);
         assert_eq!(order(&mut queue), ["back", "b", "c", "d"]);
         assert!(!queue.is_waited_in());
@@ -414,7 +414,7 @@ mod tests {
             let back = [x, y, waiter("z", None, None)];
             queue.join(&waiter("c", None, None), InsertAt::End).unwrap();
             for at in returns {
-                queue.join(&back[at], InsertAt::Front).unwrap();
+                queue.join(&back[at], InsertAt::Again).unwrap();
             }
             assert_eq!(order(&mut queue), ["x", "y", "b", "z", "c"], "{returns:?}");
         }

@@ -377,12 +377,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
             };
             let got = match queued {
                 Queued::Ended(HeadOutcome::Got(got)) => {
-                    at = JoinAt::Front(entry.arrival());
+                    at = JoinAt::Again(entry.arrival());
                     Some(got)
                 }
                 Queued::Ended(HeadOutcome::Lost) => {
                     // A waiter never loses its position in the queue to later waiters.
-                    at = JoinAt::Front(entry.arrival());
+                    at = JoinAt::Again(entry.arrival());
                     None
                 }
                 Queued::Ended(HeadOutcome::TooFewPermits) => {

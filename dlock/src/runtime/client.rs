@@ -140,14 +140,17 @@ impl Handle {
         });
         let runtime_watch = RuntimeWatch(shared.clone());
         // Before the first request, whose grant may be in doubt before the watchdog runs.
-        let doubts = shared.store.doubts();
+        let doubts = {
+            let _entered = runtime.enter();
+            shared.store.doubts()
+        };
         runtime.spawn(async move {
             let shared = runtime_watch.0.clone();
             let finished = shared.finished.clone();
             watchdog::watch(shared, doubts, finished.cancelled()).await;
             drop(runtime_watch);
         });
-        if shared.settings.publicity.presence && shared.store.clone().operations().is_some() {
+        if shared.settings.publicity.presence {
             let (shared, finished) = (shared.clone(), shared.finished.clone());
             runtime.spawn(async move { presence::attend(shared, finished.cancelled()).await });
         }

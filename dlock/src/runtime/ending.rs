@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
+use crate::runtime::waking::cancel;
+
 /// A signal that is given once. Asking for it, which each acquire does several times, takes no mutex that all callers share.
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
@@ -14,7 +16,7 @@ pub(crate) struct Ending {
 impl Ending {
     pub(crate) fn give(&self) {
         self.is_given.store(true, Ordering::SeqCst);
-        self.token.cancel();
+        cancel(&self.token);
     }
 
     pub(crate) fn is_given(&self) -> bool {

@@ -96,7 +96,7 @@ impl FirstEnd {
             signals.also.lock().push(&first);
             // Checked only now, so that an end in between is not missed.
             if grant.signals().1 {
-                first.0.cancel();
+                cancel(&first.0);
             }
         }
         first
@@ -110,7 +110,7 @@ impl FirstEnd {
 impl Drop for FirstEnd {
     // Nothing holds or reads these any more, except a waiter that has a token.
     fn drop(&mut self) {
-        self.0.cancel();
+        cancel(&self.0);
     }
 }
 
@@ -558,10 +558,11 @@ impl Grant {
         (state.grant.judge(&self.terms(), now), state.grant.deadline())
     }
 
-    /// Ends the grant, unless it has ended already.
-    pub(crate) fn lose(&self, loss: Loss) {
+    /// Ends the grant; returns false if it has ended already.
+    pub(crate) fn lose(&self, loss: Loss) -> bool {
         let mut state = self.state.lock();
-        if state.grant.end(loss) {
+        let ends = state.grant.end(loss);
+        if ends {
             #[cfg(dlock_sim)]
             if loss != Loss::Shutdown {
                 crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
@@ -584,13 +585,14 @@ impl Grant {
             // The waiters here ask the store now.
             drop(head);
         }
+        ends
     }
 
     /// Cancelled when the grant has ended, by loss or by release.
     pub(crate) fn over(&self) -> CancellationToken {
         let (signals, ended) = self.signals();
         if ended {
-            signals.over.cancel();
+            cancel(&signals.over);
         }
         signals.over.clone()
     }

@@ -31,6 +31,7 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
+use crate::runtime::outside::is_outside;
 use crate::runtime::waiters::KeptSubscription;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
@@ -582,12 +583,12 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
 }
 
 /// Sleeps on whichever runtime polls: a waiting future may move to the worker's runtime when its own ends. Returns false
-/// if the client's runtime has ended: a poll outside of any other has no timers.
+/// if the client's runtime has ended, or the client itself, and this is polled outside of any other: there are no timers.
 pub(crate) async fn sleep_anywhere(shared: &Shared, pause: Duration) -> bool {
     let until = tokio::time::Instant::now() + pause;
     let mut timer = None;
     std::future::poll_fn(|cx| {
-        if shared.has_lost_its_runtime() {
+        if shared.has_lost_its_runtime() || shared.finished.is_cancelled() && is_outside() {
             return Poll::Ready(false);
         }
         timer

@@ -61,7 +61,7 @@ pub(crate) enum JoinAt {
     /// Behind all waiters, unless there are this many already.
     End(Option<usize>),
     /// In front of the waiters that arrived later: it has waited before, since this [arrival](QueueEntry::arrival).
-    Front(u64),
+    Again(u64),
 }
 
 /// The queue of a key. It exists for as long as its head does, or the head's role.
@@ -90,7 +90,7 @@ impl Waiters {
         let of = LockId::new(kind, key);
         let (at, limit, arrived) = match at {
             JoinAt::End(limit) => (InsertAt::End, limit, None),
-            JoinAt::Front(arrival) => (InsertAt::Front, None, Some(arrival)),
+            JoinAt::Again(arrival) => (InsertAt::Again, None, Some(arrival)),
         };
         // The numbers of the waiters are drawn under it, in their order.
         let mut queues = self.queues.lock();

@@ -1,4 +1,5 @@
-//! Wakes tasks. A waker may be of any executor: if it panics, the others are woken all the same, and the caller goes on.
+//! Wakes tasks. A waker may be of any executor: if it panics, the caller goes on, and wakes those behind its other signals.
+//! Of several tasks that wait for one signal, tokio wakes none behind the one whose waker panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

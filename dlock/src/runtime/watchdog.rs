@@ -104,12 +104,10 @@ impl Watchdog {
         waking(|| self.emptied.notify_waiters());
     }
 
-    /// Ends every grant, and each future one.
+    /// Ends every grant, and each future one. Returns those that have not been left meanwhile.
     pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
-        let grants = self.table.lock().close(loss);
-        for grant in &grants {
-            grant.lose(loss);
-        }
+        let mut grants = self.table.lock().close(loss);
+        grants.retain(|grant| grant.lose(loss));
         self.tell_empty();
         grants
     }
@@ -135,7 +133,7 @@ impl Watchdog {
         drop(table);
         for action in actions {
             match action {
-                Action::End(grant, loss) => grant.lose(loss),
+                Action::End(grant, loss) => _ = grant.lose(loss),
                 Action::TellSuspect(grant, error) => grant.tell_suspect(error.as_deref()),
                 Action::TellFailed(grant, error) => {
                     grant.renewal_failed(&error);

@@ -47,7 +47,7 @@ pub trait Operations: Send + Sync + 'static {
         ttl: Duration,
     ) -> StoreFuture<u64>;
 
-    /// Empties a mailbox and returns its messages.
+    /// Empties a mailbox and returns its messages. After a failure whose outcome is unknown they may be lost.
     fn mail(self: Arc<Self>, name: EntryName) -> StoreFuture<Vec<Vec<u8>>>;
 
     /// Returns the clients that have a presence entry. It scans all keys: meant for people and tools.

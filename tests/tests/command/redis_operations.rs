@@ -2,6 +2,7 @@
 //! services that wait for each other; a hold that has to be broken.
 
 use std::process::{Output, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::{Direction, Flavor, Proxy, Running, Server, child, eventually, permissions};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tokio::sync::Barrier;
 
 /// No incident waits for the end of this lease.
 const LASTING: &str = "lease=300s&timeout=20s&retry_for=60s&presence=on";
@@ -332,6 +334,30 @@ async fn task_that_waits_for_its_own_hold_is_no_deadlock() {
     assert!(found["cycle"].is_null(), "{found}");
     assert_eq!(code(&dlock(&url, &["why", "k"]).await), 0);
     task.abort();
+}
+
+/// Each waits until the other one ends its read.
+#[tokio::test]
+async fn two_readers_that_want_to_write_are_a_deadlock() {
+    let (_server, url) = server().await;
+    let reading = Arc::new(Barrier::new(2));
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let client = LockClient::builder().url(&url).build().await.unwrap();
+        let reading = reading.clone();
+        tasks.push(tokio::spawn(async move {
+            let guard = client.rw_lock("k").read().acquire().await.unwrap();
+            reading.wait().await;
+            drop((client.rw_lock("k").write().acquire().await, guard));
+        }));
+    }
+    within(6 * PATIENCE, "the circle", async {
+        while code(&dlock(&url, &["why", "k"]).await) != 3 {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    })
+    .await;
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]

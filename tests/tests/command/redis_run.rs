@@ -655,3 +655,27 @@ async fn orphans_of_the_command_do_not_stay_as_zombies_while_it_runs() {
     running.write(b"\n");
     assert_eq!(code(&running.all_ended().await), 0);
 }
+
+#[tokio::test]
+async fn orphan_that_a_real_time_signal_ends_does_not_end_the_command() {
+    let (_server, url) = server().await;
+    let script = "(sleep 100 & kill -35 $!); echo ready; read line; exit 5";
+    let running = Running::script(&url, &["k"], script);
+    running.says("ready").await;
+    let busy = run(&url, &["--try", "k", "--", "true"]).await;
+    assert_eq!(code(&busy), 75, "{busy:?}");
+    running.write(b"\n");
+    assert_eq!(code(&running.all_ended().await), 5);
+}
+
+/// As some supervisors start their programs.
+#[tokio::test]
+async fn status_of_the_command_is_known_where_the_ends_of_children_are_ignored() {
+    let (_server, url) = server().await;
+    let mut command = child::command("sh");
+    command.args(["-c", "trap '' CHLD; exec \"$0\" \"$@\""]);
+    command.arg(dlock_tests::bins::dlock()).args(["--url", &url]);
+    command.args(["run", "k", "--", "sh", "-c", "exit 5"]);
+    let output = dlock_tests::bins::output(command, 10 * SOON);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+}

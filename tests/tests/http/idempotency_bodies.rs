@@ -360,6 +360,42 @@ async fn trailers_after_the_announced_bytes_are_kept_unless_the_client_leaves_be
     }
 }
 
+/// As above, with an end that never comes or that is an error.
+#[tokio::test(start_paused = true)]
+async fn announced_bytes_are_a_result_whatever_becomes_of_their_end() {
+    for (breaks, gone) in [(false, true), (true, true), (true, false)] {
+        let layer = layer();
+        let service = around(
+            &layer,
+            Counting::default().answering(move |_| {
+                let pieces = [data(5), data(5)].into_iter().chain(breaks.then(broken));
+                async move {
+                    let pieces = stream::iter(pieces).chain(stream::pending());
+                    let body = StreamBody::new(pieces.map(|piece| piece.map_err(Error::from)));
+                    let mut response = Response::new(body.boxed_unsync());
+                    response
+                        .headers_mut()
+                        .insert("content-length", HeaderValue::from_static("10"));
+                    response
+                }
+            }),
+        );
+        let mut request = post("k");
+        *request.version_mut() = http::Version::HTTP_2;
+        let mut body = service.clone().oneshot(request).await.unwrap().into_body();
+        body.frame().await.unwrap().unwrap();
+        body.frame().await.unwrap().unwrap();
+        if gone {
+            drop(body);
+        } else {
+            body.frame().await.unwrap().unwrap_err();
+        }
+        layer.handle().shutdown(60 * SECOND).await;
+        let again = send(&service, post("k")).await;
+        assert!(again.is_replay() && again.body.len() == 10, "{breaks} {gone}");
+    }
+}
+
 /// A response that ends before its `Content-Length` is no result: its caller sees it break off, and a retry is told that
 /// there is none, instead of a part that passes for the whole.
 #[tokio::test(start_paused = true)]

@@ -85,6 +85,19 @@ impl Store for Small {
     }
 }
 
+#[tokio::test]
+async fn reports_of_its_clients_are_refused_by_the_option_that_asks_for_them() {
+    let builder = || LockClient::builder().store(Small::new());
+    for (builder, option) in [
+        (builder().presence(true), "presence"),
+        (builder().control(true), "control"),
+    ] {
+        let error = builder.build().await.unwrap_err().to_string();
+        assert!(error.contains(option) && error.contains("no reports"), "{error}");
+    }
+    builder().presence(false).control(false).build().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn hold_ends_with_the_lease_that_was_given_and_is_renewed_in_time() {
     let store = Small::new();

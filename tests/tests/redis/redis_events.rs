@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use dlock::operations::{HoldEnd, Intervention, LockEvent, LockEventKind, LockEvents, LossReason};
 use dlock::{LockClient, Loss};
-use dlock_tests::{Flavor, Server, eventually};
+use dlock_tests::faults::step;
+use dlock_tests::{Flavor, Proxy, Server, Swallow, eventually};
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(30);
+const SEC: Duration = Duration::from_secs(1);
 
 async fn server() -> (Server, LockClient) {
     let server = Server::start(Flavor::from_env()).await;
@@ -60,6 +62,23 @@ async fn holder_that_is_asked_to_stop_is_told_by_whom_and_why() {
         ("k", "anna", "a deploy")
     );
     assert!(guard.is_held());
+}
+
+#[tokio::test]
+async fn holder_is_told_although_the_reply_with_the_message_is_lost() {
+    for swallow in [Swallow::Cut, Swallow::Hang] {
+        let (server, beside) = server().await;
+        let proxy = Proxy::start(server.addr());
+        let builder = LockClient::builder().url(format!("{}?lease=3s", proxy.url()));
+        let client = builder.presence(true).control(true).timeout(SEC).build().await;
+        let guard = client.unwrap().lock("k").acquire().await.unwrap();
+        let id = beside.inspect("k").await.unwrap().unwrap().id;
+        let lost = proxy.swallow(1, swallow, step("mail"));
+        let asked = beside.revoke("k", &id, Intervention::new("a deploy").by("anna"));
+        assert!(asked.await.unwrap());
+        let why = timeout(PATIENCE, guard.revoked()).await.unwrap().unwrap();
+        assert_eq!((why.by.as_str(), lost.fired()), ("anna", true));
+    }
 }
 
 #[tokio::test]

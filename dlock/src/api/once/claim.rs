@@ -596,13 +596,14 @@ async fn keep(target: Arc<Target>, token: ClaimToken, result: Vec<u8>) -> Result
             .records
             .complete(&target.record, &token, result, target.keep)
     };
+    let is_mark = result == stored::unavailable();
     let error = match complete(result).await {
-        Err(error) if is_refused(&error) => error,
+        Err(error) if is_refused(&error) && !is_mark => error,
         reply => return reply,
     };
     let name = &target.name;
     Event::ClaimNotSettled { name, error: &error }.emit();
-    complete(stored::unavailable()).await
+    complete(stored::unavailable()).await.map_err(|_| error)
 }
 
 /// Whether the store decided to refuse it, perhaps only for now.

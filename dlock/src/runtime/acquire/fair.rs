@@ -76,7 +76,7 @@ impl Wait<'_, AcquireCall> {
                 return Ok(guard);
             }
             // It was next before.
-            at = JoinAt::Front(entry.arrival());
+            at = JoinAt::Again(entry.arrival());
         }
     }
 

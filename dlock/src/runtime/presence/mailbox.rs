@@ -11,7 +11,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
 use crate::store::operations::{EntryName, Operations};
-use crate::store::{GrantId, Watch};
+use crate::store::{GrantId, Outcome, Watch};
 
 /// The version of messages.
 const VERSION: &str = "dlock 1";
@@ -59,6 +59,8 @@ pub(super) struct Mailbox {
     name: EntryName,
     /// The subscription of a client that answers.
     watch: Option<Watch>,
+    /// Whether the reply with some messages may be lost.
+    may_have_lost_some: bool,
 }
 
 impl Mailbox {
@@ -66,7 +68,11 @@ impl Mailbox {
         let name = EntryName::of_client("ask", shared.issuer.uuid);
         let answers = shared.settings.publicity.answers;
         let watch = answers.then(|| operations.clone().watch(&name));
-        Mailbox { name, watch }
+        Mailbox {
+            name,
+            watch,
+            may_have_lost_some: false,
+        }
     }
 
     /// Waits for a message. Cancel safe.
@@ -81,9 +87,22 @@ impl Mailbox {
     pub(super) async fn read(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
         self.watch.iter_mut().for_each(Watch::seen);
         let mail = operations.clone().mail(self.name.clone());
-        let Ok(Ok(messages)) = tokio::time::timeout(patience(shared), mail).await else {
-            return;
+        let messages = match tokio::time::timeout(patience(shared), mail).await {
+            Ok(Ok(messages)) => messages,
+            Ok(Err(error)) => {
+                self.may_have_lost_some |= error.outcome == Outcome::Unknown;
+                return;
+            }
+            Err(_) => {
+                self.may_have_lost_some = true;
+                return;
+            }
         };
+        if std::mem::take(&mut self.may_have_lost_some) {
+            for grant in shared.watchdog.grants(usize::MAX) {
+                look_for_revocation(shared, operations, &grant).await;
+            }
+        }
         let mut asked = Vec::new();
         for message in messages.iter().filter_map(|message| Message::read(message)) {
             match message {

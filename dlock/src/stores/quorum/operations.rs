@@ -69,16 +69,17 @@ impl Quorum {
         collected: oneshot::Sender<Result<(), StoreError>>,
     ) {
         let replies = self.replies(&mut asked).await;
-        let first: Vec<_> = replies.iter().flatten().flatten().cloned().collect();
-        self.late_mail.put(&mailbox, first.clone());
+        let mut told: Vec<_> = replies.iter().flatten().flatten().cloned().collect();
+        self.late_mail.put(&mailbox, told.clone());
         let is_dropped = collected.send(replies.map(drop)).is_err();
-        if is_dropped && !first.is_empty() {
+        if is_dropped && !told.is_empty() {
             self.notifications.tell_entry(&mailbox);
         }
         while let Some((_, answer)) = asked.next().await {
             let mut late = answer.unwrap_or_default();
-            late.retain(|message| !first.contains(message));
+            late.retain(|message| !told.contains(message));
             if !late.is_empty() {
+                told.extend(late.iter().cloned());
                 self.late_mail.put(&mailbox, late);
                 self.notifications.tell_entry(&mailbox);
             }

@@ -49,9 +49,9 @@ impl OperationStep {
     }
 
     /// Whether sending it twice has the same effect as sending it once. Where the reply to [`OperationStep::Take`] is lost, so are
-    /// the messages: a second copy does no more harm.
+    /// the messages, and a second reply would say that there are none.
     pub(super) fn is_repeatable(&self) -> bool {
-        !matches!(self, OperationStep::Audit(_))
+        !matches!(self, OperationStep::Audit(_) | OperationStep::Take)
     }
 
     pub(super) fn write(&self, cmd: &mut Command) {
@@ -271,7 +271,7 @@ mod tests {
     use crate::stores::redis::script::Call;
 
     #[test]
-    fn entry_of_the_audit_log_is_not_sent_again() {
+    fn entry_of_the_audit_log_and_the_look_into_a_mailbox_are_not_sent_again() {
         let call = |step| Call {
             key: "k".into(),
             slot: None,
@@ -279,7 +279,8 @@ mod tests {
             vote_after: None,
         };
         assert!(!call(OperationStep::Audit(Vec::new())).is_repeatable());
-        assert!(call(OperationStep::Take).is_repeatable() && call(OperationStep::Get).is_repeatable());
+        assert!(!call(OperationStep::Take).is_repeatable());
+        assert!(call(OperationStep::Get).is_repeatable());
     }
 
     #[test]

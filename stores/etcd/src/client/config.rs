@@ -9,8 +9,10 @@ use tonic::transport::Endpoint;
 /// How often an idle connection with a watch is pinged. Servers end a connection that sends more than one ping in 5 s.
 const PING: Duration = Duration::from_secs(10);
 
-/// How long an attempt to connect to one server may take at most.
+/// How long a server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(3);
+/// How long an attempt to connect to one server may take at most, with TLS and the login, which busy servers take long for.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
 
 /// How long the reply to a ping may take.
 const PONG: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -69,7 +71,9 @@ impl Config {
     /// the others.
     pub(crate) fn connect_timeout(&self) -> Duration {
         let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX).max(1);
-        (self.timeout / servers).max(self.timeout / 4).min(CONNECT)
+        (self.timeout / servers)
+            .max(self.timeout / 4)
+            .min(LONGEST_ATTEMPT)
     }
 
     /// Returns the endpoint of one server.
@@ -82,7 +86,7 @@ impl Config {
             .map_err(|error| wrong(&error))?
             .user_agent("dlock")
             .map_err(|error| wrong(&error))?
-            .connect_timeout(self.connect_timeout())
+            .connect_timeout(self.connect_timeout().min(CONNECT))
             .tcp_nodelay(true)
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(self.timeout.clamp(PONG.0, PONG.1));

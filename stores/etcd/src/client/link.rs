@@ -115,10 +115,15 @@ impl Links {
     /// Returns the connection in use, or the round that runs; starts one if none does.
     fn link_or_round(&self) -> Result<Link, Round> {
         let mut state = self.state.lock();
-        match &state.link {
-            Some(link) => Ok(link.clone()),
-            None => Err(state.round.get_or_insert_with(|| self.round()).clone()),
+        if let Some(link) = &state.link {
+            return Ok(link.clone());
         }
+        // A round that panicked has not said that it is over.
+        let running = state.round.take().filter(|round| round.peek().is_none());
+        Err(state
+            .round
+            .insert(running.unwrap_or_else(|| self.round()))
+            .clone())
     }
 
     fn round(&self) -> Round {

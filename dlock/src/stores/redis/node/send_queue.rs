@@ -260,7 +260,11 @@ impl HeldBack {
         let may_be_too_early = call.takes_token() && self.slots.contains(&call.slot);
         // A release before its acquire would find nothing.
         let ends = call.releases().filter(|_| !self.grants.is_empty());
-        may_be_too_early || ends.is_some_and(|grant| self.grants.contains(&grant.to_string()))
+        let stays = may_be_too_early || ends.is_some_and(|grant| self.grants.contains(&grant.to_string()));
+        if stays {
+            self.grants.extend(call.takes());
+        }
+        stays
     }
 }
 
@@ -469,6 +473,20 @@ mod tests {
         assert_eq!(sent(&mut queue, now), ["b"]);
         assert_eq!(sent(&mut queue, now).len(), 0);
         assert_eq!(sent(&mut queue, at), ["a", "a"]);
+    }
+
+    #[tokio::test]
+    async fn release_stays_behind_its_acquire_that_waits_behind_one_that_is_held_back() {
+        let now = clock::now();
+        let at = now + Duration::from_millis(20);
+        let mut held_back = release("a", 1);
+        held_back.not_before = Some(at);
+        let mut queue = queue([acquire("b", 2), undo("b", 2), release("c", 3)]);
+        queue.put_back([held_back]);
+        assert_eq!(sent(&mut queue, now), ["c"]);
+        assert_eq!(sent(&mut queue, now).len(), 0);
+        assert_eq!(sent(&mut queue, at), ["a"]);
+        assert_eq!(sent(&mut queue, at), ["b", "b"]);
     }
 
     #[tokio::test]

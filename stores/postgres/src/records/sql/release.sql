@@ -9,11 +9,13 @@
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), found AS MATERIALIZED (
-  -- Of any token: a claim that is not committed may be changing the record.
+  -- Of any token: a claim that is not committed may be changing the record. But not the row of another's running lease,
+  -- which its owner may be extending.
   SELECT t.key, t.token = $2 AND t.version = 1 AND t.state = 'claimed' AND t.expires_at > clock.now AS open,
          t.expires_at <= clock.now OR t.version = 1 AND t.state = 'released' AND {slot} IS NULL AS gone
     FROM {table} t, clock
    WHERE t.key = $1
+     AND (t.token = $2 OR t.state <> 'claimed' OR t.lease_until <= clock.now OR t.expires_at <= clock.now)
      FOR NO KEY UPDATE OF t SKIP LOCKED
 ), changed AS (
   UPDATE {table} t SET
