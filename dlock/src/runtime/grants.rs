@@ -558,11 +558,10 @@ impl Grant {
         (state.grant.judge(&self.terms(), now), state.grant.deadline())
     }
 
-    /// Ends the grant; returns false if it has ended already.
-    pub(crate) fn lose(&self, loss: Loss) -> bool {
+    /// Ends the grant, unless it has ended already.
+    pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.state.lock();
-        let ends = state.grant.end(loss);
-        if ends {
+        if state.grant.end(loss) {
             #[cfg(dlock_sim)]
             if loss != Loss::Shutdown {
                 crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
@@ -585,7 +584,6 @@ impl Grant {
             // The waiters here ask the store now.
             drop(head);
         }
-        ends
     }
 
     /// Cancelled when the grant has ended, by loss or by release.

@@ -104,10 +104,13 @@ impl Watchdog {
         waking(|| self.emptied.notify_waiters());
     }
 
-    /// Ends every grant, and each future one. Returns those that have not been left meanwhile.
+    /// Ends every grant, and each future one. Returns those that their holders have not left meanwhile.
     pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
         let mut grants = self.table.lock().close(loss);
-        grants.retain(|grant| grant.lose(loss));
+        grants.retain(|grant| {
+            grant.lose(loss);
+            grant.status() != HoldState::Lost(Loss::Released)
+        });
         self.tell_empty();
         grants
     }
@@ -133,7 +136,7 @@ impl Watchdog {
         drop(table);
         for action in actions {
             match action {
-                Action::End(grant, loss) => _ = grant.lose(loss),
+                Action::End(grant, loss) => grant.lose(loss),
                 Action::TellSuspect(grant, error) => grant.tell_suspect(error.as_deref()),
                 Action::TellFailed(grant, error) => {
                     grant.renewal_failed(&error);
