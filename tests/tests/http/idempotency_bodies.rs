@@ -32,6 +32,19 @@ fn slowly(pieces: Vec<Result<Frame<Bytes>, &'static str>>, pause: Duration) -> S
     StreamBody::new(stream).boxed_unsync()
 }
 
+/// A response that announces so many.
+fn of_ten_bytes<B>(body: B) -> Response<B> {
+    let mut response = Response::new(body);
+    let length = HeaderValue::from_static("10");
+    response.headers_mut().insert("content-length", length);
+    response
+}
+
+fn over_http_2<B>(mut request: Request<B>) -> Request<B> {
+    *request.version_mut() = http::Version::HTTP_2;
+    request
+}
+
 fn data(len: usize) -> Result<Frame<Bytes>, &'static str> {
     Ok(Frame::data(Bytes::from(vec![b'x'; len])))
 }
@@ -282,13 +295,7 @@ async fn a_stream_goes_out_as_it_comes_and_is_kept_at_its_end() {
 async fn caller_that_knows_the_length_finds_the_result_stored_with_the_last_byte() {
     let service = around(
         &layer(),
-        Counting::default().answering(|_| async {
-            let mut response = Response::new(slowly(vec![data(5), data(5)], SECOND));
-            response
-                .headers_mut()
-                .insert("content-length", HeaderValue::from_static("10"));
-            response
-        }),
+        Counting::default().answering(|_| async { of_ten_bytes(slowly(vec![data(5), data(5)], SECOND)) }),
     );
     let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
     body.frame().await.unwrap().unwrap();
@@ -306,12 +313,7 @@ async fn caller_that_knows_the_length_finds_the_result_stored_while_the_end_is_p
             &layer,
             Counting::default().answering(|_| async {
                 let bytes = stream::iter([data(5), data(5)]).map(|piece| piece.map_err(Error::from));
-                let mut response =
-                    Response::new(StreamBody::new(bytes.chain(stream::pending())).boxed_unsync());
-                response
-                    .headers_mut()
-                    .insert("content-length", HeaderValue::from_static("10"));
-                response
+                of_ten_bytes(StreamBody::new(bytes.chain(stream::pending())).boxed_unsync())
             }),
         );
         let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
@@ -336,18 +338,14 @@ async fn trailers_after_the_announced_bytes_are_kept_unless_the_client_leaves_be
                     HeaderValue::from_static("1"),
                 )]);
                 let pieces = vec![data(5), data(5), Ok(Frame::trailers(trailers))];
-                let mut response = Response::new(slowly(pieces, SECOND));
-                response
-                    .headers_mut()
-                    .insert("content-length", HeaderValue::from_static("10"));
-                response
+                of_ten_bytes(slowly(pieces, SECOND))
             }),
         );
-        let mut request = post("k");
-        *request.version_mut() = http::Version::HTTP_2;
-        let mut body = service.clone().oneshot(request).await.unwrap().into_body();
-        body.frame().await.unwrap().unwrap();
-        body.frame().await.unwrap().unwrap();
+        let response = service.clone().oneshot(over_http_2(post("k"))).await.unwrap();
+        let mut body = response.into_body();
+        for _ in 0..2 {
+            body.frame().await.unwrap().unwrap();
+        }
         if gone {
             drop(body);
         } else {
@@ -372,19 +370,15 @@ async fn announced_bytes_are_a_result_whatever_becomes_of_their_end() {
                 async move {
                     let pieces = stream::iter(pieces).chain(stream::pending());
                     let body = StreamBody::new(pieces.map(|piece| piece.map_err(Error::from)));
-                    let mut response = Response::new(body.boxed_unsync());
-                    response
-                        .headers_mut()
-                        .insert("content-length", HeaderValue::from_static("10"));
-                    response
+                    of_ten_bytes(body.boxed_unsync())
                 }
             }),
         );
-        let mut request = post("k");
-        *request.version_mut() = http::Version::HTTP_2;
-        let mut body = service.clone().oneshot(request).await.unwrap().into_body();
-        body.frame().await.unwrap().unwrap();
-        body.frame().await.unwrap().unwrap();
+        let response = service.clone().oneshot(over_http_2(post("k"))).await.unwrap();
+        let mut body = response.into_body();
+        for _ in 0..2 {
+            body.frame().await.unwrap().unwrap();
+        }
         if gone {
             drop(body);
         } else {
@@ -405,13 +399,7 @@ async fn response_shorter_than_its_content_length_is_not_replayed() {
             let (layer, run) = (layer(), Counting::default());
             let service = around(
                 &layer,
-                run.answering(move |_| async move {
-                    let mut response = Response::new(slowly(vec![data(5), data(2)], pause));
-                    response
-                        .headers_mut()
-                        .insert("content-length", HeaderValue::from_static("10"));
-                    response
-                }),
+                run.answering(move |_| async move { of_ten_bytes(slowly(vec![data(5), data(2)], pause)) }),
             );
             let body = service.clone().oneshot(post("k")).await.unwrap().into_body();
             if gone {
@@ -438,13 +426,7 @@ async fn response_that_has_no_body_may_announce_one() {
     let (layer, run) = (layer().methods([http::Method::HEAD]), Counting::default());
     let service = around(
         &layer,
-        run.answering(|_| async {
-            let mut response = Response::new(Full::<Bytes>::default());
-            response
-                .headers_mut()
-                .insert("content-length", HeaderValue::from_static("10"));
-            response
-        }),
+        run.answering(|_| async { of_ten_bytes(Full::<Bytes>::default()) }),
     );
     for replayed in [false, true] {
         let answer = send(&service, request("HEAD", "/pay", "k", "")).await;
