@@ -248,12 +248,16 @@ impl LockClient {
         }
         let operations = self.operations(WHAT)?;
         let intervention = self.signed(intervention)?;
-        let Some(grant) = GrantId::parse(holder) else {
-            return Err(Error::Unsupported {
-                what: WHAT.to_owned(),
-                reason: "only the holder of a lock is found by its id".to_owned(),
-            });
+        let unsupported = |reason: &str| Error::Unsupported {
+            what: WHAT.to_owned(),
+            reason: reason.to_owned(),
         };
+        let Some(grant) = GrantId::parse(holder) else {
+            return Err(unsupported("only the holder of a lock is found by its id"));
+        };
+        if grant.is_of_redisson() {
+            return Err(unsupported("a Redisson client does not look for requests"));
+        }
         self.audits(&operations, "revoke", (&key, holder), &intervention)
             .await?;
         let name = EntryName::of_grant("revoked", key.clone(), grant);

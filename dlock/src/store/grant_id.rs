@@ -63,6 +63,11 @@ impl GrantId {
         self.client == other.client
     }
 
+    /// Whether its client has a UUID as Redisson's clients have them, and dlock's never.
+    pub(crate) fn is_of_redisson(self) -> bool {
+        self.client.get_version_num() == 4
+    }
+
     /// Returns the client.
     pub(crate) fn client(self) -> Uuid {
         self.client

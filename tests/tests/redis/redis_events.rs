@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock::operations::{HoldEnd, Intervention, LockEvent, LockEventKind, LockEvents, LossReason};
-use dlock::{LockClient, Loss};
+use dlock::{Error, LockClient, Loss};
 use dlock_tests::faults::step;
 use dlock_tests::{Flavor, Proxy, Server, Swallow, eventually};
 use tokio::time::timeout;
@@ -79,6 +79,18 @@ async fn holder_is_told_although_the_reply_with_the_message_is_lost() {
         let why = timeout(PATIENCE, guard.revoked()).await.unwrap().unwrap();
         assert_eq!((why.by.as_str(), lost.fired()), ("anna", true));
     }
+}
+
+#[tokio::test]
+async fn holder_of_redisson_is_not_asked_to_stop() {
+    let (server, client) = server().await;
+    let id = "5c2b1a90-3f4e-4d5c-8b6a-7f8e9d0c1b2a:31";
+    server.query::<usize>(&["HSET", "k", id, "1"]).await;
+    server.query::<usize>(&["PEXPIRE", "k", "60000"]).await;
+    let asked = client.revoke("k", id, Intervention::new("a deploy").by("anna"));
+    let error = asked.await.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    assert_eq!(server.query::<usize>(&["EXISTS", "dlock:audit"]).await, 0);
 }
 
 #[tokio::test]
