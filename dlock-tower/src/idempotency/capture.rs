@@ -108,6 +108,14 @@ impl Capture {
         (self.body.clone(), self.trailers.clone())
     }
 
+    /// Returns what to store of a response whose end failed or is not waited for.
+    pub(super) fn conclude_without_end(self, claim: &Claim) -> Settlement {
+        match self.has_all_bytes() {
+            true => self.conclude(claim),
+            false => Stored::Unavailable.into(),
+        }
+    }
+
     /// Returns what to store at the end of the response.
     pub(super) fn conclude(self, claim: &Claim) -> Settlement {
         let action = self.action.unwrap_or_else(|| {

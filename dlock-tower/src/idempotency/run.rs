@@ -128,8 +128,9 @@ where
                 break ResponseBody::stream(Stream::passing(pieces, trailers, Some(frame), body));
             }
             Poll::Ready(Some(Err(error))) => {
-                claim.settle(Stored::Unavailable).await;
                 let (pieces, _) = capture.pieces();
+                let settlement = capture.conclude_without_end(&claim);
+                claim.settle(settlement).await;
                 break ResponseBody::stream(Stream::ended(pieces, Last::Error(error)));
             }
             Poll::Ready(None) => {

@@ -203,13 +203,11 @@ where
                 };
                 (capture.conclude(&claim), frame, after)
             }
-            Step::Broken(error) => {
-                let settlement = match capture.has_all_bytes() {
-                    true => capture.conclude(&claim),
-                    false => Stored::Unavailable.into(),
-                };
-                (settlement, None, After::Nothing(Last::Error(error)))
-            }
+            Step::Broken(error) => (
+                capture.conclude_without_end(&claim),
+                None,
+                After::Nothing(Last::Error(error)),
+            ),
         };
         let kept = (*claim).clone();
         self.state = State::Settling {
@@ -282,10 +280,7 @@ where
                 // A body that panicked is never polled again, and one whose lock is lost must not continue.
                 if self.polling || kept.core.settings.cancel_on_disconnect || locks.is_lost() {
                     drop(body);
-                    let settlement = match capture.has_all_bytes() {
-                        true => capture.conclude(&claim),
-                        false => Stored::Unavailable.into(),
-                    };
+                    let settlement = capture.conclude_without_end(&claim);
                     kept.spawn(claim.settle(settlement));
                 } else {
                     kept.core.shared.counters.detached();
