@@ -50,11 +50,11 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
         for holder in holders {
             let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
             if let Some(at) = links.iter().position(|link| link.row.holder.id == holder.id) {
-                let cycle: Vec<_> = links[at..].iter().map(|link| link.row.key.clone()).collect();
                 // A task that waits for its own hold may do so beside work that will end it.
-                if cycle.len() == 1 {
+                if at + 1 == links.len() {
                     continue;
                 }
+                let cycle = links[at..].iter().map(|link| link.row.key.clone()).collect();
                 return Ok((links, Some(cycle)));
             }
             let waits = &holder.waits_for;

@@ -95,6 +95,8 @@ impl Handle {
         let entered = runtime.enter();
         // Without timers every lease would expire: fail here instead.
         drop(tokio::time::sleep(Duration::ZERO));
+        // Before the first request, whose grant may be in doubt before the watchdog runs.
+        let doubts = store.doubts();
         drop(entered);
         let told_after = unanswered::told_after(settings.timeout);
         let calls = Arc::new(Calls::new(told_after, settings.retry_for));
@@ -139,11 +141,6 @@ impl Handle {
             }
         });
         let runtime_watch = RuntimeWatch(shared.clone());
-        // Before the first request, whose grant may be in doubt before the watchdog runs.
-        let doubts = {
-            let _entered = runtime.enter();
-            shared.store.doubts()
-        };
         runtime.spawn(async move {
             let shared = runtime_watch.0.clone();
             let finished = shared.finished.clone();

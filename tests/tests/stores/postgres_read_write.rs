@@ -322,7 +322,7 @@ async fn transaction_of_a_writer_keeps_readers_and_writers_out_beyond_its_lease_
         setting.here.hold_in(&tx, &guard).await.unwrap();
         match released {
             true => guard.release().await.unwrap(),
-            false => sleep(3 * SEC).await,
+            false => sleep(1000 * MS).await,
         }
         assert!(setting.is_pinned_for_writers().await, "{released}");
         assert!(!setting.lets_readers().await, "{released}");

@@ -442,6 +442,11 @@ mod tests {
         assert_eq!(queue.wakes_at, None);
     }
 
+    fn held_back(mut step: Step, until: Instant) -> Step {
+        step.not_before = Some(until);
+        step
+    }
+
     /// The keys of the steps that the script takes.
     fn sent(queue: &mut SendQueue, now: Instant) -> Vec<String> {
         let steps = queue.take(now, Gate::default(), |_| true);
@@ -453,10 +458,8 @@ mod tests {
     async fn failed_release_that_is_held_back_is_not_sent_and_acquires_wait_behind_it() {
         let now = clock::now();
         let at = now + Duration::from_millis(20);
-        let mut held_back = release("a", 1);
-        held_back.not_before = Some(at);
         let mut queue = queue([acquire("b", 2), release("c", 3)]);
-        queue.put_back([held_back]);
+        queue.put_back([held_back(release("a", 1), at)]);
         assert_eq!(sent(&mut queue, now), ["c"]);
         assert_eq!((sent(&mut queue, now).len(), queue.wakes_at), (0, Some(at)));
         assert_eq!((sent(&mut queue, at), queue.len()), (vec!["a".to_owned()], 1));
@@ -467,9 +470,7 @@ mod tests {
     async fn release_stays_behind_its_acquire_that_is_held_back() {
         let now = clock::now();
         let at = now + Duration::from_millis(20);
-        let mut held_back = acquire("a", 1);
-        held_back.not_before = Some(at);
-        let mut queue = queue([held_back, undo("a", 1), release("b", 2)]);
+        let mut queue = queue([held_back(acquire("a", 1), at), undo("a", 1), release("b", 2)]);
         assert_eq!(sent(&mut queue, now), ["b"]);
         assert_eq!(sent(&mut queue, now).len(), 0);
         assert_eq!(sent(&mut queue, at), ["a", "a"]);
@@ -479,10 +480,8 @@ mod tests {
     async fn release_stays_behind_its_acquire_that_waits_behind_one_that_is_held_back() {
         let now = clock::now();
         let at = now + Duration::from_millis(20);
-        let mut held_back = release("a", 1);
-        held_back.not_before = Some(at);
         let mut queue = queue([acquire("b", 2), undo("b", 2), release("c", 3)]);
-        queue.put_back([held_back]);
+        queue.put_back([held_back(release("a", 1), at)]);
         assert_eq!(sent(&mut queue, now), ["c"]);
         assert_eq!(sent(&mut queue, now).len(), 0);
         assert_eq!(sent(&mut queue, at), ["a"]);
