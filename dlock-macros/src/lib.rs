@@ -41,8 +41,9 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// The lock is acquired before the body and released after it: on return, `?`, panic, and when the future is dropped.
-/// It is renewed for as long as the body runs. All arguments are dropped before the lock is released. The function
-/// keeps its signature; its future is `Send` if it was.
+/// It is renewed for as long as the body runs. All arguments are dropped before the lock is released, except for what a
+/// pattern leaves of one, as `Job { id, .. }: Job` does, where `#[instrument]` stands below: that is dropped after it.
+/// The function keeps its signature; its future is `Send` if it was.
 ///
 /// Inside the body, code that asks for the same key [re-enters](#re-entry) the lock, and `dlock::current()` returns the
 /// hold, with its fencing token.

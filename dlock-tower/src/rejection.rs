@@ -97,14 +97,18 @@ impl Rejection {
         rejection
     }
 
-    /// Creates a 413: the body has more than `limit` bytes.
-    pub(crate) fn too_large(limit: usize) -> Rejection {
+    /// Creates a 413: the body has more bytes than the limit, if that is known.
+    pub(crate) fn too_large(limit: Option<usize>) -> Rejection {
+        let detail = match limit {
+            Some(limit) => format!("at most {limit} bytes are read"),
+            None => "it is over the limit of this service".to_owned(),
+        };
         Rejection::with(
             Reason::ContentTooLarge,
             StatusCode::PAYLOAD_TOO_LARGE,
             "urn:dlock:problem:content-too-large",
             "The request's body is too large",
-            format!("at most {limit} bytes are read"),
+            detail,
         )
     }
 

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::engine::timing::LONGEST_LEASE;
+use crate::base::moment::LONGEST_LEASE;
 use crate::runtime::client::Shared;
 use crate::store::Capabilities;
 use crate::store::counter::Counters;

@@ -137,7 +137,8 @@ pub(crate) struct InterventionArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecordCommand {
-    /// Show the state of the work: in progress, done, failed, since which attempt, and how long that is kept.
+    /// Show the state of the work: in progress, ended or not done, since which attempt, and how long that is kept.
+    /// `--result` tells whether it ended in a failure.
     ///
     /// Exit status: 0 there is a record, 1 there is none, 2 failed.
     Show {

@@ -116,6 +116,9 @@ impl View {
 
     /// Tells the command about its hold.
     pub(super) fn tell(&self, command: &mut Command, plan: &Plan) {
+        for of_outer_run in ["DLOCK_ATTEMPT", "DLOCK_SLOT", "DLOCK_SKIPPED"] {
+            command.env_remove(of_outer_run);
+        }
         command.env("DLOCK_KEY", plan.lines(LockKey::to_string));
         match self {
             View::Hold(held) => {

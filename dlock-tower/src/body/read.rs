@@ -40,17 +40,17 @@ impl Buffered {
         B: Body<Error: Into<BoxError>>,
     {
         if body.size_hint().lower() > limit as u64 {
-            return Err(Rejection::too_large(limit));
+            return Err(Rejection::too_large(Some(limit)));
         }
         let mut body = pin!(body);
         let (mut first, mut more) = (Bytes::new(), BytesMut::new());
         let mut trailers = None::<HeaderMap>;
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| unreadable(error.into(), limit))?;
+            let frame = frame.map_err(|error| unreadable(error.into()))?;
             match frame.into_data() {
                 Ok(mut data) => {
                     if data.remaining() > limit - first.len().max(more.len()) {
-                        return Err(Rejection::too_large(limit));
+                        return Err(Rejection::too_large(Some(limit)));
                     }
                     if more.is_empty() && first.is_empty() {
                         // Most bodies have one piece: not copied if it is `Bytes` already.
@@ -91,12 +91,12 @@ fn incomplete() -> Rejection {
     )
 }
 
-fn unreadable(error: BoxError, limit: usize) -> Rejection {
+fn unreadable(error: BoxError) -> Rejection {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
     while let Some(error) = cause {
-        // A limit further out stands below ours.
+        // Its limit is below ours, and is not known here.
         if error.is::<LengthLimitError>() {
-            return Rejection::too_large(limit);
+            return Rejection::too_large(None);
         }
         cause = error.source();
     }

@@ -26,7 +26,7 @@ pub(super) struct Capture {
     len: usize,
     limit: usize,
     trailers: Option<HeaderMap>,
-    /// How many bytes the head announces.
+    /// How many bytes the server announces: by the head, or as the body knows its length.
     announced: Option<usize>,
     /// Whether trailers may follow those.
     trailers_may_follow: bool,
@@ -75,6 +75,12 @@ impl Capture {
             self.trailers.get_or_insert_default().extend(trailers.clone());
         }
         true
+    }
+
+    /// Expects as many bytes as the body says to have, which the server announces in place of the head.
+    pub(super) fn expect_bytes(&mut self, exactly: Option<u64>) {
+        let exactly = exactly.and_then(|bytes| usize::try_from(bytes).ok());
+        self.announced = self.announced.or(exactly);
     }
 
     /// Expects no body after the head, whose length is that of another response (to `HEAD`, of a 304).

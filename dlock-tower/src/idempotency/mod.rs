@@ -132,7 +132,7 @@
 //! | `idempotency-unreadable` | 503 | `UNAVAILABLE` | the record was written by a newer version of the service, or is damaged; nothing was done for this request | **try again** later with the same key; report it if that does not help |
 //! | `internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
-//! [`retry`](crate::retry) has a layer that does all that. Answers that were made before any work began
+//! [`retry`](crate::retry) has a layer that does what is in bold. Answers that were made before any work began
 //! carry the extension [`NotStarted`](crate::NotStarted); those that tell of an equal request do not.
 //!
 //! # When things fail

@@ -111,6 +111,8 @@ where
     }
     if body.is_end_stream() {
         capture.expect_no_body();
+    } else {
+        capture.expect_bytes(body.size_hint().exact());
     }
     // Most bodies are complete at once; they are stored before the first byte is sent.
     let mut body = Box::pin(body);

@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use super::ahead::PrepareBody;
 use super::kept::{Hold, RequestLocks};
 use super::outcome::Outcome;
-use super::settings::{Keys, Settings};
+use super::settings::{InvalidOptions, Keys, Settings};
 use crate::Rejection;
 use crate::key::{ExtractKey, Found};
 
@@ -19,6 +19,8 @@ pub(super) struct Locks<K> {
     pub(super) client: LockClient,
     pub(super) key: Arc<K>,
     pub(super) settings: Arc<Settings>,
+    /// The first invalid option.
+    pub(super) invalid: Option<InvalidOptions>,
 }
 
 /// A request that may run.
@@ -43,28 +45,27 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
             client,
             key,
             settings,
+            invalid,
         } = &*locks;
+        let rejected = |_: &Rejection| settings.outcomes.count(Outcome::Rejected);
+        if let Some(invalid) = invalid {
+            return Err(Rejection::internal(invalid.to_string())).inspect_err(rejected);
+        }
         let found;
-        (request, found) = key.extract(request).await?;
+        (request, found) = key.extract(request).await.inspect_err(rejected)?;
         let keys: Keys = match found.normalized() {
             Found::Key(key) => smallvec![key],
             Found::Keys(keys) => keys.into(),
-            Found::Missing(rejection) => {
-                settings.outcomes.count(Outcome::Rejected);
-                return Err(rejection);
-            }
+            Found::Missing(rejection) => return Err(rejection).inspect_err(rejected),
             Found::PassThrough => {
                 settings.outcomes.count(Outcome::Passed);
                 return Ok(Admitted { request, hold: None });
             }
         };
         // Once the lock is held, nothing waits for the client any more.
-        request = body.prepare(request).await?;
+        request = body.prepare(request).await.inspect_err(rejected)?;
         let lock = settings.lock(client, &request, keys);
-        if let Err(rejection) = check_number(&lock) {
-            settings.outcomes.count(Outcome::Rejected);
-            return Err(rejection);
-        }
+        check_number(&lock).inspect_err(rejected)?;
         // Pinned where they are made: to await them directly would move them first, and they are large.
         let acquired = if settings.waits() {
             pin!(lock.acquire()).await

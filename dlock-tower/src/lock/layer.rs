@@ -305,13 +305,15 @@ impl<S, K, P: Clone> Layer<S> for LockLayer<K, P> {
     type Service = LockService<S, K, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        if let Err(error) = self.check() {
+        let invalid = self.check().err();
+        if let Some(error) = &invalid {
             tracing::error!(%error, "a lock layer is set up wrongly, no request will pass it");
         }
         let locks = Locks {
             client: self.client.clone(),
             key: self.key.clone(),
             settings: Arc::new(self.settings.clone()),
+            invalid,
         };
         LockService::new(inner, locks, self.body.clone())
     }

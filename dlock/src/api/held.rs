@@ -192,18 +192,13 @@ pub(crate) async fn why_lost(grants: Vec<Arc<Grant>>) -> Option<LossReason> {
     }
 }
 
-/// Completes when the first of them is asked to stop, or none is held any more.
+/// Completes when the first of them is asked to stop or is not held any more.
 pub(crate) async fn revoked(grants: Vec<Arc<Grant>>) -> Option<Intervention> {
     let each = grants
         .into_iter()
         .map(|grant| async move { grant.revoked().await });
     let mut each: FuturesUnordered<_> = each.collect();
-    while let Some(revoked) = each.next().await {
-        if revoked.is_some() {
-            return revoked;
-        }
-    }
-    None
+    each.next().await.flatten()
 }
 
 async fn ensure_one(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {

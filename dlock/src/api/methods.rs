@@ -154,7 +154,7 @@ macro_rules! hold_methods {
     };
     (@revoked $(#[$more:meta])*) => {
         /// Waits until the holder is asked to stop, by [`LockClient::revoke`](crate::LockClient::revoke), and returns
-        /// by whom and why; `None` once it is not held any more. The lock stays held: finish soon, and release it.
+        /// by whom and why; `None` once it is not held any more, or not all of it. The lock stays held: finish soon, and release it.
         ///
         $(#[$more])*
         ///

@@ -3,6 +3,9 @@
 use std::ops::Add;
 use std::time::Duration;
 
+/// The longest duration that an option accepts.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// An instant in half the space: nanoseconds since a day before this process first asked. Saturates there, and at five
 /// centuries later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

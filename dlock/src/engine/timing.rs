@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use crate::base::broken;
-use crate::base::moment::Moment;
-
-/// The longest duration that an option accepts.
-pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+use crate::base::moment::{LONGEST_LEASE, Moment};
 
 /// How long a waiter sleeps at most if the holder's lease has no end or is very long.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);

@@ -137,6 +137,8 @@ impl Hold {
         let (now, grant) = (clock::now(), &self.hold.grant);
         let Some(left) = grant.leave(hold, now) else {
             return match grant.status_at(now) {
+                // Another guard of the grant was the last one in the meantime.
+                HoldState::Lost(Loss::Released) => None,
                 HoldState::Lost(loss) => Some(Err(grant.lost(loss))),
                 _ => None,
             };

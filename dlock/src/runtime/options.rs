@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::base::kind::Kind;
+use crate::base::moment::LONGEST_LEASE;
 use crate::engine::grant::safety_margin;
-use crate::engine::timing::LONGEST_LEASE;
 use crate::runtime::group::Group;
 
 /// How long a lock outlives a crashed holder, and what keeps it alive until then.

@@ -63,8 +63,10 @@ impl Watch {
         changes: watch::Receiver<u64>,
         on_drop: impl FnOnce() + Send + Sync + 'static,
     ) -> Watch {
+        // Read first: a notification that comes now is seen as the first one, or as a change.
+        let value = *changes.borrow();
         let looks_now = changes.has_changed().unwrap_or(false);
-        let seen = (!looks_now).then(|| *changes.borrow());
+        let seen = (!looks_now).then_some(value);
         Watch {
             source: Some(Source::Changes(changes)),
             seen,

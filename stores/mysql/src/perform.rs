@@ -215,7 +215,8 @@ impl Performing<'_> {
         Ok(jobs.into_iter().partition(is_sent))
     }
 
-    /// Orders the statements; those that return rows are last.
+    /// Orders the statements; those that return rows are last. Renewals are first, so that no lease ends because a release or
+    /// an acquire waits for its row.
     fn parts(&self, jobs: Vec<Job>) -> Vec<Part> {
         let (mut releases, mut renewals, mut forced, mut acquires, mut shown) =
             (vec![], vec![], vec![], vec![], vec![]);
@@ -240,7 +241,7 @@ impl Performing<'_> {
         if !acquires.is_empty() && self.session.read.elapsed() > READING {
             shown.push(Part::Clock);
         }
-        [releases, renewals, forced, acquires, shown]
+        [renewals, releases, forced, acquires, shown]
             .into_iter()
             .flatten()
             .collect()

@@ -193,9 +193,8 @@ impl Connector {
     }
 
     fn settings(&self) -> String {
-        // Statements must see a row as it is, not as it was when they began. The server cancels a statement a little
-        // before the client gives up, so that its outcome is known. Idle connections are kept.
-        let limit = (self.timeout.as_millis() * 4 / 5).max(1);
+        // Statements must see a row as it is, not as it was when they began. Idle connections are kept.
+        let limit = self.server_limit();
         format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; SET statement_timeout = {limit}; \
              SELECT set_config('idle_session_timeout', '0', false) \
@@ -203,12 +202,20 @@ impl Connector {
         )
     }
 
+    /// The milliseconds after which the server gives up: a little before the client, so that the outcome is known.
+    fn server_limit(&self) -> u128 {
+        (self.timeout.as_millis() * 4 / 5).max(1)
+    }
+
     /// Runs the SQL that creates a table. `IF NOT EXISTS` alone fails if two clients create it concurrently.
     pub(crate) async fn create(&self, schema: &str) -> Result<(), StoreError> {
         const ALONE: i64 = 0x646c_6f63_6b72_6563;
         let session = self.connect_plain().await?;
+        // A table is not waited for when the client has given up: all who use it would wait behind.
         let sql = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({ALONE}); {schema} COMMIT"
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; \
+             SELECT pg_advisory_xact_lock({ALONE}); {schema} COMMIT",
+            self.server_limit()
         );
         match tokio::time::timeout(self.timeout, session.client.batch_execute(&sql)).await {
             Ok(Ok(())) => Ok(()),

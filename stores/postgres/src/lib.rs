@@ -7,6 +7,7 @@ mod hosts;
 mod locks;
 mod micros;
 mod names;
+mod pooler;
 pub mod records;
 #[cfg(feature = "tls")]
 mod tls;

@@ -79,6 +79,12 @@ impl Count<'_> {
             Err(reply) => return Ok(Some(reply)),
         };
         let step = self.request.step;
+        let epoch = self.core.session.epoch();
+        if !step.is_look() && self.core.steps.began_before(self.request.id, epoch) {
+            // What is there may be its own work.
+            let why = "the session with ZooKeeper expired before it told whether this step was carried out";
+            return Err(StoreError::unknown(why));
+        }
         if let Some(family) = seen.taken.filter(|_| !step.is_look()) {
             return Err(key_taken(family));
         }
@@ -89,14 +95,6 @@ impl Count<'_> {
         if changes.is_empty() {
             self.tidies().await;
             return Ok(Some(reply));
-        }
-        if self
-            .core
-            .steps
-            .began_before(self.request.id, self.core.session.epoch())
-        {
-            let why = "the session with ZooKeeper expired before it told whether this step was carried out";
-            return Err(StoreError::unknown(why));
         }
         let creates_counter = changes.iter().any(Change::creates_persistent);
         changes.push(Change::Create {

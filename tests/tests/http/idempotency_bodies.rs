@@ -1,8 +1,10 @@
 //! The idempotency layer: bodies at the limits, streams, trailers, and what is never kept whole.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::idempotency_support::*;
@@ -12,7 +14,7 @@ use dlock_tower::idempotency::{DEFAULT_LIMIT, Outcome};
 use dlock_tower::{LockLayer, key};
 use futures_util::stream::{self, StreamExt};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use http_body::Frame;
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tokio::time::sleep;
@@ -38,6 +40,32 @@ fn of_ten_bytes<B>(body: B) -> Response<B> {
     let length = HeaderValue::from_static("10");
     response.headers_mut().insert("content-length", length);
     response
+}
+
+/// A body that knows how many bytes are left, as the server then announces.
+struct Sized {
+    body: Streamed,
+    left: u64,
+}
+
+impl Body for Sized {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            self.left -= frame.data_ref().map_or(0, |data| data.len() as u64);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
 }
 
 fn over_http_2<B>(mut request: Request<B>) -> Request<B> {
@@ -308,12 +336,21 @@ async fn caller_that_knows_the_length_finds_the_result_stored_with_the_last_byte
 /// Also where all bytes are ready at once, and only the end is not.
 #[tokio::test(start_paused = true)]
 async fn caller_that_knows_the_length_finds_the_result_stored_while_the_end_is_pending() {
-    for layer in [layer(), layer().cancel_on_disconnect()] {
+    for (leaves, by_head) in [(false, false), (false, true), (true, false), (true, true)] {
+        let layer = if leaves {
+            layer().cancel_on_disconnect()
+        } else {
+            layer()
+        };
         let service = around(
             &layer,
-            Counting::default().answering(|_| async {
+            Counting::default().answering(move |_| async move {
                 let bytes = stream::iter([data(5), data(5)]).map(|piece| piece.map_err(Error::from));
-                of_ten_bytes(StreamBody::new(bytes.chain(stream::pending())).boxed_unsync())
+                let body = StreamBody::new(bytes.chain(stream::pending())).boxed_unsync();
+                match by_head {
+                    true => of_ten_bytes(body),
+                    false => Response::new(Sized { body, left: 10 }.boxed_unsync()),
+                }
             }),
         );
         let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();

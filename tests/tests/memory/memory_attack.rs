@@ -159,6 +159,43 @@ fn a_waker_that_panics_at_a_loss_takes_no_other_hold_along() {
     });
 }
 
+/// The watchdog tells of the loss, and must go on.
+#[test]
+fn a_listener_whose_waker_panics_takes_no_hold_along() {
+    in_time(|| {
+        paused().block_on(async {
+            let client = LockClient::memory();
+            let other = client.lock("other").acquire().await.unwrap();
+            let guard = client.lock("k").fixed_lease(100 * MS).acquire().await.unwrap();
+            let mut events = client.events();
+            let mut next: Boxed = Box::pin(async move { drop(events.next().await) });
+            panics_when_woken(&mut next);
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
+            assert!(other.is_held(), "{:?}", other.state());
+            other.release().await.unwrap();
+        });
+    });
+}
+
+/// It is dropped, or runs, where the client's listeners are looked at.
+#[test]
+fn a_filter_may_hold_a_guard_and_ask_for_other_events() {
+    in_time(|| {
+        paused().block_on(async {
+            let store = TestStore::new();
+            let client = store.client();
+            let guard = client.lock("k").acquire().await.unwrap();
+            let listens = client.clone();
+            drop(client.events_where(move |_, _| guard.is_held()));
+            let _events = client.events_where(move |_, _| listens.events().dropped() == 0);
+            sleep(MS).await;
+            assert_eq!(store.held(), 0);
+            client.lock("k").acquire().await.unwrap().release().await.unwrap();
+        });
+    });
+}
+
 #[test]
 fn a_waker_that_panics_keeps_no_lock_from_its_release() {
     in_time(|| {

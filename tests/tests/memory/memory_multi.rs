@@ -8,7 +8,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockClient, Loss};
 use dlock_tests::{Watched, paused};
-use futures_util::FutureExt;
+use futures_util::{FutureExt, poll};
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
@@ -123,6 +123,19 @@ fn the_signal_tells_the_end_of_the_first_that_ends_also_of_holds_that_were_re_en
         .await
         .unwrap();
         assert_eq!(store.held(), 0);
+    });
+}
+
+#[test]
+fn nobody_waits_to_be_asked_to_stop_once_one_of_them_is_lost() {
+    paused(async {
+        let store = TestStore::new();
+        let guard = store.client().multi(["a", "b"]).acquire().await.unwrap();
+        let mut revoked = Box::pin(guard.revoked());
+        assert!(poll!(&mut revoked).is_pending());
+        assert!(store.lose("b"));
+        assert!(revoked.await.is_none());
+        assert!(!guard.is_held());
     });
 }
 

@@ -425,6 +425,49 @@ fn what_a_bare_majority_granted_is_soon_on_every_member() {
     });
 }
 
+/// Its votes are there, and its token is on the way, when its caller leaves: nobody asks the rest for it any more.
+#[test]
+fn acquire_that_is_given_up_in_its_second_round_trip_leaves_nothing_behind() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let (_, of_other) = somebody_has(&m[2], 10 * SEC).await;
+        m[0].set(Is::Slow);
+        m[1].set(Is::Slow);
+        timeout(750 * MS, a.lock("k").acquire()).await.unwrap_err();
+        assert!(of_other.force_release(LockKey::from("k")).await.unwrap());
+        assert_clean(&m).await;
+    });
+}
+
+/// "No limit" is a year.
+#[test]
+fn longest_of_all_leases_is_no_mistake() {
+    paused(async {
+        let m: [MemoryStore; 3] = std::array::from_fn(|_| MemoryStore::new());
+        let quorum = || {
+            let members = m.iter().map(|store| {
+                let store: Arc<dyn QuorumMember> = Arc::new(store.clone());
+                ("member".to_owned(), store)
+            });
+            Quorum::new(members).max_lease(Duration::MAX)
+        };
+        let client = |quorum| LockClient::builder().store(quorum).build();
+        let trusting = client(quorum().trust_fresh_servers(true)).await.unwrap();
+        trusting
+            .lock("k")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        let careful = client(quorum()).await.unwrap();
+        let error = careful.lock("k").try_acquire().await.map(drop).unwrap_err();
+        assert!(error.is_busy(), "{error:?}");
+    });
+}
+
 #[test]
 fn a_cold_start_waits_once_and_says_until_when() {
     paused(async {

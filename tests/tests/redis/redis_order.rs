@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock::Error;
 use dlock_tests::faults::{in_rounds, patient, setting, step};
-use dlock_tests::{Flavor, Proxy, Server, Store};
+use dlock_tests::{Flavor, Proxy, Server, Store, eventually};
 use tokio::time::sleep;
 
 const MS: Duration = Duration::from_millis(1);
@@ -82,6 +82,48 @@ async fn an_acquire_does_not_overtake_a_release_whose_call_was_refused_for_the_s
         }
     })
     .await;
+}
+
+/// Told that the lock is busy, it stands in the queue.
+#[tokio::test]
+async fn a_waiter_behind_a_call_that_was_refused_joins_the_queue_of_a_fair_lock_once() {
+    let rights = "~dlock:fence ~shop:* ~{shop:* ~redisson_lock_queue:{shop:* ~redisson_lock_timeout:{shop:*";
+    let store = Store::Server(Box::new(
+        Server::builder(Flavor::from_env())
+            .acl(&format!("svc on >pw {rights} &* +@all"))
+            .start()
+            .await,
+    ));
+    let server = store.as_server();
+    let proxy = Proxy::start(server.addr());
+    let a = patient(&proxy.url_as("svc", "pw")).await;
+    let b = patient(&server.url()).await;
+    let held = b.fair_lock("shop:f").acquire().await.unwrap();
+    let guard = a.rw_lock("shop:k").write().acquire().await.unwrap();
+    let other = a.lock("shop:other").acquire().await.unwrap();
+    let release = proxy.hold(1, step("release_write"));
+    drop(guard);
+    let lock = a.fair_lock("shop:f");
+    let (forbidden, waiter) = tokio::join!(a.lock("private:k").try_acquire(), async {
+        release.caught().await;
+        // In a call of its own, behind the refused one.
+        let waiter = tokio::spawn(lock.acquire());
+        sleep(20 * MS).await;
+        release.release();
+        waiter
+    });
+    assert!(matches!(forbidden, Err(Error::Refused { .. })), "{forbidden:?}");
+    let queue = ["LRANGE", "redisson_lock_queue:{shop:f}", "0", "-1"];
+    eventually("it waits", async || {
+        !server.query::<Vec<String>>(&queue).await.is_empty()
+    })
+    .await;
+    sleep(100 * MS).await;
+    assert_eq!(server.query::<Vec<String>>(&queue).await.len(), 1);
+    held.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+    other.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test]

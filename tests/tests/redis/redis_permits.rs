@@ -167,6 +167,42 @@ async fn other_data_is_left_alone() {
     assert_eq!((client.held(), client.waited_for()), (0, 0));
 }
 
+/// Nobody may ask for it ever again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_under_a_limit_leave_nothing_behind_for_ever() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    let semaphore = client.semaphore("k").limit(3);
+    let lives = async |at_most| {
+        let ttl = server
+            .ttl("{k}:timeout")
+            .await
+            .expect("it goes with the last lease");
+        assert!(ttl <= at_most, "{ttl:?}");
+    };
+    let long = semaphore
+        .clone()
+        .fixed_lease(60 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
+    let short = semaphore.clone().fixed_lease(SECOND).acquire().await.unwrap();
+    lives(66 * SECOND).await;
+    assert!(server.ttl("{k}:timeout").await.unwrap() > 30 * SECOND);
+    long.release().await.unwrap();
+    drop(short);
+    let kept = semaphore.clone().min_hold(SECOND).acquire().await.unwrap();
+    kept.release().await.unwrap();
+    lives(7 * SECOND).await;
+    eventually("nothing is left", async || data(&server).await.is_empty()).await;
+    // A total stays, and what is held of it comes back to it.
+    let permit = semaphore.acquire().await.unwrap();
+    assert!(client.semaphore("k").try_set_permits(5).await.unwrap());
+    let ttl = server.ttl("{k}:timeout").await;
+    assert!(ttl.is_none_or(|ttl| ttl > 1_000_000 * SECOND), "{ttl:?}");
+    permit.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_steps_in_one_call_harm_each_other_as_little_as_alone() {
     let server = Server::start(Flavor::from_env()).await;

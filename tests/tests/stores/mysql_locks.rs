@@ -220,6 +220,36 @@ async fn row_that_is_locked_for_long_holds_up_no_other_key() {
     assert_eq!(renewed(store, "stuck", 2, LEASE).await.unwrap(), Renewal::Renewed);
 }
 
+/// What waits to be sent goes together, also the release of a lock whose row a transaction keeps locked.
+#[tokio::test]
+async fn renewal_is_done_before_a_release_that_waits_for_its_row() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    token(store.clone().acquire(ask("a", 1, LEASE)).await);
+    let until = "SELECT until_us FROM {t} WHERE k = 'a'";
+    in_rounds("the renewal is done while its reply waits", async || {
+        token(store.clone().acquire(ask("stuck", 2, LEASE)).await);
+        let mut locked = setting.locked("stuck").await;
+        let before = setting.number(until).await;
+        let releasing = tokio::spawn(store.clone().release(end("stuck", 2)));
+        let renewing = tokio::spawn(store.clone().renew(vec![renewal("a", 1, LEASE)]));
+        within(PATIENCE, "renewed", async {
+            while setting.number(until).await <= before {
+                sleep(5 * MS).await;
+            }
+        })
+        .await;
+        sleep(200 * MS).await;
+        let waits = !renewing.is_finished();
+        locked.query_drop("COMMIT").await.unwrap();
+        assert!(is_released(&releasing.await.unwrap()));
+        let mut renewed = renewing.await.unwrap().unwrap();
+        assert_eq!(renewed.remove(0).unwrap(), Renewal::Renewed);
+        if waits { Ok(()) } else { Err("renewed by itself") }
+    })
+    .await;
+}
+
 /// The server waits for a row as long as the store for a reply, by default: a renewal that waits with the others costs all.
 #[tokio::test]
 async fn row_that_is_locked_costs_no_other_renewal_its_time_limit() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock::store::{Notifications, Store};
 use dlock_conformance::{Fixture, Verdict, conform, run_only};
-use dlock_postgres::PostgresLocks;
+use dlock_postgres::{PostgresLocks, PostgresRecords};
 use dlock_tests::Request;
 use dlock_tests::faults::{PATIENCE, answered};
 use dlock_tests::postgres::{PgProxy, PgWire, Pooler, Postgres, connect, fresh_table};
@@ -192,6 +192,21 @@ async fn transaction_pooler_is_seen_while_others_use_it() {
     }
     let config = fixture.table.server.config_at(fixture.pooler.addr());
     for client in join_all((0..24).map(|_| connect(&config))).await {
+        let set = "SELECT current_setting('statement_timeout')";
+        let rows = client.unwrap().query_typed(set, &[]).await.unwrap();
+        assert_eq!(rows[0].get::<_, &str>(0), "0");
+    }
+}
+
+/// They prepare, and change settings that the next client of the connection would have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_are_refused_behind_a_transaction_pooler() {
+    let fixture = pooled("transaction").await;
+    let config = fixture.table.server.config_at(fixture.pooler.addr());
+    let refused = PostgresRecords::connect(config.clone(), NoTls).await.unwrap_err();
+    assert!(matches!(refused, dlock::Error::Unsupported { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("session mode"), "{refused}");
+    for client in join_all((0..8).map(|_| connect(&config))).await {
         let set = "SELECT current_setting('statement_timeout')";
         let rows = client.unwrap().query_typed(set, &[]).await.unwrap();
         assert_eq!(rows[0].get::<_, &str>(0), "0");

@@ -508,6 +508,48 @@ async fn late_copies_of_requests_that_were_undone_take_nothing() {
     }
 }
 
+/// The row of a semaphore that has only a limit stays for a while: it is not locked, but nothing is held.
+#[tokio::test]
+async fn acquire_that_did_not_arrive_is_undone_where_nothing_is_held() {
+    let setting = setting().await;
+    let (hasty, patient) = (setting.behind(600 * MS).await, setting.store().await);
+    let limited = |number| {
+        let mut wanted = request(Kind::Permit, number, 1);
+        (wanted.permits, wanted.limit) = (None, Some(2));
+        wanted
+    };
+    let first = limited(1);
+    let reply = patient.clone().acquire(first.clone()).await;
+    assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{reply:?}");
+    patient.release(release(Kind::Permit, first.grant)).await.unwrap();
+    assert_eq!(
+        setting.number("SELECT count(*) FROM {t} WHERE holder = ''").await,
+        1
+    );
+    let lost = setting.proxy.hold(1, asks);
+    let mut number = 1;
+    let grant = loop {
+        number += 1;
+        let wanted = limited(number);
+        let reply = hasty.clone().acquire(wanted.clone()).await;
+        if reply.is_err_and(|error| error.outcome == Outcome::Unknown) {
+            break wanted.grant;
+        }
+        let _ = answered(|| hasty.clone().release(release(Kind::Permit, wanted.grant))).await;
+    };
+    let undone = async {
+        loop {
+            match hasty.clone().release(release(Kind::Permit, grant)).await {
+                Ok(reply) => return reply,
+                Err(_) => sleep(10 * MS).await,
+            }
+        }
+    };
+    let undone = within(PATIENCE, "undone", undone).await;
+    assert_eq!(undone, ReleaseReply::NotHeld { repeated: false });
+    drop(lost);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delays_no_other() {
     let setting = setting().await;

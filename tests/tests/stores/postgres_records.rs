@@ -292,6 +292,13 @@ async fn the_table_is_made_once_by_many_at_a_time_and_in_a_schema() {
         made.unwrap();
     }
     assert!(stores[0].schema().contains(&table));
+    // A transaction that completes a claim holds up nobody who makes it once more.
+    let mut db = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let changes = format!("LOCK TABLE {table} IN ROW EXCLUSIVE MODE");
+    tx.batch_execute(&changes).await.unwrap();
+    stores[0].create_table().await.unwrap();
+    drop(tx);
     let schema = fresh_table();
     let client = server.client().await;
     client

@@ -454,7 +454,8 @@ impl OnceClaim {
 
     /// Waits until the claim is lost, for work that is not dropped then, such as a started process: [`Loss::Gone`] when
     /// the store says so, [`Loss::Expired`] when it could not be renewed in time. Cancel safe. After the claim was
-    /// settled, this completes when the lease would have ended.
+    /// settled, this completes when the lease would have ended, or as soon as a renewal that was under way tells that it
+    /// was settled: it is for the time before.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         let deadline = self.deadline.clone();
         async move {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::run::{self, Admitted, Carried};
 use super::slots::Slots;
 use super::{DEFAULT_KEEP, Once, OnceClaim, OnceError, stored};
-use crate::engine::timing::LONGEST_LEASE;
+use crate::base::moment::LONGEST_LEASE;
 use crate::runtime::options::check_duration;
 use crate::store::records::{RecordKey, SlotOutcome, SlotRequest};
 use crate::{Error, LockKey};

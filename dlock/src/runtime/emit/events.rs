@@ -4,6 +4,7 @@
 
 use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::LockKey;
 use crate::base::report::{Intervention, LossReason};
+use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
 use crate::store::{GrantId, Kind};
 
@@ -24,7 +26,8 @@ const KEPT: usize = 1024;
 pub(crate) struct Listeners {
     /// How many there are, to be read without the lock.
     count: AtomicUsize,
-    listeners: RwLock<Vec<Listener>>,
+    /// Exchanged as a whole, so that filters run, and go, without the lock: they are the user's code.
+    listeners: RwLock<Arc<[Arc<Listener>]>>,
 }
 
 /// Decides which events a listener gets.
@@ -38,23 +41,28 @@ struct Listener {
 impl Listeners {
     pub(crate) fn listen(&self, filter: Filter) -> LockEvents {
         let (sender, receiver) = broadcast::channel(KEPT);
+        let listener = Arc::new(Listener { filter, sender });
         let mut listeners = self.listeners.write();
-        listeners.retain(Listener::is_there);
-        listeners.push(Listener { filter, sender });
-        self.count.store(listeners.len(), Ordering::Relaxed);
+        let present = listeners.iter().filter(|listener| listener.is_there());
+        let present: Arc<[_]> = present.cloned().chain([listener]).collect();
+        self.count.store(present.len(), Ordering::Relaxed);
+        let before = std::mem::replace(&mut *listeners, present);
+        drop(listeners);
+        drop(before);
         LockEvents { receiver, dropped: 0 }
     }
 
     /// Whether there is a listener.
     pub(crate) fn is_heard(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0 && self.listeners.read().iter().any(Listener::is_there)
+        self.count.load(Ordering::Relaxed) > 0
+            && self.listeners.read().iter().any(|listener| listener.is_there())
     }
 
     fn tell(&self, of: Of<'_>, what: impl FnOnce() -> LockEventKind) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let listeners = self.listeners.read();
+        let listeners = self.listeners.read().clone();
         let mut present = listeners.iter().filter(|listener| listener.is_there()).peekable();
         if present.peek().is_none() {
             return;
@@ -62,8 +70,7 @@ impl Listeners {
         let what = what();
         for listener in present {
             if listener.wants(of.key, &what) {
-                // The listener may just have gone.
-                let _ = listener.sender.send(LockEvent {
+                listener.send(LockEvent {
                     key: of.key.clone(),
                     kind: of.kind,
                     grant: of.grant.map(|grant| grant.to_string()),
@@ -78,6 +85,14 @@ impl Listener {
     /// A filter that panics has not asked for the event: the call that it runs in goes on.
     fn wants(&self, key: &LockKey, what: &LockEventKind) -> bool {
         catch_unwind(AssertUnwindSafe(|| (self.filter)(key, what))).unwrap_or(false)
+    }
+
+    /// The waker of a listener may be of any executor: if it panics, the call goes on.
+    fn send(&self, event: LockEvent) {
+        // The listener may just have gone.
+        if catch_unwind(AssertUnwindSafe(|| drop(self.sender.send(event)))).is_err() {
+            Event::WakerPanicked.emit();
+        }
     }
 
     fn is_there(&self) -> bool {

@@ -394,17 +394,27 @@ impl MemoryStore {
 
     /// Ends all grants of the key and notifies the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
+        self.take_if(key, |_| Ok(true)).unwrap_or(false)
+    }
+
+    /// Ends all grants of the key, if these holders are to end, and notifies the waiters.
+    fn take_if(
+        &self,
+        key: &LockKey,
+        is_to_end: impl FnOnce(Vec<Holder>) -> Result<bool, StoreError>,
+    ) -> Result<bool, StoreError> {
         let (taken, front) = self.with(|held, now| {
-            let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now);
-            (taken, held.front_topic(key, now))
-        });
+            let taken = is_to_end(held.holders(key, now))?
+                && (held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now));
+            Ok((taken, held.front_topic(key, now)))
+        })?;
         if taken {
             self.tell(key.as_str());
             if let Some(front) = front {
                 self.tell(&front);
             }
         }
-        taken
+        Ok(taken)
     }
 
     /// Returns the records of this store.

@@ -135,13 +135,15 @@ impl Operations for MemoryStore {
     }
 
     fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool> {
-        let holders = self.with(|held, now| held.holders(&key, now));
-        let is_there = holders.iter().any(|other| other.id == holder);
-        Box::pin(ready(match holders.len() {
-            1 if is_there => Ok(self.take(&key)),
-            _ if is_there => Err(StoreError::not_done(Reason::Refused, "it has other holders")),
-            _ => Ok(false),
-        }))
+        let ended = self.take_if(&key, |holders| {
+            let is_there = holders.iter().any(|other| other.id == holder);
+            match holders.len() {
+                0 | 1 => Ok(is_there),
+                _ if is_there => Err(StoreError::not_done(Reason::Refused, "it has other holders")),
+                _ => Ok(false),
+            }
+        });
+        Box::pin(ready(ended))
     }
 
     fn audit(self: Arc<Self>, fields: Vec<(String, String)>) -> StoreFuture<()> {

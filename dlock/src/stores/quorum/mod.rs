@@ -43,6 +43,7 @@ use crate::LockKey;
 use crate::base::broken;
 use crate::base::chance::{self, HashMap, HashSet};
 use crate::base::clock;
+use crate::base::moment::LONGEST_LEASE;
 use crate::store::doctor::Diagnose;
 use crate::store::member::{self, QuorumMember};
 use crate::store::operations::Operations;
@@ -106,7 +107,7 @@ pub struct Quorum {
     members: Vec<Member>,
     max_lease: Duration,
     trust_fresh: bool,
-    /// The holds: members that lost one, or could not be asked, are asked again.
+    /// What is acquired or held: members that lost it, or could not be asked, are asked again.
     held: Mutex<HashSet<GrantId>>,
     /// The members' replies when a lock was not available.
     said: Mutex<Sayings>,
@@ -160,10 +161,10 @@ impl Quorum {
     }
 
     /// Sets the longest lease that a client may ask for, which is also how long a member that may have lost its data
-    /// does not vote; 60 s by default. Use the same value for all clients of the quorum.
+    /// does not vote; 60 s by default, a year at most. Use the same value for all clients of the quorum.
     #[must_use]
     pub fn max_lease(mut self, max_lease: Duration) -> Quorum {
-        self.max_lease = max_lease;
+        self.max_lease = max_lease.min(LONGEST_LEASE);
         self
     }
 
@@ -281,7 +282,6 @@ impl Quorum {
             ));
         }
         self.said.lock().forget(request.kind, &request.key);
-        self.held.lock().insert(request.grant);
         let busy = votes.busy().collect();
         self.ask_the_rest(request, begun, busy, asked);
         Ok(AcquireReply::acquired(token))
@@ -641,6 +641,34 @@ impl Quorum {
     }
 }
 
+/// A grant that is being acquired; dropped, it is not held.
+struct Entered {
+    quorum: Arc<Quorum>,
+    grant: Option<GrantId>,
+}
+
+impl Entered {
+    fn new(quorum: Arc<Quorum>, grant: GrantId) -> Entered {
+        quorum.held.lock().insert(grant);
+        Entered {
+            quorum,
+            grant: Some(grant),
+        }
+    }
+
+    fn stays(mut self) {
+        self.grant = None;
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(grant) = self.grant {
+            self.quorum.held.lock().remove(&grant);
+        }
+    }
+}
+
 fn by_key<K: Eq + Hash, H>(holders: impl Iterator<Item = (K, H)>) -> HashMap<K, Vec<H>> {
     let mut by_key: HashMap<K, Vec<H>> = HashMap::default();
     for (key, holder) in holders {
@@ -667,11 +695,19 @@ impl Store for Quorum {
         ask.tokens = 1;
         let vote_after = self.vote_after();
         let abstaining = self.abstaining();
+        // A release that comes in the meantime ends it.
+        let entered = Entered::new(self.clone(), request.grant);
         let is_asked = move |at: usize| abstaining.as_ref().is_none_or(|those| those.contains(&at));
         let asked = self
             .check(&request)
             .map(|()| self.ask_those(&is_asked, |member| member.vote(ask.clone(), vote_after)));
-        Box::pin(async move { self.count(request, asked?, is_asked).await })
+        Box::pin(async move {
+            let reply = self.count(request, asked?, is_asked).await?;
+            if matches!(reply, AcquireReply::Acquired(_)) {
+                entered.stays();
+            }
+            Ok(reply)
+        })
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {

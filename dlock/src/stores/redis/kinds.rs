@@ -53,11 +53,19 @@ impl KindStep {
     /// join the queue and leave it, or leave the lock. The next waiter's request, which follows a release, takes all along.
     pub(super) fn is_cheaper_in_company(&self) -> bool {
         match self {
+            KindStep::Acquire(_) => self.joins_queue(),
+            KindStep::Release { request, .. } => request.kind == Kind::Fair,
+            KindStep::Renew(_) => false,
+        }
+    }
+
+    /// Whether this is the first request of a waiter: refused, it has joined the queue, and is told of the next release.
+    pub(super) fn joins_queue(&self) -> bool {
+        match self {
             KindStep::Acquire(request) => {
                 request.kind == Kind::Fair && request.queue && request.last_asked.is_none()
             }
-            KindStep::Release { request, .. } => request.kind == Kind::Fair,
-            KindStep::Renew(_) => false,
+            KindStep::Release { .. } | KindStep::Renew(_) => false,
         }
     }
 

@@ -163,6 +163,8 @@ struct Minutes {
     troubles: BTreeMap<Address, StoreError>,
     /// Other sentinels that they know, in case none of the known ones can be reached.
     spares: BTreeSet<Address>,
+    /// Those of the known ones that were spares. They count while they answer: they may be gone for good.
+    invited: BTreeSet<Address>,
     /// The epoch of the current master.
     epoch: u64,
 }
@@ -173,7 +175,10 @@ impl Minutes {
     fn verdict(&self) -> Option<(u64, Address)> {
         let (epoch, master) = self.views.values().max_by_key(|(epoch, _)| *epoch)?;
         let alike = self.views.values().filter(|(_, other)| other == master).count();
-        (*epoch >= self.epoch || 2 * alike > self.known.len()).then(|| (*epoch, master.clone()))
+        let counts =
+            |sentinel: &&Address| self.views.contains_key(sentinel) || !self.invited.contains(sentinel);
+        let all = self.known.iter().filter(counts).count();
+        (*epoch >= self.epoch || 2 * alike > all).then(|| (*epoch, master.clone()))
     }
 }
 
@@ -354,6 +359,9 @@ impl Table {
             let is_known = |spare: &Address| minutes.known.contains(spare);
             let hopeless = minutes.troubles.len() == minutes.known.len() && spares.iter().all(is_known);
             self.council.hopeless.store(hopeless, Ordering::SeqCst);
+            let new = spares.difference(&minutes.known).cloned();
+            let new: Vec<_> = new.collect();
+            minutes.invited.extend(new);
             drop(minutes);
             spares.into_iter().for_each(|spare| self.invite(spare));
             // Waiters for the first name need not wait for the end of the timeout.
@@ -421,5 +429,13 @@ mod tests {
         assert_eq!(cut_off.verdict(), None);
         // All of them were set up anew.
         assert_eq!(verdict(4, &[(0, 5), (0, 5), (0, 5)]), Some((0, server(5))));
+        // At new addresses, behind the name in the URL. Those that were invited before are gone.
+        let mut moved = minutes(4, &[(0, 5)]);
+        moved.known.extend([server(1), server(2)]);
+        moved.invited.extend([server(1), server(2)]);
+        assert_eq!(moved.verdict(), Some((0, server(5))));
+        // One that answers has a say.
+        moved.views.insert(server(1), (0, server(6)));
+        assert_eq!(moved.verdict(), None);
     }
 }

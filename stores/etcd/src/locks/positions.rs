@@ -241,6 +241,10 @@ impl Positions {
         let State { positions, locks, .. } = &mut *state;
         let lock = locks.entry(name.clone()).or_default();
         lock.watched_from = from;
+        if from.is_some_and(|from| from < lock.deleted_at) {
+            // All deletions since then are reported, also in a cluster whose revisions went back.
+            lock.deleted_at = 0;
+        }
         for id in &lock.waiters {
             positions.entry(*id).and_modify(|position| position.busy = None);
         }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 use tokio::runtime;
-use tokio::time::timeout;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
 use tokio_util::sync::CancellationToken;
@@ -17,8 +16,9 @@ use super::link::Setup;
 use super::pins::Pins;
 use super::table::{self, Table};
 use super::waiters::Waiters;
-use super::{Inner, PostgresLocks, pooler};
+use super::{Inner, PostgresLocks};
 use crate::connect::Connector;
+use crate::pooler;
 use crate::records::PostgresRecords;
 
 /// The average interval between removals of the rows of available locks.
@@ -153,20 +153,12 @@ where
     async fn open(self, table: Table) -> Result<PostgresLocks, StoreError> {
         let runtime = runtime::Handle::current();
         let connector = Connector::new(&self.config, self.tls, self.timeout);
-        // Two connections, to check whether a pooler gives both the same backend.
-        let first = connector.connect_plain().await?;
-        let pooled = {
-            let second = connector.connect_plain().await?;
-            let looked = timeout(self.timeout, pooler::is_between(&first, &second, self.timeout)).await;
-            looked.map_err(|_| StoreError::unknown(format!("{} did not answer", connector.address)))??
-        };
+        let (first, pooled) = pooler::connect(&connector).await?;
         if pooled {
             tracing::info!(
                 server = %connector.address,
                 "a transaction pooler is in between: nothing is prepared, and waiters ask for locks four times a second"
             );
-        } else {
-            connector.set_up(&first).await?;
         }
         let queue = Arc::new(Queue::new(&*connector.address, connector.timeout));
         let setup = Arc::new(Setup {

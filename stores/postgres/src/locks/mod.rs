@@ -7,7 +7,6 @@ mod link;
 mod perform;
 mod permits;
 mod pins;
-mod pooler;
 mod scheme;
 mod statements;
 mod table;

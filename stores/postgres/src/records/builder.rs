@@ -15,6 +15,7 @@ use super::sweep::SweepBatch;
 use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
 use crate::connect::Connector;
+use crate::pooler;
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 
@@ -147,7 +148,18 @@ where
             tell: self.listen,
             trouble: Mutex::default(),
         });
-        let mut first = Some(setup.connector.connect().await?);
+        let (first, pooled) = pooler::connect(&setup.connector).await?;
+        if pooled {
+            return Err(StoreError::not_done(
+                Reason::Unsupported,
+                format!(
+                    "a transaction pooler is in between at {}: records need the server's own address, or a pool in session \
+                     mode",
+                    setup.connector.address
+                ),
+            ));
+        }
+        let mut first = Some(first);
         let lanes = (0..self.connections)
             .map(|_| Lane::start(setup.clone(), first.take(), &runtime))
             .collect();

@@ -21,7 +21,8 @@
 //!
 //! PostgreSQL 12 or newer, with the primary among the configured hosts; the rights to select, insert, update and delete
 //! on the table and to use the sequence `<table>_fence`. The store has its own connections: some for operations, and
-//! one more from the first waiter on. They prepare statements and listen, so a pooler in between must use session mode.
+//! one more from the first waiter on. They prepare statements and listen: a transaction pooler in between is detected and
+//! refused, a pool in session mode works.
 //! Guarantees are as durable as the server's commits: with `synchronous_commit = off`, or when an asynchronous replica
 //! takes over, the last moments may be lost, together with the effects that were committed with them.
 //!

@@ -20,6 +20,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 pub(super) use self::shard::Shard;
 use self::slot::{SLOTS, Slot};
@@ -29,9 +30,13 @@ use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
 use super::pubsub::{PubSub, Way};
 use super::script::Call;
 use super::settings::ConnectSettings;
+use crate::base::clock;
 use crate::store::Hub;
 use crate::store::url::Address;
 use crate::store::{Lane, StoreError, Watch};
+
+/// How long a server without slots is kept after a redirection named it, at least: a slot may be moving there.
+const MOVING: Duration = Duration::from_secs(60);
 
 /// The servers of a Cluster.
 pub(super) struct Cluster {
@@ -69,6 +74,8 @@ struct Member {
     pubsub: PubSub,
     /// Whether it has slots, or had some.
     served: bool,
+    /// When a server last named it.
+    named: Instant,
 }
 
 impl Map {
@@ -239,6 +246,9 @@ impl Cluster {
         match slot_map::redirect(to, asked.as_ref()) {
             Some(address) => {
                 let lane = self.member_at(&mut map, &address);
+                if let Some(member) = map.members.get_mut(&lane) {
+                    member.named = clock::now();
+                }
                 map.member(lane).node.pass_on(steps);
             }
             None => {
@@ -278,6 +288,7 @@ impl Cluster {
             node,
             pubsub,
             served: false,
+            named: clock::now(),
         };
         map.members.insert(lane, member);
         lane
@@ -343,14 +354,15 @@ impl Map {
     /// Drops members that are no longer masters.
     fn dismiss(&mut self, slot_map: &SlotMap) -> BTreeMap<Lane, Member> {
         let owners: HashSet<Lane> = self.owners.iter().copied().collect();
+        let now = clock::now();
         let (stay, gone) = std::mem::take(&mut self.members)
             .into_iter()
             .partition(|(lane, member)| {
                 let is_replica = self.replicas.contains(&member.address);
                 owners.contains(lane)
                 || slot_map.shards.contains_key(&member.address)
-                // A server to which slots are just moving.
-                || !(member.served || is_replica)
+                // A server to which slots are just moving, unless that was given up.
+                || !(member.served || is_replica) && now < member.named + MOVING
             });
         self.members = stay;
         gone

@@ -304,7 +304,7 @@ local function add_fair_steps()
 
   -- Other data in place of the queue counts as a lost queue.
   local function is_loss(why)
-    return string.find(tostring(type(why) == 'table' and why.failed or why), 'WRONGTYPE', 1, true)
+    return string.find(tostring(type(why) == 'table' and why.failed or why), '^WRONGTYPE ')
   end
 
   -- The head of the queue, as far as the steps from this one on may need it.

@@ -21,6 +21,8 @@ local function add_permit_steps()
   local never = '922337203685477'
   -- How long a waiter keeps its queue position without a request, and within which time it sends the next one.
   local kept, heard_within = 5000, 2000
+  -- How long the key of holders outlives the last lease.
+  local beyond_lease = 5000
 
   local function semaphore_of(key)
     return {
@@ -58,6 +60,17 @@ local function add_permit_steps()
   end
 
   local function held(semaphore) return run('ZCARD', semaphore.held_key) end
+
+  -- Without a total the holders are all there is, and nobody may ask any more when the last of them has gone.
+  local function go_with_the_last(semaphore)
+    if semaphore.free then return end
+    local last = ask('ZRANGE', semaphore.held_key, -1, -1, 'WITHSCORES')
+    if is_error(last) or not last[1] then return end
+    ask('PEXPIRE', semaphore.held_key, digits(math.max(tonumber(last[2]) - now_ms, 0) + beyond_lease))
+  end
+
+  -- A total stays, and with it what is held of it.
+  local function stay_with_total(semaphore) ask('PEXPIRE', semaphore.held_key, never) end
 
   -- More permits are free, or fewer.
   local function change(semaphore, by)
@@ -179,6 +192,7 @@ local function add_permit_steps()
   local function begin(semaphore, total, out)
     semaphore.free = tonumber(total) - out
     run('SET', semaphore.free_key, digits(semaphore.free))
+    stay_with_total(semaphore)
     tell_free(semaphore)
   end
 
@@ -221,8 +235,9 @@ local function add_permit_steps()
     local set = hold(semaphore, ids, 'NX', digits(now_ms + lease))
     if set then put_back(semaphore, ids, amount, set) end
     -- Nothing may fail from here on.
-    local ttl = ask('PTTL', key)
+    local ttl = semaphore.free and ask('PTTL', key) or -1
     if not is_error(ttl) and ttl > 0 then ask('PEXPIRE', semaphore.held_key, ttl) end
+    go_with_the_last(semaphore)
     if mine then ask('HDEL', semaphore.queue_key, waiter) end
     -- Those behind it may go on, too.
     if #queue > 0 then tell_free(semaphore) end
@@ -244,6 +259,7 @@ local function add_permit_steps()
     end
     if keep ~= '0' then
       keep_taken(semaphore, ids, keep)
+      go_with_the_last(semaphore)
       -- The waiters learn the time. For Redisson the message is how many may ask.
       local heard = tell(semaphore.channel, '1')
       return there * 16 == #ids and released(heard) or 0
@@ -270,6 +286,7 @@ local function add_permit_steps()
     if held_of(semaphore, ids) * 16 < #ids then return 0 end
     local set = hold(semaphore, ids, 'XX', digits(now_ms + lease))
     if set then error({ failed = set.err }) end
+    go_with_the_last(semaphore)
     return 1
   end
 
@@ -360,5 +377,7 @@ local function add_permit_steps()
     return { 'released', tell_free(semaphore) }
   end)
 
-  return { found = found, held = held, change = change, tell_free = tell_free }
+  return {
+    found = found, held = held, change = change, tell_free = tell_free, stay_with_total = stay_with_total,
+  }
 end

@@ -402,8 +402,9 @@ impl Actor {
             }
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
-                // It may have arrived before a release of our own that was ahead of it in the send queue.
-                Ok(answer) if answer.is_busy() => answered_call.overtook,
+                // It may have arrived before a release of our own that was ahead of it in the send queue. Sent once more, it
+                // would be in the queue twice.
+                Ok(answer) if answer.is_busy() => answered_call.overtook && !step.call.joins_queue(),
                 _ => false,
             };
             if once_more && step.reply.is_some() {

@@ -237,6 +237,11 @@ impl Call {
         matches!(&self.verb, Verb::As(step) if step.is_cheaper_in_company())
     }
 
+    /// See [`KindStep::joins_queue`].
+    pub(crate) fn joins_queue(&self) -> bool {
+        matches!(&self.verb, Verb::As(step) if step.joins_queue())
+    }
+
     /// How many locks it concerns.
     pub(crate) fn width(&self) -> usize {
         match &self.verb {

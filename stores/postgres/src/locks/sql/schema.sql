@@ -683,18 +683,19 @@ BEGIN
   ended := false; locked := false; held := false;
   DELETE FROM {waiters} w WHERE w.key = lock_key AND w.holder = grant_id AND w.amount IS NOT NULL;
   loud := FOUND;
-  SELECT l.number, l.held INTO lock FROM {table} l
-   WHERE l.key = lock_key AND l.kind = 'permit' AND l.holder <> ''
-     FOR UPDATE OF l SKIP LOCKED;
-  IF FOUND THEN
-    seen := clock_timestamp();
-    SELECT p.amount, p.owned INTO own FROM {permits} p
-     WHERE p.key = lock_key AND p.holder = grant_id AND p.until > seen AND NOT p.kept
-       FOR NO KEY UPDATE OF p SKIP LOCKED;
-    ended := FOUND;
-  ELSE
+  SELECT l.number, l.held, l.kind = 'permit' AND l.holder <> '' AS is_held INTO lock FROM {table} l
+   WHERE l.key = lock_key FOR UPDATE OF l SKIP LOCKED;
+  IF NOT FOUND THEN
     seen := clock_timestamp();
     locked := EXISTS (SELECT FROM {table} l WHERE l.key = lock_key);
+  ELSE
+    seen := clock_timestamp();
+    IF lock.is_held THEN
+      SELECT p.amount, p.owned INTO own FROM {permits} p
+       WHERE p.key = lock_key AND p.holder = grant_id AND p.until > seen AND NOT p.kept
+         FOR NO KEY UPDATE OF p SKIP LOCKED;
+      ended := FOUND;
+    END IF;
   END IF;
   IF NOT ended THEN
     held := EXISTS (SELECT FROM {permits} p

@@ -11,7 +11,14 @@ CREATE TABLE IF NOT EXISTS {table} (
   expires_at  timestamptz NOT NULL,  -- the end of the retention
   response    bytea                  -- the result of a completed record
 );
-CREATE INDEX IF NOT EXISTS {index} ON {table} (expires_at);
+-- Looked for first, because CREATE INDEX IF NOT EXISTS waits for open transactions, and all steps wait behind it.
+DO $dlock$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+                  WHERE i.indrelid = '{table}'::regclass AND a.attname = 'expires_at') THEN
+    CREATE INDEX IF NOT EXISTS {index} ON {table} (expires_at);
+  END IF;
+END $dlock$;
 CREATE SEQUENCE IF NOT EXISTS {fence};
 -- Fencing tokens increase by one and start at the clock's microseconds, so that the tokens of a table that was lost and
 -- created again are greater.

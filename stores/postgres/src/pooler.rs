@@ -3,19 +3,33 @@
 use dlock::store::StoreError;
 use futures_util::future::join;
 use tokio::io::{AsyncReadExt, duplex};
-use tokio::time::{Duration, Instant};
+use tokio::time::{Duration, Instant, timeout};
 use tokio_postgres::{Client, NoTls};
 
-use crate::connect::Session;
+use crate::connect::{Connector, Session};
 use crate::failure;
 
 /// The most rounds of checks, and the divisor of the time limit after which no new round begins.
 const ROUNDS: (usize, u32) = (16, 2);
 
+/// Connects, and tells whether a transaction pooler is in between; if not, the session is set up.
+pub(crate) async fn connect(connector: &Connector) -> Result<(Session, bool), StoreError> {
+    let first = connector.connect_plain().await?;
+    let pooled = {
+        let second = connector.connect_plain().await?;
+        let looked = timeout(connector.timeout, is_between(&first, &second, connector.timeout)).await;
+        looked.map_err(|_| StoreError::unknown(format!("{} did not answer", connector.address)))??
+    };
+    if !pooled {
+        connector.set_up(&first).await?;
+    }
+    Ok((first, pooled))
+}
+
 /// Whether two connections of this process share one backend, which happens only with a transaction pooler. While other
 /// clients use the pooler, this is seen only by chance, so the check is repeated, unless the server itself is at the
 /// other end.
-pub(crate) async fn is_between(one: &Session, other: &Session, limit: Duration) -> Result<bool, StoreError> {
+async fn is_between(one: &Session, other: &Session, limit: Duration) -> Result<bool, StoreError> {
     let until = Instant::now() + limit / ROUNDS.1;
     for round in 0..ROUNDS.0 {
         let before = backend(&one.client).await?;
