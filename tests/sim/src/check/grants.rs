@@ -16,6 +16,8 @@ use crate::world::{World, with};
 pub(super) struct Grants {
     /// The first and last token of each; a request that arrived twice may have been granted twice.
     tokens: BTreeMap<GrantId, Vec<(u64, u64)>>,
+    /// The token of the last holder of each: earlier holders have handed it off.
+    last_token: BTreeMap<GrantId, u64>,
     /// Those that a release has ended at the store.
     released: BTreeSet<GrantId>,
     /// Those, and queue positions, for which a release was sent.
@@ -29,6 +31,12 @@ impl Grants {
         self.tokens.entry(grant).or_default().push(tokens);
     }
 
+    /// Whether the holder with this token has handed it off: what became of it then is not its business.
+    fn was_handed_off(&self, grant: GrantId, token: Option<u64>) -> bool {
+        let last = self.last_token.get(&grant).copied();
+        last.zip(token).is_some_and(|(last, token)| token < last)
+    }
+
     pub(super) fn released(&mut self, grant: GrantId) {
         self.released.insert(grant);
     }
@@ -39,13 +47,18 @@ impl Grants {
 }
 
 /// Checks a successful release: it has ended the grants with these ids, unless another holder of this process has
-/// them now.
+/// or had them after it.
 pub(crate) fn released((process, user): (usize, usize), held: &Held) {
     if !with(|world| world.judges_grants()) {
         return;
     }
     for (key, _, grant) in sim::grants(held) {
-        if with(|world| world.checks.has_guard(grant) || world.checks.grants.released.contains(&grant)) {
+        let token = held.fencing_token_of(key.clone());
+        let is_fine = with(|world| {
+            let (checks, grants) = (&world.checks, &world.checks.grants);
+            checks.has_guard(grant) || grants.released.contains(&grant) || grants.was_handed_off(grant, token)
+        });
+        if is_fine {
             continue;
         }
         let is_there = super::time::entry(0, key, grant).is_some();
@@ -82,10 +95,13 @@ impl World {
         let Some((_, _, grant)) = of_key.next() else {
             return;
         };
-        let Some(blocks) = self.checks.grants.tokens.get(&grant) else {
+        let grants = &mut self.checks.grants;
+        let token = section.token;
+        let last = grants.last_token.entry(grant).or_default();
+        *last = token.max(*last);
+        let Some(blocks) = grants.tokens.get(&grant) else {
             return;
         };
-        let token = section.token;
         let is_in = |(first, last): &(u64, u64)| (*first..=*last).contains(&token);
         if !blocks.iter().any(is_in) {
             let (first, last) = blocks.last().copied().unwrap_or_default();
