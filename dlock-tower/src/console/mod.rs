@@ -69,7 +69,7 @@ use axum::extract::{Query, Request, State};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::Response;
 use axum::routing::{get, post};
-use dlock::operations::SurveyedLock;
+use dlock::operations::{ClientReport, SurveyedLock};
 use dlock::{LockClient, LockKey};
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -274,24 +274,28 @@ async fn now(shared: &Shared, key: LockKey) -> Result<SurveyedLock, dlock::Error
     let client = &shared.client;
     let survey = shared.look.survey(client).await;
     let own = Arc::new(client.active());
-    let asked = client
-        .holders(key.clone())
-        .await?
-        .into_iter()
-        .map(|holder| async {
-            let answer = match &holder.client {
-                Some(written) if written.answers && written.client != own.client => {
-                    client.ask(&written.client).await.ok().flatten()
-                }
-                _ => None,
-            };
-            match answer {
-                Some(answer) => holder.known(Some(Arc::new(answer))),
-                // A holder that does not answer is shown as before.
-                None => holder,
-            }
-        });
-    let holders = join_all(asked).await;
+    let holders = client.holders(key.clone()).await?;
+    // One client may have many of them, as readers.
+    let written = holders.iter().filter_map(|holder| holder.client.as_ref());
+    let answering = written.filter(|report| report.answers && report.client != own.client);
+    let asked: HashSet<String> = answering.map(|report| report.client.clone()).collect();
+    let asked = asked.into_iter().map(|id| async move {
+        let answer = client.ask(&id).await.ok().flatten();
+        Some((id, Arc::new(answer?)))
+    });
+    let answers: HashMap<String, Arc<ClientReport>> = join_all(asked).await.into_iter().flatten().collect();
+    let holders = holders.into_iter().map(|holder| {
+        let of_client = holder
+            .client
+            .as_ref()
+            .and_then(|report| answers.get(&report.client));
+        match of_client.cloned() {
+            Some(answer) => holder.known(Some(answer)),
+            // A holder that does not answer is shown as before.
+            None => holder,
+        }
+    });
+    let holders: Vec<_> = holders.collect();
     let surveyed = survey.iter().flat_map(|survey| survey.waiting_for(&key));
     let of_holders = holders.iter().filter_map(|holder| holder.client.clone());
     // The newest report of each client: one that waited during the survey may hold the lock now.

@@ -258,10 +258,12 @@ impl<E> Tries<E> {
         if response.status() == StatusCode::CONFLICT && is_problem(response.headers()) {
             let text = response.body_mut().read(PROBLEM_LIMIT).await.unwrap_or_default();
             let problem = serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default();
-            return match problem["type"] == Problem::InProgress.kind() {
-                true => Advice::AskAgain(self.pause(response.headers())),
-                false => Advice::GiveUp,
-            };
+            if problem["type"] == Problem::InProgress.kind() {
+                return Advice::AskAgain(self.pause(response.headers()));
+            }
+            if problem["retryable"] == false {
+                return Advice::GiveUp;
+            }
         }
         match self.settings.statuses.contains(&response.status()) {
             true => Advice::TryAgain(self.pause(response.headers())),

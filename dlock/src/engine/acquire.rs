@@ -128,7 +128,11 @@ impl<'e> Acquire<'e> {
                     ..Report::TooFewPermits.into()
                 }
             }
-            Event::Failed { error, fraction } => self.failed(error, fraction, now),
+            Event::Failed {
+                error,
+                loses_position,
+                fraction,
+            } => self.failed(error, loses_position, fraction, now),
             Event::BecameHead => {
                 self.is_head = true;
                 self.became_head = self.state == State::Asks;
@@ -293,7 +297,13 @@ impl<'e> Acquire<'e> {
         }
     }
 
-    fn failed(&mut self, error: StoreError, fraction: fn() -> f64, now: Moment) -> Step {
+    fn failed(
+        &mut self,
+        error: StoreError,
+        loses_position: bool,
+        fraction: fn() -> f64,
+        now: Moment,
+    ) -> Step {
         let outcome = error.outcome;
         self.in_doubt |= outcome == Outcome::Unknown;
         self.replied(match outcome {
@@ -304,7 +314,7 @@ impl<'e> Acquire<'e> {
             Ok(pause) => jittered(pause, fraction()),
             Err(error) => return Report::GaveUp(Verdict::Failed(error)).into(),
         };
-        let new_position = self.rules.fair && outcome == Outcome::Unknown;
+        let new_position = self.rules.fair && (outcome == Outcome::Unknown || loses_position);
         if new_position {
             // The subscription belongs to the position.
             self.listens = false;

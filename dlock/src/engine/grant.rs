@@ -46,6 +46,12 @@ impl Terms {
         self.min_until.map_or(Duration::ZERO, |until| until.since(now))
     }
 
+    /// Whether a lease that ends at `deadline` lasts as long as `max_hold` allows.
+    pub(crate) fn ends_with_max_hold(&self, deadline: Moment) -> bool {
+        let last = deadline + safety_margin(self.lease);
+        self.renewed && self.max_end().is_some_and(|end| last >= end)
+    }
+
     /// The lease for a renewal sent now: that of the grant, as far as `max_hold` allows, or the rest of a fixed one
     /// that ends at `deadline`. `None` if that is not worth a request.
     pub(crate) fn next_lease(&self, deadline: Moment, now: Moment) -> Option<Duration> {
@@ -129,10 +135,9 @@ impl GrantState {
 
     /// Why the lease expires at the deadline.
     fn loss_at_deadline(&self, terms: &Terms) -> Loss {
-        let last = self.deadline + safety_margin(terms.lease);
-        match terms.max_end() {
-            Some(end) if terms.renewed && last >= end => Loss::MaxHold,
-            _ => Loss::Expired,
+        match terms.ends_with_max_hold(self.deadline) {
+            true => Loss::MaxHold,
+            false => Loss::Expired,
         }
     }
 

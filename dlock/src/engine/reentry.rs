@@ -25,7 +25,8 @@ pub(crate) enum Reentry<H> {
     NestedRead(H),
     /// The lock around the caller is lost.
     Lost(Loss),
-    /// The caller would wait for itself: it is inside a read lock, which keeps writers out.
+    /// The caller would wait for itself: it is inside a read lock, which keeps writers out, or inside the same lock as another
+    /// kind.
     WouldDeadlock,
 }
 
@@ -35,17 +36,22 @@ pub(crate) fn reentry<H>(
     nearest: impl Fn(Kind) -> Option<H>,
     state: impl FnOnce(H) -> HoldState,
 ) -> Reentry<H> {
-    match (kind, nearest(kind)) {
-        (_, Some(hold)) => Reentry::Enter(hold),
-        (Kind::Read, None) => nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead),
-        (Kind::Write, None) => match nearest(Kind::Read).map(state) {
-            // Just released, it is not around any code.
-            None | Some(HoldState::Lost(Loss::Released)) => Reentry::None,
-            Some(HoldState::Lost(loss)) => Reentry::Lost(loss),
-            Some(HoldState::Held | HoldState::Suspect) => Reentry::WouldDeadlock,
-        },
-        (Kind::Mutex | Kind::Fair | Kind::Fenced, None) => Reentry::None,
-        (Kind::Permit | Kind::Unowned | Kind::Latch, None) => Reentry::None,
+    let in_the_way = match (kind, nearest(kind)) {
+        (_, Some(hold)) => return Reentry::Enter(hold),
+        (Kind::Read, None) => return nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead),
+        (Kind::Write, None) => nearest(Kind::Read),
+        // They are one lock.
+        (Kind::Mutex | Kind::Fair | Kind::Fenced, None) => {
+            let others = [Kind::Mutex, Kind::Fair, Kind::Fenced].into_iter();
+            others.filter(|other| *other != kind).find_map(nearest)
+        }
+        (Kind::Permit | Kind::Unowned | Kind::Latch, None) => None,
+    };
+    match in_the_way.map(state) {
+        // Just released, it is not around any code.
+        None | Some(HoldState::Lost(Loss::Released)) => Reentry::None,
+        Some(HoldState::Lost(loss)) => Reentry::Lost(loss),
+        Some(HoldState::Held | HoldState::Suspect) => Reentry::WouldDeadlock,
     }
 }
 

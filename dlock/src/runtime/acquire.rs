@@ -365,7 +365,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
                         },
                     };
                     match delivered {
-                        Delivered::Head(head) if head.opened => Ok(Queued::ReadersEnter(head)),
+                        Delivered::Head(head) if head.opened.is_some_and(|at| entry.arrival() < at) => {
+                            Ok(Queued::ReadersEnter(head))
+                        }
                         Delivered::Head(head) => {
                             self.as_head(&entry, head, evidence).await.map(Queued::Ended)
                         }
@@ -393,7 +395,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 }
                 Queued::ReadersEnter(head) => {
                     let outcome = self.target.attempt(0, None, Announce::Nothing);
-                    // The request of the next waiter here is sent together with this one.
+                    // The request of the next waiter here is sent together with this one. Refused, this one joins again as
+                    // one that has come since.
                     drop((head, entry));
                     at = JoinAt::End(None);
                     self.now(outcome, evidence).await?

@@ -11,11 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use tokio::sync::OnceCell;
 use tokio::task;
 use uuid::Uuid;
 
 use self::mailbox::Mailbox;
+use crate::base::chance::{HashMap, HashSet};
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::report::{
@@ -141,17 +143,24 @@ impl Shared {
     /// Returns all holders of a lock, with what their clients published.
     pub(crate) async fn holders(&self, key: LockKey) -> Result<Vec<Holder>, StoreError> {
         let holders = self.store.clone().inspect(key).await?;
-        let known = holders.into_iter().map(|holder| async move {
-            let report = match holder.client_id() {
+        // One client may have many of them, as readers.
+        let clients: HashSet<Uuid> = holders.iter().filter_map(Holder::client_id).collect();
+        let reports = clients.into_iter().map(|client| async move {
+            let report = match client == self.issuer.uuid {
                 // About its own process this client knows more.
-                Some(client) if client == self.issuer.uuid => Some(self.report(false)),
+                true => Some(self.report(false)),
                 // The holder is known without it.
-                Some(client) => self.presence_of(client).await.unwrap_or_default(),
-                None => None,
+                false => self.presence_of(client).await.unwrap_or_default(),
             };
-            holder.known(report.map(Arc::new))
+            (client, report.map(Arc::new))
         });
-        Ok(futures_util::future::join_all(known).await)
+        let reports: HashMap<Uuid, Option<Arc<ClientReport>>> = join_all(reports).await.into_iter().collect();
+        let report_of = |holder: &Holder| reports.get(&holder.client_id()?)?.clone();
+        let holders = holders.into_iter().map(|holder| {
+            let report = report_of(&holder);
+            holder.known(report)
+        });
+        Ok(holders.collect())
     }
 
     /// Why the store no longer has a hold, as far as the store can tell.

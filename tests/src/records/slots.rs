@@ -187,6 +187,17 @@ pub async fn slot_ahead_of_the_clock_is_refused(a: &Records, b: &Records) {
     let reply = slot(b, ask(&key), SlotRequest::nearest(SEC)).await;
     assert_eq!(reply.outcome, SlotOutcome::ClockWentBack);
     assert_eq!(reply.last, Some(ahead));
+    // It is kept as long as one that has begun, from its beginning on.
+    let early = ask_for(&fresh_key(), 30 * SEC, 24 * HOUR);
+    let reply = slot(a, early.clone(), SlotRequest::at(ahead).with_period(5 * HOUR)).await;
+    assert!(matches!(reply.outcome, SlotOutcome::Claim(_)), "{reply:?}");
+    let kept = a
+        .inspect(&early.key, false)
+        .await
+        .unwrap()
+        .record
+        .expect("a record");
+    assert!(kept.expires_in > 25 * HOUR, "{:?}", kept.expires_in);
     // One that is older than what is kept.
     let old = ask_for(&fresh_key(), SEC, HOUR);
     let reply = slot(b, old.clone(), SlotRequest::at(reply.now - 2 * HOUR)).await;

@@ -152,6 +152,28 @@ async fn what_is_sent_again_and_what_is_not() {
     }
 }
 
+/// As a lock layer's for a busy lock, which is a problem document, too.
+#[tokio::test(start_paused = true)]
+async fn conflict_is_sent_again_where_that_is_wanted_and_may_help() {
+    for (problem, times) in [
+        (r#"{"type":"urn:dlock:problem:busy"}"#, 5),
+        (
+            r#"{"type":"urn:dlock:problem:idempotency-failed","retryable":false}"#,
+            1,
+        ),
+    ] {
+        let (client, seen) = answering(move |_| {
+            let response = Response::builder().status(409);
+            let response = response.header("content-type", "application/problem+json");
+            Ok(response.body(Full::from(problem)).unwrap())
+        });
+        let layer = RetryLayer::new().retry_statuses([StatusCode::CONFLICT]);
+        let response = layer.layer(client).oneshot(pay()).await.unwrap();
+        assert_eq!(response.status(), 409);
+        assert_eq!(seen.lock().unwrap().len(), times, "{problem}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_body_of_a_conflict_is_not_lost_by_looking_at_it() {
     let (client, _) = answering(|_| Ok(in_progress()));

@@ -402,3 +402,26 @@ async fn bare_guard_encloses_no_code() {
     assert!(scoped.is_held());
     scoped.release().await.unwrap();
 }
+
+/// A plain, a fair and a fenced lock of one name are one lock.
+#[tokio::test(start_paused = true)]
+async fn lock_inside_of_itself_as_another_kind_is_told_instead_of_waiting() {
+    let client = LockClient::memory();
+    let kinds = [LockKind::Mutex, LockKind::Fair, LockKind::Fenced];
+    let pairs = kinds
+        .into_iter()
+        .flat_map(|outer| kinds.map(|inner| (outer, inner)));
+    for (outer, inner) in pairs {
+        let inside = client.lock("k").kind(inner);
+        let lock = client.lock("k").kind(outer);
+        let outcome = lock.run(|_| async move { inside.acquire().await.map(drop) });
+        let outcome = timeout(Duration::from_secs(60), outcome).await;
+        match outcome.expect("it does not wait").unwrap() {
+            Ok(()) => assert_eq!(outer, inner),
+            Err(Error::WouldDeadlock { reason, .. }) => {
+                assert!(outer != inner && reason.contains("another kind"), "{reason}");
+            }
+            Err(error) => panic!("{outer} {inner}: {error:?}"),
+        }
+    }
+}

@@ -148,3 +148,30 @@ fn a_second_read_outside_the_frame_of_the_first_waits_for_the_writer_until_its_w
         drop(writer.await.unwrap().unwrap());
     });
 }
+
+/// What one reader was granted goes for those that came before it, once: refused, they wait like others.
+#[tokio::test(start_paused = true)]
+async fn readers_that_a_writer_was_faster_than_wait_for_it_and_ask_nobody_meanwhile() {
+    let (client, lock) = (LockClient::memory(), "k");
+    let writing = client.rw_lock(lock).write().acquire().await.unwrap();
+    // The first reader goes on as a writer, before the others are polled.
+    let (read, write) = (client.rw_lock(lock).read(), client.rw_lock(lock).write());
+    let faster = tokio::spawn(async move {
+        drop(read.acquire().await.unwrap());
+        let writing = write.try_acquire().await.expect("nobody reads yet");
+        sleep(SEC).await;
+        writing.release().await.unwrap();
+    });
+    tokio::task::yield_now().await;
+    let others: Vec<_> = (0..4)
+        .map(|_| tokio::spawn(client.rw_lock(lock).read().acquire()))
+        .collect();
+    sleep(MS).await;
+    let asked = Instant::now();
+    writing.release().await.unwrap();
+    for reader in others {
+        reader.await.unwrap().unwrap().release().await.unwrap();
+    }
+    faster.await.unwrap();
+    assert!(asked.elapsed() >= SEC, "{:?}", asked.elapsed());
+}

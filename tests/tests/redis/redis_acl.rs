@@ -84,6 +84,21 @@ async fn everything(store: &Store) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_by_its_number_needs_what_the_documentation_lists() {
+    let store = server().await;
+    let url = format!("{}/1", store.as_server().url_as("svc", "pw"));
+    let connected = async || hasty_builder(&url).timeout(PATIENCE).build().await;
+    allow(&store, NEEDED.iter()).await;
+    let refused = connected().await.unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("+select"), "{refused}");
+    let select = commands("A database by its number");
+    allow(&store, NEEDED.iter().chain(&select)).await;
+    let guard = connected().await.unwrap().lock("shop:k").acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_with_what_the_documentation_lists_can_do_everything() {
     for wished in [&WISHED[..], &[]] {
         let store = server().await;

@@ -103,14 +103,18 @@ async fn a_waiter_behind_a_call_that_was_refused_joins_the_queue_of_a_fair_lock_
     let other = a.lock("shop:other").acquire().await.unwrap();
     let release = proxy.hold(1, step("release_write"));
     drop(guard);
-    let lock = a.fair_lock("shop:f");
-    let (forbidden, waiter) = tokio::join!(a.lock("private:k").try_acquire(), async {
+    let (waits, waiting) = tokio::sync::oneshot::channel();
+    let fair = a.fair_lock("shop:f");
+    let waiter = tokio::spawn(async move {
+        waiting.await.unwrap();
+        fair.acquire().await
+    });
+    let (forbidden, ()) = tokio::join!(a.lock("private:k").try_acquire(), async {
         release.caught().await;
         // In a call of its own, behind the refused one.
-        let waiter = tokio::spawn(lock.acquire());
+        waits.send(()).unwrap();
         sleep(20 * MS).await;
         release.release();
-        waiter
     });
     assert!(matches!(forbidden, Err(Error::Refused { .. })), "{forbidden:?}");
     let queue = ["LRANGE", "redisson_lock_queue:{shop:f}", "0", "-1"];

@@ -10,6 +10,7 @@ use dlock_tests::faults::{
 };
 use dlock_tests::{Server, Store, Swallow, eventually, settle};
 use futures_util::StreamExt;
+use tokio::time::sleep;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -668,4 +669,51 @@ async fn other_data_in_place_of_the_index_is_named_and_stays_and_fails_no_renewa
         .await
         .unwrap();
     store.assert_clean(&[&a, &b]).await;
+}
+
+/// What is left of its own lease, from a read under it that ended unreleased, is not the writer's lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writer_keeps_others_out_also_after_a_read_under_it_has_expired() {
+    let (_store, a, b) = two().await;
+    let begun = Instant::now();
+    let lock = a.rw_lock("k");
+    let writing = lock.write().lease(3 * SECOND).acquire().await.unwrap();
+    let read = |lease| writing.scope(lock.read().fixed_lease(lease).acquire());
+    let first = read(300 * MS).await.unwrap();
+    sleep(400 * MS).await;
+    let other = b.rw_lock("k").read();
+    assert!(other.try_acquire().await.unwrap_err().is_busy());
+    drop(first);
+    sleep((2700 * MS).saturating_sub(begun.elapsed())).await;
+    let second = read(10 * SECOND).await.unwrap();
+    sleep((3300 * MS).saturating_sub(begun.elapsed())).await;
+    let outcome = other.try_acquire().await;
+    let is_kept_out = outcome.is_err_and(|error| error.is_busy());
+    // A machine that stood still may have lost it.
+    assert!(is_kept_out || !writing.is_held());
+    second.release().await.unwrap();
+    drop(writing);
+}
+
+/// The release of a writer that does not know that its lease is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn min_hold_of_a_writer_whose_lease_is_over_takes_nothing_from_readers() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    let lock = a.rw_lock("k");
+    let writing = lock.write().min_hold(2 * SECOND).acquire().await.unwrap();
+    let reading = writing.scope(lock.read().fixed_lease(100 * SECOND).acquire());
+    let reading = reading.await.unwrap();
+    let all = keys(server).await;
+    let of_writer = all.iter().find(|key| key.contains(":write:rwlock_timeout"));
+    server.command(&["DEL", of_writer.expect("its own lease")]).await;
+    let _ = writing.release().await;
+    assert!(
+        lasts(server, "k", 100 * SECOND).await,
+        "{:?}",
+        server.ttl("k").await
+    );
+    assert!(b.rw_lock("k").write().try_acquire().await.unwrap_err().is_busy());
+    reading.release().await.unwrap();
+    is_empty_soon(server).await;
 }

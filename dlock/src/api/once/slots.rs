@@ -19,6 +19,8 @@ const BELIEVED: Duration = Duration::from_secs(60);
 const BEFORE: Duration = Duration::from_secs(20);
 /// The longest pause after a failure to read the store's clock.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The shortest.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The slots to come; created by [`OnceEvery::slots`].
 ///
@@ -108,8 +110,13 @@ impl Slots {
         W: FnOnce(OnceClaim) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
-        self.every.check()?;
-        let slot = self.begin().await?;
+        let slot = match self.begin().await {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.failed = true;
+                return Err(error.into());
+            }
+        };
         self.last = Some(slot);
         let result = self.every.slot(UNIX_EPOCH + slot).run_with_time(work).await;
         let now = match &result {
@@ -125,17 +132,15 @@ impl Slots {
     async fn begin(&mut self) -> Result<Duration, Error> {
         let period = self.every.period();
         if std::mem::take(&mut self.failed) {
-            claim::sleep(PAUSE.min(period)).await;
+            claim::sleep(period.clamp(SHORTEST_PAUSE, PAUSE)).await;
         }
+        self.every.check()?;
         let mut reading = match self.clock {
             Some(reading) if reading.is_fresh() => reading,
             // Without an answer the old reading is still usable.
             old => match self.read().await {
                 Ok(reading) => reading,
-                Err(error) => {
-                    self.failed = old.is_none();
-                    old.ok_or(error)?
-                }
+                Err(error) => old.ok_or(error)?,
             },
         };
         let begun = floor(reading.now(), period);

@@ -42,6 +42,8 @@ pub(crate) enum Event {
     /// The request failed; a number from 0 up to 1 jitters the pause after it.
     Failed {
         error: StoreError,
+        /// Whether its queue position at the store is certainly gone.
+        loses_position: bool,
         fraction: fn() -> f64,
     },
     /// The waiter is the queue head from now on.

@@ -53,6 +53,7 @@ fn queued(again: u64) -> Event {
 fn fails(error: StoreError) -> Event {
     Event::Failed {
         error,
+        loses_position: false,
         fraction: || 0.5,
     }
 }

@@ -110,17 +110,24 @@ impl<G: Renewable> RenewalTable<G> {
 fn request<G: Renewable>(entries: &Entries<G>, lanes: &mut Lanes, now: Moment) -> Option<Request<G>> {
     let (lane, numbers) = lanes.take()?;
     let mut grants = Vec::with_capacity(numbers.size_hint().0);
-    let mut first: Option<Moment> = None;
+    let (mut first, mut last): (Option<Moment>, Option<Moment>) = (None, None);
     for number in numbers {
         let Some(entry) = entries.get(number) else {
             continue;
         };
         let grant = &entry.grant;
         let (_, deadline) = grant.judge(now);
-        match grant.terms().next_lease(deadline, now) {
+        let terms = grant.terms();
+        match terms.next_lease(deadline, now) {
             Some(lease) => {
                 grants.push((grant.clone(), lease));
-                first = Some(first.map_or(deadline, |first| first.min(deadline)));
+                // One that ends with its max_hold gains no time by a reply.
+                let earliest = if terms.ends_with_max_hold(deadline) {
+                    &mut last
+                } else {
+                    &mut first
+                };
+                *earliest = Some(earliest.map_or(deadline, |earliest| earliest.min(deadline)));
             }
             None => grant.set_asked(false),
         }
@@ -128,6 +135,6 @@ fn request<G: Renewable>(entries: &Entries<G>, lanes: &mut Lanes, now: Moment) -
     Some(Request {
         lane,
         grants,
-        patience: patience(first.unwrap_or(now).since(now)),
+        patience: patience(first.or(last).unwrap_or(now).since(now)),
     })
 }

@@ -130,7 +130,7 @@ impl<G: Renewable> RenewalTable<G> {
             let (terms, (_, deadline)) = (grant.terms(), grant.judge(now));
             let due = next_due(grant.kind(), &terms, sent, deadline);
             match self.are_many() {
-                true => spread(&terms, due, share_of_row(*grant.number()) / 2.0),
+                true => spread(&terms, due, now, share_of_row(*grant.number()) / 2.0),
                 false => due,
             }
         };

@@ -80,7 +80,11 @@ impl<G: Renewable> RenewalTable<G> {
                             Some(plan) if (plan.due, plan.lease) == (due, lease) => plan.moment,
                             _ => {
                                 let share = draw() / 5.0;
-                                let moment = if many { spread(&terms, due, share) } else { due };
+                                let moment = if many {
+                                    spread(&terms, due, now, share)
+                                } else {
+                                    due
+                                };
                                 plan = Some(Plan { due, lease, moment });
                                 moment
                             }

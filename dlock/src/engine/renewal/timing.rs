@@ -32,14 +32,18 @@ pub(super) fn next_due(kind: Kind, terms: &Terms, sent: Moment, deadline: Moment
     }
 }
 
-/// With many grants, those that were acquired together are spread: a renewal comes earlier by this share of its period.
-pub(super) fn spread(terms: &Terms, due: Moment, share: f64) -> Moment {
+/// With many grants, those that were acquired together are spread: a renewal comes earlier by this share of the time until
+/// it is due, but never at once.
+pub(super) fn spread(terms: &Terms, due: Moment, now: Moment, share: f64) -> Moment {
     if !terms.renewed {
         return due;
     }
-    let earlier = (terms.lease / 3).mul_f64(share);
+    let earlier = due.since(now).mul_f64(share);
     // All that are due within a grain are renewed together with the first.
-    due.earlier_by(earlier).floor(grain(terms))
+    match due.earlier_by(earlier).floor(grain(terms)) {
+        moment if moment > now => moment,
+        _ => due,
+    }
 }
 
 /// A share from 0 to 1 that is the same for consecutive acquisitions: they are close in memory, and scattered memory
@@ -133,8 +137,18 @@ mod tests {
             (s(30), false, 0.5, s(10)),
         ] {
             let terms = terms(lease, renewed);
-            let spread = spread(&terms, START + s(10).min(lease / 3), share);
+            let spread = spread(&terms, START + s(10).min(lease / 3), START, share);
             assert_eq!(spread, START + due, "{lease:?} {renewed} {share}");
+        }
+        // Near the end of max_hold, and for a reader with a long lease.
+        for (lease, left) in [(s(30), ms(400)), (s(30), s(1)), (s(1800), s(10))] {
+            for share in [0.0, 0.1, 0.2, 0.5] {
+                let moment = spread(&terms(lease, true), START + left, START, share);
+                assert!(
+                    moment > START && moment <= START + left,
+                    "{lease:?} {left:?} {share}"
+                );
+            }
         }
     }
 
@@ -142,7 +156,12 @@ mod tests {
     fn renewals_of_different_leases_share_their_moments() {
         let due = (0..1_000_u32).map(|n| {
             let lease = s(13) + n * ms(2);
-            spread(&terms(lease, true), START + lease / 3, f64::from(n % 100) / 500.0)
+            spread(
+                &terms(lease, true),
+                START + lease / 3,
+                START,
+                f64::from(n % 100) / 500.0,
+            )
         });
         let moments: BTreeSet<Moment> = due.collect();
         // From 80% of the shortest period, 3.5 s, to the longest, 5 s, by quarters of a second.

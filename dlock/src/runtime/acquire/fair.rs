@@ -231,9 +231,11 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
             }
             FairOutcome::Failed(error, kept) => {
                 self.id = kept.as_ref().map(|position| position.id);
+                let loses_position = kept.is_none();
                 self.slot.put(kept.map_or(FairState::Nothing, FairState::Idle));
                 Event::Failed {
                     error,
+                    loses_position,
                     fraction: chance::fraction,
                 }
             }

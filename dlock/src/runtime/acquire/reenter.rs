@@ -16,6 +16,7 @@ use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::{NestedRead, holds_around};
 use crate::runtime::scope::{HoldRef, Scope};
 use crate::runtime::waits::Waiting;
+use crate::store::Kind;
 use crate::{Error, HoldState, Loss};
 
 /// Where a caller looks for a hold that it may enter.
@@ -329,10 +330,16 @@ impl<G: AcquireTarget> Wait<'_, G> {
             Report::Lost(loss) => Err(self.call.lost(loss)),
             Report::WouldDeadlock => Err(Error::WouldDeadlock {
                 key: self.call.key.clone(),
-                reason:
-                    "the caller is inside a read lock of it, which keeps writers out (acquire the write lock \
-                         first: a writer may read)"
-                        .to_owned(),
+                reason: match self.call.options.kind {
+                    Kind::Write => {
+                        "the caller is inside a read lock of it, which keeps writers out (acquire the write lock first: a \
+                         writer may read)"
+                    }
+                    _ => {
+                        "the caller has it already, as a lock of another kind (ask for it as one kind, to re-enter it)"
+                    }
+                }
+                .to_owned(),
             }),
             Report::GaveUp(verdict) => Err(self.verdict(verdict)),
             Report::Closed => Err(Error::ClientClosed),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use uuid::Uuid;
 
 use crate::base::report::Intervention;
@@ -111,11 +112,16 @@ impl Mailbox {
                 Message::Look { grant } => look(shared, operations, grant).await,
             }
         }
-        asked.dedup();
-        for reply in asked {
-            answer(shared, operations, reply).await;
-            tokio::time::sleep(PAUSE).await;
+        if asked.is_empty() {
+            return;
         }
+        asked.dedup();
+        let report = shared.report(false).write();
+        let answers = asked
+            .into_iter()
+            .map(|reply| answer(shared, operations, reply, &report));
+        join_all(answers).await;
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -124,10 +130,9 @@ fn patience(shared: &Shared) -> Duration {
     shared.settings.timeout * 2
 }
 
-async fn answer(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, reply: Uuid) {
+async fn answer(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, reply: Uuid, report: &str) {
     let name = EntryName::of_client("reply", reply);
-    let text = shared.report(false).write();
-    let put = operations.clone().put(name, text.into_bytes(), ANSWERED, true);
+    let put = operations.clone().put(name, report.into(), ANSWERED, true);
     if let Ok(Err(error)) = tokio::time::timeout(shared.settings.timeout, put).await {
         Event::NotWritten { error: Some(&error) }.emit();
     }

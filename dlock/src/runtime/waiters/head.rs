@@ -32,8 +32,8 @@ pub(crate) struct QueueHead {
     pub(crate) released: Option<PrecedingRelease>,
     /// How many times the lock was handed off since it last came from the store.
     pub(crate) handed: u32,
-    /// Whether a reader that waited here was just granted the lock, so that all others may read, too.
-    pub(crate) opened: bool,
+    /// When a reader that waited here was last granted the lock, as a number: all readers that came before may read, too.
+    pub(crate) opened: Option<u64>,
     /// The waiters of this process that are next in the store's queue, by the numbers of their positions; the last of
     /// them is next.
     pub(crate) behind: Vec<u64>,
@@ -51,7 +51,7 @@ impl Waiters {
             watch: None,
             released: None,
             handed: 0,
-            opened: false,
+            opened: None,
             behind: Vec::new(),
             quietly,
         })

@@ -299,6 +299,8 @@ impl Table {
         if wall.saturating_sub(slot) > micros(request.retention) {
             return reply(slot, SlotOutcome::Missed);
         }
+        // From the beginning of the slot on, which may be still to come.
+        request.retention += Duration::from_micros(slot.saturating_sub(wall));
         if is_new && let Some(record) = self.records.get_mut(&request.key) {
             match &mut record.state {
                 State::Claimed { lease_until } if *lease_until > now => {

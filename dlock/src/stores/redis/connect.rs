@@ -376,7 +376,14 @@ pub(super) fn explain_with(address: &Address, error: RedisError, password: &str)
     }
     match error.kind() {
         // For example, no such database.
-        ErrorKind::Server(ServerErrorKind::ResponseError) => explained.reason = Reason::Refused,
+        ErrorKind::Server(ServerErrorKind::ResponseError) => {
+            explained.reason = Reason::Refused;
+            if explained.message.contains("'select' command") {
+                explained.message.push_str(
+                    " (a user needs +select for a database by its number, see docs/permissions.md)",
+                );
+            }
+        }
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
             explained
                 .message

@@ -97,13 +97,13 @@ impl Logins {
 
     async fn keep_logged_in(self, mut session: Session, mut valid_for: Duration, timeout: Duration) {
         // The last quarter allows for failed attempts.
-        let mut pause = valid_for * 3 / 4;
+        let mut pause = valid_for - valid_for / 4;
         loop {
             tokio::time::sleep(pause.max(SHORTEST_PAUSE)).await;
             match self.renew(&mut session, timeout).await {
                 Ok(Some(next)) => {
                     valid_for = next;
-                    pause = valid_for * 3 / 4;
+                    pause = valid_for - valid_for / 4;
                 }
                 Ok(None) => return,
                 Err(error) => {

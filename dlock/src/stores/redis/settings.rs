@@ -24,9 +24,10 @@ use crate::store::options::{MinReplicas, Tls};
 use crate::store::url::{Address, Login};
 use crate::store::{Reason, StoreError};
 
-/// The maximum number of bytes that a server may send until a connection is ready: the replies to a login and to `INFO`
-/// are some tens of KiB. The library would keep reading for as long as data arrives.
-const MOST_AT_LOGIN: usize = 256 * 1024;
+/// The maximum number of bytes that a server may send until a connection is ready: the replies to a login and to `INFO`,
+/// which has a line for each database and, before Redis 7.2, for each error that scripts of others have made up. The
+/// library would keep reading for as long as data arrives.
+const MOST_AT_LOGIN: usize = 8 * 1024 * 1024;
 
 /// The connection settings of a store's servers, or of its sentinels.
 pub(super) struct ConnectSettings {

@@ -280,9 +280,9 @@ local function add_read_write_steps()
     local field = grant .. ':write'
     if mode ~= 'write' or run('HGET', key, field) ~= '1' then return false end
     local timeout = timeout_of(key, field)
-    if run('PTTL', timeout) > 0 then return true end
-    -- A writer that admitted readers before has lost its lease since.
-    if run('HLEN', key) > 2 then return false end
+    -- Beside readers its lease is its own, and may be over. Alone it has that of the hash; what is left of its own is from
+    -- readers whose leases have ended.
+    if run('HLEN', key) > 2 then return run('PTTL', timeout) > 0 end
     local left = math.max(left_of(key), 1)
     run('SET', timeout, '1', 'PX', left)
     enlist(key, field, '+inf', left)
@@ -349,12 +349,14 @@ local function add_read_write_steps()
       pcall(give_way, key, grant)
       return 0
     end
-    if keep ~= '0' then
-      shorten(run('PTTL', timeout) > 0 and timeout or key, keep)
+    local is_alone = run('HLEN', key) == 2
+    -- Of a lease that is over there is nothing to keep: the hash is that of the readers.
+    if keep ~= '0' and (is_alone or run('PTTL', timeout) > 0) then
+      shorten(is_alone and key or timeout, keep)
       run('HSET', key, field, '0')
       return released(tell(channel_of(key), '1'))
     end
-    if run('HLEN', key) == 2 then
+    if is_alone then
       run('DEL', key, timeout)
       return released(tell(channel_of(key), '1'))
     end

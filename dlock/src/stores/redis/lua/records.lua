@@ -70,7 +70,8 @@ local function add_record_steps()
     local left = run('PTTL', key)
     -- A record without an end got that from elsewhere: it is kept for a day rather than forgotten.
     if left < 0 then left = 86400000 end
-    run('PEXPIRE', key, math.max(left, retention))
+    -- Never at once: what is written next would stay for ever.
+    run('PEXPIRE', key, math.max(left, retention, 1))
   end
 
   -- Lets the claim last until then, and the record for so many ms at least.
@@ -148,6 +149,8 @@ local function add_record_steps()
     if record and last > latest then return answer(slot, { 'clock-back' }) end
     if (record and last > slot) or now - slot > tonumber(retention) * 1000 then return answer(slot, { 'missed' }) end
     local attempt = '1'
+    -- From the beginning of the slot on, which may be still to come.
+    retention = digits(retention + math.max(math.ceil((slot - now) / 1000), 0))
     if record then
       if last == slot and record.state == 'd' then
         local done = completed(key, record)

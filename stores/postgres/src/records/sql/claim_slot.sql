@@ -9,7 +9,11 @@ WITH clock AS MATERIALIZED (
 ), near AS MATERIALIZED (
   SELECT now, us, coalesce(us + $6::int8 / 2 - (us + $6::int8 / 2) % nullif($6::int8, 0), us) AS nearest FROM clock
 ), asked AS MATERIALIZED (
-  SELECT now, us, CASE WHEN $7::int8 > 0 THEN $7::int8 ELSE nearest END AS slot, nearest + $8::int8 AS latest FROM near
+  SELECT now, us, slot, latest,
+         -- From the beginning of the slot on, which may be still to come.
+         now + (greatest($3::int8, $4::int8) + greatest(slot - us, 0)) * interval '1 microsecond' AS until
+    FROM (SELECT now, us, CASE WHEN $7::int8 > 0 THEN $7::int8 ELSE nearest END AS slot, nearest + $8::int8 AS latest
+            FROM near) s
 ), seen AS MATERIALIZED (
   SELECT t.*, t.token = $2 AS mine,
          t.expires_at > asked.now AND (t.version <> 1 OR t.state <> 'released' OR {slot} IS NOT NULL) AS kept,
@@ -41,8 +45,7 @@ WITH clock AS MATERIALIZED (
                       ELSE greatest(nextval({fence_literal}), t.fence + 1) END,
          lease_until = greatest(asked.now + $3::int8 * interval '1 microsecond',
                                 CASE WHEN free.mine THEN t.lease_until END),
-         expires_at = greatest(asked.now + greatest($3::int8, $4::int8) * interval '1 microsecond',
-                               CASE WHEN NOT free.anew THEN t.expires_at END)
+         expires_at = greatest(asked.until, CASE WHEN NOT free.anew THEN t.expires_at END)
     FROM free, asked
    WHERE t.key = free.key AND (free.anew OR free.mine OR free.first OR $5::bool)
   RETURNING t.attempt, t.fence, CASE WHEN free.mine THEN free.last ELSE asked.slot END AS slot
@@ -50,7 +53,7 @@ WITH clock AS MATERIALIZED (
   INSERT INTO {table} (key, version, state, token, fingerprint, attempt, fence, lease_until, expires_at)
   SELECT $1, 1, 'claimed', $2, decode('slot ' || lpad(slot::text, 16, '0') || repeat(' ', 11), 'escape'),
          1, nextval({fence_literal}), now + $3::int8 * interval '1 microsecond',
-         now + greatest($3::int8, $4::int8) * interval '1 microsecond'
+         until
     FROM asked WHERE NOT EXISTS (SELECT FROM seen) AND slot <= latest AND us - slot <= $4::int8
   ON CONFLICT (key) DO NOTHING
   RETURNING attempt, fence
