@@ -170,7 +170,10 @@ impl World {
         }
         match (&due, &reply.outcome) {
             (Due::AsAnyClaim(expected), SlotOutcome::Claim(told)) => {
-                self.claim_granted(request, Work::InSlot(slot), expected, told, now);
+                let mut kept = request.clone();
+                // From the beginning of the slot on, which may be still to come.
+                kept.retention += slot.duration_since(reply.now).unwrap_or_default();
+                self.claim_granted(&kept, Work::InSlot(slot), expected, told, now);
             }
             (Due::Missed, _) => self.counts.sometimes("a slot that was missed"),
             _ => {}
