@@ -25,8 +25,9 @@ const ERRORS: [Explained; 22] = [
     (
         "E0003",
         "Waiting would never end (WouldDeadlock).",
-        "The call waits for something that waits for this call: a reader that wants to write, a branch of the same frame.",
-        "Take the stronger lock first, or all locks together with LockClient::multi.",
+        "The call waits for something that waits for this call: a reader that wants to write, a branch of the same frame, \
+         a lock inside of itself as another kind.",
+        "Take the stronger lock first, or all locks together with LockClient::multi; ask for one name as one kind.",
     ),
     (
         "E0004",

@@ -134,7 +134,7 @@ pub mod __chance {
 pub mod __claim {
     //! The rules of claims for the layers.
 
-    pub use crate::engine::timing::pause_after_failed_renewal;
+    pub use crate::engine::timing::{pause_after_failed_renewal, pause_while_held};
 }
 #[doc(hidden)]
 pub use api::macro_support as __macro;

@@ -48,16 +48,18 @@ pub async fn held_lock_outlives_its_lease(case: Case) {
     let client = client(&case, lease).await;
     let guard = client.lock(&key).acquire().await.expect("a free lock");
     let peer = case.peer().await;
-    let until = Instant::now() + 2 * lease;
+    let (until, mut seen, mut longest) = (Instant::now() + 2 * lease, Instant::now(), Duration::ZERO);
     while Instant::now() < until {
         let reply = peer.asks(Kind::Mutex, &key, case.short()).await;
+        longest = longest.max(seen.elapsed());
+        seen = Instant::now();
         if !guard.is_held() {
             break;
         }
         promise.holds(reply.is_busy(), reply);
         tokio::time::sleep(case.tick()).await;
     }
-    if !guard.is_held() {
+    if !guard.is_held() && longest > lease / 3 {
         return case.leave_out("the machine was too slow to renew in time");
     }
     promise.holds(guard.release().await.is_ok(), "the lock is lost");

@@ -66,7 +66,8 @@ pub(crate) struct ListArgs {
     /// Only those held for longer than this, as in 10m.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) older_than: Option<Duration>,
-    /// Only those near the end of their lease: with less than half of the time that renewals leave.
+    /// Only those near the end of their lease: with less than one and a half times the interval at which their client
+    /// publishes, 7.5 s for leases of 30 s.
     #[arg(long)]
     pub(crate) expiring: bool,
     /// One JSON object per holder, one per line.

@@ -28,7 +28,7 @@ In the command's environment:
   DLOCK_KIND           the kind of lock; once with --once, --every and --slot, and then also:
   DLOCK_ATTEMPT        1; one more for each attempt before that ended without success
   DLOCK_SLOT           with --every and --slot: when the slot begins, as in 2026-11-22T03:05:00Z
-  DLOCK_SKIPPED        with --every: how many slots were left out before this one
+  DLOCK_SKIPPED        with --every and --slot: how many slots were left out before this one (0 without --every)
 
 Examples:
   dlock run nightly-report -- ./report.sh

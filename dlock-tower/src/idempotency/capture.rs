@@ -93,13 +93,13 @@ impl Capture {
         self.trailers_may_follow = version > Version::HTTP_11;
     }
 
-    /// The error for a body that ends now, if the head announced more.
+    /// The error for a body that ends now, if more was announced.
     pub(super) fn cut_short(&self) -> Option<BoxError> {
         let announced = self.announced.filter(|announced| self.len < *announced)?;
         Some(format!("the response ended after {} of {announced} bytes", self.len).into())
     }
 
-    /// Whether all bytes that the head announced have arrived, and the record does not depend on trailers.
+    /// Whether all bytes that were announced have arrived, and the record does not depend on trailers.
     pub(super) fn has_all_bytes(&self) -> bool {
         self.announced == Some(self.len) && self.action.is_some()
     }

@@ -135,7 +135,7 @@ impl LockClientBuilder {
     }
 
     /// Sets whether this client publishes its presence: service, machine, address, process and version, and for each of
-    /// the 32 oldest locks that it has held or waited for longer than a second, the name, file and line, and
+    /// the 32 oldest holds and the 32 oldest waits of more than a second the name, file and line, and
     /// [note](crate::Lock::note). `false` by default; in a URL `presence=on`.
     ///
     /// Presence is one entry per client, at most 16 KiB, written at most once a second and at least every 5 s. It

@@ -76,6 +76,9 @@ impl Latch {
 
     /// Sets the count of an open latch, which closes it; returns `false` if it already has a count, which is kept.
     ///
+    /// Use another name for each round: a waiter of the last one that has not seen the latch open yet waits for the new
+    /// count.
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidOption`] for a count of zero or above 2^53, [`Error::InvalidKey`], [`Error::KeyTaken`],

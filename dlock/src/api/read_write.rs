@@ -79,7 +79,7 @@ impl RwLock {
     /// that waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the
     /// writer for it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
     ///
-    /// Not available on a quorum of servers: such a wait is refused with [`Error::Unsupported`].
+    /// In memory and on Redis and Valkey, but not on a quorum: other stores refuse such a wait with [`Error::Unsupported`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -85,6 +85,13 @@ pub fn pause_after_failed_renewal(left: Duration, lease: Duration) -> Duration {
     }
 }
 
+/// The pause before a claim is extended again that a transaction of its owner has: after a rollback, others take it over as
+/// soon as its lease is over.
+pub fn pause_while_held(left: Duration, lease: Duration) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(50);
+    (left / 4).min(lease / 6).max(SHORTEST)
+}
+
 /// Returns the remaining lease of a holder, or `None` if it does not expire. A time longer than an option accepts
 /// counts as such: it may be more than a clock can represent.
 pub(crate) fn finite(left: Option<Duration>) -> Option<Duration> {

@@ -172,6 +172,7 @@ impl Drop for Handle {
 impl Shared {
     /// Returns the counters of the store, for operations on semaphores and latches.
     pub(crate) fn counters(&self, kind: Kind) -> Result<Arc<dyn Counters>, Error> {
+        self.capabilities.require(kind)?;
         (self.store.clone().counters()).ok_or_else(|| self.capabilities.lacks(kind))
     }
 

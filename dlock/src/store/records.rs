@@ -245,6 +245,9 @@ pub enum OwnerReply {
     Done,
     /// The claim does not belong to the caller, or no longer does. Nothing was changed.
     NotOwner,
+    /// To an extension: a transaction of the owner has the record. Nobody takes the claim over before that ends, but it was not
+    /// extended: after a rollback its lease may be over.
+    Held,
 }
 
 /// The state of a claim: the reply to [`RecordStore::read`].
@@ -352,7 +355,8 @@ pub trait RecordStore: Send + Sync + 'static {
 
     /// Extends the claim to `lease` from now on, and the record to at least `retention`; also when the lease has
     /// expired, as long as the claim was not taken over. If the same token has completed the record, nothing changes,
-    /// and the reply is [`OwnerReply::Done`]: the claim was not lost.
+    /// and the reply is [`OwnerReply::Done`]: the claim was not lost. A store that cannot extend it now, since a transaction of
+    /// its owner has the record, and that nobody can take it over before that ends, replies [`OwnerReply::Held`].
     fn extend(
         self: Arc<Self>,
         key: RecordKey,
@@ -374,7 +378,8 @@ pub trait RecordStore: Send + Sync + 'static {
     /// Forgets the record, so that the work may be requested again, and notifies its waiters.
     ///
     /// A claim that was taken over becomes an orphan at once instead, and the record stays: the effects of the former
-    /// owner are unknown, and the next attempt must not count as the first.
+    /// owner are unknown, and the next attempt must not count as the first. The released one does not count: the next has its
+    /// number.
     ///
     /// If there is no record the reply is [`OwnerReply::Done`], so that a release may be repeated. A repeated release
     /// that meets the claim of another request returns [`OwnerReply::NotOwner`]. A result is never released.

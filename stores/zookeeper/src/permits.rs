@@ -226,7 +226,7 @@ impl Ask<'_> {
         let busy = Busy::new(None);
         Ok(AcquireReply::Busy(match asks_again {
             true => busy.again(ASK_WITHOUT_POSITION),
-            false => busy,
+            false => busy.again(ASK_EVERY),
         }))
     }
 

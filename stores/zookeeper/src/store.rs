@@ -9,7 +9,7 @@ use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::doctor::Diagnose;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Kind, Notifications,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
@@ -121,13 +121,29 @@ impl ZookeeperLocks {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.queue(lock, Step::Work, work)
+        self.queue(lock, Step::Work, None, work)
+    }
+
+    /// Queues an acquire at once. It is not begun if its turn comes after half of its time, which would leave none to what is
+    /// behind it, nor if its caller is gone, whose release follows.
+    fn acquires<F>(
+        &self,
+        lock: Arc<str>,
+        grant: GrantId,
+        work: impl FnOnce(Arc<Core>) -> F + Send + 'static,
+    ) -> StoreFuture<AcquireReply>
+    where
+        F: Future<Output = Result<AcquireReply, StoreError>> + Send + 'static,
+    {
+        let begins_by = Instant::now() + self.0.core.session.config().timeout / 2;
+        self.queue(Some(lock), |start| Step::Of(grant, start), Some(begins_by), work)
     }
 
     fn queue<T, F>(
         &self,
         lock: Option<Arc<str>>,
         step: impl FnOnce(Start) -> Step,
+        begins_by: Option<Instant>,
         work: impl FnOnce(Arc<Core>) -> F + Send + 'static,
     ) -> StoreFuture<T>
     where
@@ -138,8 +154,16 @@ impl ZookeeperLocks {
         let core = self.0.core.clone();
         let work = move || -> Work {
             Box::pin(async move {
+                let answer = match begins_by {
+                    Some(_) if reply.is_closed() => return,
+                    Some(by) if Instant::now() > by => Err(StoreError::not_done(
+                        Reason::Unreachable,
+                        "the operations on this key before it took too long",
+                    )),
+                    _ => work(core).await,
+                };
                 // The caller may have been dropped.
-                let _ = reply.send(work(core).await);
+                let _ = reply.send(answer);
             })
         };
         self.0.inbox.push(lock, step(Box::new(work)));
@@ -165,21 +189,17 @@ impl Store for ZookeeperLocks {
         let (grant, called) = (request.grant, Instant::now());
         if request.kind == Kind::Permit {
             let queue = self.queue_name(request.kind, &request.key);
-            return self.queue(
-                Some(queue.clone()),
-                |start| Step::Of(grant, start),
-                move |core| async move { core.acquire_permits(queue, request, called).await },
-            );
+            return self.acquires(queue.clone(), grant, move |core| async move {
+                core.acquire_permits(queue, request, called).await
+            });
         }
         if let Err(error) = role(request.kind) {
             return Box::pin(ready(Err(error)));
         }
         let lock = self.name(&request.key);
-        self.queue(
-            Some(lock.clone()),
-            |start| Step::Of(grant, start),
-            move |core| async move { core.acquire(lock, request, called).await },
-        )
+        self.acquires(lock.clone(), grant, move |core| async move {
+            core.acquire(lock, request, called).await
+        })
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
@@ -188,6 +208,7 @@ impl Store for ZookeeperLocks {
         self.queue(
             Some(lock),
             |start| Step::Of(grant, start),
+            None,
             move |core| async move { core.release(grant, Some(request.kind)).await },
         )
     }

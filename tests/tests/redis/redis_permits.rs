@@ -201,6 +201,17 @@ async fn holders_under_a_limit_leave_nothing_behind_for_ever() {
     let ttl = server.ttl("{k}:timeout").await;
     assert!(ttl.is_none_or(|ttl| ttl > 1_000_000 * SECOND), "{ttl:?}");
     permit.release().await.unwrap();
+    assert!(client.semaphore("k").delete().await.unwrap());
+    // Also where others set it, who know nothing of that.
+    let permit = semaphore.clone().lease(3 * SECOND).acquire().await.unwrap();
+    lives(9 * SECOND).await;
+    server.command(&["SET", "k", "5"]).await;
+    eventually("a renewal keeps it", async || {
+        let ttl = server.ttl("{k}:timeout").await;
+        ttl.is_none_or(|ttl| ttl > 1_000_000 * SECOND)
+    })
+    .await;
+    permit.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -123,6 +123,8 @@ async fn server_without_space_ends_locks_and_grants_none() {
     let builder = LockClient::builder().store(store).retry_for(PATIENCE);
     let client = builder.build().await.unwrap();
     let guard = client.lock("held").acquire().await.unwrap();
+    let kept = client.lock("kept").min_hold(2 * SEC);
+    let kept = kept.acquire().await.unwrap();
     let filling = vec![7; 1 << 20];
     let mut filled = 0;
     while server.put(&format!("fill/{filled}"), &filling).await {
@@ -134,6 +136,7 @@ async fn server_without_space_ends_locks_and_grants_none() {
     // Renewed, and ended: neither takes space.
     is_confirmed(&guard).await;
     guard.release().await.unwrap();
+    kept.release().await.unwrap();
     eventually("no lock is left", async || {
         server.keys(&format!("{namespace}q/")).await.is_empty()
     })

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordState, Records};
 use dlock::store::{Outcome, Reason, StoreError};
 use dlock_postgres::{CompleteError, PostgresClaim, PostgresRecords};
 use dlock_tests::Swallow;
@@ -383,7 +383,7 @@ async fn an_extension_does_not_wait_for_the_owners_transaction() {
     claim.complete_in(&tx, b"sold").await.unwrap();
     for _ in 0..3 {
         let extend = within(MS, "an extension", shop.records.extend(key, token, SEC, DAY)).await;
-        assert_eq!(extend.unwrap(), OwnerReply::Done);
+        assert_eq!(extend.unwrap(), OwnerReply::Held);
         let stranger = ClaimToken::new();
         assert_eq!(
             shop.records.extend(key, &stranger, SEC, DAY).await.unwrap(),
@@ -399,6 +399,35 @@ async fn an_extension_does_not_wait_for_the_owners_transaction() {
     assert_eq!(completing.unwrap(), OwnerReply::Done);
 }
 
+/// Others could take it over right after.
+#[tokio::test]
+async fn claim_lasts_on_after_the_rollback_of_a_transaction_that_was_longer_than_its_lease() {
+    let shop = shop().await;
+    let (server, store, records, lease) = (&shop.server, &shop.store, &shop.records, 3 * SEC);
+    let once = records.once("long").lease(lease);
+    let ran = once.run(async |claim| {
+        let owned = store.owned(claim.record_key(), claim.token(), claim.keep());
+        let mut client = server.client().await;
+        let tx = client.transaction().await.unwrap();
+        owned.hold_in(&tx).await.unwrap();
+        sleep(2 * lease + SEC / 2).await;
+        assert!(claim.is_held());
+        tx.rollback().await.unwrap();
+        in_rounds("its lease is there again", async || {
+            sleep(20 * MS).await;
+            let look = records.inspect(claim.record_key(), false).await.unwrap();
+            match look.record.expect("it is claimed").state {
+                RecordState::Claimed { remaining, .. } if remaining > SEC => Ok(()),
+                state => Err(state),
+            }
+        })
+        .await;
+        assert!(claim.is_held());
+        Ok::<_, String>(())
+    });
+    ran.await.unwrap();
+}
+
 /// With the lease over, the transaction that has the row locked may be another claim.
 #[tokio::test]
 async fn an_extension_of_an_expired_claim_waits_for_another_claim() {
@@ -412,7 +441,7 @@ async fn an_extension_of_an_expired_claim_waits_for_another_claim() {
     claim.hold_in(&tx).await.unwrap();
     let extending = shop.records.extend(key, token, 400 * MS, DAY);
     let extended = within(5 * SEC, "the extension", extending).await.unwrap();
-    assert_eq!(extended, OwnerReply::Done);
+    assert_eq!(extended, OwnerReply::Held);
     tx.rollback().await.unwrap();
     let tx = client.transaction().await.unwrap();
     let taken_over = format!(
@@ -491,7 +520,8 @@ async fn strict_isolation_takes_a_hold_at_the_beginning() {
             }
             tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
             let extended = shop.records.extend(claim.key(), claim.token(), SEC, DAY).await;
-            assert_eq!(extended.unwrap(), OwnerReply::Done);
+            let expected = if hold { OwnerReply::Held } else { OwnerReply::Done };
+            assert_eq!(extended.unwrap(), expected);
             match claim.complete_in(&tx, b"sold").await {
                 Ok(()) => assert!(hold, "{level:?}"),
                 Err(CompleteError::Failed { source, .. }) => {

@@ -599,3 +599,15 @@ async fn path_of_a_lock_is_what_curator_takes() {
     .await;
     drop(guard);
 }
+
+/// Each waits for those before it, and all of them for the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquires_of_one_key_end_in_bounded_time_while_no_server_answers() {
+    let (_server, proxy, root) = setting().await;
+    let store = Arc::new(store(proxy.addr(), &root, LONG, TIMEOUT).await);
+    proxy.block(Direction::Both);
+    let asked = (1..=400).map(|number| store.clone().acquire(request("k", number)));
+    let replies = within(PATIENCE, "all are answered", join_all(asked)).await;
+    assert!(replies.iter().all(Result::is_err));
+    proxy.unblock(Direction::Both);
+}

@@ -30,6 +30,8 @@ async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
             "unowned",
             client.unowned_semaphore("k").try_acquire().await.map(drop),
         ),
+        ("unowned", client.unowned_semaphore("k").drain().await.map(drop)),
+        ("unowned", client.unowned_semaphore("k").delete().await.map(drop)),
         (
             "min_hold",
             client.lock("k").min_hold(SEC).acquire().await.map(drop),

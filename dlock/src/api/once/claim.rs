@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::stored;
 use crate::base::{broken, chance, clock};
 use crate::engine::grant::safety_margin;
-use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal};
+use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal, pause_while_held};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::ending::Ending;
@@ -420,8 +420,7 @@ impl OnceClaim {
     }
 
     /// States that the work was not started: the error that it then returns is not a failure. The claim is released,
-    /// whatever [`on_failure`](crate::Once::on_failure) says, and the next call is the first attempt; after an earlier
-    /// attempt that did start, it is one more.
+    /// whatever [`on_failure`](crate::Once::on_failure) says, and this attempt does not count: the next has its number.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -469,6 +468,9 @@ impl OnceClaim {
 
     /// Returns whether it is certain that no other attempt has begun. Work in a future need not ask: it is dropped when
     /// the claim is lost.
+    ///
+    /// On PostgreSQL, after the rollback of a transaction of the work that lasted longer than the lease, it is certain only
+    /// once the claim was extended again, 50 ms later: do not go on with effects outside of the database before that.
     #[must_use]
     pub fn is_held(&self) -> bool {
         current(&self.deadline).is_some_and(|until| clock::now() < until)
@@ -533,6 +535,12 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
                 deadline.send_replace(Some(held_until(sent, lease)));
                 next = sent + lease / 3;
             }
+            Ok(Ok(OwnerReply::Held)) => {
+                // The store saw that a moment ago. The next extension waits for the row for a quarter of the lease at most.
+                let now = clock::now();
+                deadline.send_replace(Some(held_until(sent, lease).max(now + lease / 2)));
+                next = now + pause_while_held((sent + lease).saturating_duration_since(now), lease);
+            }
             failed => {
                 let error = failed.as_ref().ok().and_then(|step| step.as_ref().err());
                 let name = &target.name;
@@ -564,6 +572,9 @@ fn settle(
             let error = match step.await {
                 Ok(OwnerReply::Done) => return Settled::Done,
                 Ok(OwnerReply::NotOwner) => return Settled::NotOwner,
+                Ok(OwnerReply::Held) => {
+                    StoreError::not_done(Reason::Unreachable, "a transaction of the work has the record")
+                }
                 Err(error) => error,
             };
             let name = &target.name;

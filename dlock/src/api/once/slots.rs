@@ -97,8 +97,8 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// See [`OnceError`]. After any error the next call waits for the next slot; if the store's clock could not be
-    /// read, for a second or a period.
+    /// See [`OnceError`]. After any error the next call waits for the next slot; if no slot had begun, as where an option is
+    /// invalid or the store's clock could not be read, for a second or a period, and 100 ms at least.
     ///
     /// # Cancel safety
     ///

@@ -6,6 +6,7 @@ use super::SemaphoreStatus;
 use crate::api::counter::{count, strange};
 use crate::runtime::client::Handle;
 use crate::runtime::options::{check_permits, check_total, too_many_permits};
+use crate::store::Kind;
 use crate::store::counter::{CounterReply, CounterStep};
 use crate::{Error, LockKey};
 
@@ -93,6 +94,10 @@ impl Number<'_> {
     }
 
     async fn step(&self, step: CounterStep, what: &str) -> Result<CounterReply, Error> {
+        if self.unowned {
+            // The store may have the others, under the same name.
+            self.handle.shared().capabilities.require(Kind::Unowned)?;
+        }
         count(self.handle, self.key, step, what).await
     }
 

@@ -42,7 +42,7 @@ pub(crate) enum Event {
     /// The request failed; a number from 0 up to 1 jitters the pause after it.
     Failed {
         error: StoreError,
-        /// Whether its queue position at the store is certainly gone.
+        /// Whether its queue position at the store is not kept.
         loses_position: bool,
         fraction: fn() -> f64,
     },

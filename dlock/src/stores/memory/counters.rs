@@ -45,6 +45,8 @@ impl CounterTable {
             return None;
         }
         Some(match self.kept.get(key)? {
+            // Only waiters, as on a server.
+            Counter::Semaphore(semaphore) if semaphore.has_nothing() => return None,
             Counter::Semaphore(_) | Counter::Idle(_) => Kind::Permit,
             Counter::Latch(_) => Kind::Latch,
         })
@@ -120,7 +122,7 @@ impl CounterTable {
         let came_back = semaphore.expire(now);
         let mut step = step(semaphore);
         step.tell |= came_back;
-        let (is_unknown, free) = (semaphore.is_unknown(), semaphore.idle_with());
+        let (is_unknown, free) = (semaphore.is_unknown(now), semaphore.idle_with());
         if matches!(counter, Counter::Semaphore(_)) {
             if is_unknown {
                 self.kept.remove(key);

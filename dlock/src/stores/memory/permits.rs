@@ -148,9 +148,14 @@ impl Semaphore {
         holds.grants.contains_key(&grant)
     }
 
-    /// Whether it has no state.
-    pub(super) fn is_unknown(&self) -> bool {
+    /// Whether it has neither a total nor holders.
+    pub(super) fn has_nothing(&self) -> bool {
         self.free.is_none() && self.held.permits == 0
+    }
+
+    /// The same, and no waiter that is alive.
+    pub(super) fn is_unknown(&self, now: Instant) -> bool {
+        self.has_nothing() && self.queue.iter().all(|waiter| waiter.alive_until <= now)
     }
 
     /// Takes all permits from their holders; returns whether there were any.

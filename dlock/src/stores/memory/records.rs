@@ -300,7 +300,8 @@ impl Table {
             return reply(slot, SlotOutcome::Missed);
         }
         // From the beginning of the slot on, which may be still to come.
-        request.retention += Duration::from_micros(slot.saturating_sub(wall));
+        let ahead = Duration::from_micros(slot.saturating_sub(wall));
+        request.retention = request.retention.saturating_add(ahead);
         if is_new && let Some(record) = self.records.get_mut(&request.key) {
             match &mut record.state {
                 State::Claimed { lease_until } if *lease_until > now => {
@@ -440,6 +441,8 @@ impl Table {
             }
             State::Claimed { .. } => {
                 record.state = State::Orphaned;
+                // The attempt was none.
+                record.attempt -= u32::from(forget);
                 Change::Made
             }
             State::Orphaned | State::Released => Change::MadeBefore,

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use super::connect::explain_with;
 use super::settings::{ConnectSettings, Open, Pushes};
@@ -23,6 +24,8 @@ use crate::store::{Outcome, Reason, StoreError};
 
 /// How often each sentinel is polled, in addition to its messages.
 const POLL: Duration = Duration::from_secs(1);
+/// How long a sentinel that was not named in the URL has been silent when it counts no more.
+const GONE_AFTER: Duration = Duration::from_secs(60);
 /// The pause between two attempts to reach a sentinel.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// The channel on which a new master is announced.
@@ -163,8 +166,9 @@ struct Minutes {
     troubles: BTreeMap<Address, StoreError>,
     /// Other sentinels that they know, in case none of the known ones can be reached.
     spares: BTreeSet<Address>,
-    /// Those of the known ones that were spares. They count while they answer: they may be gone for good.
-    invited: BTreeSet<Address>,
+    /// Those of the known ones that were spares, and when each last answered. One that was silent for long may be gone for
+    /// good.
+    invited: BTreeMap<Address, Option<Instant>>,
     /// The epoch of the current master.
     epoch: u64,
 }
@@ -175,9 +179,12 @@ impl Minutes {
     fn verdict(&self) -> Option<(u64, Address)> {
         let (epoch, master) = self.views.values().max_by_key(|(epoch, _)| *epoch)?;
         let alike = self.views.values().filter(|(_, other)| other == master).count();
-        let counts =
-            |sentinel: &&Address| self.views.contains_key(sentinel) || !self.invited.contains(sentinel);
-        let all = self.known.iter().filter(counts).count();
+        let is_gone = |sentinel: &&Address| match self.invited.get(sentinel) {
+            _ if self.views.contains_key(sentinel) => false,
+            None => false,
+            Some(answered) => answered.is_none_or(|at| at.elapsed() >= GONE_AFTER),
+        };
+        let all = self.known.iter().filter(|sentinel| !is_gone(sentinel)).count();
         (*epoch >= self.epoch || 2 * alike > all).then(|| (*epoch, master.clone()))
     }
 }
@@ -331,6 +338,9 @@ impl Table {
         let mut minutes = self.council.minutes.lock();
         minutes.troubles.remove(sentinel);
         minutes.views.insert(sentinel.clone(), (epoch, master));
+        if let Some(answered) = minutes.invited.get_mut(sentinel) {
+            *answered = Some(Instant::now());
+        }
         self.council.hopeless.store(false, Ordering::SeqCst);
         let Some((epoch, master)) = minutes.verdict() else {
             return;
@@ -360,7 +370,7 @@ impl Table {
             let hopeless = minutes.troubles.len() == minutes.known.len() && spares.iter().all(is_known);
             self.council.hopeless.store(hopeless, Ordering::SeqCst);
             let new = spares.difference(&minutes.known).cloned();
-            let new: Vec<_> = new.collect();
+            let new: Vec<_> = new.map(|spare| (spare, None)).collect();
             minutes.invited.extend(new);
             drop(minutes);
             spares.into_iter().for_each(|spare| self.invite(spare));
@@ -432,10 +442,13 @@ mod tests {
         // At new addresses, behind the name in the URL. Those that were invited before are gone.
         let mut moved = minutes(4, &[(0, 5)]);
         moved.known.extend([server(1), server(2)]);
-        moved.invited.extend([server(1), server(2)]);
+        moved.invited.extend([(server(1), None), (server(2), None)]);
         assert_eq!(moved.verdict(), Some((0, server(5))));
-        // One that answers has a say.
+        // One that answers has a say, and one that did so a moment ago.
         moved.views.insert(server(1), (0, server(6)));
+        assert_eq!(moved.verdict(), None);
+        moved.views.remove(&server(1));
+        moved.invited.insert(server(1), Some(Instant::now()));
         assert_eq!(moved.verdict(), None);
     }
 }

@@ -98,6 +98,12 @@ impl Links {
         })
     }
 
+    /// Describes why the turn of an operation did not come in time.
+    pub(crate) fn crowd(&self) -> String {
+        let trouble = self.state.lock().trouble.clone();
+        trouble.unwrap_or_else(|| "the operations on this key before it took too long".to_owned())
+    }
+
     /// Returns the connection in use, or waits for one. After an error nothing was done.
     pub(crate) async fn get(&self, deadline: Instant) -> Result<Link, StoreError> {
         loop {
@@ -281,9 +287,10 @@ impl Links {
     }
 }
 
-/// Tries each server once, and pauses if none can be used. Fails only if one of them refuses permanently.
+/// Tries each server once, and pauses if none can be used. Fails if one of them refuses permanently; once there was a
+/// connection only if all of them do, since one that is away may come back.
 async fn connect(links: Weak<Links>, config: Config) -> Result<(), StoreError> {
-    let mut refused = None;
+    let (mut refused, mut all_refuse) = (None, true);
     for _ in 0..config.servers.len() {
         let Some(server) = links.upgrade().map(|links| links.next_server()) else {
             return Ok(());
@@ -304,10 +311,13 @@ async fn connect(links: Weak<Links>, config: Config) -> Result<(), StoreError> {
             Err(error) => error,
         };
         links.not_connected(&server, &error);
-        if error.reason != Reason::Unreachable {
-            refused.get_or_insert(error);
+        match error.reason {
+            Reason::Unreachable => all_refuse = false,
+            _ => refused = refused.or(Some(error)),
         }
     }
+    let was_connected = links.upgrade().is_some_and(|links| links.state.lock().made > 0);
+    let refused = refused.filter(|_| all_refuse || !was_connected);
     if let (None, Some(pause)) = (&refused, links.upgrade().map(|links| links.pause())) {
         sleep(pause).await;
     }

@@ -48,7 +48,8 @@ pub(crate) struct Inner {
 pub(crate) enum Abandoned {
     /// The operation runs: a release, for example.
     Goes,
-    /// The operation is not sent: its caller releases the grant that it may have, and that release finds nothing.
+    /// The operation is not sent: its caller releases the grant that it may have, and that release finds nothing. Nor is it
+    /// if its turn comes after half of its time.
     Ends,
 }
 
@@ -65,12 +66,18 @@ impl Inner {
         F: Future<Output = Result<T, StoreError>> + Send,
     {
         let mut position = self.queues.join(names);
-        let deadline = Instant::now() + self.links.config.timeout;
+        let timeout = self.links.config.timeout;
+        let (called, deadline) = (Instant::now(), Instant::now() + timeout);
+        // What is begun late leaves no time for the renewals and releases behind it.
+        let begins_by = match abandoned {
+            Abandoned::Goes => deadline,
+            Abandoned::Ends => called + timeout / 2,
+        };
         let (reply, answer) = oneshot::channel();
         let inner = self.clone();
         self.runtime.spawn(async move {
-            if timeout_at(deadline, position.comes()).await.is_err() {
-                let error = StoreError::not_done(Reason::Unreachable, inner.links.silence());
+            if timeout_at(begins_by, position.comes()).await.is_err() {
+                let error = StoreError::not_done(Reason::Unreachable, inner.links.crowd());
                 let _ = reply.send(Err(error));
                 // Later operations must still wait for the earlier ones.
                 return position.comes().await;

@@ -153,7 +153,9 @@ impl Step {
                 match owned(&row, "completed")? {
                     // Only the owner's transaction locks the row of a live claim. The extension does not wait for it;
                     // while the transaction is open, the claim cannot be taken over.
-                    Look::Held if looks >= LOOKS_TO_EXTEND && !waits => Ok(done()),
+                    Look::Held if looks >= LOOKS_TO_EXTEND && !waits => {
+                        Ok(Look::Answer(Answer::Owner(OwnerReply::Held)))
+                    }
                     look => Ok(look),
                 }
             }

@@ -320,6 +320,7 @@ impl Ledger {
             }
             State::Claimed { .. } => {
                 entry.state = State::Orphaned;
+                entry.attempt -= u32::from(forget);
                 OwnerReply::Done
             }
             State::Orphaned | State::Released => OwnerReply::Done,

@@ -72,6 +72,13 @@ local function add_permit_steps()
   -- A total stays, and with it what is held of it.
   local function stay_with_total(semaphore) ask('PEXPIRE', semaphore.held_key, never) end
 
+  -- The same for a total that others have set since.
+  local function stays_with_total(semaphore)
+    local left = semaphore.free and ask('PTTL', semaphore.held_key) or -1
+    if is_error(left) or left < 0 or left > never / 2 then return end
+    if ask('PTTL', semaphore.free_key) == -1 then stay_with_total(semaphore) end
+  end
+
   -- More permits are free, or fewer.
   local function change(semaphore, by)
     if by ~= 0 and semaphore.free then semaphore.free = run('INCRBY', semaphore.free_key, by) end
@@ -237,6 +244,7 @@ local function add_permit_steps()
     -- Nothing may fail from here on.
     local ttl = semaphore.free and ask('PTTL', key) or -1
     if not is_error(ttl) and ttl > 0 then ask('PEXPIRE', semaphore.held_key, ttl) end
+    stays_with_total(semaphore)
     go_with_the_last(semaphore)
     if mine then ask('HDEL', semaphore.queue_key, waiter) end
     -- Those behind it may go on, too.
@@ -286,6 +294,7 @@ local function add_permit_steps()
     if held_of(semaphore, ids) * 16 < #ids then return 0 end
     local set = hold(semaphore, ids, 'XX', digits(now_ms + lease))
     if set then error({ failed = set.err }) end
+    stays_with_total(semaphore)
     go_with_the_last(semaphore)
     return 1
   end

@@ -197,7 +197,13 @@ local function add_record_steps()
     else
       -- What this owner or the owners before did is unknown, and stays so; or the last slot is known yet.
       keep(key, 0)
-      run('SETRANGE', key, 7, is_free and 'f' or 'o')
+      if forget and not is_free then
+        -- The attempt was none.
+        local attempt = digits(record.attempt - 1)
+        run('SET', key, head_of('o', record.lease, attempt, record.fence, token, record.print), 'KEEPTTL')
+      else
+        run('SETRANGE', key, 7, is_free and 'f' or 'o')
+      end
     end
     return { 'done', tell(key) }
   end

@@ -146,7 +146,7 @@ fn alarms(alarms: &Seen<Vec<Alarm>>) -> Finding {
     const CHECK: &str = "alarms";
     let named = |alarm: &Alarm| match alarm.kind {
         1 => format!(
-            "member {:x} has no space left: no lock can be acquired or renewed",
+            "member {:x} has no space left: no lock can be acquired (what is held is renewed and released)",
             alarm.member
         ),
         2 => format!("the data of member {:x} are corrupt", alarm.member),
@@ -180,7 +180,7 @@ fn space(facts: &Facts) -> Finding {
     match (share > 80, is_told) {
         (true, true) => Finding::bad(
             CHECK,
-            format!("{why}: when it is full no lock can be acquired or renewed"),
+            format!("{why}: when it is full no lock can be acquired"),
             "auto-compaction-retention, `etcdctl defrag`, or a greater quota-backend-bytes",
         ),
         (true, false) => Finding::bad(

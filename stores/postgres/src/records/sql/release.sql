@@ -20,6 +20,8 @@ WITH clock AS MATERIALIZED (
 ), changed AS (
   UPDATE {table} t SET
          state = CASE WHEN $3::bool AND t.attempt = 1 THEN 'released' ELSE 'orphaned' END,
+         -- One in which no work was done is no attempt.
+         attempt = CASE WHEN $3::bool AND t.attempt > 1 THEN t.attempt - 1 ELSE t.attempt END,
          lease_until = clock.now,
          -- Keeps the last time slot.
          expires_at = CASE WHEN $3::bool AND t.attempt = 1 AND {slot} IS NULL THEN clock.now + interval '10 minutes'

@@ -172,7 +172,8 @@ impl World {
             (Due::AsAnyClaim(expected), SlotOutcome::Claim(told)) => {
                 let mut kept = request.clone();
                 // From the beginning of the slot on, which may be still to come.
-                kept.retention += slot.duration_since(reply.now).unwrap_or_default();
+                let ahead = slot.duration_since(reply.now).unwrap_or_default();
+                kept.retention = kept.retention.saturating_add(ahead);
                 self.claim_granted(&kept, Work::InSlot(slot), expected, told, now);
             }
             (Due::Missed, _) => self.counts.sometimes("a slot that was missed"),
