@@ -228,7 +228,7 @@ async fn a_claim_that_is_being_committed_is_released_after_that() {
     });
     committed.unwrap();
     assert_eq!(released.unwrap(), OwnerReply::Done);
-    let orphan = ClaimReply::Orphan { attempt: 2 };
+    let orphan = ClaimReply::Orphan { attempt: 1 };
     assert_eq!(records.claim(leaving(ask(&key))).await.unwrap(), orphan);
 }
 
