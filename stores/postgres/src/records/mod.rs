@@ -30,7 +30,7 @@
 //!
 //! - Each operation is one statement and one round trip. All times are the server's (`clock_timestamp()`).
 //! - No operation waits for a row that a transaction has locked. For all other requests such a claim is in progress;
-//!   extending it is answered by [`OwnerReply::Held`](dlock::record::OwnerReply::Held), and tried again soon, since
+//!   extending it is answered by [`OwnerReply::Held`](dlock::record::OwnerReply), and tried again soon, since
 //!   after a rollback its lease may be over; completing, releasing or reading it from outside is retried until the
 //!   transaction has ended.
 //! - A broken connection is replaced, and operations in flight are sent again; an operation always ends within the
