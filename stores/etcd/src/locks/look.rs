@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::store::{Holder, Kind, StoreError};
+use dlock::store::{GrantId, Holder, Kind, StoreError};
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
@@ -54,6 +54,22 @@ pub(crate) async fn list(inner: Arc<Inner>, prefix: String) -> Result<Vec<(LockK
             _ => return Ok(all),
         }
     }
+}
+
+/// Returns the key of a grant, if the grant still has it.
+pub(crate) async fn key_of(
+    inner: &Inner,
+    key: &[u8],
+    grant: GrantId,
+    deadline: Instant,
+) -> Result<Option<KeyValue>, Failure> {
+    let range = RangeRequest {
+        key: key.to_vec(),
+        ..RangeRequest::default()
+    };
+    let reply = inner.links.call(range, deadline).await?;
+    let (found, grant) = (reply.kvs.into_iter().next(), grant.to_string());
+    Ok(found.filter(|found| State::read(&found.value).0 == grant))
 }
 
 /// Ends all grants of a lock. Returns whether there were any.

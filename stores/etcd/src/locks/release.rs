@@ -14,7 +14,7 @@ use super::pool::seconds;
 use super::positions::PositionState;
 use super::session::not_done;
 use super::unowned;
-use crate::client::proto::{Compare, LeaseGrantRequest, RangeRequest, RequestOp, TxnRequest};
+use crate::client::proto::{Compare, LeaseGrantRequest, RequestOp, TxnRequest};
 use crate::client::{Failure, Refusal};
 use crate::clock::Moment;
 
@@ -195,45 +195,27 @@ async fn keep(
 ) -> Result<bool, Failure> {
     let ttl = i64::try_from(seconds(rest)).unwrap_or(i64::MAX);
     let lease = inner.links.call(LeaseGrantRequest { ttl }, deadline).await;
-    if lease.as_ref().is_err_and(|failure| failure.is(Refusal::Full)) {
-        return keep_on_session(inner, id, grant, rest, deadline).await;
-    }
-    let lease = lease.map_err(|failure| Failure::Elsewhere(not_done(failure.error())))?;
-    let key = grant.key.clone();
-    let txn = TxnRequest {
-        compare: Compare::begins(&key, &id.to_string()).into(),
-        success: vec![RequestOp::put(key, State::Kept(rest).write(id), lease.id)],
-        failure: Vec::new(),
+    let is_kept = match lease {
+        Ok(lease) => {
+            let key = grant.key.clone();
+            let txn = TxnRequest {
+                compare: Compare::begins(&key, &id.to_string()).into(),
+                success: vec![RequestOp::put(key, State::Kept(rest).write(id), lease.id)],
+                failure: Vec::new(),
+            };
+            inner.links.call(txn, deadline).await?.succeeded
+        }
+        // Without space for another lease it stays on that of its session: this process deletes it in time, or the session ends
+        // with it.
+        Err(failure) if failure.is(Refusal::Full) => {
+            look::key_of(inner, &grant.key, id, deadline).await?.is_some()
+        }
+        Err(failure) => return Err(Failure::Elsewhere(not_done(failure.error()))),
     };
-    let reply = inner.links.call(txn, deadline).await?;
-    if reply.succeeded {
+    if is_kept {
         inner.grants.is(id, GrantState::Kept, Moment::now() + rest);
     } else {
         inner.grants.remove(id);
     }
-    Ok(reply.succeeded)
-}
-
-/// On a server without space for another lease the key stays on that of its session: this process deletes it in time, or the
-/// session ends with it.
-async fn keep_on_session(
-    inner: &Inner,
-    id: GrantId,
-    grant: &Grant,
-    rest: Duration,
-    deadline: Instant,
-) -> Result<bool, Failure> {
-    let range = RangeRequest {
-        key: grant.key.clone(),
-        ..RangeRequest::default()
-    };
-    let reply = inner.links.call(range, deadline).await?;
-    let found = reply.kvs.first();
-    let is_there = found.is_some_and(|found| State::read(&found.value).0 == id.to_string());
-    if is_there {
-        inner.grants.is(id, GrantState::Kept, Moment::now() + rest);
-    } else {
-        inner.grants.remove(id);
-    }
-    Ok(is_there)
+    Ok(is_kept)
 }

@@ -7,10 +7,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::grants::{Grant, GrantState};
 use super::inner::Inner;
+use super::look;
 use super::names::State;
 use super::session::{Found, Session};
 use crate::client::Failure;
-use crate::client::proto::{Compare, RangeRequest, RequestOp, TxnRequest};
+use crate::client::proto::{Compare, RequestOp, TxnRequest};
 use crate::clock::Moment;
 
 /// Renews a grant by a round of its session, or moves it to a session with a longer lease.
@@ -47,7 +48,7 @@ pub(crate) async fn renew(
         Ok(Found::Keys(keys)) if keys.contains(&grant.key) && inner.grants.is_alone(&grant.key) => true,
         // The key may belong to another grant, and the leader that replies may not have applied what another server has
         // done.
-        Ok(Found::Keys(_)) => look(&inner, &grant, &request, deadline)
+        Ok(Found::Keys(_)) => has_its_key(&inner, &grant, &request, deadline)
             .await
             .map_err(Failure::error)?,
         Err(error) => return Err(error.clone()),
@@ -62,19 +63,13 @@ pub(crate) async fn renew(
 }
 
 /// Whether the grant still has its key. Moves the key back to the grant's session if necessary.
-async fn look(
+async fn has_its_key(
     inner: &Inner,
     grant: &Grant,
     request: &RenewRequest,
     deadline: Instant,
 ) -> Result<bool, Failure> {
-    let range = RangeRequest {
-        key: grant.key.clone(),
-        ..RangeRequest::default()
-    };
-    let reply = inner.links.call(range, deadline).await?;
-    match reply.kvs.first() {
-        Some(found) if State::read(&found.value).0 != request.grant.to_string() => Ok(false),
+    match look::key_of(inner, &grant.key, request.grant, deadline).await? {
         None => Ok(false),
         Some(found) if found.lease == grant.session.id => Ok(true),
         // A request whose reply was lost has moved it.
