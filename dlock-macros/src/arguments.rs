@@ -5,9 +5,9 @@
 //! so they are moved into the future that runs inside the lock. An `async move` block captures only what it names, and
 //! of a struct only the named fields; so each argument is named there as a whole.
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
-use syn::{Attribute, FnArg, Ident, Pat, ReceiverKind, Signature, Stmt, Type, parse_quote_spanned};
+use syn::{Attribute, FnArg, Ident, Pat, PatType, ReceiverKind, Signature, Stmt, Type, parse_quote_spanned};
 
 use crate::names::Names;
 
@@ -33,36 +33,48 @@ impl Arguments {
                 // A reference has nothing to drop.
                 FnArg::Receiver(receiver) => {
                     if !matches!(receiver.kind, ReceiverKind::Reference(..)) {
-                        arguments.take(&[], &receiver.self_token);
+                        arguments.take(&Attributes::default(), &receiver.self_token);
                     }
                 }
                 FnArg::Typed(argument) if matches!(*argument.ty, Type::Reference(_)) => {}
-                FnArg::Typed(argument) => {
-                    let attrs = conditions(&argument.attrs);
-                    let mut bindings = Bindings::default();
-                    bindings.collect(&argument.pat);
-                    if matches!(*argument.pat, Pat::Wild(_)) || (bindings.leave_a_part && !keep_patterns) {
-                        let name = format_ident!("__dlock_argument{index}", span = Span::mixed_site());
-                        // In brackets: attributes that record arguments look for plain names.
-                        let renamed = parse_quote_spanned!(Span::mixed_site()=> (#name));
-                        let pat = std::mem::replace(&mut *argument.pat, renamed);
-                        if matches!(pat, Pat::Wild(_)) {
-                            arguments.take(&attrs, &name);
-                            continue;
-                        }
-                        let mutability = bindings.change_it.then(|| quote!(mut));
-                        arguments.unpack.extend(quote_spanned! {Span::mixed_site()=>
-                            #(#attrs)* let #mutability #name = #name;
-                            #(#attrs)* let #pat = #name;
-                        });
-                    }
-                    for name in bindings.names {
-                        arguments.binding(&attrs, &name, used);
-                    }
-                }
+                FnArg::Typed(argument) => arguments.typed(index, argument, used, keep_patterns),
             }
         }
         arguments
+    }
+
+    fn typed(&mut self, index: usize, argument: &mut PatType, used: &Names, keep_pattern: bool) {
+        let attrs = Attributes::of(&argument.attrs);
+        let mut bindings = Bindings::default();
+        bindings.collect(&argument.pat);
+        let is_moved = matches!(*argument.pat, Pat::Wild(_)) || (bindings.leave_a_part && !keep_pattern);
+        // What is expected comes true in one place: at the variables that are unused, or at the pattern.
+        let expected_of_names = bindings.names.iter().any(|name| !is_used(name, used));
+        if is_moved || expected_of_names {
+            argument.attrs.retain(|attr| !Role::Expectation.is_of(attr));
+        }
+        if is_moved {
+            let name = format_ident!("__dlock_argument{index}", span = Span::mixed_site());
+            // In brackets: attributes that record arguments look for plain names.
+            let renamed = parse_quote_spanned!(Span::mixed_site()=> (#name));
+            let pat = std::mem::replace(&mut *argument.pat, renamed);
+            if matches!(pat, Pat::Wild(_)) {
+                self.take(&attrs, &name);
+                return;
+            }
+            let mutability = bindings.change_it.then(|| quote!(mut));
+            let Attributes {
+                conditions, lints, ..
+            } = &attrs;
+            let expected = attrs.expected.iter().filter(|_| !expected_of_names);
+            self.unpack.extend(quote_spanned! {Span::mixed_site()=>
+                #(#conditions)* let #mutability #name = #name;
+                #(#conditions)* #(#lints)* #(#expected)* let #pat = #name;
+            });
+        }
+        for name in bindings.names {
+            self.binding(&attrs, &name, used);
+        }
     }
 
     /// Arguments that these statements name.
@@ -75,19 +87,26 @@ impl Arguments {
     }
 
     /// A variable that holds an argument.
-    pub(crate) fn binding(&mut self, attrs: &[&Attribute], name: &Ident, used: &Names) {
-        if used.contains(name) || name.to_string().starts_with('_') {
+    pub(crate) fn binding(&mut self, attrs: &Attributes, name: &Ident, used: &Names) {
+        if is_used(name, used) {
             self.take(attrs, name);
         } else {
-            // It is unused, and the compiler must warn of that.
-            self.take
-                .push(quote_spanned!(Span::mixed_site()=> #(#attrs)* let #name = #name;));
+            // The compiler must warn of that, unless it is told not to.
+            let Attributes {
+                conditions,
+                lints,
+                expected,
+            } = attrs;
+            self.take.push(quote_spanned! {Span::mixed_site()=>
+                #(#conditions)* #(#lints)* #(#expected)* let #name = #name;
+            });
         }
     }
 
-    fn take(&mut self, attrs: &[&Attribute], name: &impl ToTokens) {
+    fn take(&mut self, attrs: &Attributes, name: &impl ToTokens) {
+        let conditions = &attrs.conditions;
         self.take.push(quote_spanned! {Span::mixed_site()=>
-            #(#attrs)*
+            #(#conditions)*
             #[allow(clippy::used_underscore_binding)]
             let _ = &#name;
         });
@@ -100,9 +119,86 @@ impl Arguments {
     }
 }
 
-/// `#[cfg]`s, under which an argument may be absent.
-fn conditions(attrs: &[Attribute]) -> Vec<&Attribute> {
-    attrs.iter().filter(|attr| attr.path().is_ident("cfg")).collect()
+/// Whether the compiler has nothing to say of a variable.
+fn is_used(name: &Ident, used: &Names) -> bool {
+    used.contains(name) || name.to_string().starts_with('_')
+}
+
+/// The attributes of an argument that its statements need as well.
+#[derive(Default)]
+pub(crate) struct Attributes {
+    conditions: Vec<Attribute>,
+    lints: Vec<Attribute>,
+    expected: Vec<Attribute>,
+}
+
+impl Attributes {
+    pub(crate) fn of(attrs: &[Attribute]) -> Attributes {
+        let all = |role: Role| attrs.iter().filter(|attr| role.is_of(attr)).cloned().collect();
+        Attributes {
+            conditions: all(Role::Condition),
+            lints: all(Role::Lint),
+            expected: all(Role::Expectation),
+        }
+    }
+}
+
+/// What an attribute is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    /// The argument may be absent.
+    Condition,
+    /// What the compiler says of it.
+    Lint,
+    /// What it has to have said.
+    Expectation,
+}
+
+impl Role {
+    fn is_of(self, attr: &Attribute) -> bool {
+        Role::of(attr) == Some(self)
+    }
+
+    /// `None` if it is for another attribute, and has no meaning on a statement.
+    fn of(attr: &Attribute) -> Option<Role> {
+        let roles: Option<Vec<Role>> = names(attr).iter().map(|name| Role::named(name)).collect();
+        let roles = roles?;
+        let has = |role| roles.contains(&role).then_some(role);
+        has(Role::Condition)
+            .or(has(Role::Expectation))
+            .or(has(Role::Lint))
+    }
+
+    fn named(attribute: &str) -> Option<Role> {
+        match attribute {
+            "cfg" => Some(Role::Condition),
+            "allow" | "warn" | "deny" | "forbid" => Some(Role::Lint),
+            "expect" => Some(Role::Expectation),
+            _ => None,
+        }
+    }
+}
+
+/// The name of an attribute, or those of the ones in a `cfg_attr`.
+fn names(attr: &Attribute) -> Vec<String> {
+    if !attr.path().is_ident("cfg_attr") {
+        return attr
+            .path()
+            .get_ident()
+            .map(Ident::to_string)
+            .into_iter()
+            .collect();
+    }
+    let Ok(list) = attr.meta.require_list() else {
+        return Vec::new();
+    };
+    let tokens: Vec<TokenTree> = list.tokens.clone().into_iter().collect();
+    // Each name comes after a comma, the first one after that of the condition.
+    let name = |pair: &[TokenTree]| match pair {
+        [TokenTree::Punct(comma), TokenTree::Ident(name)] if comma.as_char() == ',' => Some(name.to_string()),
+        _ => None,
+    };
+    tokens.windows(2).filter_map(name).collect()
 }
 
 /// The variables of a pattern.

@@ -10,7 +10,7 @@ use quote::{ToTokens, quote};
 use syn::visit_mut::{self, VisitMut};
 use syn::{Block, Expr, ExprAsync, Ident, Local, Pat, Stmt, Type, parse_quote};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Attributes};
 use crate::function::{Function, ends};
 use crate::locked::Locked;
 use crate::names::Names;
@@ -39,7 +39,9 @@ pub(crate) fn lock(options: &Options, function: &Function, future: &mut Expr) {
         function,
         done: false,
     };
-    visit.visit_expr_mut(future);
+    if function.is_of_async_trait() {
+        visit.visit_expr_mut(future);
+    }
     if !visit.done
         && let Expr::Call(call) = future
         && let Some(Expr::Async(block)) = call.args.first_mut()
@@ -80,16 +82,20 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
+    /// `None` if there is any other statement: it may be the user's, and belongs to the body.
     fn of(block: &'a Block) -> Option<Parts<'a>> {
-        let at = block.stmts.iter().position(|stmt| result(stmt).is_some())?;
-        let (output, body) = result(&block.stmts[at])?;
-        let first_local = block
-            .stmts
-            .iter()
-            .position(|stmt| matches!(stmt, Stmt::Local(_)))?;
+        let hints = usize::from(block.stmts.first().is_some_and(is_hint));
+        let (hint, stmts) = block.stmts.split_at(hints);
+        let count = stmts.iter().take_while(|stmt| is_argument(stmt)).count();
+        let (arguments, stmts) = stmts.split_at(count);
+        let (output, body) = match stmts {
+            [result] => result_of(result, "_")?,
+            [result, end] if named(end)? == "__ret" => result_of(result, "__ret")?,
+            _ => return None,
+        };
         Some(Parts {
-            hint: &block.stmts[..first_local],
-            arguments: &block.stmts[first_local..at],
+            hint,
+            arguments,
             output: output.clone(),
             body,
         })
@@ -100,14 +106,13 @@ impl<'a> Parts<'a> {
         let mut used = Names::default();
         used.add(options.written.clone());
         used.add(body.clone());
-        let renamed = self.arguments.iter().filter_map(declared);
         let mut arguments = Arguments::unpacked_by(self.arguments);
         let mut self_is = None;
-        for name in renamed {
+        for (local, name) in self.arguments.iter().filter_map(declared) {
             if name == "__self" {
                 self_is = Some(name.clone());
             }
-            arguments.binding(&[], name, &used);
+            arguments.binding(&Attributes::of(&local.attrs), name, &used);
         }
         let locked = Locked {
             options,
@@ -127,8 +132,36 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// `let __ret: T = { … };`, or `let _: () = { … };`.
-fn result(stmt: &Stmt) -> Option<(&Type, &Block)> {
+/// `if let Some(__ret) = None::<T> { return __ret; }`
+fn is_hint(stmt: &Stmt) -> bool {
+    let Stmt::Expr(Expr::If(hint), None) = stmt else {
+        return false;
+    };
+    let Expr::Let(condition) = &*hint.cond else {
+        return false;
+    };
+    matches!(&*condition.expr, Expr::Path(none) if none.path.segments.last().is_some_and(|last| last.ident == "None"))
+}
+
+/// `let x = x;`, `let __self = self;`, or `let (a, b) = { let __arg1 = __arg1; __arg1 };`.
+fn is_argument(stmt: &Stmt) -> bool {
+    if let Some((local, name)) = declared(stmt) {
+        let value = local.init.as_ref().and_then(|init| variable(&init.expr));
+        return value.is_some_and(|value| value == name || (value == "self" && name == "__self"));
+    }
+    let Stmt::Local(Local { init: Some(init), .. }) = stmt else {
+        return false;
+    };
+    match &*init.expr {
+        Expr::Block(moved) => {
+            matches!(&*moved.block.stmts, [local, end] if is_argument(local) && named(end).is_some())
+        }
+        _ => false,
+    }
+}
+
+/// `let name: T = { … };`, where `_` has no value.
+fn result_of<'a>(stmt: &'a Stmt, name: &str) -> Option<(&'a Type, &'a Block)> {
     let Stmt::Local(Local {
         pat: Pat::Type(typed),
         init: Some(init),
@@ -140,22 +173,36 @@ fn result(stmt: &Stmt) -> Option<(&Type, &Block)> {
     let Expr::Block(body) = &*init.expr else {
         return None;
     };
-    let unit = matches!(&*typed.ty, Type::Tuple(unit) if unit.elems.is_empty());
-    let named = match &*typed.pat {
-        Pat::Ident(name) => name.ident == "__ret",
-        Pat::Wild(_) => unit,
+    let is_named = match &*typed.pat {
+        Pat::Ident(pat) => pat.ident == name,
+        Pat::Wild(_) => name == "_" && matches!(&*typed.ty, Type::Tuple(unit) if unit.elems.is_empty()),
         _ => false,
     };
-    named.then_some((&*typed.ty, &body.block))
+    is_named.then_some((&*typed.ty, &body.block))
 }
 
-/// The variable of `let x = x;`.
-fn declared(stmt: &Stmt) -> Option<&Ident> {
+/// The variable that a `let` without a pattern declares.
+fn declared(stmt: &Stmt) -> Option<(&Local, &Ident)> {
     match stmt {
-        Stmt::Local(Local {
-            pat: Pat::Ident(name),
-            ..
-        }) => Some(&name.ident),
+        Stmt::Local(local) => match &local.pat {
+            Pat::Ident(name) => Some((local, &name.ident)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The variable that a block ends with.
+fn named(stmt: &Stmt) -> Option<&Ident> {
+    match stmt {
+        Stmt::Expr(value, None) => variable(value),
+        _ => None,
+    }
+}
+
+fn variable(value: &Expr) -> Option<&Ident> {
+    match value {
+        Expr::Path(path) if path.qself.is_none() => path.path.get_ident(),
         _ => None,
     }
 }

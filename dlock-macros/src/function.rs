@@ -44,7 +44,7 @@ impl Parse for Function {
                 input.error("there is no body here: put this attribute on the implementations of the method")
             );
         }
-        match input.parse()? {
+        match visible(input.parse()?) {
             TokenTree::Group(body) if body.delimiter() == Delimiter::Brace => Ok(Function {
                 attrs,
                 vis,
@@ -57,6 +57,19 @@ impl Parse for Function {
     }
 }
 
+/// The token without the invisible groups around a `macro_rules!` variable.
+fn visible(token: TokenTree) -> TokenTree {
+    if let TokenTree::Group(group) = &token
+        && group.delimiter() == Delimiter::None
+    {
+        let mut inside = group.stream().into_iter();
+        if let (Some(only), None) = (inside.next(), inside.next()) {
+            return visible(only);
+        }
+    }
+    token
+}
+
 impl Function {
     /// Whether one of the attributes that are still to be expanded has this name, also inside a `cfg_attr`.
     pub(crate) fn has_attribute(&self, name: &str) -> bool {
@@ -67,6 +80,11 @@ impl Function {
             }
             names.has(name) || attr.path().segments.last().is_some_and(|last| last.ident == name)
         })
+    }
+
+    /// Whether `#[async_trait]` made it what it is: each of its functions has this lifetime.
+    pub(crate) fn is_of_async_trait(&self) -> bool {
+        (self.sig.generics.lifetimes()).any(|param| param.lifetime.ident == "async_trait")
     }
 
     /// The first and the last token of the return type, or the name of a function without one.
@@ -105,10 +123,12 @@ pub(crate) fn braces(of: &Group, inside: TokenStream) -> Group {
     braces
 }
 
-/// The return type, as it may be named inside the function: `impl Trait` is inferred.
+/// The return type, as it may be named inside the function: `impl Trait` is inferred, and so is `!`, which is no type
+/// elsewhere.
 pub(crate) fn nameable(output: &ReturnType) -> Type {
     match output {
         ReturnType::Default => parse_quote!(()),
+        ReturnType::Type(_, ty) if matches!(bare(ty), Type::Never(_)) => parse_quote!(_),
         ReturnType::Type(_, ty) => {
             let mut ty = (**ty).clone();
             EraseImplTrait.visit_type_mut(&mut ty);

@@ -55,7 +55,7 @@ use proc_macro::TokenStream;
 /// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
 /// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
 /// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
-/// | `group = "orders"` | the text of the key | the name of these locks in metrics and traces: the same text for all calls |
+/// | `group = "orders"` | the text of `key = "…"`, or none | the name of these locks in metrics and traces: the same text for all calls |
 /// | `prefer_writers = true` | `false` | with `kind = write`: [readers yield](#kinds) to waiting calls |
 /// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no limit | the longest wait for the lock; `wait = try` asks once |

@@ -29,7 +29,8 @@ impl Locked<'_> {
     ///
     /// One block owns the arguments, computes the key, acquires, enters the frame and runs the body, so that each
     /// argument is kept once. It runs inside a future that releases the lock when everything in the block is dropped;
-    /// on a panic and on cancellation the same order holds.
+    /// on a panic and on cancellation the same order holds. The braces around the body are of this crate's edition, so what
+    /// the last expression of the body borrows is dropped before the arguments in every edition of the user.
     pub(crate) fn expand(&self) -> TokenStream {
         let krate = self.krate();
         let output = self.output;
@@ -156,7 +157,13 @@ impl Locked<'_> {
         let call = |path: &syn::ExprPath| {
             let at = path.span().resolved_at(site);
             // With its type, so that a function that returns another one gets the error itself.
-            quote_spanned!(at=> { let __dlock_output: #output = #path(__dlock_error); __dlock_output })
+            quote_spanned! {at=> {
+                // A function that never returns may be named.
+                #[allow(clippy::diverging_sub_expression)]
+                let __dlock_output: #output = #path(__dlock_error);
+                #[allow(unreachable_code)]
+                __dlock_output
+            }}
         };
         let busy = self.options.settings.on_busy.as_ref().map(|path| {
             let call = call(path);

@@ -184,7 +184,11 @@ impl Reader {
             "client" => self.client = Some(value::bare(equals(&name, input)?.parse()?)),
             "keep" => self.keep = Some(Time::parse(&name, equals(&name, input)?)?),
             "lease" => self.lease = Some(Time::parse(&name, equals(&name, input)?)?),
-            "wait" => self.wait = Some(Time::parse(&name, equals(&name, input)?)?),
+            "wait" => {
+                let value = equals(&name, input)?;
+                let time = Time::parse_or_say(&name, value, ": not to wait, leave it out")?;
+                self.wait = Some(time);
+            }
             "attempts" => self.attempts = Some(value::count(&name, equals(&name, input)?)?),
             "crate" => self.krate = Some(equals(&name, input)?.call(Path::parse_mod_style)?),
             text => {

@@ -45,7 +45,7 @@ pub(crate) struct Options {
 pub(crate) struct Settings {
     /// The kind of lock; the plain lock without it.
     pub(crate) kind: Option<Ident>,
-    /// The name of these locks in metrics; the text of the key without it.
+    /// The name of these locks in metrics; the text of the key without it, if it has one.
     pub(crate) group: Option<String>,
     /// Whether readers yield to a waiting writer.
     pub(crate) prefer_writers: bool,

@@ -18,21 +18,19 @@ pub(crate) enum Time {
 
 impl Time {
     pub(crate) fn parse(option: &Ident, input: ParseStream<'_>) -> Result<Time> {
+        Time::parse_or_say(option, input, "")
+    }
+
+    /// `instead` is what the error about a zero ends with: what to write.
+    pub(crate) fn parse_or_say(option: &Ident, input: ParseStream<'_>, instead: &str) -> Result<Time> {
         let value = bare(input.parse()?);
         match &value {
             Expr::Lit(literal) => match &literal.lit {
                 Lit::Str(text) => match humantime::parse_duration(&text.value()) {
-                    Ok(time) if time.is_zero() => {
-                        let hint = if option == "wait" {
-                            ": to ask once, write `wait = try`"
-                        } else {
-                            ""
-                        };
-                        Err(Error::new_spanned(
-                            text,
-                            format!("`{option}` cannot be zero{hint}"),
-                        ))
-                    }
+                    Ok(time) if time.is_zero() => Err(Error::new_spanned(
+                        text,
+                        format!("`{option}` cannot be zero{instead}"),
+                    )),
                     Ok(time) => Ok(Time::Literal(time)),
                     Err(error) => {
                         let text_is = text.token();
@@ -92,7 +90,7 @@ impl Wait {
             input.parse::<Token![try]>()?;
             return Ok(Wait::Try);
         }
-        Time::parse(option, input).map(Wait::AtMost)
+        Time::parse_or_say(option, input, ": to ask once, write `wait = try`").map(Wait::AtMost)
     }
 }
 

@@ -261,6 +261,34 @@ mod with_async_trait {
         assert_eq!(store.shown(1).await, "1");
     }
 
+    #[async_trait]
+    trait Conditional {
+        async fn conditional(
+            &self,
+            #[cfg(any())] gone: Missing,
+            #[cfg(any())] pair: (Missing, Missing),
+            #[cfg(not(any()))] there: u32,
+        ) -> Result<u32, Error>;
+    }
+
+    #[async_trait]
+    impl Conditional for Store {
+        #[distributed_lock(key = "k", lock = self.locks)]
+        async fn conditional(
+            &self,
+            #[cfg(any())] gone: Missing,
+            #[cfg(any())] (left, right): (Missing, Missing),
+            #[cfg(not(any()))] there: u32,
+        ) -> Result<u32, Error> {
+            Ok(there)
+        }
+    }
+
+    #[tokio::test]
+    async fn arguments_may_have_conditions() {
+        assert_eq!(Store::new().conditional(3).await.unwrap(), 3);
+    }
+
     #[async_trait(?Send)]
     trait Local {
         async fn local(&self, shared: std::rc::Rc<u32>) -> Result<u32, Error>;
@@ -299,5 +327,44 @@ mod boxed_by_hand {
     #[tokio::test]
     async fn a_boxed_future_runs_under_its_lock() {
         assert_eq!(boxed(LockClient::memory(), 1).await.unwrap(), "1");
+    }
+
+    type Seen = Arc<parking_lot::Mutex<Vec<(&'static str, bool)>>>;
+
+    /// Writes down which statement ran, and whether it did under the lock.
+    fn see(seen: &Seen, name: &'static str) {
+        seen.lock().push((name, dlock::current().is_some()));
+    }
+
+    #[distributed_lock(key = "k", lock = client, on_error = drop)]
+    fn with_a_block(client: LockClient, seen: Seen) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            let seen = seen;
+            see(&seen, "before");
+            let _: () = { see(&seen, "block") };
+            see(&seen, "after");
+        })
+    }
+
+    #[distributed_lock(key = "k", lock = client, on_error = drop)]
+    fn with_a_future(client: LockClient, seen: Seen) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            see(&seen, "before");
+            let also_seen = seen.clone();
+            let inner = async move {
+                let _: () = { see(&also_seen, "block") };
+            };
+            inner.await;
+            see(&seen, "after");
+        })
+    }
+
+    #[tokio::test]
+    async fn a_block_of_no_value_is_a_statement_like_others() {
+        for boxed in [with_a_block, with_a_future] {
+            let seen = Seen::default();
+            boxed(LockClient::memory(), seen.clone()).await;
+            assert_eq!(*seen.lock(), [("before", true), ("block", true), ("after", true)]);
+        }
     }
 }

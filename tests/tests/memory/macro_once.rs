@@ -60,6 +60,20 @@ fn body_runs_once_for_each_key_and_again_after_a_failure() {
     });
 }
 
+macro_rules! once_only {
+    ($name:ident, $body:block) => {
+        #[once(key = "made", client = LockClient::memory())]
+        async fn $name() -> Result<u32, NotRun> $body
+    };
+}
+
+once_only!(body_of_a_macro, { Ok(7) });
+
+#[tokio::test]
+async fn body_may_be_of_a_macro() {
+    assert!(matches!(body_of_a_macro().await, Ok(7)));
+}
+
 #[test]
 fn call_without_a_result_says_why() {
     paused_for(DAY, async {

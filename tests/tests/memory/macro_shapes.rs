@@ -457,6 +457,43 @@ mod signatures {
 
     locked!(made_by_a_macro, "made", "1s", LockClient::memory());
 
+    macro_rules! locked_body {
+        ($name:ident, $output:ty, $body:block) => {
+            #[distributed_lock(key = "made", lock = LockClient::memory())]
+            async fn $name() -> $output $body
+        };
+    }
+
+    locked_body!(body_of_a_macro, Result<String, Error>, { Ok(key()) });
+
+    macro_rules! locked_again {
+        ($name:ident, $body:block) => {
+            locked_body!($name, Result<String, Error>, $body);
+        };
+    }
+
+    locked_again!(body_of_two_macros, {
+        let text = key();
+        Ok(text)
+    });
+
+    fn stopped(error: Error) -> ! {
+        panic!("{error}");
+    }
+
+    #[distributed_lock(key = "k", lock = client, on_error = stopped)]
+    async fn never_returns(client: LockClient, calls: &Mutex<u32>) -> ! {
+        loop {
+            *calls.lock() += u32::from(key() == "k");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[distributed_lock(key = "k", lock = client, wait = try, on_error = stopped)]
+    async fn panics(client: &LockClient) -> ! {
+        panic!("in the body of {}", key());
+    }
+
     #[tokio::test]
     async fn generics_lifetimes_and_impl_trait_stay() {
         let client = LockClient::memory();
@@ -496,6 +533,20 @@ mod signatures {
         assert_eq!(options(client.clone(), 1).await.unwrap(), "k");
         assert_eq!(recursive(&client, 3).await.unwrap(), 3);
         assert_eq!(made_by_a_macro().await.unwrap(), "made");
+        assert_eq!(body_of_a_macro().await.unwrap(), "made");
+        assert_eq!(body_of_two_macros().await.unwrap(), "made");
+    }
+
+    #[tokio::test]
+    async fn a_function_may_never_return() {
+        let (client, calls) = (LockClient::memory(), Mutex::new(0));
+        let soon = Duration::from_millis(20);
+        let call = tokio::time::timeout(soon, never_returns(client.clone(), &calls));
+        assert!(call.await.is_err());
+        assert!(*calls.lock() > 0);
+        let call = tokio::spawn(async move { panics(&client).await });
+        let why = call.await.unwrap_err().into_panic();
+        assert_eq!(why.downcast_ref::<String>().unwrap(), "in the body of k");
     }
 }
 

@@ -89,6 +89,20 @@ mod on_one_line {
     #[distributed_lock(key = "m")]
     pub(crate) async fn default() -> Outcome { Ok(3) }
 
+    #[distributed_lock(key = "m", lock = client, on_error = ended)]
+    pub(crate) async fn never(client: LockClient) -> ! { std::future::pending().await }
+
+    #[distributed_lock(key = "m", lock = client, on_error = ended)]
+    pub(crate) async fn panics(client: LockClient) -> ! { panic!("on purpose") }
+
+    #[distributed_lock(key = "m", lock = client, on_error = ended)]
+    pub(crate) async fn turns(client: LockClient) -> ! { loop { tokio::task::yield_now().await; } }
+
+    #[distributed_lock(key = "m", lock = client, on_error = ended)]
+    pub(crate) async fn returns_or_panics(client: LockClient) -> u32 { 3 }
+
+    fn ended(_: Error) -> ! { panic!("on purpose") }
+
     fn skipped(_: Error) -> Outcome { Ok(0) }
 
     fn text(_: Error) -> String { String::new() }
@@ -101,6 +115,15 @@ mod on_one_line {
     }
 
     locked!(of_a_macro, Ok(3));
+
+    macro_rules! locked_body {
+        ($name:ident, $body:block) => {
+            #[distributed_lock(key = "m", lock = LockClient::memory())]
+            pub(crate) async fn $name() -> Outcome $body
+        };
+    }
+
+    locked_body!(body_of_a_macro, { Ok(3) });
 }
 
 #[distributed_lock(key = "m:{n}", lock = client)]
@@ -208,6 +231,40 @@ mod arguments {
         Ok(id)
     }
 
+    #[distributed_lock(key = "m", lock = client)]
+    pub(crate) async fn unused_on_purpose(
+        client: LockClient,
+        #[allow(unused_variables)] allowed: u32,
+        #[expect(unused_variables)] expected: u32,
+        #[cfg_attr(all(), allow(unused_variables))] allowed_here: u32,
+        #[cfg_attr(all(), expect(unused_variables))] expected_here: u32,
+        #[expect(unused_variables)] reference: &str,
+    ) -> Outcome {
+        Ok(3)
+    }
+
+    #[distributed_lock(key = "m", lock = client)]
+    pub(crate) async fn unused_in_part(
+        client: LockClient,
+        #[expect(unused_mut)] mut a: u32,
+        #[expect(unused_variables)] Order { id, .. }: Order,
+        #[expect(unused_mut)] (mut b, _): (u32, String),
+        #[allow(unused_mut, unused_variables)] (mut c, _): (u32, String),
+    ) -> Outcome {
+        Ok(a + b)
+    }
+
+    #[distributed_lock(key = "m", lock = client)]
+    #[tracing::instrument(skip_all)]
+    pub(crate) async fn unused_under_a_trace(
+        client: LockClient,
+        #[expect(unused_variables)] a: u32,
+        #[expect(unused_variables)] Order { id, .. }: Order,
+        #[expect(unused_mut)] (mut b, _): (u32, String),
+    ) -> Outcome {
+        Ok(b)
+    }
+
     #[distributed_lock(key = "m:{}", key = id)]
     #[cfg(any())]
     pub(crate) async fn not_there(id: u32) -> Outcome {
@@ -237,6 +294,7 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
         on_one_line::call(client()).await,
         on_one_line::by_reference(&client()).await,
         Ok(on_one_line::literal(client()).await),
+        Ok(on_one_line::returns_or_panics(client()).await),
         Ok(on_one_line::path(client(), 3).await),
         Ok(on_one_line::block(client(), 3).await),
         on_one_line::branches(client(), 3).await,
@@ -246,6 +304,7 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
         on_one_line::runs_on(client()).await,
         on_one_line::several(client()).await,
         on_one_line::of_a_macro(client()).await,
+        on_one_line::body_of_a_macro().await,
         over_several(client(), 2).await,
         returns(client(), 4).await,
         traced::above(client(), 3).await,
@@ -262,11 +321,14 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
         .await,
         arguments::changed(client(), 2, String::new(), Vec::new()).await,
         arguments::borrowed(&client(), &order(), 3_u16).await,
+        arguments::unused_on_purpose(client(), 1, 1, 1, 1, "n").await,
+        arguments::unused_in_part(client(), 1, order(), (2, String::new()), (1, String::new())).await,
+        arguments::unused_under_a_trace(client(), 1, order(), (3, String::new())).await,
         on_one_line::closure(client()).await.map(|make| make()),
     ] {
         sum += outcome.expect("the lock is free");
     }
-    assert_eq!(sum, 23 * 3);
+    assert_eq!(sum, 28 * 3);
     on_one_line::nothing(client()).await;
     on_one_line::statement(client()).await;
     on_one_line::unit_call(client(), String::new()).await;
@@ -274,6 +336,16 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
     assert_eq!(on_one_line::macro_value(client(), 3).await, "3");
     assert_eq!(on_one_line::future(client()).await.expect("free").await, 3);
     assert_eq!(on_one_line::large(client()).await.expect("free"), 0);
+    let soon = std::time::Duration::from_millis(5);
+    for never in [
+        tokio::time::timeout(soon, on_one_line::never(client())).await,
+        tokio::time::timeout(soon, on_one_line::turns(client())).await,
+    ] {
+        never.expect_err("never is longer");
+    }
+    tokio::spawn(async { on_one_line::panics(LockClient::memory()).await })
+        .await
+        .expect_err("it panics");
     assert!(
         on_one_line::default().await.is_err(),
         "there is no default client"

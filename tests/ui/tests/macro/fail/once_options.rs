@@ -30,6 +30,11 @@ async fn no_duration() -> Result<(), NotRun> {
     Ok(())
 }
 
+#[once(key = "welcome", wait = "0s")]
+async fn zero_wait() -> Result<(), NotRun> {
+    Ok(())
+}
+
 #[once(key = "welcome")]
 fn not_async() -> Result<(), NotRun> {
     Ok(())
