@@ -2,12 +2,15 @@
 
 use std::time::Instant;
 
+use dlock::LockKey;
 use dlock::store::counter::{CounterReply, CounterStep};
-use dlock::store::{Kind, ReleaseRequest};
+use dlock::store::{Kind, ReleaseRequest, StoreError};
 
 use crate::case::Case;
 use crate::promise::{Promise, REFUSED};
 use crate::verbs::{Peer, is_key_taken, is_not_done};
+
+const KEY_TAKEN: Promise = Promise("KeyTaken: The key holds other data; the step was not done");
 
 /// Kinds that share their data.
 fn family(kind: Kind) -> u8 {
@@ -21,7 +24,7 @@ fn family(kind: Kind) -> u8 {
 }
 
 /// Makes the key hold data of a kind; returns how to release it.
-async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &dlock::LockKey) {
+async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &LockKey) {
     match kind {
         Kind::Latch => {
             let reply = peer.count(key, CounterStep::SetCount { count: 3 }).await;
@@ -37,7 +40,6 @@ async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &dlock::LockKey) {
 }
 
 pub async fn key_of_another_kind_is_taken(case: Case) {
-    let promise = Promise("KeyTaken: The key holds other data; the step was not done");
     let (a, b) = case.peers().await;
     for held in Kind::ALL.into_iter().filter(|kind| case.has(*kind)) {
         for asked in Kind::ALL.into_iter().filter(|kind| case.has(*kind)) {
@@ -46,34 +48,61 @@ pub async fn key_of_another_kind_is_taken(case: Case) {
             }
             let key = case.key(&format!("{held}-{asked}"));
             occupy(&case, &a, held, &key).await;
-            let begun = Instant::now();
-            loop {
-                let error = match asked {
-                    Kind::Latch => b.count(&key, CounterStep::SetCount { count: 1 }).await.err(),
-                    _ => {
-                        let request = b.request(asked, &key, case.long());
-                        let undone = ReleaseRequest::new(asked, key.clone(), request.grant);
-                        let error = b.acquire(request).await.err();
-                        if error.as_ref().is_some_and(|error| !is_not_done(error)) {
-                            let _ = b.release(undone).await;
-                        }
-                        error
-                    }
-                };
-                if error.as_ref().is_some_and(is_key_taken) {
-                    break;
-                }
-                // A store of several servers has not reached all of them when a majority has replied. A server that
-                // receives both kinds in the other order may grant what the other servers refuse, until that is
-                // released.
-                let may_pass = error.as_ref().is_some_and(|error| !is_not_done(error));
-                promise.holds(
-                    may_pass && begun.elapsed() < case.patience(),
-                    (held, asked, error),
-                );
-                tokio::time::sleep(case.tick() / 4).await;
+            for look in look(asked).map(Some).into_iter().chain([None]) {
+                refuses(&case, &b, (held, asked), look, &key).await;
             }
         }
+    }
+}
+
+/// Expects that the key is taken for a step on its number, or for an acquire.
+async fn refuses(
+    case: &Case,
+    peer: &Peer,
+    (held, asked): (Kind, Kind),
+    look: Option<CounterStep>,
+    key: &LockKey,
+) {
+    let begun = Instant::now();
+    loop {
+        let error = match look {
+            Some(look) => peer.count(key, look).await.err(),
+            None => ask(case, peer, asked, key).await,
+        };
+        if error.as_ref().is_some_and(is_key_taken) {
+            return;
+        }
+        // A store of several servers has not reached all of them when a majority has replied. A server that receives both
+        // kinds in the other order may grant what the other servers refuse, until that is released.
+        let may_pass = error.as_ref().is_some_and(|error| !is_not_done(error));
+        KEY_TAKEN.holds(
+            may_pass && begun.elapsed() < case.patience(),
+            (held, asked, look, error),
+        );
+        tokio::time::sleep(case.tick() / 4).await;
+    }
+}
+
+/// Asks for the key as a kind, and returns the error. What may have been granted is released.
+async fn ask(case: &Case, peer: &Peer, kind: Kind, key: &LockKey) -> Option<StoreError> {
+    if kind == Kind::Latch {
+        return peer.count(key, CounterStep::SetCount { count: 1 }).await.err();
+    }
+    let request = peer.request(kind, key, case.long());
+    let undone = ReleaseRequest::new(kind, key.clone(), request.grant);
+    let error = peer.acquire(request).await.err();
+    if error.as_ref().is_some_and(|error| !is_not_done(error)) {
+        let _ = peer.release(undone).await;
+    }
+    error
+}
+
+/// The step that reads the number of a kind: a waiter for a latch must not take a lock for a latch at zero.
+fn look(kind: Kind) -> Option<CounterStep> {
+    match kind {
+        Kind::Latch => Some(CounterStep::Count),
+        Kind::Permit | Kind::Unowned => Some(CounterStep::Permits),
+        _ => None,
     }
 }
 

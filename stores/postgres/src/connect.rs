@@ -204,7 +204,8 @@ impl Connector {
 
     /// The milliseconds after which the server gives up: a little before the client, so that the outcome is known.
     fn server_limit(&self) -> u128 {
-        (self.timeout.as_millis() * 4 / 5).max(1)
+        const LONGEST: u128 = i32::MAX as u128;
+        (self.timeout.as_millis() * 4 / 5).clamp(1, LONGEST)
     }
 
     /// Runs the SQL that creates a table. `IF NOT EXISTS` alone fails if two clients create it concurrently.
@@ -237,5 +238,20 @@ impl fmt::Debug for Connector {
         f.debug_struct("Connector")
             .field("address", &self.address)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_postgres::NoTls;
+
+    use super::*;
+
+    #[test]
+    fn server_gives_up_before_the_client_and_within_the_longest_limit_that_it_takes() {
+        let limit = |timeout| Connector::new(&Config::new(), NoTls, timeout).server_limit();
+        assert_eq!(limit(Duration::from_millis(1)), 1);
+        assert_eq!(limit(Duration::from_secs(1)), 800);
+        assert_eq!(limit(Duration::from_secs(365 * 24 * 60 * 60)), 2_147_483_647);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{
     AcquireReply, AcquireRequest, Busy, GivenLease, GrantId, Granted, Kind, Outcome, Reason, StoreError,
 };
@@ -328,8 +329,14 @@ impl Attempt<'_> {
 }
 
 /// Returns the lease that the session provides if it is shorter than the requested one.
-pub(crate) fn given(kept_until: Instant, called: Instant, asked: Duration) -> Option<GivenLease> {
-    let left = kept_until.saturating_duration_since(called);
+pub(crate) fn given(kept_until: Moment, called: Instant, asked: Duration) -> Option<GivenLease> {
+    // Later than that if the machine was suspended since, which makes the lease shorter.
+    let called = Moment::now().earlier_by(called.elapsed());
+    shorter(kept_until, called, asked)
+}
+
+fn shorter(kept_until: Moment, called: Moment, asked: Duration) -> Option<GivenLease> {
+    let left = kept_until.since(called);
     (left < asked).then(|| GivenLease::new(left))
 }
 
@@ -408,12 +415,14 @@ mod tests {
 
     #[test]
     fn lease_is_never_longer_than_the_session_is_kept() {
-        let (now, s) = (Instant::now(), Duration::from_secs);
-        assert_eq!(given(now + s(10), now, s(30)), Some(GivenLease::new(s(10))));
-        assert_eq!(given(now + s(40), now, s(30)), None);
+        let (now, s) = (Moment::now(), Duration::from_secs);
+        assert_eq!(shorter(now + s(10), now, s(30)), Some(GivenLease::new(s(10))));
+        assert_eq!(shorter(now + s(40), now, s(30)), None);
         assert_eq!(
-            given(now, now + s(1), s(30)),
+            shorter(now, now + s(1), s(30)),
             Some(GivenLease::new(Duration::ZERO))
         );
+        assert!(given(Moment::now() + s(10), Instant::now(), s(30)).is_some());
+        assert_eq!(given(Moment::now() + s(40), Instant::now(), s(30)), None);
     }
 }

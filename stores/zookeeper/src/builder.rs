@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dlock::store::queue::check_timeout;
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 
@@ -111,7 +112,7 @@ impl ZookeeperLocksBuilder {
         self
     }
 
-    /// Sets how long one operation may take, including connecting; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default, at most a year.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -164,9 +165,7 @@ impl ZookeeperLocksBuilder {
     }
 
     fn check(self) -> Result<(Config, String, String), Invalid> {
-        if self.timeout.is_zero() {
-            return Err(("timeout", "no step can be carried out in no time".to_owned()));
-        }
+        check_timeout(self.timeout).map_err(|reason| ("timeout", reason.to_owned()))?;
         if self.session < Duration::from_millis(100) {
             return Err(("session", "it must be at least 100ms".to_owned()));
         }
@@ -286,6 +285,7 @@ mod tests {
         let refused = |builder: ZookeeperLocksBuilder| builder.check().err().map(|(option, _)| option);
         let s = Duration::from_secs;
         assert_eq!(refused(builder().timeout(Duration::ZERO)), Some("timeout"));
+        assert_eq!(refused(builder().timeout(Duration::MAX)), Some("timeout"));
         assert_eq!(refused(builder().session(s(0))), Some("session"));
         assert_eq!(refused(builder().tick(s(30))), Some("tick"));
         assert_eq!(refused(builder().credentials("a:b", "c")), Some("user"));

@@ -85,7 +85,7 @@ impl Count<'_> {
             let why = "the session with ZooKeeper expired before it told whether this step was carried out";
             return Err(StoreError::unknown(why));
         }
-        if let Some(family) = seen.taken.filter(|_| !step.is_look()) {
+        if let Some(family) = seen.taken {
             return Err(key_taken(family));
         }
         if !self.is_prepared(&seen).await? {

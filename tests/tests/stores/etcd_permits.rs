@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use crate::etcd_support::{
     LEASE, MS, SEC, Setting, acquires, ask, client, connected, granted, renewal, setting, setting_on,
 };
-use crate::losses::LOSSES;
+use crate::losses::{LOSSES, Loss};
 
 type Matches = fn(&Call) -> bool;
 
@@ -357,6 +357,29 @@ async fn late_copies_of_requests_that_were_undone_take_nothing() {
     late.release();
     late.swallowed().await;
     assert_eq!(setting.keys('x').await, 0);
+}
+
+/// Its caller then gives up the position that there may be.
+#[tokio::test]
+async fn request_to_join_that_has_no_reply_has_an_unknown_outcome() {
+    let setting = setting().await;
+    // With its session made before.
+    granted(answered(|| setting.hasty.clone().acquire(request(Kind::Permit, 1, 1))).await);
+    let waiter = ask("k", 31, LEASE).grant;
+    for (loss, number) in [(Loss::Reply, 32), (Loss::Silence, 33)] {
+        let mut waits = request(Kind::Permit, number, 2);
+        waits.waiter = Some(waiter);
+        let fault = loss.of(&setting.proxy, joins);
+        let error = setting.hasty.clone().acquire(waits.clone()).await.unwrap_err();
+        assert!(fault.fired(), "{loss:?}: no such request");
+        assert_eq!(error.outcome, Outcome::Unknown, "{loss:?}: {error}");
+        setting.has_positions(1).await;
+        for grant in [waits.grant, waiter] {
+            let undone = answered(|| setting.hasty.clone().release(gives_up(Kind::Permit, grant))).await;
+            assert_eq!(undone.unwrap(), ReleaseReply::NotHeld { repeated: false });
+        }
+        setting.has_positions(0).await;
+    }
 }
 
 /// The waiter asks again, and is served at once, before its request to join arrives.

@@ -100,6 +100,36 @@ async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
     assert!(is_released(&store.clone().release(end("k", 1)).await));
 }
 
+/// Each renewal breaks its connection, and each new connection asks for one.
+#[tokio::test]
+async fn server_that_only_reads_is_not_asked_for_connections_without_a_pause() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    setting
+        .sql("CREATE USER app@'127.0.0.1' IDENTIFIED BY 'pw'; GRANT SELECT, INSERT, UPDATE ON dlock.* TO app@'127.0.0.1'")
+        .await;
+    let app = setting.server.opts().user(Some("app")).pass(Some("pw"));
+    let store = connected(app, &setting.table, PATIENCE).await;
+    let client = client(&store).await;
+    let guard = client.lock("k").lease(LEASE).acquire().await.unwrap();
+    setting.sql("SET GLOBAL read_only = 1").await;
+    let other = store.clone().acquire(ask("other", 2, LEASE)).await;
+    assert!(other.is_err(), "{other:?}");
+    let connections = async || {
+        let status =
+            "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'CONNECTIONS'";
+        setting
+            .number(&format!("SELECT CAST(({status}) AS SIGNED)"))
+            .await
+    };
+    let before = connections().await;
+    sleep(3 * SEC).await;
+    let made = connections().await - before;
+    assert!((2..60).contains(&made), "{made} connections");
+    setting.sql("SET GLOBAL read_only = 0").await;
+    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+    guard.release().await.unwrap();
+}
+
 /// What needs no more room goes on. A release may be refused where InnoDB wants free space for the change.
 #[tokio::test]
 async fn table_that_cannot_grow_fails_acquires_of_new_keys_and_no_renewal() {

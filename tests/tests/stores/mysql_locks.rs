@@ -347,6 +347,7 @@ async fn urls_open_it_and_mistakes_are_told() {
     guard.release().await.unwrap();
     for (wrong, told) in [
         (url("&connections=0"), "connections"),
+        (url("&connections=1001"), "more than 1000"),
         (url("&connections=x"), "connections"),
         (url("&tabel=x"), "tabel"),
         (url("&create_table=x"), "create_table"),

@@ -7,7 +7,7 @@ use dlock::store::{AcquireReply, Outcome, Reason, Renewal, Store};
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::{PATIENCE, SOON, answered, within};
-use dlock_tests::postgres::{PgProxy, Pooler, Postgres, fresh_table};
+use dlock_tests::postgres::{PgProxy, Pooler, Postgres, connect, fresh_table};
 use dlock_tests::{Direction, eventually};
 use futures_util::future::join_all;
 use tokio::time::sleep;
@@ -428,6 +428,36 @@ async fn server_itself_is_recognized_at_once() {
     assert_eq!(looks, 3);
 }
 
+/// Other processes have left their prepared statements on the connections of a pooler that resets none.
+#[tokio::test]
+async fn names_of_statements_that_others_have_prepared_behind_a_pooler_cost_nothing() {
+    let setting = setting().await;
+    // The number of the next statement of this process.
+    let counter = setting.server.client().await;
+    counter.prepare("SELECT 1").await.unwrap();
+    let prepared = "SELECT max(substr(name, 2)::int) FROM pg_prepared_statements";
+    let next: i32 = counter.query_one(prepared, &[]).await.unwrap().get(0);
+    let pooler = Pooler::start(&setting.server, "session\nserver_reset_query =").await;
+    let others = format!(
+        "DO $$ BEGIN FOR n IN {next}..{} LOOP EXECUTE format('PREPARE s%s AS SELECT 1', n); END LOOP; END $$",
+        next + 2000
+    );
+    let behind = || async { connect(&setting.server.config_at(pooler.addr())).await.unwrap() };
+    let backends = join_all((0..8).map(|_| behind())).await;
+    for backend in &backends {
+        backend.batch_execute(&others).await.unwrap();
+    }
+    drop(backends);
+    // The pooler has noticed that they are gone.
+    sleep(300 * MS).await;
+    let store = connected(setting.server.config_at(pooler.addr()), &setting.table, PATIENCE).await;
+    let client = client(&store).await;
+    for _ in 0..3 {
+        let guard = client.lock("k").acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
 /// A limit that a role has for sessions without work would break connections again and again, and make all that is held
 /// suspect.
 #[tokio::test]
@@ -699,6 +729,7 @@ async fn urls_open_it_and_mistakes_are_told() {
         (format!("{base}?tabel=x"), "\"tabel\""),
         (format!("{base}?table=a%20b"), "table"),
         (format!("{base}?connections=0"), "connections"),
+        (format!("{base}?connections=1001"), "more than 1000"),
         (format!("{base}?connections=many"), "connections"),
         (format!("{base}?sslcert=a.pem"), "sslkey"),
         (format!("{base}?sslmode=often"), "sslmode"),
@@ -708,6 +739,13 @@ async fn urls_open_it_and_mistakes_are_told() {
         assert!(matches!(error, Error::InvalidUrl { .. }), "{error:?}");
         assert!(error.to_string().contains(says), "{says}: {error}");
     }
+    // Longer than the server takes as the limit of a statement.
+    let patient = open(format!("{base}?table={table}&timeout=1000h")).await.unwrap();
+    let guard = patient.lock("k").acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let endless = PostgresLocks::builder(server.config(), NoTls).timeout(Duration::MAX);
+    let error = endless.connect().await.unwrap_err().to_string();
+    assert!(error.contains("more than a year"), "{error}");
     let wrong = base.replace("dlock:", "dlock:not");
     let error = told(wrong).await;
     assert!(

@@ -383,8 +383,11 @@ async fn missing_right_or_invalid_option_is_told_at_once() {
     for bad in [
         builder().table("a; DROP TABLE b"),
         builder().connections(0),
+        builder().connections(1001),
         builder().timeout(Duration::ZERO),
+        builder().timeout(Duration::MAX),
         builder().sweep_every(Duration::ZERO),
+        builder().sweep_every(Duration::MAX),
     ] {
         let error = bad.connect().await.unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");

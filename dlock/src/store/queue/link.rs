@@ -4,12 +4,19 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
 use super::{Step, StepQueue};
 use crate::base::chance;
 use crate::store::{Reason, StoreError};
 
 /// The pause between two attempts to connect, initially and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// A connection that was usable for a shorter time was of no use: for example the server only reads, and each step that
+/// follows a connection breaks it.
+const BRIEF: Duration = Duration::from_secs(1);
 
 /// How a store connects to its server, and runs the steps of its queue there.
 ///
@@ -80,12 +87,14 @@ pub struct Link<S: Step> {
     queue: Arc<StepQueue<S>>,
     /// Whether a connection broke: grants may have been lost until the next connection.
     broke: bool,
-    /// Whether its connection was usable.
-    served: bool,
+    /// Since when its connection is usable.
+    ready: Option<Instant>,
     /// The next pause between two attempts.
     pause: Duration,
     /// Whether the trouble was logged already.
     told: bool,
+    /// Logs that the trouble is over, once the connection was usable for a while.
+    over: Option<JoinHandle<()>>,
 }
 
 impl<S: Step> Link<S> {
@@ -93,9 +102,10 @@ impl<S: Step> Link<S> {
         Link {
             queue,
             broke: false,
-            served: false,
+            ready: None,
             pause: PAUSE.0,
             told: false,
+            over: None,
         }
     }
 
@@ -119,8 +129,9 @@ impl<S: Step> Link<S> {
             let ended = connect.serve(session, &mut self).await;
             self.queue.disconnected();
             let Some(trouble) = ended else { return };
+            let was_of_use = self.was_of_use();
             self.tell_trouble(&trouble);
-            if !std::mem::take(&mut self.served) {
+            if !was_of_use {
                 // For example the table is missing: do not reconnect as fast as possible.
                 self.pause().await;
             }
@@ -130,14 +141,31 @@ impl<S: Step> Link<S> {
     /// Records that steps can be sent on the new connection.
     pub fn is_ready(&mut self) {
         *self.queue.trouble.lock() = None;
-        if std::mem::take(&mut self.told) {
-            tracing::info!(server = %self.queue.address(), "connected to the lock store again");
-        }
         if std::mem::replace(&mut self.broke, true) {
             self.queue.doubt();
         }
-        self.served = true;
-        self.pause = PAUSE.0;
+        self.ready = Some(Instant::now());
+        if self.told {
+            let address = self.queue.address().to_owned();
+            self.over = Some(tokio::spawn(async move {
+                sleep(BRIEF).await;
+                tracing::info!(server = %address, "connected to the lock store again");
+            }));
+        }
+    }
+
+    /// Whether the connection that ended was usable for a while. If so, the next one is tried at once.
+    fn was_of_use(&mut self) -> bool {
+        let ready = self.ready.take();
+        let was_of_use = ready.is_some_and(|ready| ready.elapsed() >= BRIEF);
+        let over = self.over.take();
+        if was_of_use {
+            self.pause = PAUSE.0;
+            self.told = false;
+        } else if let Some(over) = over {
+            over.abort();
+        }
+        was_of_use
     }
 
     fn tell_trouble(&mut self, trouble: &str) {
@@ -149,7 +177,7 @@ impl<S: Step> Link<S> {
     }
 
     async fn pause(&mut self) {
-        tokio::time::sleep(self.pause.mul_f64(0.5 + chance::fraction())).await;
+        sleep(self.pause.mul_f64(0.5 + chance::fraction())).await;
         self.pause = (2 * self.pause).min(PAUSE.1);
     }
 
@@ -174,5 +202,74 @@ impl<S: Step> Link<S> {
             }
             self.pause().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Toy;
+
+    impl Step for Toy {
+        type Answer = ();
+
+        fn keys(&self) -> impl Iterator<Item = &Arc<str>> {
+            std::iter::empty()
+        }
+
+        fn acquires(&self) -> bool {
+            false
+        }
+    }
+
+    /// Connections that break after this time.
+    struct Breaks {
+        after: Duration,
+        connections: AtomicU32,
+    }
+
+    impl Connect<Toy> for Breaks {
+        type Session = ();
+
+        async fn connect(&self) -> Result<(), StoreError> {
+            self.connections.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        async fn serve(&self, _session: (), link: &mut Link<Toy>) -> Option<String> {
+            link.is_ready();
+            sleep(self.after).await;
+            Some("the server only reads".to_owned())
+        }
+    }
+
+    /// How many connections are made within this time.
+    async fn connections(after: Duration, within: Duration) -> u32 {
+        let queue: Arc<StepQueue<Toy>> = Arc::new(StepQueue::new("db", Duration::from_secs(60)));
+        let connect = Arc::new(Breaks {
+            after,
+            connections: AtomicU32::new(0),
+        });
+        let serving = tokio::spawn(queue.serve(connect.clone(), Some(())));
+        sleep(within).await;
+        serving.abort();
+        connect.connections.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_break_at_once_are_followed_by_growing_pauses() {
+        let minute = Duration::from_secs(60);
+        let number = connections(Duration::from_millis(1), minute).await;
+        assert!((80..250).contains(&number), "{number}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_that_breaks_after_a_while_is_replaced_at_once() {
+        let life = 2 * BRIEF;
+        assert_eq!(connections(life, 10 * life + BRIEF).await, 10);
     }
 }

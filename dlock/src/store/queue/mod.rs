@@ -13,6 +13,8 @@ mod clock;
 mod gather;
 mod job;
 mod link;
+mod moment;
+mod options;
 mod send_state;
 
 use std::collections::VecDeque;
@@ -28,6 +30,10 @@ pub use self::clock::ServerClock;
 pub use self::gather::{Carrier, Gather, Unanswered};
 pub use self::job::{Job, Step};
 pub use self::link::{Connect, Link};
+#[doc(hidden)]
+pub use self::moment::Moment;
+#[doc(hidden)]
+pub use self::options::{check_connections, check_interval, check_timeout};
 pub use self::send_state::SendState;
 use super::{DoubtSender, Doubts, GrantId, Lane, Reason, StoreError, StoreFuture};
 use crate::base::chance::{HashMap, HashSet};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::check_timeout;
 use dlock::store::{DoubtSender, Lane, Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 use tokio::runtime;
@@ -116,7 +117,7 @@ impl EtcdLocksBuilder {
         self
     }
 
-    /// Sets how long one operation may take, including connecting; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default, at most a year.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.config.timeout = timeout;
         self
@@ -154,9 +155,7 @@ impl EtcdLocksBuilder {
         if self.config.servers.is_empty() {
             return Err(("servers", "it names no server, as in localhost:2379"));
         }
-        if self.config.timeout.is_zero() {
-            return Err(("timeout", "no step can be carried out in no time"));
-        }
+        check_timeout(self.config.timeout).map_err(|reason| ("timeout", reason))?;
         if self.names.namespace.is_empty() || self.names.namespace.contains('\0') {
             return Err((
                 "namespace",

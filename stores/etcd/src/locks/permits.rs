@@ -295,10 +295,11 @@ async fn take_position(
         }
         Err(failure) => {
             let error = failure.error();
+            // Of unknown outcome is also the acquire: its caller then gives up the position that there may be.
             if error.outcome == Outcome::NotDone {
                 inner.positions.is_lost(waiter);
             }
-            Err(not_done(error))
+            Err(error)
         }
     }
 }

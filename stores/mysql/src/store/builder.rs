@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use dlock::store::queue::{check_connections, check_timeout};
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 use mysql_async::OptsBuilder;
@@ -67,14 +68,14 @@ impl MysqlLocksBuilder {
         self
     }
 
-    /// Sets the most connections that operations use; 2 by default. Queued operations are sent together, so a few
-    /// connections are enough for a whole process. Another connection is opened when all others are busy.
+    /// Sets the most connections that operations use; 2 by default, at most 1000. Queued operations are sent together, so
+    /// a few connections are enough for a whole process. Another connection is opened when all others are busy.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// Sets how long one operation may take, including connecting; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default, at most a year.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -107,12 +108,8 @@ impl MysqlLocksBuilder {
 
     /// Returns the statements, or the option that is invalid.
     fn check(&self) -> Result<Table, (&'static str, String)> {
-        if self.connections == 0 {
-            return Err(("connections", "steps need one connection at least".to_owned()));
-        }
-        if self.timeout.is_zero() {
-            return Err(("timeout", "no step can be carried out in no time".to_owned()));
-        }
+        check_connections(self.connections).map_err(|reason| ("connections", reason.to_owned()))?;
+        check_timeout(self.timeout).map_err(|reason| ("timeout", reason.to_owned()))?;
         Table::new(&self.table).map_err(|reason| ("table", reason))
     }
 

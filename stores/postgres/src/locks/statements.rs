@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql};
-use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres::{Client, Error, Row, Statement};
 
 use dlock::store::queue::ServerClock;
 use dlock::store::{Reason, StoreError};
@@ -43,7 +43,8 @@ impl Statements {
             true => None,
             false => {
                 let prepare = Sql::ALL.map(|sql| client.prepare(table.sql(sql)));
-                Some(try_join_all(prepare).await.map_err(failure::of_step)?)
+                let prepared = try_join_all(prepare).await;
+                Some(prepared.map_err(|error| failed(error, pooled))?)
             }
         };
         Ok(Statements {
@@ -69,15 +70,7 @@ impl Statements {
                 self.client.query_typed(self.table.sql(sql), &typed).await
             }
         };
-        rows.map_err(|error| match error.code() {
-            // An undetected pooler gave the connection another backend.
-            Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME => {
-                self.pooled.store(true, Ordering::Relaxed);
-                let message = "the server forgot what was prepared: is a transaction pooler in between?";
-                Failure::Broken(StoreError::not_done(Reason::Unreachable, message).caused_by(error))
-            }
-            _ => failure::of_step(error),
-        })
+        rows.map_err(|error| failed(error, &self.pooled))
     }
 
     /// The server's time, in µs, that corresponds to `deadline`: later the request must have no effect.
@@ -89,6 +82,23 @@ impl Statements {
     pub(crate) fn saw(&self, server: i64, sent: Instant) {
         self.clock.lock().saw(server, sent, Instant::now());
     }
+}
+
+/// Classifies the failure of a statement. If an undetected pooler gave the connection another backend, nothing is prepared
+/// from now on.
+fn failed(error: Error, pooled: &AtomicBool) -> Failure {
+    let message = match error.code() {
+        Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME => {
+            "the server forgot what was prepared: is a transaction pooler in between?"
+        }
+        // Another client of the pooler has prepared its own there.
+        Some(code) if *code == SqlState::DUPLICATE_PSTATEMENT => {
+            "others prepare on the same connection: is a transaction pooler in between?"
+        }
+        _ => return failure::of_step(error),
+    };
+    pooled.store(true, Ordering::Relaxed);
+    Failure::Broken(StoreError::not_done(Reason::Unreachable, message).caused_by(error))
 }
 
 /// Returns the first row of a reply, which must exist.

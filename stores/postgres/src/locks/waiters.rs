@@ -58,6 +58,35 @@ struct Groups {
     keys: HashMap<i32, usize>,
     /// The groups whose releases are notified.
     live: HashSet<i32>,
+    /// The [`place`]s that have listeners, by key.
+    places: HashMap<Arc<str>, HashSet<Arc<str>>>,
+}
+
+impl Groups {
+    /// Counts a name that has its first listener. Returns whether its releases are notified.
+    fn add(&mut self, name: &Arc<str>) -> bool {
+        let group = group_of(name);
+        *self.keys.entry(group).or_default() += 1;
+        if let Some((key, _)) = name.split_once(SEPARATOR) {
+            self.places.entry(key.into()).or_default().insert(name.clone());
+        }
+        self.live.contains(&group)
+    }
+
+    /// Removes a name that has no listener any more.
+    fn remove(&mut self, name: &Arc<str>) {
+        if let Some(keys) = self.keys.get_mut(&group_of(name)) {
+            *keys = keys.saturating_sub(1);
+        }
+        if let Some((key, _)) = name.split_once(SEPARATOR)
+            && let Some(places) = self.places.get_mut(key)
+        {
+            places.remove(name);
+            if places.is_empty() {
+                self.places.remove(key);
+            }
+        }
+    }
 }
 
 impl Waiters {
@@ -86,26 +115,27 @@ impl Waiters {
     pub(crate) fn watch(&self, name: Arc<str>) -> Watch {
         let (here, there) = (self.clone(), self.groups.clone());
         let first = move |name: &Arc<str>| {
-            let mut groups = here.groups.lock();
-            let group = group_of(name);
-            *groups.keys.entry(group).or_default() += 1;
             here.wanted.notify_one();
-            groups.live.contains(&group)
+            here.groups.lock().add(name)
         };
-        let last = move |name: Arc<str>| {
-            let mut groups = there.lock();
-            if let Some(keys) = groups.keys.get_mut(&group_of(&name)) {
-                *keys = keys.saturating_sub(1);
-            }
-        };
+        let last = move |name: Arc<str>| there.lock().remove(&name);
         self.hub.listen(name, first, last)
     }
 
-    /// Notifies the waiters for a plain lock, and the first one for a fair lock if there is one.
+    /// Notifies the waiters for a plain lock, and the first one for a fair lock. If the release saw no waiter for a fair lock,
+    /// some may have come before it was committed: then all of them look.
     fn tell(&self, payload: &str) {
         self.hub.tell(payload);
-        if let Some((key, _)) = payload.split_once(SEPARATOR) {
-            self.hub.tell(key);
+        match payload.split_once(SEPARATOR) {
+            Some((key, _)) => {
+                self.hub.tell(key);
+            }
+            None => {
+                let places = self.groups.lock().places.get(payload).cloned();
+                for place in places.unwrap_or_default() {
+                    self.hub.tell(&place);
+                }
+            }
         }
     }
 
@@ -124,7 +154,7 @@ impl Waiters {
     fn take_idle(&self) -> Vec<i32> {
         let mut groups = self.groups.lock();
         groups.keys.retain(|_, keys| *keys > 0);
-        let Groups { keys, live } = &mut *groups;
+        let Groups { keys, live, .. } = &mut *groups;
         let idle = live
             .iter()
             .filter(|group| !keys.contains_key(group))
@@ -270,5 +300,42 @@ impl Listener {
             self.join(session, &idle, "pg_advisory_unlock_shared").await?;
         }
         session.takes_writes().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the watch says to look, after it has said so for the last time.
+    async fn looks(watch: &mut Watch) -> bool {
+        timeout(Duration::from_millis(50), watch.changed()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn release_that_saw_no_waiter_tells_all_who_came_since() {
+        let waiters = Waiters {
+            hub: Arc::default(),
+            groups: Arc::default(),
+            wanted: Arc::default(),
+        };
+        let id = |number| GrantId::from_parts(7, number);
+        let mut plain = waiters.watch("k".into());
+        let mut first = waiters.watch(place("k", id(1)));
+        let mut second = waiters.watch(place("k", id(2)));
+        let mut other = waiters.watch(place("kk", id(3)));
+        waiters.confirm(&(0..256).collect::<Vec<_>>());
+        for watch in [&mut plain, &mut first, &mut second, &mut other] {
+            assert!(looks(watch).await);
+        }
+        waiters.tell("k");
+        assert!(looks(&mut plain).await && looks(&mut first).await && looks(&mut second).await);
+        assert!(!looks(&mut other).await);
+        waiters.tell(&place("k", id(1)));
+        assert!(looks(&mut plain).await && looks(&mut first).await);
+        assert!(!looks(&mut second).await);
+        drop((plain, first, second, other));
+        let groups = waiters.groups.lock();
+        assert!(groups.places.is_empty() && groups.keys.values().all(|keys| *keys == 0));
     }
 }

@@ -16,6 +16,7 @@ use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
 use crate::connect::Connector;
 use crate::pooler;
+use dlock::store::queue::{check_connections, check_interval, check_timeout};
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 
@@ -67,14 +68,14 @@ impl<T> PostgresRecordsBuilder<T> {
         self
     }
 
-    /// Sets how many connections operations use; 4 by default. Operations on one record always use the same connection,
-    /// and do not wait for each other's replies, so a few connections are enough for a whole process.
+    /// Sets how many connections operations use; 4 by default, at most 1000. Operations on one record always use the same
+    /// connection, and do not wait for each other's replies, so a few connections are enough for a whole process.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// Sets how long one operation may take, including connecting; 1 s by default.
+    /// Sets how long one operation may take, including connecting; 1 s by default, at most a year.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -128,15 +129,10 @@ where
 
     /// Returns the statements, or the option that is invalid.
     fn check(&self) -> Result<Table, (&'static str, String)> {
-        let invalid = |option, reason: &str| Err((option, reason.to_owned()));
-        if self.connections == 0 {
-            return invalid("connections", "steps need one connection at least");
-        }
-        if self.timeout.is_zero() {
-            return invalid("timeout", "no step can be carried out in no time");
-        }
-        if self.sweep_every.is_some_and(|every| every.is_zero()) {
-            return invalid("sweep_every", "it would never pause");
+        check_connections(self.connections).map_err(|reason| ("connections", reason.to_owned()))?;
+        check_timeout(self.timeout).map_err(|reason| ("timeout", reason.to_owned()))?;
+        if let Some(every) = self.sweep_every {
+            check_interval(every).map_err(|reason| ("sweep_every", reason.to_owned()))?;
         }
         Table::new(&self.table).map_err(|reason| ("table", reason))
     }

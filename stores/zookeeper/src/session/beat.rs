@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use dlock::store::queue::Moment;
 
 /// The messages of one connection that were answered.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub(super) struct Beats {
 
 #[derive(Debug, Clone, Copy)]
 struct Beat {
-    sent: Instant,
-    answered: Instant,
+    sent: Moment,
+    answered: Moment,
 }
 
 impl Beats {
@@ -37,7 +37,7 @@ impl Beats {
     }
 
     /// Records the reply to a message.
-    pub(super) fn answered(&mut self, sent: Instant, now: Instant) {
+    pub(super) fn answered(&mut self, sent: Moment, now: Moment) {
         if self
             .answered
             .back()
@@ -54,7 +54,7 @@ impl Beats {
     }
 
     /// Returns the start of the session timeout, given the reply to a write that was sent at this moment.
-    pub(super) fn counts_from(&self, write_sent: Instant) -> Option<Instant> {
+    pub(super) fn counts_from(&self, write_sent: Moment) -> Option<Moment> {
         let known = |beat: &&Beat| beat.answered + self.tick <= write_sent;
         self.answered.iter().rev().find(known).map(|beat| beat.sent)
     }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn session_counts_from_the_last_message_that_was_answered_a_tick_before_a_write() {
-        let start = Instant::now();
+        let start = Moment::now();
         let mut beats = Beats::new(s(32.0), s(2.0));
         assert_eq!(beats.counts_from(start + s(10.0)), None);
         for (sent, answered) in [(0.0, 0.1), (1.0, 1.1), (2.0, 5.0), (6.0, 6.1), (7.0, 7.1)] {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn few_messages_are_kept_of_many() {
-        let start = Instant::now();
+        let start = Moment::now();
         let mut beats = Beats::new(s(30.0), s(15.0));
         for n in 0..100_000_u32 {
             let sent = start + n * Duration::from_millis(1);

@@ -11,6 +11,7 @@ mod run;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{Reason, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -113,7 +114,7 @@ struct State {
     /// How long the servers keep the session of a silent client.
     lasts: Duration,
     /// The servers keep the session at least until this moment.
-    kept_until: Option<Instant>,
+    kept_until: Option<Moment>,
     /// Why there is no connection.
     trouble: Option<String>,
 }
@@ -169,7 +170,7 @@ impl Session {
 
     /// Until when the servers keep this session at least, whatever happens to this process; `None` if the session has
     /// ended.
-    pub(crate) fn kept_until(&self, epoch: Epoch) -> Option<Instant> {
+    pub(crate) fn kept_until(&self, epoch: Epoch) -> Option<Moment> {
         let state = self.state.lock();
         state.kept_until.filter(|_| state.epoch == epoch)
     }
@@ -190,7 +191,7 @@ impl Session {
     }
 
     /// Records that the servers keep the session at least until this moment.
-    fn is_kept(&self, until: Instant) {
+    fn is_kept(&self, until: Moment) {
         let mut state = self.state.lock();
         state.kept_until = state.kept_until.max(Some(until));
     }

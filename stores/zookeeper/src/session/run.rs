@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{Reason, StoreError};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -17,6 +18,9 @@ use crate::wire::{self, Code, Head, Welcome};
 
 /// The shortest and the longest pause between rounds of connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// A connection that broke earlier was of no use: for example a server that is about to stop closes each one.
+const BRIEF: Duration = Duration::from_secs(1);
 
 /// Opens a session, and starts the task that serves it.
 pub(crate) async fn open(
@@ -53,6 +57,8 @@ struct Owner {
     epoch: Epoch,
     /// The server to try next.
     host: usize,
+    /// The next pause.
+    pause: Duration,
 }
 
 impl Drop for Owner {
@@ -64,13 +70,13 @@ impl Drop for Owner {
 /// A connection in use.
 struct Link {
     connection: Connection,
-    in_flight: VecDeque<(Op, i32, Instant)>,
+    in_flight: VecDeque<(Op, i32, Moment)>,
     next_xid: i32,
     beats: Beats,
     /// The session timeout that the server granted.
     lasts: Duration,
     last_sent: Instant,
-    ping_sent: Option<Instant>,
+    ping_sent: Option<(Instant, Moment)>,
     host: String,
 }
 
@@ -88,16 +94,19 @@ impl Owner {
             ticket: Ticket::default(),
             epoch: 0,
             host: 0,
+            pause: PAUSE.0,
         }
     }
 
     async fn run(mut self, mut first: Option<Link>) {
+        let mut is_brief = false;
         loop {
             let link = match first.take() {
                 Some(link) => Some(link),
-                None => self.reconnect().await,
+                None => self.reconnect(is_brief).await,
             };
             let Some(mut link) = link else { return };
+            let begun = Instant::now();
             // Without a receiver the store was dropped.
             let _ = self.events.send(Event::Connected);
             match self.serve(&mut link).await {
@@ -112,14 +121,19 @@ impl Owner {
                     }
                 }
             }
+            is_brief = begun.elapsed() < BRIEF;
         }
     }
 
-    /// Tries the servers one after another; `None` if the store was dropped.
-    async fn reconnect(&mut self) -> Option<Link> {
+    /// Tries the servers one after another, at once unless the last connection was brief; `None` if the store was dropped.
+    async fn reconnect(&mut self, is_brief: bool) -> Option<Link> {
         let session = self.session.clone();
-        let mut pause = PAUSE.0;
         let mut tried = 0;
+        if !is_brief {
+            self.pause = PAUSE.0;
+        } else if !self.pauses().await {
+            return None;
+        }
         loop {
             let failed = tokio::select! {
                 link = self.connect() => match link {
@@ -130,14 +144,19 @@ impl Owner {
             };
             session.has_trouble(failed.to_string());
             tried += 1;
-            if tried % session.config.hosts.len() == 0 {
-                let pausing = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
-                tokio::select! {
-                    () = sleep_until(pausing) => {}
-                    () = fail_late(&session) => return None,
-                }
-                pause = (pause * 2).min(PAUSE.1);
+            if tried % session.config.hosts.len() == 0 && !self.pauses().await {
+                return None;
             }
+        }
+    }
+
+    /// Pauses, longer each time; `false` if the store was dropped.
+    async fn pauses(&mut self) -> bool {
+        let pausing = Instant::now() + self.pause.mul_f64(0.5 + fastrand::f64());
+        self.pause = (self.pause * 2).min(PAUSE.1);
+        tokio::select! {
+            () = sleep_until(pausing) => true,
+            () = fail_late(&self.session) => false,
         }
     }
 
@@ -148,7 +167,7 @@ impl Owner {
         self.host += 1;
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{host}: {error}"));
         loop {
-            let sent = Instant::now();
+            let sent = Moment::now();
             let dialled = Connection::dial(&host, config.timeout, config.session, &self.ticket).await;
             let (connection, welcome) = dialled.map_err(named)?;
             if welcome.timeout_ms > 0 && welcome.id != 0 {
@@ -172,7 +191,7 @@ impl Owner {
         &mut self,
         mut connection: Connection,
         welcome: Welcome,
-        sent: Instant,
+        sent: Moment,
         host: String,
     ) -> io::Result<Link> {
         let config = &self.session.config;
@@ -187,7 +206,7 @@ impl Owner {
         }
         if let Some(credentials) = &config.credentials {
             connection.queue(wire::auth(credentials));
-            authorize(&mut connection, sent + 2 * config.timeout).await?;
+            authorize(&mut connection, Instant::now() + config.timeout).await?;
         }
         self.ticket = Ticket {
             id: welcome.id,
@@ -233,14 +252,17 @@ impl Owner {
     /// Sends the queued requests. Returns whether the store was dropped.
     fn send(&self, link: &mut Link, now: Instant) -> bool {
         let mut state = self.session.state.lock();
+        if !state.waiting.is_empty() {
+            link.last_sent = now;
+        }
+        let sent = Moment::now();
         for op in state.waiting.drain(..) {
             let xid = link.next_xid;
             // Requests have no negative ids.
             link.next_xid = xid.checked_add(1).unwrap_or(1);
             link.connection
                 .queue(op.request.encode(xid, self.session.config.acl));
-            link.in_flight.push_back((op, xid, now));
-            link.last_sent = now;
+            link.in_flight.push_back((op, xid, sent));
         }
         state.closed
     }
@@ -257,7 +279,7 @@ impl Owner {
     fn message(&self, link: &mut Link, frame: &[u8]) -> Result<(), Garbled> {
         let mut body = In::new(frame);
         let head = Head::decode(&mut body)?;
-        let now = Instant::now();
+        let now = Moment::now();
         match head.xid {
             wire::NOTIFICATION => {
                 if let Some(changed) = wire::notified(&mut body)? {
@@ -265,7 +287,7 @@ impl Owner {
                 }
             }
             wire::PING => {
-                if let Some(sent) = link.ping_sent.take() {
+                if let Some((_, sent)) = link.ping_sent.take() {
                     link.beats.answered(sent, now);
                 }
             }
@@ -309,7 +331,7 @@ impl Link {
     fn due(&self) -> Instant {
         let ping = match self.ping_sent {
             None => self.last_sent + self.beat(),
-            Some(sent) => sent + self.lasts / 3,
+            Some((sent, _)) => sent + self.lasts / 3,
         };
         let answer = self.in_flight.front().map(|(op, ..)| op.deadline);
         answer.map_or(ping, |answer| answer.min(ping))
@@ -318,7 +340,9 @@ impl Link {
     /// Sends a ping, or gives up the connection: a reply that is late could be matched to another request.
     fn overdue(&mut self, now: Instant) -> io::Result<()> {
         let late = self.in_flight.front().is_some_and(|(op, ..)| op.deadline <= now);
-        let deaf = self.ping_sent.is_some_and(|sent| sent + self.lasts / 3 <= now);
+        let deaf = self
+            .ping_sent
+            .is_some_and(|(sent, _)| sent + self.lasts / 3 <= now);
         if late || deaf {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -327,7 +351,7 @@ impl Link {
         }
         if self.ping_sent.is_none() && self.last_sent + self.beat() <= now {
             self.connection.queue(wire::ping());
-            self.ping_sent = Some(now);
+            self.ping_sent = Some((now, Moment::now()));
             self.last_sent = now;
         }
         Ok(())
