@@ -201,7 +201,7 @@ impl Rejection {
     /// harm.
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
-        let up = |d: Duration| d.as_secs() + u64::from(d.subsec_nanos() > 0);
+        let up = |d: Duration| d.as_secs().saturating_add(u64::from(d.subsec_nanos() > 0));
         self.inner.retry_after.map(|d| up(d).max(1))
     }
 

@@ -5,6 +5,21 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use http::Method;
 
+/// The shortest time between two scans of a store.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// How often to scan, as in 5s.
+fn every(text: &str) -> Result<Duration, String> {
+    let every = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if every < SHORTEST {
+        let shortest = humantime::format_duration(SHORTEST);
+        return Err(format!(
+            "each refresh scans all keys of the store: {shortest} is the shortest"
+        ));
+    }
+    Ok(every)
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Look {
     Show(ShowArgs),
@@ -96,8 +111,8 @@ pub(crate) struct WatchArgs {
     /// Only names like this: a prefix, or a pattern in which * matches anything.
     #[arg(default_value = "")]
     pub(crate) pattern: String,
-    /// How often to refresh.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    /// How often to refresh, 100ms at the shortest: each refresh scans all keys of the store.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = every)]
     pub(crate) every: Duration,
     /// Print one snapshot, and exit.
     #[arg(long)]
@@ -201,4 +216,19 @@ pub(crate) struct RecordName {
     /// KEY is the name of the record itself.
     #[arg(long, conflicts_with = "place")]
     pub(crate) raw: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_is_not_scanned_without_a_pause() {
+        for refused in ["0s", "99ms"] {
+            let why = every(refused).unwrap_err();
+            assert!(why.contains("100ms is the shortest"), "{why}");
+        }
+        assert_eq!(every("100ms"), Ok(SHORTEST));
+        assert!(every("soon").is_err());
+    }
 }

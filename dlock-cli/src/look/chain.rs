@@ -1,7 +1,10 @@
 //! `dlock why`: from a lock to its holder, to the lock that the holder waits for, and so on.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
+use std::vec;
 
+use dlock::store::Holder;
 use dlock::{Error, LockClient, LockKey};
 use serde_json::{Value, json};
 
@@ -15,6 +18,8 @@ use super::text::{clean, json_line, time};
 const DEADLOCK: u8 = 3;
 /// The maximum length of a chain.
 const MOST: usize = 32;
+/// The maximum number of locks that are looked at.
+const MOST_IN_ALL: usize = 128;
 
 /// A lock, its holder, and what the holder waits for.
 struct Link {
@@ -41,44 +46,108 @@ pub(super) async fn why(client: &LockClient, args: &WhyArgs) -> Result<ExitCode,
     })
 }
 
-/// Returns the chain from this lock on, and the names of the locks that form a cycle.
+/// A lock on the way, with its holders.
+struct Step {
+    key: LockKey,
+    /// The holders that were not looked at yet.
+    left: vec::IntoIter<Holder>,
+    /// Those that were, by their places among all links. The way goes on from the last one.
+    links: Vec<usize>,
+    /// Whether the next caller has to wait for each of the holders. Of a semaphore any may let it on.
+    needs_all: bool,
+}
+
+impl Step {
+    async fn of(client: &LockClient, key: LockKey) -> Result<Step, Error> {
+        let holders = client.holders(key.clone()).await?;
+        let lets_on = |holder: &Holder| holder.kind.lock_kind().is_none() && holder.waits_for.is_none();
+        Ok(Step {
+            key,
+            needs_all: !holders.iter().any(lets_on),
+            left: holders.into_iter(),
+            links: Vec::new(),
+        })
+    }
+}
+
+impl Link {
+    async fn of(client: &LockClient, key: LockKey, holder: Holder) -> Result<Link, Error> {
+        let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
+        let of_client = holder.client.as_ref().map_or(0, |report| report.waits.len());
+        let others = of_client - usize::from(holder.waits_for.is_some());
+        let row = Row {
+            key,
+            holder,
+            waiters: 0,
+        };
+        Ok(Link {
+            row,
+            diagnosis,
+            others,
+        })
+    }
+
+    fn waits_for(&self) -> Option<&LockKey> {
+        self.row.holder.waits_for.as_ref().map(|wait| &wait.key)
+    }
+}
+
+/// Returns the chain from this lock on, and the names of the locks that form a cycle. Of several readers, each that waits
+/// is followed until there is a cycle; without one, the chain is that of the first.
 async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<Vec<LockKey>>), Error> {
     let mut links: Vec<Link> = Vec::new();
-    let mut next = Some(key);
-    while let Some(key) = next.take().filter(|_| links.len() < MOST) {
-        let holders = client.holders(key.clone()).await?;
-        for holder in holders {
-            let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
-            if let Some(at) = links.iter().position(|link| link.row.holder.id == holder.id) {
-                // A task that waits for its own hold may do so beside work that will end it.
-                if at + 1 == links.len() {
-                    continue;
-                }
-                let cycle = links[at..].iter().map(|link| link.row.key.clone()).collect();
-                return Ok((links, Some(cycle)));
+    let mut first = None;
+    let mut seen = HashSet::from([key.clone()]);
+    let mut way = vec![Step::of(client, key).await?];
+    while let Some(step) = way.last_mut() {
+        let Some(holder) = step.left.next() else {
+            first.get_or_insert_with(|| chain(&way));
+            way.pop();
+            continue;
+        };
+        let link = Link::of(client, step.key.clone(), holder).await?;
+        let waited_for = link.waits_for().cloned();
+        step.links.push(links.len());
+        links.push(link);
+        let Some(next) = waited_for else { continue };
+        if let Some(at) = way.iter().position(|step| step.key == next) {
+            if is_cycle(client, &way[at..], &links).await? {
+                let cycle = way[at..].iter().map(|step| step.key.clone()).collect();
+                return Ok((picked(links, &chain(&way)), Some(cycle)));
             }
-            let waits = &holder.waits_for;
-            let of_client = holder.client.as_ref().map_or(0, |report| report.waits.len());
-            let others = of_client - usize::from(waits.is_some());
-            let waited_for = waits.as_ref().map(|wait| wait.key.clone());
-            let row = Row {
-                key: key.clone(),
-                holder,
-                waiters: 0,
-            };
-            links.push(Link {
-                row,
-                diagnosis,
-                others,
-            });
-            // For several readers, the first that waits.
-            if waited_for.is_some() {
-                next = waited_for;
-                break;
-            }
+        } else if way.len() < MOST && seen.len() < MOST_IN_ALL && seen.insert(next.clone()) {
+            way.push(Step::of(client, next).await?);
         }
     }
-    Ok((links, None))
+    Ok((picked(links, &first.unwrap_or_default()), None))
+}
+
+/// Whether the last lock of this part of the way has a holder that waits for the first one, for ever.
+async fn is_cycle(client: &LockClient, part: &[Step], links: &[Link]) -> Result<bool, Error> {
+    let (Some(first), true) = (part.first(), part.iter().all(|step| step.needs_all)) else {
+        return Ok(false);
+    };
+    if part.len() == 1 {
+        // A task that waits for its own hold may do so beside work that will end it. Two readers wait for each other.
+        let waits = |at: &&usize| links[**at].waits_for() == Some(&first.key);
+        return Ok(first.links.iter().filter(waits).count() > 1);
+    }
+    // It may have been released meanwhile.
+    let holders = client.holders(first.key.clone()).await?;
+    let passed = first.links.last().map(|at| links[*at].row.holder.id.as_str());
+    Ok(holders.iter().any(|holder| Some(holder.id.as_str()) == passed))
+}
+
+/// The places of all links of the way.
+fn chain(way: &[Step]) -> Vec<usize> {
+    way.iter().flat_map(|step| step.links.iter().copied()).collect()
+}
+
+/// The links at these places, which are in order.
+fn picked(links: Vec<Link>, places: &[usize]) -> Vec<Link> {
+    let links = links.into_iter().enumerate();
+    let picked = links.filter(|(at, _)| places.binary_search(at).is_ok());
+    picked.map(|(_, link)| link).collect()
 }
 
 fn print(link: &Link) {

@@ -34,5 +34,5 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
 fn is_meant(row: &Row, args: &ListArgs) -> bool {
     // An unknown age is not older than anything.
     let is_old = (args.older_than).is_none_or(|least| row.held().is_some_and(|held| held >= least));
-    is_old && (!args.expiring || row.holder.is_near_its_end())
+    is_old && (!args.expiring || row.is_near_its_end())
 }

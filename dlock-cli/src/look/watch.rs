@@ -66,7 +66,7 @@ async fn is_left() {
 
 /// Waits first, then near misses, then the rest.
 fn lines(survey: &Survey) -> Vec<String> {
-    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| row.holder.is_near_its_end());
+    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| row.is_near_its_end());
     let mut lines = vec![format!(
         "{} held, {} known to wait, {} near their end",
         survey.rows.len(),

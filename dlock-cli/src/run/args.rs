@@ -9,6 +9,10 @@ use dlock::store::Kind;
 use dlock::{Lease, LockKey, LockKind, LockOptions};
 
 use super::once_args::{OnceArgs, OncePlan};
+use crate::look::clean;
+
+/// The most permits that a semaphore has, as in Redisson.
+const MOST_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// The end of the help.
 const MORE: &str = "\
@@ -139,8 +143,9 @@ impl FromStr for Wanted {
             return Ok(Wanted::Lock(kind));
         }
         match text.strip_prefix("semaphore=").map(str::parse) {
-            Some(Ok(permits @ 1..)) => Ok(Wanted::Permit(permits)),
-            Some(_) => Err("a semaphore has one permit at least, as in semaphore=3".to_owned()),
+            Some(Ok(0)) => Err("a semaphore has one permit at least, as in semaphore=3".to_owned()),
+            Some(Ok(permits @ 1..=MOST_PERMITS)) => Ok(Wanted::Permit(permits)),
+            Some(_) => Err(format!("in semaphore=N, N is a number from 1 to {MOST_PERMITS}")),
             None => {
                 let kinds = LockKind::ALL.map(|kind| kind.to_string()).join(", ");
                 Err(format!("it is one of {kinds}, semaphore=N, multi"))
@@ -213,7 +218,11 @@ impl Plan {
 
     /// The locks, for messages.
     pub(super) fn locks(&self) -> String {
-        let names: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
+        let names: Vec<_> = self
+            .keys
+            .iter()
+            .map(|key| format!("\"{}\"", clean(key.as_str())))
+            .collect();
         let noun = match (self.kind, names.len()) {
             _ if self.once.is_some() => "work",
             (Wanted::Permit(_), _) => "semaphore",
@@ -351,6 +360,13 @@ mod tests {
         ] {
             assert!(wrong.parse::<Wanted>().is_err(), "{wrong}");
         }
+        let why = |text: &str| text.parse::<Wanted>().unwrap_err();
+        assert!(why("semaphore=0").contains("one permit at least"));
+        for many in ["2147483648", "4294967296", "99999999999999999999"] {
+            let why = why(&format!("semaphore={many}"));
+            assert!(why.contains("from 1 to 2147483647"), "{why}");
+        }
+        assert_eq!("semaphore=2147483647".parse(), Ok(Wanted::Permit(MOST_PERMITS)));
         let several = plan(&["--kind", "semaphore=2", "a", "b", "--", "x"]);
         assert!(several.only_key().is_err());
         assert_eq!(

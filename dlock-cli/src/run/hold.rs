@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use super::args::{Plan, Wanted};
 use super::end::{End, NOT_ACQUIRED};
 use super::say::Say;
+use crate::told;
 
 /// Ends when it is released or dropped.
 pub(super) enum Hold {
@@ -78,7 +79,7 @@ impl Hold {
     pub(super) async fn end(self, say: Say) {
         let was_held = self.view().is_held();
         match self.release().await {
-            Err(error) if was_held => say.line(&error.to_string()),
+            Err(error) if was_held => say.line(&told(&error)),
             _ => {}
         }
     }
@@ -150,8 +151,8 @@ pub(super) fn not_acquired(error: &Error, plan: &Plan, say: Say) -> End {
     let status = match error {
         Error::NotAcquired { .. } => plan.conflict.unwrap_or(NOT_ACQUIRED),
         error if error.is_unavailable() => NOT_ACQUIRED,
-        error => return End::Misused(error.to_string()),
+        error => return End::Misused(told(error)),
     };
-    say.line(&error.to_string());
+    say.line(&told(error));
     End::With(status)
 }

@@ -18,6 +18,7 @@ use super::signals::Signals;
 use super::terminal::Terminal;
 use super::watch::{self, How};
 use crate::look::clean;
+use crate::told;
 
 /// The longest wait that the library accepts.
 const AS_LONG_AS_IT_TAKES: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -78,7 +79,10 @@ pub(super) async fn run(
     };
     match settled {
         Ok(Reply::Unrecorded(error)) => {
-            say.line(&format!("{work}: it succeeded, but may be run again: {error}"));
+            say.line(&format!(
+                "{work}: it succeeded, but may be run again: {}",
+                told(&error)
+            ));
             ended.end
         }
         Err(OnceError::Lost { .. }) if is_success => {
@@ -306,9 +310,10 @@ fn not_run(answer: Answer, plan: &Plan, say: Say) -> End {
             )
         }
         Err(OnceError::Store(error)) => return not_acquired(&error, plan, say),
-        Err(error @ (OnceError::ResultUnavailable | OnceError::Unreadable { .. })) => {
-            (plan.conflict.unwrap_or(0), format!("was run before: {error}"))
-        }
+        Err(error @ (OnceError::ResultUnavailable | OnceError::Unreadable { .. })) => (
+            plan.conflict.unwrap_or(0),
+            format!("was run before: {}", clean(&error.to_string())),
+        ),
         Err(error @ (OnceError::Failed { .. } | OnceError::Orphaned { .. })) => (GIVEN_UP, error.to_string()),
         Err(error @ OnceError::Lost { .. }) => (LOST, error.to_string()),
         Err(error) => (NOT_ACQUIRED, error.to_string()),

@@ -77,7 +77,7 @@ impl Shown {
                     let id = clean(&holder.id);
                     by = match &plan.keys[..] {
                         [_] => format!(", held by {id}"),
-                        _ => format!(", of which \"{key}\" is held by {id}"),
+                        _ => format!(", of which \"{}\" is held by {id}", clean(key.as_str())),
                     };
                     break;
                 }

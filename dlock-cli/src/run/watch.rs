@@ -20,6 +20,7 @@ use super::say::Say;
 use super::signals::{ENDING, Signals};
 use super::start::{self, StartArgs};
 use super::terminal::Terminal;
+use crate::look::clean;
 
 /// How often to check how long the lock is certain to be held, at most and at least.
 const LOOKS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
@@ -209,7 +210,7 @@ impl Watch {
             Loss::Expired => Duration::ZERO,
             _ => self.grace,
         };
-        self.ask_to_end(grace, &loss.to_string());
+        self.ask_to_end(grace, &clean(&loss.to_string()));
     }
 
     fn ask_to_end(&mut self, within: Duration, why: &str) {

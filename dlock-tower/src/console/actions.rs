@@ -119,27 +119,81 @@ async fn intervene(client: &LockClient, action: Action, asked: &Value, operator:
         return bad("it takes `key`, `holder` (the id of the hold) and `reason`, as texts");
     };
     let intervention = signed(reason, operator);
-    let (by, reason) = (intervention.by.clone(), intervention.reason.clone());
+    let log = Log {
+        key: Some(&key),
+        holder: Some(&holder),
+        ..Log::of(action, &intervention)
+    };
     let lock = LockKey::raw(key.clone());
     let done = match action {
         Action::Break => client.break_hold(lock, &holder, intervention).await,
         _ => client.revoke(lock, &holder, intervention).await,
     };
+    log.write(done.as_ref().copied());
     match done {
-        Ok(done) => {
-            tracing::warn!(
-                ?action,
-                key,
-                holder,
-                by,
-                reason,
-                done,
-                "the console was told to act"
-            );
-            data(json!({ "done": done }).to_string())
-        }
+        Ok(done) => data(json!({ "done": done }).to_string()),
         Err(error) => failed(&error),
     }
+}
+
+/// An action in the log of the process.
+struct Log<'a> {
+    action: Action,
+    key: Option<&'a str>,
+    holder: Option<&'a str>,
+    record: Option<&'a str>,
+    by: String,
+    reason: String,
+}
+
+impl Log<'_> {
+    fn of<'a>(action: Action, intervention: &Intervention) -> Log<'a> {
+        Log {
+            action,
+            key: None,
+            holder: None,
+            record: None,
+            by: intervention.by.clone(),
+            reason: intervention.reason.clone(),
+        }
+    }
+
+    /// Writes it down, unless it was refused before anything was sent to the store. After another error it may have been
+    /// carried out.
+    fn write(self, done: Result<bool, &Error>) {
+        let Log {
+            action,
+            key,
+            holder,
+            record,
+            by,
+            reason,
+        } = self;
+        let (done, error) = match done {
+            Ok(done) => (Some(done), None),
+            Err(error) if is_misuse(error) => return,
+            Err(error) => (None, Some(error.to_string())),
+        };
+        tracing::warn!(
+            ?action,
+            key,
+            holder,
+            record,
+            by,
+            reason,
+            done,
+            error,
+            "the console was told to act"
+        );
+    }
+}
+
+/// Whether the error says that nothing was sent to the store.
+fn is_misuse(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Unsupported { .. } | Error::InvalidOption { .. } | Error::InvalidKey { .. }
+    )
 }
 
 fn signed(reason: String, operator: Option<String>) -> Intervention {
@@ -159,8 +213,14 @@ async fn forget(client: &LockClient, asked: &Value, operator: Option<String>) ->
         Err(error) => return failed(&error),
     };
     let intervention = signed(reason.to_owned(), operator);
-    let by = intervention.by.clone();
-    match client.forget_record(&key, intervention).await {
+    let log = Log {
+        record: Some(record),
+        ..Log::of(Action::Forget, &intervention)
+    };
+    let reply = client.forget_record(&key, intervention).await;
+    let is_forgotten = |reply: &ForgetReply| matches!(reply, ForgetReply::Forgotten);
+    log.write(reply.as_ref().map(is_forgotten));
+    match reply {
         Ok(ForgetReply::Claimed {
             remaining,
             attempt,
@@ -178,18 +238,8 @@ async fn forget(client: &LockClient, asked: &Value, operator: Option<String>) ->
                 &detail,
             )
         }
-        Ok(reply) => {
-            let done = matches!(reply, ForgetReply::Forgotten);
-            tracing::warn!(
-                record,
-                by,
-                reason,
-                done,
-                "the console was told to forget a record"
-            );
-            data(json!({ "done": done }).to_string())
-        }
-        Err(error @ (Error::Unsupported { .. } | Error::InvalidOption { .. })) => failed(&error),
+        Ok(reply) => data(json!({ "done": is_forgotten(&reply) }).to_string()),
+        Err(error) if is_misuse(&error) => failed(&error),
         Err(error) => problem(
             StatusCode::SERVICE_UNAVAILABLE,
             "urn:dlock:problem:unavailable",

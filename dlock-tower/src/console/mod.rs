@@ -82,6 +82,9 @@ use self::timeline::Timeline;
 
 /// How often the store is surveyed by default.
 const EVERY: Duration = Duration::from_secs(1);
+/// The shortest and the longest time between two surveys.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The page for the person on call, see the [module](self).
 ///
@@ -124,11 +127,11 @@ impl Console {
     }
 
     /// Sets how often the store is surveyed at most, however many pages are open; once a second by default, and never
-    /// more often than ten times a second. Each survey scans all keys of the store; a slow one is kept for four times
-    /// its duration, so that surveys take at most a fifth of the time.
+    /// more often than ten times a second; more than a day counts as a day. Each survey scans all keys of the store; a
+    /// slow one is kept for four times its duration, so that surveys take at most a fifth of the time.
     #[must_use]
     pub fn refresh(mut self, every: Duration) -> Console {
-        self.every = every.max(Duration::from_millis(100));
+        self.every = every.clamp(SHORTEST, LONGEST);
         self
     }
 

@@ -133,6 +133,8 @@ struct Asking {
     /// Taken before the claim was last sent.
     sent: Instant,
     in_doubt: bool,
+    /// It may be dropped outside of a runtime.
+    runtime: Option<Handle>,
 }
 
 impl Asking {
@@ -142,6 +144,7 @@ impl Asking {
             claim,
             sent: Instant::now(),
             in_doubt: false,
+            runtime: Handle::try_current().ok(),
         }
     }
 
@@ -271,11 +274,11 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         if self.in_doubt
-            && let Ok(runtime) = Handle::try_current()
+            && let Some(runtime) = &self.runtime
         {
             undo(
                 &self.core,
-                &runtime,
+                runtime,
                 self.claim.key.clone(),
                 self.claim.token.clone(),
             );

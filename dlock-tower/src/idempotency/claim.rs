@@ -26,7 +26,7 @@ pub(super) enum Phase {
     Waiting,
     /// The handler runs.
     Working,
-    /// The handler has answered.
+    /// The handler has answered, or the inner service has failed before it was asked.
     Answered,
 }
 

@@ -36,6 +36,8 @@ where
     R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
+        // From here on the work goes on without its client: nothing else would repeat the release.
+        claim.enter(Phase::Answered);
         claim.settle(Settlement::Release).await;
         return Err(error);
     }

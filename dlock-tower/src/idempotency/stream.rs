@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
@@ -197,17 +199,18 @@ where
             Step::End(frame) => {
                 // Everything announced has arrived; trailers may still follow.
                 let after = if body.is_end_stream() || frame.is_none() {
+                    let_go(body);
                     After::Nothing(Last::End)
                 } else {
                     After::Body(body)
                 };
                 (capture.conclude(&claim), frame, after)
             }
-            Step::Broken(error) => (
-                capture.conclude_without_end(&claim),
-                None,
-                After::Nothing(Last::Error(error)),
-            ),
+            Step::Broken(error) => {
+                let_go(body);
+                let settlement = capture.conclude_without_end(&claim);
+                (settlement, None, After::Nothing(Last::Error(error)))
+            }
         };
         let kept = (*claim).clone();
         self.state = State::Settling {
@@ -279,7 +282,7 @@ where
                 let locks = kept.locks.keep_rest();
                 // A body that panicked is never polled again, and one whose lock is lost must not continue.
                 if self.polling || kept.core.settings.cancel_on_disconnect || locks.is_lost() {
-                    drop(body);
+                    let_go(body);
                     let settlement = capture.conclude_without_end(&claim);
                     kept.spawn(claim.settle(settlement));
                 } else {
@@ -299,6 +302,12 @@ where
     }
 }
 
+/// Drops a body. If that panics, of which the panic hook tells, the claim is settled all the same: the handler has
+/// answered.
+fn let_go<R>(body: Pin<Box<R>>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
+}
+
 /// Reads a body to its end for the store alone, unless that takes too long or the lock under which it is made is lost.
 async fn read_on<R>(
     mut body: Pin<Box<R>>,
@@ -316,16 +325,17 @@ async fn read_on<R>(
             biased;
             _ = &mut lost => break capture.has_all_bytes(),
             () = &mut over => break capture.has_all_bytes(),
-            next = body.frame() => next,
+            next = AssertUnwindSafe(body.frame()).catch_unwind() => next,
         };
         match next {
-            Some(Ok(frame)) if capture.take(&frame) => {}
-            Some(Ok(_)) => break false,
-            Some(Err(_)) => break capture.has_all_bytes(),
-            None => break capture.cut_short().is_none(),
+            Ok(Some(Ok(frame))) if capture.take(&frame) => {}
+            Ok(Some(Ok(_))) => break false,
+            // A body that panicked is broken, and never polled again.
+            Ok(Some(Err(_))) | Err(_) => break capture.has_all_bytes(),
+            Ok(None) => break capture.cut_short().is_none(),
         }
     };
-    drop(body);
+    let_go(body);
     let settlement = if whole {
         capture.conclude(&claim)
     } else {

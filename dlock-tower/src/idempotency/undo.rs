@@ -16,7 +16,8 @@ pub(super) fn undo(core: &Core, runtime: &Handle, record: RecordKey, token: Clai
         return;
     };
     let (records, lease) = (core.shared.records.clone(), core.settings.lease);
-    // Called now, so that the store gets it after the claim.
+    // Called now, so that the store gets it after the claim; this thread may be one without a runtime.
+    let _entered = runtime.enter();
     let first = records.release(&record, &token);
     let work = async move {
         let _place = place;

@@ -8,6 +8,9 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use pin_project_lite::pin_project;
 
+/// How many frames are read ahead at most: empty ones do not count as bytes.
+const FRAMES_LIMIT: usize = 1024;
+
 pin_project! {
     /// The body of a response behind a [`RetryLayer`](super::RetryLayer): that of the client, of which a
     /// part may have been read ahead to see what problem it tells.
@@ -40,7 +43,7 @@ impl<R: Body> ResponseBody<R> {
 }
 
 impl<R: Body<Data = Bytes> + Unpin> ResponseBody<R> {
-    /// Reads ahead up to `limit` bytes; answers what it has read if that is all.
+    /// Reads ahead up to `limit` bytes; answers what it has read if that is all. Dropped, it has lost nothing.
     pub(super) async fn read(&mut self, limit: usize) -> Option<Vec<u8>> {
         let mut text = Vec::new();
         while let Some(body) = &mut self.rest {
@@ -53,7 +56,7 @@ impl<R: Body<Data = Bytes> + Unpin> ResponseBody<R> {
                 text.extend_from_slice(data);
             }
             self.ahead.push_back(frame);
-            if failed || text.len() > limit {
+            if failed || text.len() > limit || self.ahead.len() >= FRAMES_LIMIT {
                 return None;
             }
         }

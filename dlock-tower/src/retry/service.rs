@@ -10,7 +10,7 @@ use bytes::Bytes;
 use dlock::__chance as chance;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 
 use super::body::ResponseBody;
@@ -25,6 +25,9 @@ use crate::problem::Problem;
 
 /// How much of a 409 is read to see whether it tells of a request in progress.
 const PROBLEM_LIMIT: usize = 64 * 1024;
+
+/// How long that may take. A timeout inside of the layer may end with the head.
+const PROBLEM_TIME: Duration = Duration::from_secs(5);
 
 /// A client that sends requests again under one idempotency key; made by [`RetryLayer`](super::RetryLayer).
 ///
@@ -256,7 +259,10 @@ impl<E> Tries<E> {
             return Advice::GiveUp;
         }
         if response.status() == StatusCode::CONFLICT && is_problem(response.headers()) {
-            let text = response.body_mut().read(PROBLEM_LIMIT).await.unwrap_or_default();
+            let left = self.settings.total_time.saturating_sub(self.begun.elapsed());
+            let read = timeout(left.min(PROBLEM_TIME), response.body_mut().read(PROBLEM_LIMIT)).await;
+            // A body that stalls tells nothing, as one that is too long. What was read stays for the caller.
+            let text = read.ok().flatten().unwrap_or_default();
             let problem = serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default();
             if problem["type"] == Problem::InProgress.kind() {
                 return Advice::AskAgain(self.pause(response.headers()));

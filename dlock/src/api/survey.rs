@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::sync::Arc;
 
 use futures_util::future::{join, join_all};
@@ -125,38 +126,96 @@ impl LockClient {
 }
 
 impl Survey {
-    /// Returns the cycles of locks whose holders wait for each other, each once.
+    /// Returns the cycles of locks whose holders wait for each other, each once. Of cycles that share locks, each lock is
+    /// in one of those that are returned.
     #[must_use]
     pub fn deadlocks(&self) -> Vec<Vec<LockKey>> {
-        let waits = self.locks.iter().filter_map(|lock| {
-            let wait = lock.holders.iter().find_map(|holder| holder.waits_for.as_ref())?;
-            Some((&lock.key, &wait.key))
-        });
-        let next: BTreeMap<&LockKey, &LockKey> = waits.collect();
+        let next = self.waited_for();
         let mut found = BTreeSet::new();
-        for start in next.keys() {
-            let mut chain = vec![*start];
-            while let Some(key) = chain
-                .last()
-                .and_then(|key| next.get(key))
-                .filter(|_| chain.len() <= MOST_LINKS)
-            {
-                if let Some(at) = chain.iter().position(|link| link == key) {
-                    let mut circle = chain.split_off(at);
-                    let first = (0..circle.len()).min_by_key(|at| &circle[*at]);
-                    circle.rotate_left(first.unwrap_or_default());
-                    // A holder that waits for its own lock waits in another branch of its task; the log warns of that.
-                    if circle.len() > 1 {
-                        found.insert(circle);
-                    }
-                    break;
-                }
-                chain.push(key);
+        let mut in_one: HashSet<&LockKey> = HashSet::default();
+        for start in next.keys().copied() {
+            if in_one.contains(start) {
+                continue;
             }
+            let Some(mut circle) = circle_from(start, &next) else {
+                continue;
+            };
+            in_one.extend(circle.iter().copied());
+            let first = (0..circle.len()).min_by_key(|at| &circle[*at]);
+            circle.rotate_left(first.unwrap_or_default());
+            found.insert(circle);
         }
         let named = |circle: Vec<&LockKey>| circle.into_iter().cloned().collect();
         found.into_iter().map(named).collect()
     }
+
+    /// For each lock, the locks that its holders wait for. Only locks that may be in a cycle, or before one.
+    fn waited_for(&self) -> BTreeMap<&LockKey, Vec<&LockKey>> {
+        let waits = self
+            .locks
+            .iter()
+            .map(|lock| (&lock.key, waited_for_by_holders(lock)));
+        let mut next: BTreeMap<_, _> = waits.filter(|(_, waits)| !waits.is_empty()).collect();
+        // Almost all locks leave here, so that the search is short.
+        for _ in 0..MOST_LINKS {
+            let waiting: HashSet<&LockKey> = next.keys().copied().collect();
+            next.retain(|_, waits| {
+                waits.retain(|key| waiting.contains(key));
+                !waits.is_empty()
+            });
+            if next.len() == waiting.len() {
+                break;
+            }
+        }
+        next
+    }
+}
+
+/// The locks that the holders of this one wait for, each once.
+fn waited_for_by_holders(lock: &SurveyedLock) -> Vec<&LockKey> {
+    let waits = lock.holders.iter().filter_map(|holder| holder.waits_for.as_ref());
+    let mut waits: Vec<_> = waits.map(|wait| &wait.key).collect();
+    // Any holder of a permit may let the next one on, so that all have to wait.
+    let is_let_on = |holder: &Holder| holder.kind.is_permits() && holder.waits_for.is_none();
+    if lock.holders.iter().any(is_let_on) {
+        return Vec::new();
+    }
+    // A holder that waits for its own lock waits in another branch of its task; the log warns of that. Several wait for each
+    // other: readers that want to write.
+    if waits.iter().filter(|key| ***key == lock.key).count() == 1 {
+        waits.retain(|key| **key != lock.key);
+    }
+    waits.sort_unstable();
+    waits.dedup();
+    waits
+}
+
+/// The shortest cycle with this lock.
+fn circle_from<'a>(
+    start: &'a LockKey,
+    next: &BTreeMap<&'a LockKey, Vec<&'a LockKey>>,
+) -> Option<Vec<&'a LockKey>> {
+    let mut came_from: HashMap<&LockKey, &LockKey> = HashMap::default();
+    let mut ring = vec![start];
+    for _ in 0..MOST_LINKS {
+        let mut further = Vec::new();
+        for key in ring {
+            for after in next.get(key).into_iter().flatten() {
+                if *after == start {
+                    let back = iter::successors(Some(key), |key| came_from.get(key).copied());
+                    let mut circle: Vec<_> = back.collect();
+                    circle.reverse();
+                    return Some(circle);
+                }
+                if !came_from.contains_key(after) {
+                    came_from.insert(after, key);
+                    further.push(*after);
+                }
+            }
+        }
+        ring = further;
+    }
+    None
 }
 
 /// The locks by name, with what is known about their holders and waiters.

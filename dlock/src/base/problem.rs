@@ -39,7 +39,7 @@ impl Problem {
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after
-            .map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0))
+            .map(|d| d.as_secs().saturating_add(u64::from(d.subsec_nanos() > 0)))
             .map(|secs| secs.max(1))
     }
 }
@@ -81,16 +81,15 @@ impl From<&Error> for Problem {
             ),
         };
         // Clients learn only that there is an internal fault; the details go to the log.
-        let detail = match status {
-            500 => "the service made a mistake in setting up its lock".to_owned(),
-            // Without the advice for programmers.
-            400 => error
-                .to_string()
-                .split(" (")
-                .next()
-                .unwrap_or_default()
-                .to_owned(),
-            503 if error.is_unavailable() && !matches!(error, Error::Draining) => {
+        let detail = match (status, error) {
+            (500, _) => "the service made a mistake in setting up its lock".to_owned(),
+            // Without the advice for programmers, which stands in parentheses; so may a part of the name.
+            (_, Error::InvalidKey { key, reason }) => {
+                let key = key.clone();
+                let reason = reason.split(" (").next().unwrap_or_default().to_owned();
+                Error::InvalidKey { key, reason }.to_string()
+            }
+            (503, _) if error.is_unavailable() && !matches!(error, Error::Draining) => {
                 "the lock store does not answer; try again".to_owned()
             }
             _ => error.to_string(),

@@ -351,12 +351,59 @@ async fn two_readers_that_want_to_write_are_a_deadlock() {
             drop((client.rw_lock("k").write().acquire().await, guard));
         }));
     }
+    let found = deadlock_of(&url, "k").await;
+    assert_eq!(found["cycle"], serde_json::json!(["k"]));
+    let text = String::from_utf8(dlock(&url, &["why", "k"]).await.stdout).unwrap();
+    assert!(text.contains("deadlock: k -> k (each"), "{text}");
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+async fn deadlock_of(url: &str, key: &str) -> Value {
     within(6 * PATIENCE, "the circle", async {
-        while code(&dlock(&url, &["why", "k"]).await) != 3 {
+        loop {
+            let found = objects(url, &["why", key, "--json"]).await.pop().unwrap();
+            if found["cycle"].is_array() {
+                return found;
+            }
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     })
-    .await;
+    .await
+}
+
+/// Whichever reader comes first: one waits for nothing, one for a lock that is held by nobody who waits, one for the holder
+/// that waits for all three.
+#[tokio::test]
+async fn deadlock_through_any_of_several_readers_is_found_and_names_each_lock_once() {
+    let (_server, url) = server().await;
+    let client = async || LockClient::builder().url(&url).build().await.unwrap();
+    let (busy, readers) = (client().await, Arc::new(Barrier::new(5)));
+    let _busy = busy.lock("C").acquire().await.unwrap();
+    let mut tasks = Vec::new();
+    for next in [None, Some("C"), Some("B"), Some("C")] {
+        let (client, readers) = (client().await, readers.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = client.rw_lock("A").read().acquire().await.unwrap();
+            readers.wait().await;
+            match next {
+                Some(next) => drop(client.lock(next).acquire().await),
+                None => std::future::pending().await,
+            }
+            drop(guard);
+        }));
+    }
+    let writer = client().await;
+    tasks.push(tokio::spawn(async move {
+        let guard = writer.lock("B").acquire().await.unwrap();
+        readers.wait().await;
+        drop((writer.rw_lock("A").write().acquire().await, guard));
+    }));
+    let found = deadlock_of(&url, "A").await;
+    assert_eq!(found["cycle"], serde_json::json!(["A", "B"]), "{found}");
+    let output = dlock(&url, &["why", "A"]).await;
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert_eq!(code(&output), 3, "{output:?}");
+    assert!(text.contains("deadlock: A -> B -> A (each"), "{text}");
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

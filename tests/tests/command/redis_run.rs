@@ -197,6 +197,7 @@ async fn a_store_that_cannot_be_reached_is_75_whatever_was_said_of_conflicts() {
         let ended = run(&url, &[args, &["k", "--", "echo", "run"]].concat()).await;
         assert_eq!((code(&ended), ended.stdout.as_str()), (75, ""), "{ended:?}");
         assert!(ended.stderr.contains("could not be reached"), "{ended:?}");
+        assert!(ended.stderr.ends_with("[E0005]\n"), "{ended:?}");
         assert!(!ended.stderr.contains("hunter2"), "{ended:?}");
     }
 }
@@ -238,6 +239,10 @@ async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
         ),
         (&["--kind", "lokc", "k", "--", "echo"], "one of lock, fair"),
         (
+            &["--kind", "semaphore=4294967296", "k", "--", "echo"],
+            "a number from 1 to 2147483647",
+        ),
+        (
             &["--on-lost", "pray", "k", "--", "echo"],
             "possible values: end, ignore",
         ),
@@ -263,6 +268,7 @@ async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
     let ended = run(&url, &["data", "--", "echo", "run"]).await;
     assert_eq!((code(&ended), ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.stderr.contains("not a lock"), "{ended:?}");
+    assert!(ended.stderr.ends_with("[E0018]\n"), "{ended:?}");
     assert_eq!(server.keys().await, ["data"]);
 }
 
@@ -620,6 +626,20 @@ async fn a_command_that_ends_while_the_server_is_away_keeps_its_status() {
     let ended = within(SOON, "its end", running.all_ended()).await;
     assert_eq!(code(&ended), 5, "{ended:?}");
     assert!(ended.stderr.contains("release of lock \"k\""), "{ended:?}");
+    assert!(ended.stderr.contains(" [E00"), "{ended:?}");
+}
+
+/// Names may come from a list that others write.
+#[tokio::test]
+async fn a_name_that_disguises_a_text_is_escaped_in_an_error() {
+    let (server, url) = server().await;
+    let key = "a\u{202e}b";
+    let guard = patient(&server.url()).await.lock(key).acquire().await.unwrap();
+    let ended = run(&url, &["--try", key, "--", "echo", "run"]).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (75, ""), "{ended:?}");
+    assert!(ended.stderr.contains("a\\u{202e}b"), "{ended:?}");
+    assert!(ended.stderr.ends_with("[E0001]\n"), "{ended:?}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

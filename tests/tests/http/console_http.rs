@@ -193,6 +193,74 @@ fn deadlock_of_two_processes_is_named_once() {
     });
 }
 
+/// Each of the readers keeps the lock from its writers.
+#[test]
+fn deadlocks_through_each_of_several_readers_are_named() {
+    paused(async {
+        let name = "console-readers";
+        let seen = client(name, "ops", false).await;
+        let mut tasks = Vec::new();
+        for (reader, other) in [("one", "B"), ("two", "C")] {
+            let (reader, writer) = (client(name, reader, true).await, client(name, other, true).await);
+            tasks.push(tokio::spawn(async move {
+                let _outer = reader.rw_lock("A").read().acquire().await.unwrap();
+                tokio::time::sleep(SECOND).await;
+                reader.lock(other).wait(SECOND * 20).acquire().await.map(drop)
+            }));
+            tasks.push(tokio::spawn(async move {
+                let _outer = writer.lock(other).acquire().await.unwrap();
+                tokio::time::sleep(SECOND).await;
+                let lock = writer.rw_lock("A").write();
+                lock.wait(SECOND * 20).acquire().await.map(drop)
+            }));
+        }
+        tokio::time::sleep(SECOND * 8).await;
+        let state = state(&app(&seen)).await;
+        assert_eq!(state["deadlocks"], serde_json::json!([["A", "B"], ["A", "C"]]));
+        for task in tasks {
+            let _ = task.await.unwrap();
+        }
+    });
+}
+
+/// A reader that waits for nothing ends its read, but not for those that wait for the other reader.
+#[test]
+fn readers_that_want_to_write_are_a_deadlock() {
+    paused(async {
+        let name = "console-upgrade";
+        let seen = client(name, "ops", false).await;
+        let mut tasks = Vec::new();
+        for service in ["one", "two"] {
+            let client = client(name, service, true).await;
+            tasks.push(tokio::spawn(async move {
+                let _outer = client.rw_lock("A").read().acquire().await.unwrap();
+                tokio::time::sleep(SECOND).await;
+                let lock = client.rw_lock("A").write();
+                lock.wait(SECOND * 20).acquire().await.map(drop)
+            }));
+        }
+        tokio::time::sleep(SECOND * 8).await;
+        assert_eq!(state(&app(&seen)).await["deadlocks"], serde_json::json!([["A"]]));
+        for task in tasks {
+            let _ = task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn survey_for_ever_is_kept() {
+    paused(async {
+        let client = LockClient::memory();
+        let console = Console::new(client.clone()).refresh(Duration::MAX);
+        let app = Router::new().nest_service("/ops/locks", console.router());
+        for _ in 0..2 {
+            assert_eq!(state(&app).await["locks"], Value::Array(Vec::new()));
+            let _guard = client.lock("k").acquire().await.unwrap();
+            tokio::time::sleep(SECOND * 60).await;
+        }
+    });
+}
+
 #[tokio::test]
 async fn store_that_does_not_answer_leaves_what_this_process_knows() {
     let server = Server::start(Flavor::Redis).await;
@@ -462,6 +530,7 @@ fn few_of_many_holders_and_waiters_stand_in_the_list_of_locks() {
 mod actions {
     use dlock::operations::Intervention;
     use dlock::record::{ClaimRequest, ClaimToken, RecordKey};
+    use dlock_tests::Log;
     use serde_json::json;
 
     use super::*;
@@ -648,6 +717,48 @@ mod actions {
         );
         let wrong = json!({ "record": "a b", "reason": "r" });
         assert_eq!(post(&app, "forget", wrong, &[]).await.0, 400);
+    }
+
+    #[tokio::test]
+    async fn stand_in_the_log_of_the_process_also_with_an_unknown_outcome() {
+        const TOLD: &str = "the console was told to act";
+        let log = Log::default();
+        let _listening = log.listen();
+        let server = Server::start(Flavor::Redis).await;
+        let client = LockClient::builder()
+            .url(server.url())
+            .timeout(SECOND / 2)
+            .retry_for(SECOND / 2);
+        let client = client.build().await.unwrap();
+        let app = acting(&client);
+        let acts = [
+            (
+                "break",
+                json!({ "key": "k", "holder": "nobody", "reason": "it burns" }),
+            ),
+            (
+                "revoke",
+                json!({ "key": "k", "holder": "nobody", "reason": "it burns" }),
+            ),
+            ("forget", json!({ "record": "payment-7", "reason": "it burns" })),
+        ];
+        for (act, body) in &acts {
+            assert_eq!(post(&app, act, body.clone(), &[]).await.0, 200);
+        }
+        for action in ["Break", "Revoke", "Forget"] {
+            assert_eq!(log.count(&format!("{TOLD} action={action}")), 1, "{action}");
+        }
+        assert_eq!(log.count("by=\"ada\" reason=\"it burns\" done=false"), 3);
+        // Misuse is none.
+        let nothing = json!({ "record": "payment-7", "reason": "" });
+        assert_eq!(post(&app, "forget", nothing, &[]).await.0, 400);
+        assert_eq!(log.count(TOLD), 3);
+        server.kill();
+        for (act, body) in &acts {
+            assert_eq!(post(&app, act, body.clone(), &[]).await.0, 503);
+        }
+        assert_eq!(log.count(TOLD), 6);
+        assert_eq!(log.count(" error="), 3);
     }
 }
 

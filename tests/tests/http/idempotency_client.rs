@@ -9,12 +9,15 @@ use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
 use dlock_tower::retry::{RetryLayer, SendError, Sent};
+use futures_util::stream::{self, StreamExt};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt};
 
 type Res = Response<Full<Bytes>>;
@@ -450,4 +453,60 @@ async fn a_client_that_is_driven_ready_is_the_one_that_is_called() {
             503
         );
     }
+}
+
+/// A client whose answers are a 409 that tells a problem, with a body that begins like this and never ends.
+fn endless_conflict(
+    begin: &'static [&'static str],
+    empty: bool,
+) -> impl Service<
+    Request<Full<Bytes>>,
+    Response = Response<UnsyncBoxBody<Bytes, Infallible>>,
+    Error = Infallible,
+    Future: Send,
+> + Clone
++ Send
++ 'static {
+    tower::service_fn(move |_| async move {
+        let frame = |text: &'static str| Ok(Frame::data(Bytes::from(text)));
+        let rest = match empty {
+            true => stream::repeat("").map(frame).left_stream(),
+            false => stream::pending().right_stream(),
+        };
+        let body = StreamBody::new(stream::iter(begin).map(move |text| frame(text)).chain(rest));
+        let response = Response::builder()
+            .status(409)
+            .header("content-type", "application/problem+json")
+            .body(body.boxed_unsync());
+        Ok(response.unwrap())
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_problem_that_stalls_is_left_to_the_caller_with_what_was_read() {
+    for (total, waited) in [(30, 5), (2, 2)] {
+        let client = RetryLayer::new()
+            .total_time(SECOND * total)
+            .layer(endless_conflict(&["{\"type\":", "\"x\""], false));
+        let begun = Instant::now();
+        let answer = timeout(SECOND * 60, client.oneshot(pay())).await;
+        let response = answer.expect("the call does not hang").unwrap();
+        assert_eq!(response.status(), 409);
+        assert_eq!(begun.elapsed().as_secs(), waited);
+        let mut body = response.into_body();
+        for piece in ["{\"type\":", "\"x\""] {
+            let frame = body.frame().await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), piece);
+        }
+        assert!(timeout(SECOND, body.frame()).await.is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_problem_of_endless_empty_pieces_is_left_to_the_caller() {
+    let client = RetryLayer::new().layer(endless_conflict(&["{"], true));
+    let response = client.oneshot(pay()).await.unwrap();
+    assert_eq!(response.status(), 409);
+    let frame = response.into_body().frame().await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "{");
 }

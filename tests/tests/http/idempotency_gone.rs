@@ -10,10 +10,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::idempotency_support::*;
+use bytes::Bytes;
 use dlock::LockClient;
 use dlock_tower::idempotency::caller::public;
 use dlock_tower::{IdempotencyLayer, LockLayer, key};
 use http::Response;
+use http_body::Frame;
 use http_body_util::Full;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt};
@@ -293,6 +295,64 @@ async fn an_error_of_the_service_stays_its_own_and_the_policy_decides() {
     }
 }
 
+/// A body of one piece that panics as it is told.
+struct Breaks {
+    pieces: usize,
+    in_drop: bool,
+}
+
+impl http_body::Body for Breaks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.pieces += 1;
+        match self.pieces {
+            1 => Poll::Ready(Some(Ok(Frame::data(Bytes::from("piece"))))),
+            // The head is sent, and nothing more is asked for.
+            2 => Poll::Pending,
+            _ => {
+                assert!(self.in_drop, "as told");
+                Poll::Ready(None)
+            }
+        }
+    }
+}
+
+impl Drop for Breaks {
+    fn drop(&mut self) {
+        assert!(!self.in_drop || self.pieces == 0, "as told");
+    }
+}
+
+/// The handler has answered, so that nothing runs again, also after the lease.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_panics_while_it_is_read_without_the_client_leaves_no_claim() {
+    for (layer, in_drop, status) in [
+        (layer(), false, 409),
+        (layer(), true, 200),
+        (layer().cancel_on_disconnect(), true, 409),
+    ] {
+        let run = Counting::default();
+        let service = around(
+            &layer,
+            run.answering(move |_| async move { Response::new(Breaks { pieces: 0, in_drop }) }),
+        );
+        let Ok(response) = service.clone().oneshot(post("k")).await;
+        assert_eq!(response.status(), 200);
+        drop(response);
+        layer.handle().shutdown(SECOND).await;
+        sleep(SECOND * 120).await;
+        // With its own service, whose body does not panic.
+        let answer = send(&around(&layer, run.service()), post("k")).await;
+        assert_eq!((run.count(), answer.status()), (1, status), "{in_drop}");
+        assert_eq!(layer.handle().claims(), 0);
+    }
+}
+
 /// A service that is never ready, and says so when it is asked.
 #[derive(Clone)]
 struct NotReady(Arc<AtomicUsize>, bool);
@@ -344,6 +404,20 @@ async fn a_service_that_does_not_become_ready_releases_the_key() {
         send(&around(&layer, run.service()), post("k")).await.text(),
         "run 1"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_fails_before_it_is_ready_releases_the_key_without_the_client() {
+    let store = Faulty::new();
+    let layer = store.layer();
+    let service = layer.layer(NotReady(Arc::default(), true));
+    store.faults.release_held.store(true, Ordering::SeqCst);
+    assert!(timeout(SECOND, service.oneshot(post("k"))).await.is_err());
+    store.faults.release_held.store(false, Ordering::SeqCst);
+    layer.handle().shutdown(SECOND).await;
+    let run = Counting::default();
+    let answer = send(&around(&layer, run.service()), post("k")).await;
+    assert_eq!(answer.both(), (200, "run 1"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,6 +482,30 @@ fn a_runtime_that_ends_takes_the_work_with_it_and_nothing_panics() {
         assert_eq!(layer.handle().claims(), 0);
         assert_eq!(send(&service, post("k")).await.text(), "run 2");
         assert!(send(&service, post("k")).await.is_replay());
+    });
+}
+
+/// A server may drop its requests when its runtime has returned, or on a thread of another one.
+#[test]
+fn a_claim_under_way_that_is_dropped_outside_of_a_runtime_is_taken_back() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let store = Faulty::new();
+    let layer = store.layer();
+    let run = Counting::default();
+    let service = around(&layer, run.service());
+    store.faults.claim_answers_held.store(true, Ordering::SeqCst);
+    let mut request = Box::pin(service.clone().oneshot(post("k")));
+    runtime.block_on(async { assert!(timeout(SECOND, &mut request).await.is_err()) });
+    drop(request);
+    store.faults.claim_answers_held.store(false, Ordering::SeqCst);
+    runtime.block_on(async {
+        layer.handle().shutdown(SECOND).await;
+        assert_eq!(run.count(), 0);
+        assert_eq!(send(&service, post("k")).await.text(), "run 1");
     });
 }
 

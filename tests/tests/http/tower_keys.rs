@@ -134,6 +134,31 @@ async fn query_parameters() {
     assert_eq!(key_of(query("id"), get("/x?%ff=1&id=1")).await, some("1"));
 }
 
+/// The name may have parentheses, as the advice for programmers has, which clients do not get.
+#[tokio::test]
+async fn a_refusal_says_the_whole_name_and_why() {
+    let request = with(&[("account", "Acme (UK) {1}")]);
+    let (status, detail) = key_of(header("account"), request).await.unwrap_err();
+    assert_eq!(status, 400);
+    assert_eq!(
+        detail,
+        "\"Acme (UK) {1}\" cannot be the name of a lock: it has a brace at byte 10"
+    );
+}
+
+#[tokio::test]
+async fn longest_time_to_try_again_is_written_as_it_is() {
+    let longest = std::time::Duration::MAX;
+    let rejection = Rejection::new(http::StatusCode::SERVICE_UNAVAILABLE, "closed");
+    let rejection = rejection.with_retry_after(longest);
+    assert_eq!(rejection.retry_after_secs(), Some(u64::MAX));
+    let client = LockClient::memory();
+    let _guard = client.lock("k").acquire().await.unwrap();
+    let mut problem = client.lock("k").try_acquire().await.unwrap_err().problem();
+    problem.retry_after = Some(longest);
+    assert_eq!(problem.retry_after_secs(), Some(u64::MAX));
+}
+
 #[tokio::test]
 async fn paths() {
     assert_eq!(key_of(path(), get("/a/%62?x=1")).await, some("/a/b"));

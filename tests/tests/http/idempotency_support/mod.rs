@@ -231,6 +231,8 @@ pub(crate) struct Faults {
     pub(crate) claim_answers_held: AtomicBool,
     /// Completions are neither done nor answered while this is on.
     pub(crate) complete_held: AtomicBool,
+    /// Releases are neither done nor answered while this is on.
+    pub(crate) release_held: AtomicBool,
     /// Results of more bytes are refused; 0 for no bound.
     pub(crate) room: AtomicUsize,
     pub(crate) claims: AtomicUsize,
@@ -370,6 +372,7 @@ impl RecordStore for Faulty {
         let step = (!self.faults.down.load(Ordering::SeqCst)).then(|| self.inner.release(&key, &token));
         async move {
             let Some(step) = step else { return unreachable() };
+            until_off(&self.faults.release_held).await;
             let reply = step.await;
             if take(&self.faults.release_answers_lost) {
                 return Err(StoreError::unknown("the connection broke"));
