@@ -36,6 +36,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 
 use crate::base::moment::LONGEST_LEASE;
@@ -340,9 +341,10 @@ impl Store for Scripted {
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        Box::pin(answered(
-            self.0.play(Step::Renew, || Store::renew(self.memory(), requests)),
-        ))
+        let count = requests.len();
+        let replied = answered(self.0.play(Step::Renew, || Store::renew(self.memory(), requests)));
+        // As other stores do, it answers each of them.
+        Box::pin(replied.map(move |replied| Ok(replied.unwrap_or_else(|error| vec![Err(error); count]))))
     }
 
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {

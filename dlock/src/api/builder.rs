@@ -121,7 +121,8 @@ impl LockClientBuilder {
     }
 
     /// Sets the prefix of every lock name on the store; none by default. All clients of a lock need the same prefix:
-    /// each prefix has its own fencing tokens, which start from the server's clock.
+    /// each prefix has its own fencing tokens, which start from the server's clock. In memory each prefix is a store of its
+    /// own.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = Some(prefix.into());
         self
@@ -392,6 +393,10 @@ impl LockClientBuilder {
         if self.credentials.is_some() {
             check_credentials(url)?;
         }
+        #[cfg(feature = "tls")]
+        if self.tls.root.is_some() || self.tls.client.is_some() {
+            check_certificates(url)?;
+        }
         let in_url = url.map(|url| url.options.clone()).unwrap_or_default();
         let mut settings = self.settings(&in_url)?;
         check_longest(settings.lease, url.and_then(StoreUrl::longest_lease))?;
@@ -501,6 +506,25 @@ fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
         None => "they go with a URL, not with a store of your own",
     };
     Err(Error::invalid_option("credentials", reason))
+}
+
+/// Certificates that are not used must not seem to be.
+#[cfg(feature = "tls")]
+fn check_certificates(url: Option<&StoreUrl>) -> Result<(), Error> {
+    let reason = match url.map(|url| url.topology.login()) {
+        Some(Some(login)) if login.tls => return Ok(()),
+        Some(Some(_)) => {
+            "the connection is not encrypted: use rediss://, or its like for the other servers of Redis"
+        }
+        Some(None) => {
+            "they are for servers of Redis and Valkey: other stores have options for theirs in the URL"
+        }
+        None => "they go with a URL, not with a store of your own",
+    };
+    Err(Error::invalid_option(
+        "root_certificate or client_certificate",
+        reason,
+    ))
 }
 
 /// A client publishes its presence where its store keeps such reports.

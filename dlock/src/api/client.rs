@@ -10,7 +10,7 @@ use tokio::runtime;
 
 use crate::LockKind;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, program_name};
-use crate::runtime::client::{Handle, Settings, Shared};
+use crate::runtime::client::{Handle, Handles, Settings, Shared};
 use crate::runtime::outside::is_outside;
 use crate::runtime::presence::Publicity;
 use crate::store::Capabilities;
@@ -41,7 +41,7 @@ use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Sem
 /// ```
 #[derive(Clone)]
 pub struct LockClient {
-    handle: Arc<Handle>,
+    handles: Arc<Handles>,
 }
 
 impl LockClient {
@@ -114,11 +114,12 @@ impl LockClient {
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
-        self.handle.shared()
+        self.handle().shared()
     }
 
+    /// Returns the handle for this thread.
     pub(crate) fn handle(&self) -> &Arc<Handle> {
-        &self.handle
+        self.handles.here()
     }
 
     /// Returns a builder, to set up a client with options.
@@ -132,13 +133,13 @@ impl LockClient {
     /// anything is sent, and by [`Lock::check`]; the same holds for semaphores, latches and leaders. To refuse it when the
     /// program starts, use `check` or [`LockClientBuilder::require`].
     pub fn lock(&self, key: impl Into<LockKey>) -> Lock {
-        Lock::new(self.handle.clone(), key.into())
+        Lock::new(self.handle().clone(), key.into())
     }
 
     /// Returns several locks that are acquired all together or not at all; see [`MultiLock`]. Nothing is sent until
     /// they are acquired.
     pub fn multi<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
-        MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
+        MultiLock::new(self.handle().clone(), keys.into_iter().map(Into::into))
     }
 
     /// Returns the fair lock of this name, which serves its waiters in order of arrival across all processes:
@@ -164,56 +165,56 @@ impl LockClient {
     /// Returns the semaphore of this name, with a limited number of permits, each with an owner. Nothing is sent until
     /// a permit is acquired.
     pub fn semaphore(&self, key: impl Into<LockKey>) -> Semaphore {
-        Semaphore::new(self.handle.clone(), key.into())
+        Semaphore::new(self.handle().clone(), key.into())
     }
 
     /// Returns the semaphore of this name whose permits have no owner, as in Redisson's `RSemaphore`. The permits of a
     /// process that crashed never come back: prefer [`semaphore`](Self::semaphore) unless you share the semaphore with
     /// Redisson.
     pub fn unowned_semaphore(&self, key: impl Into<LockKey>) -> UnownedSemaphore {
-        UnownedSemaphore::new(self.handle.clone(), key.into())
+        UnownedSemaphore::new(self.handle().clone(), key.into())
     }
 
     /// Returns the count-down latch of this name. Nothing is sent until it is used.
     pub fn latch(&self, key: impl Into<LockKey>) -> Latch {
-        Latch::new(self.handle.clone(), key.into())
+        Latch::new(self.handle().clone(), key.into())
     }
 
     /// Whether the client acquires nothing any more: it was shut down, or its runtime ended.
     pub(crate) fn is_closed(&self) -> bool {
-        self.handle.shared().closing.is_given()
+        self.shared().closing.is_given()
     }
 
     /// Returns the lease with which this client renews its locks.
     #[must_use]
     pub fn lease(&self) -> Duration {
-        self.handle.shared().settings.lease
+        self.shared().settings.lease
     }
 
     /// Returns the random id of this client. The ids of its holds on the store begin with it and a colon, so that a
     /// [`Holder`] can be recognised as this process, or as another one whose id is known.
     #[must_use]
     pub fn id(&self) -> String {
-        self.handle.shared().issuer.uuid.to_string()
+        self.shared().issuer().uuid.to_string()
     }
 
     /// Returns what the store of this client can do: its kinds of locks, its shortest lease, how it notifies waiters, …
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
-        &self.handle.shared().capabilities
+        &self.shared().capabilities
     }
 
     /// Returns how many locks this client holds now, including those that an unfinished call for several locks has
     /// acquired so far.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.handle.shared().watchdog.len() + self.handle.shared().unfinished.held()
+        self.shared().watchdog.len() + self.shared().unfinished.held()
     }
 
     /// Returns how many keys have waiters in this client now.
     #[must_use]
     pub fn waited_for(&self) -> usize {
-        self.handle.shared().waiters.len()
+        self.shared().waiters.len()
     }
 
     /// Returns the holder of a lock, as the store sees it, with what its client published; `None` when the lock is
@@ -247,7 +248,7 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn holders(&self, key: impl Into<LockKey>) -> Result<Vec<Holder>, Error> {
         let key = LockKey::new(key)?;
-        let holders = read(self.handle.shared().holders(key.clone())).await;
+        let holders = read(self.shared().holders(key.clone())).await;
         holders.map_err(|error| error.into_error("the inspection of lock", &key))
     }
 
@@ -290,11 +291,7 @@ impl LockClient {
     ///
     /// [`Error::Unsupported`] when the store keeps none.
     pub fn records(&self) -> Result<Records, Error> {
-        let store = &self.handle.shared().store;
-        store.clone().records().ok_or_else(|| Error::Unsupported {
-            what: "keeping records".to_owned(),
-            reason: store.no_records().to_owned(),
-        })
+        self.shared().records()
     }
 
     async fn step<T, F>(
@@ -306,7 +303,7 @@ impl LockClient {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        step(self.handle.shared().store.clone())
+        step(self.shared().store.clone())
             .await
             .map_err(|error| error.into_error(what, key))
     }
@@ -317,7 +314,7 @@ impl LockClient {
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        let shared = self.handle.shared();
+        let shared = self.shared();
         if shared.has_lost_its_runtime() && is_outside() {
             // The holders were told when the runtime ended, and there is no timer to wait by.
             return ShutdownReport {
@@ -325,11 +322,11 @@ impl LockClient {
                 unconfirmed: shared.pending.len(),
             };
         }
-        self.handle.with_timers(self.end(deadline)).await
+        self.handle().with_timers(self.end(deadline)).await
     }
 
     async fn end(&self, deadline: Duration) -> ShutdownReport {
-        let shared = self.handle.shared();
+        let shared = self.shared();
         shared.close();
         let given_up = shared.given_up.load(Ordering::Relaxed);
         self.release_unfinished();
@@ -338,7 +335,7 @@ impl LockClient {
         for grant in &left {
             let now = crate::base::clock::now();
             let left = grant.deadline().saturating_duration_since(now);
-            drop(self.handle.undo(grant.release_request(now), left));
+            drop(self.handle().undo(grant.release_request(now), left));
         }
         shared.pending.close();
         let all_given_back = async {
@@ -374,8 +371,8 @@ impl LockClient {
     /// Releases what unfinished calls have acquired so far. Those calls end without it, even if they are not polled any
     /// more.
     fn release_unfinished(&self) {
-        for part in self.handle.shared().unfinished.take() {
-            drop(self.handle.undo(part.request, part.lease));
+        for part in self.shared().unfinished.take() {
+            drop(self.handle().undo(part.request, part.lease));
         }
     }
 }
@@ -388,18 +385,18 @@ async fn read<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T,
     })
 }
 
-impl From<Arc<Handle>> for LockClient {
-    fn from(handle: Arc<Handle>) -> LockClient {
-        LockClient { handle }
+impl From<Arc<Handles>> for LockClient {
+    fn from(handles: Arc<Handles>) -> LockClient {
+        LockClient { handles }
     }
 }
 
 impl fmt::Debug for LockClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockClient")
-            .field("uuid", &self.handle.shared().issuer.uuid)
+            .field("uuid", &self.shared().issuer().uuid)
             .field("held", &self.held())
-            .field("settings", &self.handle.shared().settings)
+            .field("settings", &self.shared().settings)
             .finish_non_exhaustive()
     }
 }

@@ -13,13 +13,16 @@ use crate::runtime::presence;
 use crate::runtime::presence::mailbox::Message;
 use crate::store::operations::{Connection, EntryName, Operations};
 use crate::store::records::{ForgetReply, RecordKey, RecordLook};
-use crate::store::{GrantId, Kind, Reason, ReleaseReply, ReleaseRequest, StoreError};
+use crate::store::{GrantId, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, Store, StoreError};
 use crate::{Error, LockClient, LockKey};
 
 /// How long to wait for an answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// How long a message is kept.
+/// How long a question is kept.
 const KEPT: Duration = Duration::from_secs(30);
+/// How long a holder is asked to look: a client that may not write its presence reads once a minute.
+const HINTED: Duration = Duration::from_secs(90);
+const BREAKING: &str = "breaking a lock";
 /// How long the store remembers which operator broke a hold, or asked its holder to stop.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
@@ -67,7 +70,7 @@ impl LockClient {
         &self,
         filter: impl Fn(&LockKey, &LockEventKind) -> bool + Send + Sync + 'static,
     ) -> LockEvents {
-        self.shared().issuer.listeners.listen(Box::new(filter))
+        self.shared().issuer().listeners.listen(Box::new(filter))
     }
 
     /// Returns the clients of the same store and prefix that hold or wait for something, as they published it. A client
@@ -167,20 +170,21 @@ impl LockClient {
     /// # Errors
     ///
     /// [`Error::Unsupported`] for permits, and for holders that are not dlock's on locks with several holders;
-    /// [`Error::InvalidOption`] without a reason; or a failure of the store, also when the audit log cannot be written:
-    /// then nothing was changed.
+    /// [`Error::InvalidOption`] without a reason; or a failure of the store, also when the audit log cannot be written.
+    /// Nothing was changed then, except perhaps with [`Error::OutcomeUnknown`].
+    ///
+    /// Cancel safe: once it has begun to change anything, it goes on in the background.
     pub async fn break_hold(
         &self,
         key: impl Into<LockKey>,
         holder: &str,
         intervention: Intervention,
     ) -> Result<bool, Error> {
-        const WHAT: &str = "breaking a lock";
         let key = LockKey::new(key)?;
         let Some(found) = self.holder(&key, holder).await? else {
             return Ok(false);
         };
-        let operations = self.operations(WHAT)?;
+        let operations = self.operations(BREAKING)?;
         let intervention = self.signed(intervention)?;
         let grant = GrantId::parse(holder);
         let by_grant = match (found.kind, grant) {
@@ -193,43 +197,24 @@ impl LockClient {
                 });
             }
         };
-        self.audits(&operations, "break", (&key, holder), &intervention)
-            .await?;
-        let told = match grant {
-            Some(grant) => {
-                let name = EntryName::of_grant("broken", key.clone(), grant);
-                let text = intervention.write().into_bytes();
-                let put = operations
-                    .clone()
-                    .put(name.clone(), text, REMEMBERED, false)
-                    .await;
-                put.map_err(|error| error.into_error(WHAT, &key))?;
-                Some(name)
-            }
-            None => None,
+        let breaking = Breaking {
+            store: self.shared().store.clone(),
+            operations,
+            key,
+            holder: holder.to_owned(),
+            grant,
+            by_grant: by_grant.map(|grant| (found.kind, grant)),
         };
-        let ended = match by_grant {
-            Some(grant) => {
-                let request = ReleaseRequest::new(found.kind, key.clone(), grant);
-                let reply = self.shared().store.clone().release(request).await;
-                reply.map(|reply| matches!(reply, ReleaseReply::Released { .. }))
-            }
-            None => operations.clone().end(key.clone(), holder.to_owned()).await,
-        };
-        if let (Some(name), Ok(false) | Err(_)) = (told, &ended) {
-            let _ = operations.clone().remove(name).await;
-        }
-        let ended = ended.map_err(|error| error.into_error(WHAT, &key))?;
-        if let (Some(grant), true) = (grant, ended) {
-            hint(&operations, grant).await;
-        }
-        Ok(ended)
+        // Dropped half way, it would leave a cause without its effect, or a holder that is not told.
+        let done = self.handle().run_to_completion(breaking.run(intervention));
+        done.await
     }
 
     /// Asks the holder of a lock to stop, by the id of the [holder](Holder::id); returns whether it holds the lock. Its
-    /// [`revoked`](crate::LockGuard::revoked) completes within a few seconds, and at once if the holder's client
-    /// [answers](crate::LockClientBuilder::control); from then on its process does not hand the lock off. A holder that
-    /// does not watch `revoked` goes on.
+    /// [`revoked`](crate::LockGuard::revoked) completes within a few seconds if its client publishes its
+    /// [presence](crate::LockClientBuilder::presence), and at once if it [answers](crate::LockClientBuilder::control);
+    /// other clients do not look for requests. From then on its process does not hand the lock off. A holder that does not
+    /// watch `revoked` goes on.
     ///
     /// # Errors
     ///
@@ -258,8 +243,7 @@ impl LockClient {
         if grant.is_of_redisson() {
             return Err(unsupported("a Redisson client does not look for requests"));
         }
-        self.audits(&operations, "revoke", (&key, holder), &intervention)
-            .await?;
+        audits(&operations, "revoke", (&key, holder), &intervention).await?;
         let name = EntryName::of_grant("revoked", key.clone(), grant);
         let text = intervention.write().into_bytes();
         let put = operations.clone().put(name, text, REMEMBERED, false).await;
@@ -311,8 +295,7 @@ impl LockClient {
         let name = LockKey::raw(record.as_str());
         if intervention.audited {
             let operations = self.operations(WHAT)?;
-            self.audits(&operations, "forget", (&name, ""), &intervention)
-                .await?;
+            audits(&operations, "forget", (&name, ""), &intervention).await?;
         }
         let reply = records.forget(record).await;
         reply.map_err(|error| error.into_error(WHAT, &name))
@@ -338,33 +321,6 @@ impl LockClient {
         Ok(intervention)
     }
 
-    /// Writes the entry before the action: an action that cannot be logged is not taken.
-    async fn audits(
-        &self,
-        operations: &Arc<dyn Operations>,
-        what: &str,
-        (key, holder): (&LockKey, &str),
-        intervention: &Intervention,
-    ) -> Result<(), Error> {
-        if !intervention.audited {
-            return Ok(());
-        }
-        let fields = [
-            ("what", what),
-            ("key", key.as_str()),
-            ("holder", holder),
-            ("by", &intervention.by),
-            ("reason", &intervention.reason),
-        ];
-        let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let audited = operations.clone().audit(fields.to_vec()).await;
-        audited.map_err(|error| match error.reason {
-            // It is not the record's key that holds something else.
-            Reason::KeyTaken(_) => error.into_error("the audit log", &LockKey::raw("the audit log")),
-            _ => error.into_error("the entry in the audit log about", key),
-        })
-    }
-
     fn operations(&self, what: &str) -> Result<Arc<dyn Operations>, Error> {
         let operations = self.shared().store.clone().operations();
         operations.ok_or_else(|| Error::Unsupported {
@@ -374,11 +330,92 @@ impl LockClient {
     }
 }
 
+/// Writes the entry before the action: an action that cannot be logged is not taken.
+async fn audits(
+    operations: &Arc<dyn Operations>,
+    what: &str,
+    (key, holder): (&LockKey, &str),
+    intervention: &Intervention,
+) -> Result<(), Error> {
+    if !intervention.audited {
+        return Ok(());
+    }
+    let fields = [
+        ("what", what),
+        ("key", key.as_str()),
+        ("holder", holder),
+        ("by", &intervention.by),
+        ("reason", &intervention.reason),
+    ];
+    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let audited = operations.clone().audit(fields.to_vec()).await;
+    audited.map_err(|error| match error.reason {
+        // It is not the record's key that holds something else.
+        Reason::KeyTaken(_) => error.into_error("the audit log", &LockKey::raw("the audit log")),
+        _ => error.into_error("the entry in the audit log about", key),
+    })
+}
+
+/// A hold that is being broken.
+struct Breaking {
+    store: Arc<dyn Store>,
+    operations: Arc<dyn Operations>,
+    key: LockKey,
+    holder: String,
+    /// The holder, where it is one of dlock.
+    grant: Option<GrantId>,
+    /// How it is found where the lock may have several holders.
+    by_grant: Option<(Kind, GrantId)>,
+}
+
+impl Breaking {
+    async fn run(self, intervention: Intervention) -> Result<bool, Error> {
+        let (operations, key) = (&self.operations, &self.key);
+        audits(operations, "break", (key, &self.holder), &intervention).await?;
+        let failed = |error: StoreError| error.into_error(BREAKING, key);
+        let name = self
+            .grant
+            .map(|grant| EntryName::of_grant("broken", key.clone(), grant));
+        if let Some(name) = &name {
+            let text = intervention.write().into_bytes();
+            let put = operations.clone().put(name.clone(), text, REMEMBERED, false);
+            put.await.map_err(failed)?;
+        }
+        let ended = self.end().await;
+        // With an unknown outcome the holder may be gone, and is told so. The name is never that of another.
+        let nothing_changed = match &ended {
+            Ok(ended) => !ended,
+            Err(error) => error.outcome == Outcome::NotDone,
+        };
+        match (nothing_changed, name, self.grant) {
+            (true, Some(name), _) => drop(operations.clone().remove(name).await),
+            (false, _, Some(grant)) => hint(operations, grant).await,
+            _ => {}
+        }
+        ended.map_err(failed)
+    }
+
+    /// Ends the hold; returns whether it was there.
+    async fn end(&self) -> Result<bool, StoreError> {
+        let key = self.key.clone();
+        let Some((kind, grant)) = self.by_grant else {
+            return self.operations.clone().end(key, self.holder.clone()).await;
+        };
+        let request = ReleaseRequest::new(kind, key, grant);
+        let reply = self.store.clone().release(request).await?;
+        // It was there a moment ago: a copy of this request has ended it.
+        let ended_before = matches!(reply, ReleaseReply::NotHeld { repeated: true });
+        Ok(ended_before || matches!(reply, ReleaseReply::Released { .. }))
+    }
+}
+
 /// Asks the holder to check at once, if its client listens; otherwise the holder checks soon by itself.
 async fn hint(operations: &Arc<dyn Operations>, grant: GrantId) {
     let mailbox = EntryName::of_client("ask", grant.client());
     let message = Message::Look { grant }.write().into_bytes();
-    let posted = operations.clone().post(mailbox, grant.to_string(), message, KEPT);
+    let posted = operations
+        .clone()
+        .post(mailbox, grant.to_string(), message, HINTED);
     let _ = tokio::time::timeout(ANSWERS_WITHIN, posted).await;
 }
 

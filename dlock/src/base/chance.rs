@@ -39,9 +39,14 @@ pub(crate) fn shuffle<T>(all: &mut [T]) {
     source::shuffle(all);
 }
 
-/// A number that is unique in this process.
+/// A number that is unique in this process, and greater than those before.
 pub fn next_id() -> u64 {
     source::next_id()
+}
+
+/// A number that is unique in this process, also among those of [`next_id`], in no order.
+pub(crate) fn unique_id() -> u64 {
+    source::unique_id()
 }
 
 /// Hashes with a secret of this process, so that users cannot choose input with colliding hashes.
@@ -51,6 +56,8 @@ pub(crate) fn hash_state() -> &'static impl BuildHasher {
 
 #[cfg(not(dlock_sim))]
 mod real {
+    use std::cell::Cell;
+    use std::ops::Range;
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -76,9 +83,32 @@ mod real {
         fastrand::shuffle(all);
     }
 
+    static NEXT: OwnLine<AtomicU64> = OwnLine::new(AtomicU64::new(1));
+
     pub(super) fn next_id() -> u64 {
-        static NEXT: OwnLine<AtomicU64> = OwnLine::new(AtomicU64::new(1));
         NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// How many numbers a thread takes at a time.
+    const BLOCK: u64 = 256;
+
+    thread_local! {
+        static OF_THREAD: Cell<Range<u64>> = const { Cell::new(0..0) };
+    }
+
+    pub(super) fn unique_id() -> u64 {
+        let draw = |block: &Cell<Range<u64>>| {
+            let mut numbers = block.take();
+            let number = numbers.next().unwrap_or_else(|| {
+                let first = NEXT.fetch_add(BLOCK, Ordering::Relaxed);
+                numbers = first + 1..first + BLOCK;
+                first
+            });
+            block.set(numbers);
+            number
+        };
+        // While the thread ends, as from destructors of its other values.
+        OF_THREAD.try_with(draw).unwrap_or_else(|_| next_id())
     }
 
     pub(super) fn hash_state() -> &'static State {

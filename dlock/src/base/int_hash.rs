@@ -3,7 +3,7 @@
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// How many consecutive numbers get consecutive buckets.
-const ROW: u64 = 16;
+pub(crate) const ROW: u64 = 16;
 
 pub(crate) type BuildIntHasher = BuildHasherDefault<IntHasher>;
 

@@ -53,7 +53,9 @@ listed! {
         /// Redisson's fair lock of the same name uses the same queue. A Java process that dies while it waits delays
         /// the others by its wait timeout, 300 s unless configured otherwise. Redisson's scripts use the clock of the
         /// calling machine: keep the clocks of those machines and of the server within 3 s of each other, or a Java
-        /// process whose clock is ahead considers dlock's waiters gone.
+        /// process whose clock is ahead considers dlock's waiters gone. Beside Java waiters with a wait time, keep more
+        /// than 5 s of the lease left at all times (a renewed lease of 8 s or more): with less, a later Java waiter may
+        /// overtake a dlock waiter.
         ///
         /// On ZooKeeper the queue is that of Curator's `InterProcessMutex`, and [`LockKind::Mutex`] does not overtake it. A
         /// process that died or is stopped delays the others until its session is over, and a waiter that lost its position
@@ -64,13 +66,16 @@ listed! {
         /// The writer that keeps readers out.
         Write,
         /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition, in
-        /// Rust or in Java, takes the next number of one counter.
+        /// Rust or in Java, takes a greater number of one counter.
         ///
         /// For resources that compare tokens of both; otherwise every lock has tokens that only grow. The counter is a
-        /// separate key for every name, `redisson_lock_token:{name}`, that is never deleted. A new counter begins with
-        /// the server's clock in microseconds, so that it does not go back when the data was lost; if a Java service is
-        /// the first to lock after that, it begins with 1. In one process the lock is not handed off without the store.
-        /// In memory its tokens are the same as for all locks.
+        /// separate key for every name, `redisson_lock_token:{name}`, that is never deleted. A counter that dlock began
+        /// is at least the server's clock in microseconds after each acquire of dlock, so that it does not go back when
+        /// data was lost. A counter that a Java service began starts with 1 and grows by one each time, and an acquire
+        /// of Java always takes the next number. So after a fail-over that lost the last write, a token may be given
+        /// twice if Java began the counter or is the first to acquire; and if Java is the first to acquire after a loss
+        /// of all data, tokens begin with 1 again. In one process the lock is not handed off without the store. In
+        /// memory its tokens are the same as for all locks.
         Fenced,
     }
 }

@@ -27,6 +27,13 @@ impl LockId {
         }
     }
 
+    /// Returns in which of so many parts its name belongs, a power of two.
+    pub(crate) fn part(&self, of: usize) -> usize {
+        let of_name = self.hash ^ scatter(self.kind as u64);
+        // Maps take the lower bits and the upper ones.
+        (of_name >> 32) as usize % of
+    }
+
     /// Readers for the writers of a lock, and the other way round. `None` for all other kinds.
     pub(crate) fn other_side(&self) -> Option<LockId> {
         let other = match self.kind {

@@ -13,6 +13,7 @@ pub(crate) mod kind;
 pub(crate) mod lock_id;
 pub(crate) mod moment;
 pub(crate) mod own_line;
+pub(crate) mod per_thread;
 pub(crate) mod problem;
 pub(crate) mod report;
 pub mod request;

@@ -85,7 +85,7 @@ impl Begun {
     pub(crate) fn of(shared: &Shared, series: Series, kind: Kind, keys: &[LockKey]) -> Begun {
         let started = clock::now();
         Event::AcquireBegins { series: &series }.emit();
-        let issuer = &shared.issuer;
+        let issuer = shared.issuer();
         let heard = issuer.listeners.is_heard().then(|| {
             Box::new(Heard {
                 issuer: issuer.clone(),
@@ -279,7 +279,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             return Ok(None);
         }
         let of = LockId::new(options.kind, key);
-        if shared.waiters.any(&of) || shared.fairness.is_pending(&of) {
+        if shared.waiters.of(&of).any(&of) || shared.fairness.is_pending(&of) {
             return Ok(None);
         }
         self.now(self.target.attempt(0, None, Announce::Nothing), evidence)
@@ -336,9 +336,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
             by,
             ..
         } = self.call;
-        let waiters = &handle.shared().waiters;
+        let of = LockId::new(options.kind, key);
+        let waiters = handle.shared().waiters.of(&of);
         let caller = Caller::new(by, options.lock.group);
-        waiters.join(options.kind, key, at, self.target.handoff_terms(), caller)
+        waiters.join(of, at, self.target.handoff_terms(), caller)
     }
 
     /// Waits to become the queue head of this process, then at the store, or until the lock is handed off here.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::HoldState;
 use crate::base::broken;
-use crate::base::chance::next_id;
+use crate::base::chance::unique_id;
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
@@ -228,7 +228,7 @@ impl AcquireAttempt {
         let hold = self
             .nested_read
             .as_ref()
-            .map_or_else(next_id, |nested_read| nested_read.hold);
+            .map_or_else(unique_id, |nested_read| nested_read.hold);
         // The arrival of the reply.
         let now = clock::now();
         let what = Granted {
@@ -254,7 +254,7 @@ impl AcquireAttempt {
             ),
             nested_read: self.nested_read,
         };
-        let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));
+        let grant = Arc::new(Grant::new(what, shared.issuer(), terms, (hold, self.by)));
         shared.watchdog.add(&grant, sent, now);
         let status = grant.status_at(now);
         let hold = HoldRef { id: hold, grant };

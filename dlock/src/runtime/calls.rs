@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -16,6 +17,8 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::LockKey;
 use crate::base::clock;
 use crate::base::moment::Moment;
+use crate::base::own_line::OwnLine;
+use crate::base::per_thread::PerThread;
 use crate::engine::unanswered::Unanswered;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
@@ -115,36 +118,68 @@ impl<T> StoreCall<T> {
     }
 }
 
-/// What a client waits for, and when that takes too long. One timer for all of it.
+/// What a client waits for, and when that takes too long. One timer for all of it that began in a place.
 #[derive(Debug)]
-struct Overdue<K> {
+struct Overdue<K>(PerThread<Arc<Place<K>>>);
+
+/// In cache lines of its own, with the count of the references to it.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Place<K> {
     waiting: Mutex<Unanswered<K>>,
     begins: Notify,
 }
 
+/// A wait, with its number in its place.
+#[derive(Debug)]
+pub(crate) struct Ticket<K> {
+    place: Arc<Place<K>>,
+    number: u64,
+}
+
 impl<K> Overdue<K> {
     fn new(after: Duration) -> Overdue<K> {
-        Overdue {
-            waiting: Mutex::new(Unanswered::new(after)),
-            begins: Notify::new(),
-        }
+        Overdue(PerThread::new(|_| {
+            Arc::new(Place {
+                waiting: Mutex::new(Unanswered::new(after)),
+                begins: Notify::new(),
+            })
+        }))
     }
 
-    /// Records the begin of a wait; returns its number.
-    fn begin(&self, what: K, now: Moment) -> u64 {
-        let (number, begins) = self.waiting.lock().sent(what, now);
-        if begins {
-            self.begins.notify_one();
+    /// Records the begin of a wait.
+    fn begin(&self, what: K, now: Moment) -> Ticket<K> {
+        let place = self.0.here().clone();
+        let (number, is_first) = place.waiting.lock().sent(what, now);
+        if is_first {
+            place.begins.notify_one();
         }
-        number
-    }
-
-    fn end(&self, number: u64) {
-        let what = self.waiting.lock().answered(number);
-        drop(what);
+        Ticket { place, number }
     }
 
     /// Tells of waits that take too long, each once.
+    async fn attend(&self, tell: impl Fn(K, Duration)) {
+        join_all(self.0.iter().map(|place| place.attend(&tell))).await;
+    }
+
+    /// Forgets all waits; returns what they were for.
+    fn take(&self) -> Vec<K> {
+        self.0
+            .iter()
+            .flat_map(|place| place.waiting.lock().take())
+            .collect()
+    }
+}
+
+impl<K> Ticket<K> {
+    /// Records the end of the wait.
+    fn end(&self) {
+        let what = self.place.waiting.lock().answered(self.number);
+        drop(what);
+    }
+}
+
+impl<K> Place<K> {
     async fn attend(&self, tell: impl Fn(K, Duration)) {
         loop {
             self.begins.notified().await;
@@ -169,8 +204,8 @@ pub(crate) struct Calls {
     unanswered: Overdue<LockKey>,
     /// The callers that wait for their releases.
     releasing: Overdue<Waker>,
-    /// The moment of the last reply, in nanoseconds; zero before the first.
-    replied: AtomicU64,
+    /// The moment of the last reply, in nanoseconds, as far as a millisecond matters; zero before the first.
+    replied: OwnLine<AtomicU64>,
 }
 
 impl Calls {
@@ -179,7 +214,7 @@ impl Calls {
         Calls {
             unanswered: Overdue::new(told_after),
             releasing: Overdue::new(retry_for),
-            replied: AtomicU64::new(0),
+            replied: OwnLine::default(),
         }
     }
 
@@ -190,7 +225,12 @@ impl Calls {
             Err(error) => !matches!(error.reason, Reason::Unreachable | Reason::Closed),
         };
         if is_reply {
-            self.replied.store(Moment::now().as_nanos(), Ordering::Relaxed);
+            let now = Moment::now();
+            // Written seldom, as all threads read it.
+            let before = Moment::from_nanos(self.replied.load(Ordering::Relaxed));
+            if now.since(before) >= Duration::from_millis(1) {
+                self.replied.store(now.as_nanos(), Ordering::Relaxed);
+            }
         }
     }
 
@@ -213,38 +253,31 @@ impl Calls {
 
     /// Wakes the callers of all releases: nothing else will.
     pub(crate) fn rouse_releasing(&self) {
-        let callers = self.releasing.waiting.lock().take();
-        for caller in callers {
+        for caller in self.releasing.take() {
             waking(|| caller.wake());
         }
     }
 }
 
 /// A call that has no reply yet.
-struct Noted {
-    calls: Arc<Calls>,
-    number: u64,
-}
+struct Noted(Ticket<LockKey>);
 
 impl Noted {
-    fn new(calls: &Arc<Calls>, key: &LockKey) -> Noted {
-        Noted {
-            number: calls.unanswered.begin(key.clone(), Moment::now()),
-            calls: calls.clone(),
-        }
+    fn new(calls: &Calls, key: &LockKey) -> Noted {
+        Noted(calls.unanswered.begin(key.clone(), Moment::now()))
     }
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        self.calls.unanswered.end(self.number);
+        self.0.end();
     }
 }
 
 /// The patience of a caller that waits for a release; ended by [`end`](Self::end).
 pub(crate) enum Patience {
-    /// Under this number. A timer for each caller would cost more than all else that it does to wait.
-    OfClient(u64),
+    /// Under this ticket. A timer for each caller would cost more than all else that it does to wait.
+    OfClient(Ticket<Waker>),
     /// On another runtime, which may go on while that of the client stands still.
     OfCaller(Pin<Box<Sleep>>),
 }
@@ -259,14 +292,14 @@ impl Patience {
     }
 
     /// Completes when it is over.
-    pub(crate) fn poll(&mut self, calls: &Calls, cx: &mut Context<'_>) -> Poll<()> {
-        let number = match self {
-            Patience::OfClient(number) => *number,
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Ticket { place, number } = match self {
+            Patience::OfClient(ticket) => ticket,
             Patience::OfCaller(timer) => return timer.as_mut().poll(cx),
         };
-        let mut waiting = calls.releasing.waiting.lock();
+        let mut waiting = place.waiting.lock();
         // The timer forgets a caller when it wakes it.
-        let Some(caller) = waiting.get_mut(number) else {
+        let Some(caller) = waiting.get_mut(*number) else {
             return Poll::Ready(());
         };
         let before = (!caller.will_wake(cx.waker())).then(|| std::mem::replace(caller, cx.waker().clone()));
@@ -275,9 +308,9 @@ impl Patience {
         Poll::Pending
     }
 
-    pub(crate) fn end(self, calls: &Calls) {
-        if let Patience::OfClient(number) = self {
-            calls.releasing.end(number);
+    pub(crate) fn end(self) {
+        if let Patience::OfClient(ticket) = self {
+            ticket.end();
         }
     }
 }

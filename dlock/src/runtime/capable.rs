@@ -54,10 +54,23 @@ pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilit
             "{lease:?} is shorter than {least:?}, the shortest lease that {store} has"
         ));
     }
-    match capabilities.longest_lease {
-        Some(most) if lease > most => invalid(format!(
+    let Some(most) = capabilities.longest_lease else {
+        return Ok(());
+    };
+    if lease > most {
+        return invalid(format!(
             "{lease:?} is longer than {most:?}, the longest lease (max_lease) that {store} has"
-        )),
+        ));
+    }
+    let max_hold = options.lock.max_hold.unwrap_or(Duration::MAX);
+    match options.lock.min_hold.map(|least| least.min(max_hold)) {
+        // The first lease lasts as long.
+        Some(least) if least > most => Err(Error::InvalidOption {
+            option: "min_hold",
+            reason: format!(
+                "{least:?} is longer than {most:?}, the longest lease (max_lease) that {store} has"
+            ),
+        }),
         _ => Ok(()),
     }
 }
@@ -117,6 +130,18 @@ mod tests {
         assert!(refused(&options, Duration::from_secs(1), &store).contains("1s is shorter than 2s"));
         assert!(refused(&options, Duration::from_secs(61), &store).contains("61s is longer than 60s"));
         check(&options, LEASE, &store).unwrap();
+        let kept = |lock| Options {
+            lock,
+            ..Options::default()
+        };
+        let (store, long) = (store.min_hold(true), Duration::from_secs(300));
+        let reason = refused(&kept(LockOptions::new().min_hold(long)), LEASE, &store);
+        assert!(
+            reason.contains("option min_hold") && reason.contains("300s is longer than 60s"),
+            "{reason}"
+        );
+        let short = LockOptions::new().min_hold(Duration::from_secs(60));
+        check(&kept(short), LEASE, &store).unwrap();
         let fixed = Options {
             lock: LockOptions::new().fixed_lease(LEASE),
             ..options

@@ -1,16 +1,16 @@
 //! What the parts of a client share, and its background work.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::base::own_line::OwnLine;
+use crate::base::int_hash;
+use crate::base::per_thread::{self, PLACES, PerThread};
 use crate::engine::unanswered;
 use crate::runtime::beat::Beat;
 use crate::runtime::calls::Calls;
@@ -19,21 +19,34 @@ use crate::runtime::emit::meter::Meter;
 use crate::runtime::ending::Ending;
 use crate::runtime::fairness::Fairness;
 use crate::runtime::grants::Issuer;
+use crate::runtime::pending::Pending;
 use crate::runtime::presence::{self, Identity, Publicity};
 use crate::runtime::release::{self, Job};
 use crate::runtime::unfinished::Unfinished;
-use crate::runtime::waiters::{self, Waiters};
+use crate::runtime::waiters::{self, AllWaiters};
 use crate::runtime::waits::Waits;
 use crate::runtime::watchdog::{self, Watchdog};
 use crate::store::counter::Counters;
+use crate::store::records::Records;
 use crate::store::{Capabilities, Kind};
 use crate::store::{GrantId, Store};
 use crate::{Error, Loss};
 
-/// Keeps a client alive; the client, its locks and its guards have it. Apart from the count of these references, which each
-/// acquire changes.
+/// Keeps a client alive; the client, its locks and its guards have one. A client has a handle for each thread: every
+/// acquire counts references to one.
 #[repr(align(128))]
 pub(crate) struct Handle {
+    shared: Arc<Shared>,
+    alive: Arc<Alive>,
+    place: usize,
+    others: Arc<PerThread<OnceLock<Weak<Handle>>>>,
+}
+
+/// The handles of a client, one for each thread.
+pub(crate) struct Handles(PerThread<Arc<Handle>>);
+
+/// Ends with the last handle.
+struct Alive {
     shared: Arc<Shared>,
     worker: mpsc::UnboundedSender<Job>,
 }
@@ -41,14 +54,14 @@ pub(crate) struct Handle {
 /// The shared state of a client. Background tasks hold this and not the [`Handle`], so that they end when the last
 /// handle is gone.
 pub(crate) struct Shared {
-    pub(crate) issuer: Arc<Issuer>,
-    /// The number of the next one.
-    grants: OwnLine<AtomicU64>,
+    issuers: PerThread<Arc<Issuer>>,
+    /// How many ids each thread has drawn.
+    grants: PerThread<AtomicU64>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) watchdog: Watchdog,
-    pub(crate) waiters: Arc<Waiters>,
+    pub(crate) waiters: Arc<AllWaiters>,
     /// The calls that wait.
     pub(crate) waits: Arc<Waits>,
     pub(crate) identity: Identity,
@@ -57,7 +70,7 @@ pub(crate) struct Shared {
     /// Store operations without a reply yet.
     pub(crate) calls: Arc<Calls>,
     /// Operations in flight whose callers may be gone.
-    pub(crate) pending: TaskTracker,
+    pub(crate) pending: Pending,
     /// How many releases ended without a reply from the store: those locks end with their leases.
     pub(crate) given_up: AtomicUsize,
     /// How often the store reported a restored connection.
@@ -91,7 +104,7 @@ impl Handle {
         settings: Settings,
         uuid: Uuid,
         runtime: &runtime::Handle,
-    ) -> Arc<Handle> {
+    ) -> Arc<Handles> {
         let entered = runtime.enter();
         // Without timers every lease would expire: fail here instead.
         drop(tokio::time::sleep(Duration::ZERO));
@@ -101,13 +114,17 @@ impl Handle {
         let told_after = unanswered::told_after(settings.timeout);
         let calls = Arc::new(Calls::new(told_after, settings.retry_for));
         let beat: Arc<Beat> = Arc::default();
+        let listeners: Arc<Listeners> = Arc::default();
         let shared = Arc::new_cyclic(|client| Shared {
-            issuer: Arc::new(Issuer {
-                uuid,
-                client: client.clone(),
-                listeners: Listeners::default(),
+            issuers: PerThread::new(|_| {
+                Arc::new(Issuer {
+                    uuid,
+                    client: client.clone(),
+                    listeners: listeners.clone(),
+                })
             }),
-            grants: OwnLine::new(AtomicU64::new(1)),
+            // No id has the number zero.
+            grants: PerThread::new(|_| AtomicU64::new(1)),
             capabilities: store.capabilities(),
             store,
             identity: Identity::new(&settings.publicity.service),
@@ -118,7 +135,7 @@ impl Handle {
             fairness: Fairness::default(),
             unfinished: Unfinished::default(),
             calls,
-            pending: TaskTracker::new(),
+            pending: Pending::default(),
             given_up: AtomicUsize::new(0),
             reconnects: AtomicU64::new(0),
             meter: Arc::default(),
@@ -151,7 +168,7 @@ impl Handle {
             let (shared, finished) = (shared.clone(), shared.finished.clone());
             runtime.spawn(async move { presence::attend(shared, finished.cancelled()).await });
         }
-        Arc::new(Handle { shared, worker })
+        Handles::new(&Arc::new(Alive { shared, worker }))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -159,11 +176,44 @@ impl Handle {
     }
 
     pub(crate) fn worker(&self) -> &mpsc::UnboundedSender<Job> {
-        &self.worker
+        &self.alive.worker
+    }
+
+    /// Returns the handle for this thread, or this one if the client itself is gone.
+    pub(crate) fn here(self: &Arc<Self>) -> Arc<Handle> {
+        let place = per_thread::place();
+        let other = match place == self.place {
+            true => None,
+            false => self.others.at(place).get().and_then(Weak::upgrade),
+        };
+        other.unwrap_or_else(|| self.clone())
     }
 }
 
-impl Drop for Handle {
+impl Handles {
+    fn new(alive: &Arc<Alive>) -> Arc<Handles> {
+        let others: Arc<PerThread<OnceLock<Weak<Handle>>>> = Arc::default();
+        let handles = Arc::new(Handles(PerThread::new(|place| {
+            Arc::new(Handle {
+                shared: alive.shared.clone(),
+                alive: alive.clone(),
+                place,
+                others: others.clone(),
+            })
+        })));
+        for (known, handle) in others.iter().zip(handles.0.iter()) {
+            let _ = known.set(Arc::downgrade(handle));
+        }
+        handles
+    }
+
+    /// Returns the handle for this thread.
+    pub(crate) fn here(&self) -> &Arc<Handle> {
+        self.0.here()
+    }
+}
+
+impl Drop for Alive {
     fn drop(&mut self) {
         self.shared.finished.cancel();
     }
@@ -174,6 +224,14 @@ impl Shared {
     pub(crate) fn counters(&self, kind: Kind) -> Result<Arc<dyn Counters>, Error> {
         self.capabilities.require(kind)?;
         (self.store.clone().counters()).ok_or_else(|| self.capabilities.lacks(kind))
+    }
+
+    /// Returns the records of the store.
+    pub(crate) fn records(&self) -> Result<Records, Error> {
+        (self.store.clone().records()).ok_or_else(|| Error::Unsupported {
+            what: "keeping records".to_owned(),
+            reason: self.store.no_records().to_owned(),
+        })
     }
 
     /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.
@@ -201,9 +259,28 @@ impl Shared {
         }
     }
 
-    pub(crate) fn next_grant(&self) -> GrantId {
-        GrantId::new(self.issuer.uuid, self.grants.fetch_add(1, Ordering::Relaxed))
+    pub(crate) fn issuer(&self) -> &Arc<Issuer> {
+        self.issuers.here()
     }
+
+    /// Returns an id that was not used yet.
+    pub(crate) fn next_grant(&self) -> GrantId {
+        let place = per_thread::place();
+        let drawn = self.grants.at(place).fetch_add(1, Ordering::Relaxed);
+        GrantId::new(self.issuer().uuid, number_of_grant(place as u64, drawn))
+    }
+}
+
+/// Returns the number of the grant that a thread draws after so many others. The threads take the rows of
+/// [neighbours](int_hash::ROW) by turns.
+fn number_of_grant(place: u64, drawn: u64) -> u64 {
+    let row = drawn / int_hash::ROW * PLACES as u64 + place;
+    row * int_hash::ROW + drawn % int_hash::ROW
+}
+
+/// Returns the place of the thread that drew this number.
+pub(crate) fn place_of_grant(number: u64) -> usize {
+    (number / int_hash::ROW) as usize % PLACES
 }
 
 /// Notices that the runtime is gone: dropped with the watchdog's task, before that was asked to finish.

@@ -13,7 +13,7 @@ use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{
     NextRequest, Notified, PendingYield, YieldEvent, YieldHistory, YieldRound, YieldStep, Yielded, Yielding,
 };
-use crate::runtime::waiters::{PrecedingRelease, QueueHead, Waiters};
+use crate::runtime::waiters::{AllWaiters, PrecedingRelease, QueueHead};
 use crate::store::{Watch, changed};
 
 /// What is known of the processes that wait elsewhere, by lock.
@@ -48,12 +48,12 @@ impl Fairness {
     }
 
     /// Takes the pending yield, if others go first.
-    pub(crate) fn take(&self, of: &LockId, waiters: &Waiters) -> Option<PendingYield> {
+    pub(crate) fn take(&self, of: &LockId, waiters: &AllWaiters) -> Option<PendingYield> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
         let pending = self.history.lock().take(of);
-        pending.filter(|pending| !pending.is_for_other_side() || waiters.any_on_other_side(of))
+        pending.filter(|pending| !pending.is_for_other_side() || waiters.of(of).any_on_other_side(of))
     }
 
     /// Lets other processes go first, after the release before the next request of the head or for a pending yield. Returns

@@ -23,7 +23,7 @@ pub(crate) use self::room::{Blocker, EntryMode, EntryRequest, OuterHolds};
 use self::room::{Inside, Room, Wakeups};
 use self::span::HoldSpan;
 use crate::base::broken;
-use crate::base::chance::next_id;
+use crate::base::chance::unique_id;
 use crate::base::clock;
 use crate::base::moment::{Moment, nanos};
 use crate::base::report::{Intervention, LossReason};
@@ -41,14 +41,14 @@ use crate::store::{BoundGrant, GrantId, Kind, Reason, ReleaseRequest, RenewReque
 use crate::{Error, HoldState, LockKey, Loss};
 
 /// The client of a grant. A weak reference, as in the grant, so the client can be dropped first.
-/// Apart from the count of these references, which each grant changes.
+/// There is one for each thread: each grant counts references to one.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Issuer {
     pub(crate) uuid: Uuid,
     pub(crate) client: Weak<Shared>,
     /// The listeners to the events of its locks.
-    pub(crate) listeners: Listeners,
+    pub(crate) listeners: Arc<Listeners>,
 }
 
 /// Signals of the end, created on demand.
@@ -292,7 +292,7 @@ impl Grant {
         series: Series,
     ) -> (Grant, u64) {
         let Caller { by, task, group } = caller;
-        let hold = next_id();
+        let hold = unique_id();
         let state = self.state.lock();
         let mut next = State::new(state.grant.successor(terms), (hold, by));
         if let Some(HoldSpan::Own(span, _)) = state.room.span() {
@@ -755,11 +755,21 @@ impl Grant {
         let renewed = deadline.earlier_by(self.lease());
         let failure = signals.failure.lock().take();
         match failure.filter(|(at, _)| *at > renewed) {
-            Some((_, error)) => match error.reason {
-                Reason::Unreachable | Reason::Closed => LossReason::Unanswered(error.to_string()),
-                _ => LossReason::Refused(error.to_string()),
-            },
+            Some((_, error)) => because_of(&error),
             None if was_suspect => LossReason::Unanswered("no answer".to_owned()),
+            None => LossReason::Stalled,
+        }
+    }
+
+    /// Why the lease was over before the store released it.
+    pub(crate) fn why_released_late(&self) -> LossReason {
+        if !self.renewed {
+            return LossReason::Expired;
+        }
+        let (signals, _) = self.signals();
+        let failure = signals.failure.lock();
+        match &*failure {
+            Some((_, error)) => because_of(error),
             None => LossReason::Stalled,
         }
     }
@@ -779,6 +789,14 @@ impl Grant {
             error,
         };
         self.in_span(|| event.emit());
+    }
+}
+
+/// Why a lease ended of which the store did not hear in time.
+fn because_of(error: &StoreError) -> LossReason {
+    match error.reason {
+        Reason::Unreachable | Reason::Closed => LossReason::Unanswered(error.to_string()),
+        _ => LossReason::Refused(error.to_string()),
     }
 }
 

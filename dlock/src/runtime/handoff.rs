@@ -59,7 +59,7 @@ pub(crate) fn pass_on(
     let releasing = handle.release(grant, told, now, deadline, Some(ended));
     // Only now, so that the next acquire is right behind the release.
     if let Some(of) = of.filter(|_| follows) {
-        let waiters = &handle.shared().waiters;
+        let waiters = handle.shared().waiters.of(&of);
         waiters.tell_head(&of, PrecedingRelease::followed());
     }
     if let Some(head) = head {
@@ -89,7 +89,8 @@ fn tell_next(
         waiters, fairness, ..
     } = &**handle.shared();
     // Waiting readers here are other callers: where writers follow each other, readers are admitted in between.
-    let readers = || grant.kind == Kind::Write && waiters.any(&LockId::new(Kind::Read, &grant.key));
+    let are_waiting = |of: &LockId| waiters.of(of).any(of);
+    let readers = || grant.kind == Kind::Write && are_waiting(&LockId::new(Kind::Read, &grant.key));
     if let Some(head) = head {
         let (released, told) = PrecedingRelease::awaited(head.watch.as_ref(), false, readers(), false);
         head.released = Some(released);
@@ -97,14 +98,14 @@ fn tell_next(
         return Some(Told::Awaited { by: told, kept });
     }
     // It became the head after the lock was acquired, or the lock cannot be handed off.
-    let of = of.filter(|of| grant.kind.is_exclusive() && waiters.has_head(of))?;
+    let of = of.filter(|of| grant.kind.is_exclusive() && waiters.of(of).has_head(of))?;
     let readers = readers();
     match fairness.next_request(of, readers) {
         NextRequest::AtOnce => Some(Told::Followed),
         NextRequest::AfterReply => {
-            let was_subscribed = waiters.take_ended(of);
+            let was_subscribed = waiters.of(of).take_ended(of);
             let (released, told) = PrecedingRelease::awaited(None, was_subscribed, readers, true);
-            waiters.tell_head(of, released);
+            waiters.of(of).tell_head(of, released);
             Some(Told::Awaited { by: told, kept: None })
         }
     }
@@ -129,7 +130,7 @@ fn hand_off(
         None if grant.kind.waits_in_store() => None,
         // As the queue head it sleeps until the store notifies it.
         None => {
-            let offered = of.and_then(|of| shared.waiters.offer_to_head(of));
+            let offered = of.and_then(|of| shared.waiters.of(of).offer_to_head(of));
             offered.filter(|waiter| waiter.handoff_terms.as_ref().is_some_and(fits))
         }
     };

@@ -18,6 +18,7 @@ pub(crate) mod members;
 pub(crate) mod nested_read;
 pub(crate) mod options;
 pub(crate) mod outside;
+pub(crate) mod pending;
 pub(crate) mod presence;
 pub(crate) mod release;
 pub mod scope;

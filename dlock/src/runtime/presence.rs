@@ -107,7 +107,7 @@ impl Shared {
         calls.sort_unstable_by_key(|(number, call)| (call.since, *number));
         let identity = &self.identity;
         ClientReport {
-            client: self.issuer.uuid.to_string(),
+            client: self.issuer().uuid.to_string(),
             service: identity.service.clone(),
             host: identity.host.clone(),
             address: identity.address.get().cloned().flatten(),
@@ -146,7 +146,7 @@ impl Shared {
         // One client may have many of them, as readers.
         let clients: HashSet<Uuid> = holders.iter().filter_map(Holder::client_id).collect();
         let reports = clients.into_iter().map(|client| async move {
-            let report = match client == self.issuer.uuid {
+            let report = match client == self.issuer().uuid {
                 // About its own process this client knows more.
                 true => Some(self.report(false)),
                 // The holder is known without it.
@@ -193,7 +193,7 @@ impl Shared {
         if identity.written.load(Ordering::Relaxed)
             && let Some(operations) = self.store.clone().operations()
         {
-            let removed = operations.remove(EntryName::of_client("client", self.issuer.uuid));
+            let removed = operations.remove(EntryName::of_client("client", self.issuer().uuid));
             // Otherwise it expires.
             let _ = tokio::time::timeout(self.settings.timeout, removed).await;
         }
@@ -268,7 +268,7 @@ pub(crate) async fn attend(shared: Arc<Shared>, over: impl Future<Output = ()>) 
 
 /// Writes for as long as something is held or waited for.
 async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: &mut Mailbox) {
-    let name = EntryName::of_client("client", shared.issuer.uuid);
+    let name = EntryName::of_client("client", shared.issuer().uuid);
     let mut last: Option<(Moment, Vec<String>)> = None;
     let mut next = clock::now() + TICK;
     loop {

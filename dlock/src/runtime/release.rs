@@ -372,7 +372,7 @@ impl AwaitedReply {
         }
         let begin = || Patience::begin(shared, cx.waker());
         let patience = self.patience.get_or_insert_with(begin);
-        let is_over = patience.poll(&shared.calls, cx).is_ready();
+        let is_over = patience.poll(cx).is_ready();
         let key = &self.grant.key;
         // Only now: a caller that waits by then is woken.
         if shared.has_lost_its_runtime() {
@@ -401,7 +401,7 @@ impl Future for Releasing {
 impl Drop for Releasing {
     fn drop(&mut self) {
         if let Some(patience) = self.reply.patience.take() {
-            patience.end(&self.handle.shared().calls);
+            patience.end();
         }
     }
 }
@@ -448,7 +448,7 @@ fn release_grant(
                                 grant.tell_held(*ended)
                             }
                             ReleaseReport::Gone => grant.tell_lost(&LossReason::Gone),
-                            ReleaseReport::Expired => grant.tell_lost(&LossReason::Expired),
+                            ReleaseReport::Expired => grant.tell_lost(&grant.why_released_late()),
                             ReleaseReport::RanOut | ReleaseReport::Failed(_) => grant.tell_held(Ended::Lost),
                         }
                     }
@@ -522,13 +522,12 @@ fn lets_others_go_first(
     }
     let of = LockId::new(*kind, key);
     // Waiters of this process were notified too, and compete with the others from now on.
-    if shared.waiters.any(&of) {
+    let waiters = shared.waiters.of(&of);
+    if waiters.any(&of) {
         return;
     }
-    match receivers.saturating_sub(shared.waiters.take_own_receivers(&of, sent)) {
-        0 if shared.waiters.any_on_other_side(&of) => {
-            shared.fairness.released(&of, sent, Notified::OtherSide)
-        }
+    match receivers.saturating_sub(waiters.take_own_receivers(&of, sent)) {
+        0 if waiters.any_on_other_side(&of) => shared.fairness.released(&of, sent, Notified::OtherSide),
         0 => {}
         others => shared.fairness.released(&of, sent, Notified::Clients(others)),
     }

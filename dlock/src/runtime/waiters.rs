@@ -15,6 +15,7 @@
 //! head is the waiter that listens, and that asks the moment a release of this process is queued. While its role is
 //! kept in a grant, it knows which waiters are next in the store's queue.
 
+mod all;
 mod entry;
 mod head;
 mod poll_deadline;
@@ -24,9 +25,11 @@ mod waiter;
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+pub(crate) use self::all::AllWaiters;
 pub(crate) use self::entry::{Abandon, Delivered, QueueEntry};
 pub(crate) use self::head::QueueHead;
 use self::poll_deadline::Alarm;
@@ -35,24 +38,27 @@ pub(crate) use self::preceding::PrecedingRelease;
 pub(crate) use self::subscribed::KeptSubscription;
 use self::subscribed::{Counted, EndedSubscriptions};
 pub(crate) use self::waiter::{Caller, Waiter};
-use crate::base::chance::next_id;
 use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::{InsertAt, TooMany, WaitQueue};
-use crate::store::Kind;
+
 use crate::{Error, LockKey};
 
-/// The queues of a client, one for each key that has waiters.
+/// The queues of some keys of a client, one for each key that has waiters. In cache lines of their own: each acquire counts
+/// references to them.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct Waiters {
     queues: Mutex<ByLockId<Queue>>,
+    /// The number of the last waiter; changed under the mutex of the queues.
+    last: AtomicU64,
     /// Those of the queues that have ended.
     subscribed: Mutex<EndedSubscriptions>,
     /// Held while a waiter joins a queue here and the store's, so that both have one order.
     pub(crate) store_order: Mutex<()>,
-    alarm: Alarm,
+    alarm: Arc<Alarm>,
 }
 
 /// Where a waiting call joins the queue.
@@ -75,26 +81,38 @@ struct Queue {
 }
 
 impl Waiters {
-    /// Joins the queue of a key.
+    fn new(alarm: Arc<Alarm>) -> Waiters {
+        Waiters {
+            alarm,
+            ..Waiters::default()
+        }
+    }
+
+    /// Returns a number greater than those of all waiters and heads here; called under the mutex of the queues.
+    fn next_number(&self) -> u64 {
+        let last = self.last.load(Ordering::Relaxed);
+        self.last.store(last + 1, Ordering::Relaxed);
+        last + 1
+    }
+
+    /// Joins the queue of a lock.
     ///
     /// With [`JoinAt::End`], the number of waiting callers is limited. A head that does not yet have to wait does not
     /// count; once it has to, and there are too many by then, the last to come are refused.
     pub(crate) fn join(
         self: &Arc<Self>,
-        kind: Kind,
-        key: &LockKey,
+        of: LockId,
         at: JoinAt,
         handoff_terms: Option<HandoffTerms>,
         caller: Caller,
     ) -> Result<QueueEntry, Error> {
-        let of = LockId::new(kind, key);
         let (at, limit, arrived) = match at {
             JoinAt::End(limit) => (InsertAt::End, limit, None),
             JoinAt::Again(arrival) => (InsertAt::Again, None, Some(arrival)),
         };
         // The numbers of the waiters are drawn under it, in their order.
         let mut queues = self.queues.lock();
-        let number = next_id();
+        let number = self.next_number();
         let arrival = arrived.unwrap_or(number);
         let (waiter, has_waited) = match queues.entry(of.clone()) {
             Entry::Vacant(vacant) => {
@@ -110,7 +128,7 @@ impl Waiters {
             Entry::Occupied(mut occupied) => {
                 let waiter = Waiter::new(self, of, (limit, arrival), handoff_terms, caller, None);
                 let joined = occupied.get_mut().waiters.join(&waiter, at);
-                joined.map_err(|TooMany { limit }| too_many(key, limit))?;
+                joined.map_err(|TooMany { limit }| too_many(&waiter.of.key, limit))?;
                 (waiter, true)
             }
         };
@@ -144,8 +162,7 @@ impl Waiters {
         head.rouse();
     }
 
-    /// Has all waiters polled.
-    pub(crate) fn rouse_all(&self) {
+    fn rouse_all(&self) {
         let queues = self.queues.lock();
         let all: Vec<_> = queues
             .values()
@@ -196,8 +213,7 @@ impl Waiters {
         }
     }
 
-    /// How many keys have waiters.
-    pub(crate) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         let waited_for = |queue: &&Queue| queue.waiters.is_waited_in();
         self.queues.lock().values().filter(waited_for).count()
     }
@@ -223,6 +239,7 @@ mod tests {
 
     use super::*;
     use crate::runtime::group::Group;
+    use crate::store::Kind;
 
     /// A head that was handed the lock: it has a whole poll deadline from when it was woken.
     #[test]
@@ -230,8 +247,9 @@ mod tests {
         let waiters: Arc<Waiters> = Arc::default();
         let (kind, key) = (Kind::Mutex, LockKey::raw("k"));
         let caller = Caller::new(Location::caller(), Group::NONE);
-        let head = waiters.join(kind, &key, JoinAt::End(None), None, caller);
-        let offered = waiters.offer_to_head(&LockId::new(kind, &key)).expect("the head");
+        let of = LockId::new(kind, &key);
+        let head = waiters.join(of.clone(), JoinAt::End(None), None, caller);
+        let offered = waiters.offer_to_head(&of).expect("the head");
         offered.rouse();
         assert_eq!(waiters.overdue().0.len(), 0);
         assert_eq!(waiters.overdue().0.len(), 1);

@@ -4,18 +4,21 @@
 //! allows, and parks without any timer when nothing is held. The [table](RenewalTable) decides what is renewed when,
 //! and what a reply means.
 
+mod entering;
+
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::entering::Entering;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
@@ -36,10 +39,13 @@ type Table = RenewalTable<Arc<Grant>>;
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     table: OwnLine<Mutex<Table>>,
+    entering: Entering,
     /// Something is due sooner than the watchdog thinks, or there is room for a request.
     sooner: Notify,
     /// The last grant has gone.
     emptied: Notify,
+    /// Whether anything waits for that.
+    is_awaited: AtomicBool,
     /// Wakes the presence task.
     pub(crate) beat: Arc<Beat>,
 }
@@ -55,42 +61,55 @@ impl Watchdog {
     /// Enters a new grant, obtained by a request sent at `sent`.
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant, now: Instant) {
         let (sent, now) = (Moment::of(sent), Moment::of(now));
-        self.perform(|table| table.add(grant, sent, now));
+        if !self.entering.add(grant, sent, now) {
+            self.perform(|table| {
+                let actions = table.add(grant, sent, now);
+                self.entering.open(table);
+                actions
+            });
+        }
         self.beat.rouse();
     }
 
     /// Returns the grant with this number, if it is held.
     pub(crate) fn grant(&self, number: u64) -> Option<Arc<Grant>> {
-        self.table.lock().grant(number).cloned()
+        self.with_all(|table| table.grant(number).cloned())
     }
 
     /// Returns at most this many of the held grants.
     pub(crate) fn grants(&self, most: usize) -> Vec<Arc<Grant>> {
-        self.table.lock().grants().take(most).cloned().collect()
+        self.with_all(|table| table.grants().take(most).cloned().collect())
     }
 
     /// Replaces a grant by its successor, see [`RenewalTable::replace`].
     pub(crate) fn replace(&self, successor: &Arc<Grant>) -> bool {
-        self.table.lock().replace(successor)
+        let replaced = self.entering.replace(successor);
+        replaced.unwrap_or_else(|| self.table.lock().replace(successor))
     }
 
     /// Removes a grant: it is not renewed any more, and the reply to a renewal in flight is ignored.
     pub(crate) fn remove(&self, number: u64) {
-        self.perform(|table| table.remove(number));
+        if !self.entering.remove(number) {
+            self.perform(|table| table.remove(number));
+        } else if self.is_awaited.load(Ordering::Relaxed) {
+            self.tell_empty();
+        }
     }
 
     /// Returns how many grants are held.
     pub(crate) fn len(&self) -> usize {
-        self.table.lock().len()
+        self.with_all(|table| table.len())
     }
 
     #[cfg(dlock_sim)]
     pub(crate) fn has(&self, number: u64) -> bool {
-        self.table.lock().has(number)
+        self.with_all(|table| table.has(number))
     }
 
     /// Waits until nothing is held.
     pub(crate) async fn empty(&self) {
+        // Seen by each removal that comes after the look below: both lock the same mutexes.
+        self.is_awaited.store(true, Ordering::Relaxed);
         loop {
             let emptied = self.emptied.notified();
             if self.len() == 0 {
@@ -106,7 +125,7 @@ impl Watchdog {
 
     /// Ends every grant, and each future one. Returns those that their holders have not left meanwhile.
     pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
-        let mut grants = self.table.lock().close(loss);
+        let mut grants = self.with_all(|table| table.close(loss));
         grants.retain(|grant| {
             grant.lose(loss);
             grant.status() != HoldState::Lost(Loss::Released)
@@ -117,23 +136,61 @@ impl Watchdog {
 
     /// Ends the grant of a key, if there is one.
     pub(crate) fn lose(&self, key: &LockKey, loss: Loss) {
-        self.perform(|table| table.end(loss, |grant| grant.key == *key));
+        let actions = self.with_all(|table| table.end(loss, |grant| grant.key == *key));
+        self.act(actions);
+    }
+
+    /// Has every grant of a lane, or of all lanes, confirmed at once.
+    fn doubt(&self, lane: Option<Lane>, now: Moment) {
+        let actions = self.with_all(|table| {
+            let actions = table.doubt(lane, now);
+            self.entering.doubt(now);
+            actions
+        });
+        self.act(actions);
     }
 
     /// Enters the replies to renewals that were sent at `sent`.
     fn replies(&self, sent: Instant, replies: impl Iterator<Item = Reply>) {
-        self.perform(|table| {
+        let actions = self.with_all(|table| {
             let now = Moment::of(clock::now());
             table.replies(now, Moment::of(sent), replies, chance::fraction)
         });
+        self.act(actions);
     }
 
-    /// Lets the table decide under its mutex, and performs the actions without it: a holder that learns of a loss may
-    /// call back.
-    fn perform(&self, decide: impl FnOnce(&mut MutexGuard<'_, Table>) -> Actions<Arc<Grant>>) {
+    /// Handles everything that is due about now.
+    fn look(&self, now: Moment) {
+        let actions = self.with_all(|table| table.look(now));
+        self.act(actions);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let next = self.with_all(|table| table.next_deadline(Moment::now()));
+        next.map(Moment::instant)
+    }
+
+    /// Reads or changes the table with all grants in it.
+    fn with_all<T>(&self, with: impl FnOnce(&mut Table) -> T) -> T {
+        let mut table = self.table.lock();
+        let actions = self.entering.enter(&mut table);
+        let outcome = with(&mut table);
+        self.entering.open(&table);
+        drop(table);
+        self.act(actions);
+        outcome
+    }
+
+    /// Lets the table decide under its mutex, and performs the actions without it.
+    fn perform(&self, decide: impl FnOnce(&mut Table) -> Actions<Arc<Grant>>) {
         let mut table = self.table.lock();
         let actions = decide(&mut table);
         drop(table);
+        self.act(actions);
+    }
+
+    /// Performs actions, not under the mutex: a holder that learns of a loss may call back.
+    fn act(&self, actions: Actions<Arc<Grant>>) {
         for action in actions {
             match action {
                 Action::End(grant, loss) => grant.lose(loss),
@@ -150,11 +207,6 @@ impl Watchdog {
                 Action::TellEmpty => self.tell_empty(),
             }
         }
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        let next = self.table.lock().next_deadline(Moment::now());
-        next.map(Moment::instant)
     }
 
     fn next_request(&self, now: Instant) -> Option<Request<Arc<Grant>>> {
@@ -180,7 +232,7 @@ pub(crate) async fn watch(shared: Arc<Shared>, mut doubts: Doubts, over: impl Fu
                 shared.reconnects.fetch_add(1, Ordering::Relaxed);
                 Event::Reconnected { meter: &shared.meter }.emit();
                 let now = Moment::of(clock::now());
-                watchdog.perform(|table| table.doubt(lane, now));
+                watchdog.doubt(lane, now);
                 true
             }
             // What was due is not due any more after the check, so nothing below waits for long.
@@ -190,8 +242,7 @@ pub(crate) async fn watch(shared: Arc<Shared>, mut doubts: Doubts, over: impl Fu
             Some(_) = requests.join_next(), if !requests.is_empty() => false,
         };
         if is_due {
-            let now = Moment::of(clock::now());
-            watchdog.perform(|table| table.look(now));
+            watchdog.look(Moment::of(clock::now()));
         }
         loop {
             let now = clock::now();
@@ -256,8 +307,7 @@ impl InFlight {
             }
             Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
         };
-        shared.calls.ended(&results);
-        (shared.meter.client()).request_ended(Operation::Renew, &results, sent);
+        shared.renewals_ended(&results, sent);
         replied_to(&shared, sent, &grants, results);
         drop(self);
         if is_late {
@@ -313,6 +363,17 @@ fn replied_to(
     }
 }
 
+/// How a request for several renewals ended: it has failed if none of them succeeded.
+fn outcome_of_renewals(
+    results: &Result<Vec<Result<Renewal, StoreError>>, StoreError>,
+) -> Result<(), StoreError> {
+    let results = results.as_ref().map_err(StoreError::clone)?;
+    match results.iter().find_map(|result| result.as_ref().err()) {
+        Some(error) if results.iter().all(Result::is_err) => Err(error.clone()),
+        _ => Ok(()),
+    }
+}
+
 /// A store must answer every renewal of a request.
 fn too_few_replies(answered: usize, asked: usize) -> StoreError {
     StoreError::unknown(format!("the store answered {answered} of {asked} renewals"))
@@ -342,6 +403,15 @@ impl store::Renewable for Grant {
 }
 
 impl Shared {
+    /// Records how a request to renew grants ended.
+    fn renewals_ended(&self, results: &Result<Vec<Result<Renewal, StoreError>>, StoreError>, sent: Instant) {
+        let outcome = outcome_of_renewals(results);
+        self.calls.ended(&outcome);
+        self.meter
+            .client()
+            .request_ended(Operation::Renew, &outcome, sent);
+    }
+
     /// Renews one grant now, for its holder.
     pub(crate) async fn renew_one(&self, grant: &Arc<Grant>) -> Result<(), Error> {
         let sent = clock::now();
@@ -350,8 +420,7 @@ impl Shared {
             return Ok(());
         };
         let results = self.store.clone().renew(vec![grant.renew_request(lease)]).await;
-        self.calls.ended(&results);
-        (self.meter.client()).request_ended(Operation::Renew, &results, sent);
+        self.renewals_ended(&results, sent);
         let result =
             results.and_then(|mut results| results.pop().unwrap_or_else(|| Err(too_few_replies(0, 1))));
         let failed = result.as_ref().err().cloned();

@@ -116,7 +116,7 @@ pub fn client_of(grant: GrantId) -> u128 {
 /// The id of a client, as in its grants.
 #[must_use]
 pub fn id_of(client: &LockClient) -> u128 {
-    client.shared().issuer.uuid.as_u128()
+    client.shared().issuer().uuid.as_u128()
 }
 
 /// How long a process lets another one go first, after a release that took this long.

@@ -1,6 +1,7 @@
 //! The names that have listeners in this process, and their notifications.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -8,6 +9,7 @@ use tokio::sync::watch;
 use super::{TAKEN, Watch};
 use crate::base::broken;
 use crate::base::chance::HashMap;
+use crate::base::own_line::OwnLine;
 
 /// The listeners of a store in this process, by name: one entry for each name with listeners, and none when the last
 /// one is gone.
@@ -34,6 +36,8 @@ use crate::base::chance::HashMap;
 #[derive(Debug, Default)]
 pub struct Hub {
     topics: Mutex<HashMap<Arc<str>, Topic>>,
+    /// How many topics there are, changed under the mutex: where nobody listens, as is usual, notifying takes no mutex.
+    count: OwnLine<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -61,6 +65,7 @@ impl Hub {
         if topic.live {
             changes.mark_changed();
         }
+        self.count.store(topics.len(), Ordering::Relaxed);
         drop(topics);
         let hub = self.clone();
         Watch::new(changes, move || {
@@ -70,6 +75,7 @@ impl Hub {
                 .is_some_and(|topic| topic.notifications.receiver_count() == 0)
             {
                 topics.remove(&name);
+                hub.count.store(topics.len(), Ordering::Relaxed);
                 last(name);
             }
         })
@@ -77,11 +83,7 @@ impl Hub {
 
     /// Notifies the listeners of `name` of a change; returns how many there are.
     pub fn tell(&self, name: &str) -> usize {
-        let notifications = self
-            .topics
-            .lock()
-            .get(name)
-            .map(|topic| topic.notifications.clone());
+        let notifications = self.notifications(name);
         // Not under the mutex: a waker may drop a listener.
         match notifications {
             Some(notifications) => {
@@ -96,14 +98,19 @@ impl Hub {
 
     /// Tells the listeners of `name` that another process has taken the available lock.
     pub fn taken(&self, name: &str) {
-        let notifications = self
-            .topics
-            .lock()
-            .get(name)
-            .map(|topic| topic.notifications.clone());
+        let notifications = self.notifications(name);
         if let Some(notifications) = notifications {
             notifications.send_modify(|n| *n = n.wrapping_add(TAKEN));
         }
+    }
+
+    fn notifications(&self, name: &str) -> Option<watch::Sender<u64>> {
+        // A listener asks after it was counted: if it has asked before the change that is told here, it is seen.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let topics = self.topics.lock();
+        topics.get(name).map(|topic| topic.notifications.clone())
     }
 
     /// Returns how many listeners `name` has.

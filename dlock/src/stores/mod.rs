@@ -44,7 +44,14 @@ pub(crate) async fn open(
             scheme.open(request).await.map_err(StoreError::into_connect_error)
         }
         Topology::Memory { name: None } => Ok(Arc::new(MemoryStore::new())),
-        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryStore::named(&name))),
+        Topology::Memory { name: Some(name) } if common.prefix.is_empty() => {
+            Ok(Arc::new(MemoryStore::named(&name)))
+        }
+        // No name and no prefix has a line break.
+        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryStore::named(&format!(
+            "{name}\n{}",
+            common.prefix
+        )))),
         #[cfg(feature = "redis")]
         Topology::Server(server) => Ok(Arc::new(RedisStore::on_server(server, common, runtime).await?)),
         #[cfg(feature = "redis")]

@@ -248,6 +248,8 @@ async fn dead_waiter_of_ours_delays_java_by_seconds() {
     let waiting = java.lock(1, Kind::Fair, "k", None);
     let releasing = async {
         in_queue(server, "k", 3).await;
+        // By now it knows the lease of 30 s, and sleeps until it is told.
+        listens(server, "k", 2).await;
         let before = SystemTime::now();
         guard.release().await.unwrap();
         before

@@ -51,7 +51,7 @@ async fn both_sides_draw_tokens_from_one_counter() {
             tokens.push(java.lock(1, Kind::Fenced, name, None).await.unwrap().number());
             java.unlock(1, Kind::Fenced, name).await.unwrap();
         }
-        assert!(tokens.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{tokens:?}");
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
         let counter = beside("redisson_lock_token", name);
         assert_eq!(server.query::<i64>(&["GET", &counter]).await, tokens[9]);
         assert_eq!(server.ttl(&counter).await, None);
@@ -99,6 +99,6 @@ async fn every_token_is_given_once_under_contention() {
     let mut all: Vec<_> = each.concat();
     all.sort_unstable();
     assert_eq!(all.len(), 6 * TIMES);
-    assert!(all.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{all:?}");
+    assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "{all:?}");
     store.assert_clean(&[&client]).await;
 }

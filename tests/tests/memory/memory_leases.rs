@@ -246,12 +246,46 @@ fn senseless_options_are_refused_before_the_store_is_asked() {
                 with("memory://").presence(false).control(true),
                 "control: it needs presence, which is off",
             ),
+            (
+                with("redis://user:password@127.0.0.1:1").root_certificate("any"),
+                "not encrypted: use rediss://",
+            ),
+            (
+                with("redis://127.0.0.1:1").client_certificate("any", "any"),
+                "not encrypted: use rediss://",
+            ),
+            (with("memory://").root_certificate("any"), "options for theirs"),
+            (
+                LockClient::builder()
+                    .store(MemoryStore::new())
+                    .root_certificate("any"),
+                "not with a store of your own",
+            ),
             (LockClient::builder(), "neither"),
         ] {
             let error = builder.build().await.unwrap_err();
             assert!(matches!(error, Error::InvalidOption { .. }), "{says}: {error}");
             assert!(error.to_string().contains(says), "{says}: {error}");
         }
+    });
+}
+
+#[test]
+fn prefixes_in_memory_are_names_of_their_own() {
+    paused(async {
+        let with = |query: &str| LockClient::builder().url(format!("memory://prefixes{query}"));
+        let mut clients = Vec::new();
+        for query in ["", "", "?prefix=a:", "?prefix=b:", "?prefix=a:"] {
+            clients.push(with(query).build().await.unwrap());
+        }
+        let mut free = Vec::new();
+        let mut held = Vec::new();
+        for client in &clients {
+            let guard = client.lock("k").try_acquire().await;
+            free.push(guard.is_ok());
+            held.extend(guard);
+        }
+        assert_eq!(free, [true, false, true, true, false]);
     });
 }
 

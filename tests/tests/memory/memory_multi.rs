@@ -50,6 +50,25 @@ impl Setting {
     }
 }
 
+/// The leases begin with the last lock, however long the others took.
+#[test]
+fn set_that_takes_longer_than_its_lease_is_acquired_and_held() {
+    paused(async {
+        let setting = setting(false).await;
+        let names = (0..200).map(|n| n.to_string());
+        let started = Instant::now();
+        let guard = setting.a.multi(names).lease(2 * SEC).acquire().await.unwrap();
+        assert!(started.elapsed() > 2 * SEC, "{:?}", started.elapsed());
+        assert!(guard.is_held());
+        sleep(3 * SEC).await;
+        assert!(guard.is_held(), "renewed");
+        let others = setting.b.lock("0").try_acquire().await;
+        assert!(matches!(others, Err(Error::NotAcquired { .. })), "{others:?}");
+        guard.release().await.unwrap();
+        setting.assert_clean("a long set").await;
+    });
+}
+
 #[test]
 fn three_locks_are_one_step_where_the_store_can_and_one_each_where_it_cannot() {
     for (together, steps) in [(true, 1), (false, 3)] {

@@ -56,6 +56,75 @@ fn doubt_before_the_watchdog_runs_counts() {
     });
 }
 
+/// Nothing is due for the second lock before the watchdog looks for the first: it enters the table of renewals only then.
+#[test]
+fn lock_that_is_due_after_the_next_look_is_renewed_doubted_handed_off_and_ended_like_any_other() {
+    async fn second() -> (Watched, LockClient, LockGuard) {
+        let (watched, client) = watched().await;
+        let first = client.lock("first").acquire().await.unwrap();
+        sleep(SEC).await;
+        let second = client.lock("second").acquire().await.unwrap();
+        first.release().await.unwrap();
+        assert_eq!((client.held(), client.active().holds.len()), (1, 1));
+        (watched, client, second)
+    }
+    paused(async {
+        let (watched, _client, second) = second().await;
+        sleep(11 * SEC).await;
+        assert_eq!(watched.seen().renewals.load(SeqCst), 1);
+        sleep(100 * SEC).await;
+        assert!(second.is_held(), "renewed");
+    });
+    paused(async {
+        let (watched, _client, second) = second().await;
+        watched.seen().doubts.tell(Lane::default());
+        sleep(MS).await;
+        assert_eq!(watched.seen().renewals.load(SeqCst), 1, "confirmed at once");
+        assert!(second.is_held());
+    });
+    paused(async {
+        let (watched, client, second) = second().await;
+        // A doubt that comes while a request is on its way.
+        watched.seen().slow_answers.store(100, SeqCst);
+        let doubted = async {
+            sleep(50 * MS).await;
+            watched.seen().doubts.tell(Lane::default());
+        };
+        let (third, ()) = tokio::join!(client.lock("third").acquire(), doubted);
+        sleep(200 * MS).await;
+        assert_eq!(watched.seen().renewals.load(SeqCst), 2, "both are confirmed");
+        assert!(second.is_held() && third.unwrap().is_held());
+    });
+    paused(async {
+        let (_, client, second) = second().await;
+        let lock = client.lock("second");
+        let (next, released) = tokio::join!(lock.acquire(), async {
+            sleep(MS).await;
+            second.release().await
+        });
+        released.unwrap();
+        let next = next.unwrap();
+        assert_eq!(client.held(), 1, "handed off");
+        next.release().await.unwrap();
+        assert_eq!(client.held(), 0);
+    });
+    paused(async {
+        let (_, client, second) = second().await;
+        let report = client.shutdown(SEC).await;
+        assert_eq!((report.lost, report.unconfirmed), (1, 0));
+        assert!(!second.is_held());
+    });
+    paused(async {
+        let (_, client, second) = second().await;
+        let started = Instant::now();
+        let (report, ()) = tokio::join!(client.shutdown(60 * SEC), async {
+            sleep(SEC).await;
+            second.release().await.unwrap();
+        });
+        assert_eq!((report.lost, started.elapsed() < 2 * SEC), (0, true));
+    });
+}
+
 #[test]
 fn losses_are_signalled_within_half_the_safety_margin_with_many_holds() {
     paused(async {

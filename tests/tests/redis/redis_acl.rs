@@ -340,9 +340,16 @@ async fn everything_fair(store: &Store) -> Result<(), String> {
 async fn everything_fenced(store: &Store) -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let a = client(store).await.map_err(text)?;
-    for _ in 0..2 {
-        let guard = a.fenced_lock("shop:k").acquire().await.map_err(text)?;
-        guard.release().await.map_err(text)?;
+    // A counter of its own, and one that Java began.
+    for begun in [None, Some("5")] {
+        if let Some(last) = begun {
+            let set = ["SET", "redisson_lock_token:{shop:k}", last];
+            store.as_server().command(&set).await;
+        }
+        for _ in 0..2 {
+            let guard = a.fenced_lock("shop:k").acquire().await.map_err(text)?;
+            guard.release().await.map_err(text)?;
+        }
     }
     Ok(())
 }

@@ -131,7 +131,7 @@ pub(super) async fn acquire_groups(
     Ok(match take(first, others, handed, waiter, gone.clone()).await? {
         Round::All(mut taken) => {
             if !in_one_step {
-                taken.begin_now(false).await?;
+                taken.begin_now(taken.is_old()).await?;
             }
             // Released already: a guard would hand off what is not held.
             if gone.load(Ordering::Relaxed) {
@@ -185,7 +185,12 @@ pub(super) async fn take(
             Some(_) if gone.load(Ordering::Relaxed) => {
                 return Err(caller_has_gone());
             }
-            Some(group) => step = Step::new(group, handed, waiter),
+            Some(group) => {
+                if taken.is_old() {
+                    taken.begin_now(true).await?;
+                }
+                step = Step::new(group, handed, waiter);
+            }
             None => return Ok(Round::All(taken)),
         }
     }
@@ -222,6 +227,13 @@ impl Taken {
     /// Adds the grants of another operation.
     pub(super) fn add(&mut self, mut other: Taken) {
         self.0.append(&mut other.0);
+    }
+
+    /// Whether a quarter of a lease is over.
+    fn is_old(&self) -> bool {
+        let now = clock::now();
+        let mut attempts = self.0.iter().map(|(_, (attempt, _))| attempt);
+        attempts.any(|attempt| now >= attempt.sent() + attempt.request.lease / 4)
     }
 
     /// Renews the grants; ends when a renewal has failed.

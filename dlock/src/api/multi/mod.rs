@@ -37,9 +37,10 @@ type Keys = SmallVec<[LockKey; 1]>;
 ///   holds while it waits for the next. Other such calls use the same order, so they cannot deadlock. But a caller may
 ///   hold a single lock of the set and wait for another, so the wait for the next is limited: 1 s at first; then all
 ///   are released and tried at once again, and each time after that the limit doubles, up to a minute.
-/// - **One operation where the store allows it**: on memory and on one Redis or Valkey server one operation of the
-///   store grants all locks or none. Otherwise they are acquired one after the other, in the order of their names, and
-///   released when one of them is busy.
+/// - **One operation where the store allows it**: in memory, on PostgreSQL and on one Redis or Valkey server one
+///   operation of the store grants all locks or none; in a Cluster the locks of one slot, on etcd up to 100 locks.
+///   Otherwise they are acquired one after the other, in the order of their names, and released when one of them is
+///   busy.
 /// - **The lease begins for all of them at the same time**, when the last is acquired, however long that took.
 /// - **When one of them is lost, the whole is lost**: see [`MultiGuard`].
 ///

@@ -350,7 +350,7 @@ impl Once {
 
     fn records(&self) -> Result<Records, Error> {
         match &self.source {
-            Source::Client(handle) => LockClient::from(handle.clone()).records(),
+            Source::Client(handle) => handle.shared().records(),
             Source::Records(records) => Ok(records.clone()),
         }
     }

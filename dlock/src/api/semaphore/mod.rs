@@ -125,7 +125,8 @@ impl Semaphore {
     /// is set for the name as well, both apply.
     ///
     /// Supported in memory, on etcd, PostgreSQL, ZooKeeper, Redis and Valkey, but not by a quorum; others refuse it with
-    /// [`Error::Unsupported`]. A Redisson client that takes permits of this name does not see the limit.
+    /// [`Error::Unsupported`]. Do not use the name as Redisson's `RPermitExpirableSemaphore` as well: Redisson does not
+    /// see the limit, and when it finds expired permits it stores a number of permits, which limits dlock from then on.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -61,6 +61,10 @@ pub(crate) fn next_id() -> u64 {
     next_number()
 }
 
+pub(crate) fn unique_id() -> u64 {
+    next_number()
+}
+
 /// One for all processes: values hashed in one may be looked up in another.
 pub(crate) fn hash_state() -> &'static State {
     static STATE: State = State::new();

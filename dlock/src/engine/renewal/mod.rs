@@ -127,10 +127,9 @@ impl<G: Renewable> RenewalTable<G> {
             }
             now
         } else {
-            let (terms, (_, deadline)) = (grant.terms(), grant.judge(now));
-            let due = next_due(grant.kind(), &terms, sent, deadline);
+            let due = Self::due(grant, sent, now);
             match self.are_many() {
-                true => spread(&terms, due, now, share_of_row(*grant.number()) / 2.0),
+                true => spread(&grant.terms(), due, now, share_of_row(*grant.number()) / 2.0),
                 false => due,
             }
         };
@@ -141,6 +140,18 @@ impl<G: Renewable> RenewalTable<G> {
             actions.push(Action::Wake);
         }
         actions
+    }
+
+    /// When a new grant needs attention, obtained by a request sent at `sent`.
+    pub(crate) fn due(grant: &G, sent: Moment, now: Moment) -> Moment {
+        let (_, deadline) = grant.judge(now);
+        next_due(grant.kind(), &grant.terms(), sent, deadline)
+    }
+
+    /// When the watchdog checks next, unless it is woken, and whatever is entered before then; `None` if it sleeps, or if every
+    /// grant ends.
+    pub(crate) fn looks_at(&self) -> Option<Moment> {
+        self.looks_at.filter(|_| self.closed.is_none())
     }
 
     /// Replaces a grant by its successor. Returns false if the grant is gone, or has become suspect since the handoff

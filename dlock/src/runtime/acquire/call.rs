@@ -89,7 +89,7 @@ impl AcquireCall {
         by: &'static Location<'static>,
     ) -> AcquireCall {
         AcquireCall {
-            handle: handle.clone(),
+            handle: handle.here(),
             key: key.clone(),
             once,
             nested: false,

@@ -19,6 +19,7 @@ use crate::Error;
 use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
+use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
@@ -83,7 +84,11 @@ impl Wait<'_, AcquireCall> {
     /// Joins the queue here and, with a request, the store's. Both have the same order: of the waiters here only the head
     /// listens, so another one that is first in the store's queue would not notice it.
     fn joins_both_queues(&self, slot: &FairSlot, at: JoinAt) -> Result<QueueEntry, Error> {
-        let _in_order = self.call.handle.shared().waiters.store_order.lock();
+        let AcquireCall {
+            handle, key, options, ..
+        } = self.call;
+        let waiters = handle.shared().waiters.of(&LockId::new(options.kind, key));
+        let _in_order = waiters.store_order.lock();
         let entry = self.joins(at)?;
         entry.asks(Arc::new(slot.clone()));
         slot.ask_as(self.call, &entry);

@@ -69,7 +69,8 @@ impl QueuePosition {
         let AcquireCall {
             handle, key, options, ..
         } = &self.call;
-        let behind = handle.shared().waiters.behind(&LockId::new(options.kind, key));
+        let of = LockId::new(options.kind, key);
+        let behind = handle.shared().waiters.of(&of).behind(&of);
         let behind = behind.try_into().unwrap_or(u32::MAX);
         1 + self.call.handoffs().min(behind).min(MANY)
     }

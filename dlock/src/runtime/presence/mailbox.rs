@@ -66,7 +66,7 @@ pub(super) struct Mailbox {
 
 impl Mailbox {
     pub(super) fn of(shared: &Shared, operations: &Arc<dyn Operations>) -> Mailbox {
-        let name = EntryName::of_client("ask", shared.issuer.uuid);
+        let name = EntryName::of_client("ask", shared.issuer().uuid);
         let answers = shared.settings.publicity.answers;
         let watch = answers.then(|| operations.clone().watch(&name));
         Mailbox {
@@ -140,7 +140,7 @@ async fn answer(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, reply: U
 
 /// Checks a grant of this client: whether its holder is asked to stop, and whether the store still has it.
 async fn look(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, id: GrantId) {
-    if id.client() != shared.issuer.uuid {
+    if id.client() != shared.issuer().uuid {
         return;
     }
     let Some(grant) = shared.watchdog.grant(id.number()) else {

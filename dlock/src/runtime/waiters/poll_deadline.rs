@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::Waiters;
 use super::waiter::{LATE, POLLED, Waiter};
+use super::{AllWaiters, Waiters};
 use crate::base::broken;
-use crate::base::chance::next_id;
 use crate::base::lock_id::LockId;
 use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
 use crate::runtime::emit::Event;
@@ -31,27 +30,35 @@ impl Alarm {
 }
 
 /// Checks the waiters of a client, for as long as the client lives: takes away what unpolled waiters have.
-pub(crate) async fn attend(waiters: Arc<Waiters>) {
+pub(crate) async fn attend(all: Arc<AllWaiters>) {
     loop {
-        waiters.alarm.rings.notified().await;
+        all.alarm.rings.notified().await;
         loop {
             tokio::time::sleep(POLL_DEADLINE).await;
             // Later wake-ups set the alarm again.
-            waiters.alarm.armed.store(false, Ordering::Release);
-            let (mut late, some_woken) = waiters.overdue();
+            all.alarm.armed.store(false, Ordering::Release);
+            let (mut late, mut some_woken) = (Vec::new(), false);
+            for waiters in all.parts() {
+                let (overdue, woken) = waiters.overdue();
+                late.extend(overdue);
+                some_woken |= woken;
+            }
             // The queues of all others are checked in between.
             let end = Instant::now() + 4 * POLL_DEADLINE;
             while !late.is_empty() && Instant::now() < end {
                 let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
                 for (of, waiter) in late {
-                    let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &waiter));
+                    let withdraws = AssertUnwindSafe(|| all.of(&of).withdraw(&of, &waiter));
                     if std::panic::catch_unwind(withdraws).is_err() {
                         Event::StorePanicked { key: Some(&of.key) }.emit();
                     }
                 }
-                waiters.mark_woken(&queues);
+                for of in &queues {
+                    all.of(of).mark_woken(of);
+                }
                 tokio::time::sleep(HURRIED_POLL_DEADLINE).await;
-                late = waiters.late_in(&queues);
+                let late_in = |of| all.of(of).late_in(of);
+                late = queues.iter().filter_map(late_in).collect();
             }
             if !some_woken && late.is_empty() {
                 break;
@@ -80,27 +87,24 @@ impl Waiters {
         (overdue, some_woken)
     }
 
-    /// Marks the heads of these queues as late that were woken and are not polled.
-    fn mark_woken(&self, queues: &[LockId]) {
-        let all = self.queues.lock();
+    /// Marks the waiters of a queue as late that were woken and are not polled.
+    fn mark_woken(&self, of: &LockId) {
+        let queues = self.queues.lock();
         for waiter in queues
-            .iter()
-            .filter_map(|of| all.get(of))
+            .get(of)
+            .into_iter()
             .flat_map(|queue| queue.waiters.served())
         {
             let _ = waiter.is_late();
         }
     }
 
-    /// Returns the late heads of these queues.
-    fn late_in(&self, queues: &[LockId]) -> Vec<(LockId, Arc<Waiter>)> {
-        let all = self.queues.lock();
-        let late = queues.iter().filter_map(|of| {
-            let is_late = |waiter: &&Arc<Waiter>| waiter.attention.load(Ordering::Acquire) == LATE;
-            let waiter = all.get(of)?.waiters.served().find(is_late)?;
-            Some((of.clone(), waiter.clone()))
-        });
-        late.collect()
+    /// Returns the late head of a queue.
+    fn late_in(&self, of: &LockId) -> Option<(LockId, Arc<Waiter>)> {
+        let queues = self.queues.lock();
+        let is_late = |waiter: &&Arc<Waiter>| waiter.attention.load(Ordering::Acquire) == LATE;
+        let waiter = queues.get(of)?.waiters.served().find(is_late)?;
+        Some((of.clone(), waiter.clone()))
     }
 
     /// Takes away what an unpolled waiter has. Wakes it, so that it continues to wait if it is polled after all.
@@ -125,7 +129,9 @@ impl Waiters {
         let mut queues = self.queues.lock();
         let mut stolen = None;
         if let Some(queue) = queues.get_mut(of)
-            && queue.waiters.withdraw(waiter, head.is_some(), next_id)
+            && queue
+                .waiters
+                .withdraw(waiter, head.is_some(), || self.next_number())
         {
             stolen = Some(self.new_head(of.clone(), queue.waiters.number(), true));
         }

@@ -397,6 +397,22 @@ local function add_fair_steps()
   -- The channel of a release: that of the queue head, or that of the waiters for the key as a plain lock.
   local function next_channel(key) return channel_of(key, next_of(key)) end
 
+  -- Tells the next waiter of a release; returns the number of receivers. If that waiter is gone, the first one of Redisson is
+  -- told, too: it would sleep as long as the lease was, while ours ask soon by themselves.
+  local function tell_next(key)
+    local first = next_of(key)
+    local heard = tell(channel_of(key, first))
+    if heard ~= 0 or not first or not is_ours(first) then return heard end
+    local waiters = ask('LRANGE', (names_of(key)), 0, 255)
+    for _, waiter in ipairs(is_error(waiters) and {} or waiters) do
+      if not is_ours(waiter) then
+        tell(channel_of(key, waiter))
+        break
+      end
+    end
+    return heard
+  end
+
   -- Whether the lock has no holder: it is available, or was released and is still kept for a while.
   local function is_released(key)
     local _, holder = held(key)
@@ -436,7 +452,7 @@ local function add_fair_steps()
     if not is_waiter then
       seen = {}
       local gone = ask('HDEL', key, grant)
-      if gone == 1 then return released(tell(next_channel(key))) end
+      if gone == 1 then return released(tell_next(key)) end
       if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end
     end
     local done, answer = pcall(give_up, key, grant)

@@ -5,8 +5,9 @@
 -- All else is as with plain locks.
 --
 -- Data, as Redisson 4.7 has them: the hash of the plain lock, and
---   STRING redisson_lock_token:{name}   the last fencing token; one more at each acquisition
--- Where there is none, it begins with the server's clock in µs, so that it does not go back where it was lost.
+--   STRING redisson_lock_token:{name}   the last fencing token
+-- Where there is none, it begins with the server's clock in µs, and is not behind it afterwards, so that it does not go back
+-- where it was lost. One that Java began goes on by one at each acquisition.
 
 local function add_fenced_steps()
   local function next_token(counter)
@@ -19,6 +20,12 @@ local function add_fenced_steps()
     if is_error(last) or not string.find(last, '^%d+$') or tonumber(last) >= 9007199254740991 then
       error({ failed = counter .. " holds no fencing token, or the last of all: remove this key, and they begin with the "
         .. "server's clock" })
+    end
+    if tonumber(last) > LEAST then
+      -- It began with the clock. A fail-over, or a restart, may have lost the last of its tokens.
+      local token = math.max(tonumber(last) + 1, now)
+      run('SET', counter, digits(token))
+      return token
     end
     local token = run('INCR', counter)
     -- Redisson's multi-locks let it expire together with the lock.

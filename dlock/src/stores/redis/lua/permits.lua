@@ -281,6 +281,7 @@ local function add_permit_steps()
         error({ failed = gone.err })
       end
     end
+    stays_with_total(semaphore)
     -- Where some of them are gone, the holder has lost them all.
     local heard = tell_free(semaphore)
     return there * 16 == #ids and released(heard) or 0

@@ -73,6 +73,16 @@ if short == 'queue' then
     if is_released then
       local done = ask('HDEL', key, holder[1])
       local heard = done == 1 and ask('PUBLISH', next_one and ARGV[8] .. ':' .. next_one or ARGV[8], '0')
+      if heard == 0 and next_one then
+        -- It is gone. As in fair.lua, the first waiter of Redisson is told, too.
+        local waiters = ask('LRANGE', queue, '0', '255')
+        for i = 1, #waiters do
+          if not string.find(waiters[i], '^%x+%-%x+%-8%x%x%x%-') then
+            ask('PUBLISH', ARGV[8] .. ':' .. waiters[i], '0')
+            break
+          end
+        end
+      end
       replies[#replies] = done ~= 1 and { 'failed', tostring(done.err) } or type(heard) == 'number' and 1 + heard or -1
     end
     return replies

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use redis::{Cmd, RedisError, Value};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::by_commands;
@@ -19,6 +19,7 @@ use super::contacts::{Contacts, SILENT};
 use super::delivery::Answers;
 use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
 use super::former_connections::FormerConnections;
+use super::inbox::Inbox;
 use super::late_copies::{LateCopies, micros};
 use super::replicas::{ConnectionRole, Replicas, Wires};
 use super::responses::After;
@@ -164,7 +165,7 @@ pub(super) struct Actor {
     pub(super) part: Part,
     /// The server that was connected to last.
     pub(super) address: Option<Address>,
-    pub(super) requests: mpsc::UnboundedReceiver<Request>,
+    pub(super) requests: Inbox<Request>,
     /// Requests that are being accepted.
     taken: Vec<Request>,
     pub(super) send_queue: SendQueue,
@@ -209,7 +210,7 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(connector: Connector, requests: mpsc::UnboundedReceiver<Request>, part: Part) -> Actor {
+    pub(super) fn new(connector: Connector, requests: Inbox<Request>, part: Part) -> Actor {
         Actor {
             address: None,
             requests,
@@ -539,7 +540,7 @@ impl Actor {
     async fn let_others_come(&mut self) -> usize {
         tokio::task::yield_now().await;
         let mut count = 0;
-        while let Ok(request) = self.requests.try_recv() {
+        while let Some(request) = self.requests.try_recv() {
             self.take_in(request);
             count += 1;
         }
@@ -553,7 +554,7 @@ impl Actor {
         }
         let may_wait = self.waits_for_company() || self.waits_for_more();
         // No step comes any more once no handle is left.
-        self.holds_back = may_wait && self.plain.is_empty() && !self.requests.is_closed();
+        self.holds_back = may_wait && self.plain.is_empty() && !self.requests.is_over();
         if self.holds_back {
             return;
         }
@@ -646,7 +647,7 @@ impl Actor {
             // The next answer follows when the caller has asked again, or else when this thread has nothing else to do.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
         }
-        let taken = self.requests.poll_recv_many(cx, &mut self.taken, MANY);
+        let taken = self.requests.poll_many(cx, &mut self.taken, MANY);
         taken.map(Event::Asked)
     }
 

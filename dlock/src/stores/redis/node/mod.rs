@@ -16,6 +16,7 @@ mod delivery;
 mod failure;
 mod flow_control;
 mod former_connections;
+mod inbox;
 mod late_copies;
 mod payload;
 mod plain_acquire;
@@ -40,7 +41,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::actor::Actor;
@@ -56,7 +57,6 @@ use super::endpoint::Endpoint;
 use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::base::clock;
-use crate::base::own_line::OwnLine;
 use crate::store::DoubtSender;
 use crate::store::{Lane, Outcome, Reason, StoreError};
 
@@ -183,28 +183,33 @@ enum Request {
     Move(Move),
 }
 
+/// How many steps wait, in cache lines of its own: each step changes it, and counts references to it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Taken(AtomicUsize);
+
 /// How many steps may wait for a server that does not keep up. Steps that end or extend something are always accepted:
 /// there are never more of them than holds.
 #[derive(Debug, Clone)]
 struct Room {
-    taken: Arc<OwnLine<AtomicUsize>>,
+    taken: Arc<Taken>,
     limit: usize,
 }
 
 /// A place in the queue, released when it is dropped.
 #[derive(Debug)]
-struct QueuePermit(Arc<OwnLine<AtomicUsize>>);
+struct QueuePermit(Arc<Taken>);
 
 impl Drop for QueuePermit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Room {
     fn enter(&self) -> Result<QueuePermit, StoreError> {
         let permit = QueuePermit(self.taken.clone());
-        if self.taken.fetch_add(1, Ordering::Relaxed) < self.limit {
+        if self.taken.0.fetch_add(1, Ordering::Relaxed) < self.limit {
             return Ok(permit);
         }
         Err(StoreError::not_done(
@@ -217,7 +222,7 @@ impl Room {
 /// A server, for callers that have steps for it. The connection ends when the last handle is gone.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
-    queue: mpsc::UnboundedSender<Request>,
+    queue: inbox::Sender<Request>,
     room: Room,
     /// The time within which a step is answered or has failed.
     pub(super) timeout: Duration,
@@ -253,7 +258,7 @@ impl Node {
         part: Part,
         runtime: &tokio::runtime::Handle,
     ) -> Node {
-        let (queue, requests) = mpsc::unbounded_channel();
+        let (queue, requests) = inbox::inbox();
         let timeout = connector.access.patience();
         let room = Room {
             taken: Arc::default(),
@@ -284,7 +289,7 @@ impl Node {
         };
         let (reply, answer) = oneshot::channel();
         let step = Queuing::new(call, clock::now() + self.timeout, reply, permit);
-        let queued = self.queue.send(Request::Step(step)).is_ok();
+        let queued = self.queue.send(Request::Step(step));
         Queued::Waits { answer, queued }
     }
 
@@ -298,7 +303,7 @@ impl Node {
             deadline,
             reply,
         };
-        let queued = self.queue.send(Request::Plain(plain)).is_ok();
+        let queued = self.queue.send(Request::Plain(plain));
         answer.await.unwrap_or_else(|_| Err(closed(queued)))
     }
 }

@@ -17,6 +17,9 @@ use crate::base::clock;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
 
+/// Why an acquire is not sent again.
+const GIVEN_UP: &str = "its caller has given it up";
+
 /// What to do after a call returned.
 pub(super) enum After {
     Fine,
@@ -237,10 +240,9 @@ impl Actor {
                 }
                 Again => again.push(step),
                 _ if self.is_given_up(&step, &mut released) => {
-                    let why = "its caller has given it up";
                     let error = match outcome {
-                        WithoutToken => StoreError::unknown(why),
-                        _ => StoreError::not_done(Reason::Unreachable, why),
+                        WithoutToken => StoreError::unknown(GIVEN_UP),
+                        _ => StoreError::not_done(Reason::Unreachable, GIVEN_UP),
                     };
                     self.fail(&mut step, error);
                 }
@@ -274,15 +276,16 @@ impl Actor {
     /// Whether this is an acquire of which a release waits or is in flight: sent again it would come behind that. `released` keeps
     /// the grants with a release, once they were looked for.
     fn is_given_up(&self, step: &Step, released: &mut Option<HashSet<GrantId>>) -> bool {
-        let Some(PlainAcquire { grant, .. }) = step.call.plain_acquire() else {
+        let acquires = step.call.acquires();
+        if acquires.is_empty() {
             return false;
-        };
+        }
         let released = released.get_or_insert_with(|| {
             let in_flight = self.calls.iter().flat_map(|call| call.batch.all());
             let steps = in_flight.chain(self.send_queue.iter());
             steps.filter_map(|step| step.call.releases()).collect()
         });
-        released.contains(&grant)
+        acquires.iter().any(|id| released.contains(id))
     }
 
     /// What an earlier copy of the acquire of this grant may have taken is released.
@@ -356,13 +359,19 @@ impl Actor {
             call.overtook = true;
         }
         let mut again = Vec::with_capacity(steps.len());
+        let mut released = None;
         for mut step in steps {
             step.sent -= 1;
             self.settle_undone(&step);
-            if step.reply.is_some() {
-                self.remember_claim(&step);
-                again.push(step);
+            if step.reply.is_none() {
+                continue;
             }
+            if self.is_given_up(&step, &mut released) {
+                self.fail(&mut step, StoreError::not_done(Reason::Unreachable, GIVEN_UP));
+                continue;
+            }
+            self.remember_claim(&step);
+            again.push(step);
         }
         again
     }
@@ -393,6 +402,7 @@ impl Actor {
             return After::Broken(trouble.clone());
         }
         let mut again = Vec::new();
+        let mut released = None;
         for (mut step, answer) in steps.into_iter().zip(answers) {
             if let Some(error) = answer_error(&answer).filter(|error| self.is_elsewhere(error))
                 && step.reply.is_some()
@@ -407,7 +417,7 @@ impl Actor {
                 Ok(answer) if answer.is_busy() => answered_call.overtook && !step.call.joins_queue(),
                 _ => false,
             };
-            if once_more && step.reply.is_some() {
+            if once_more && step.reply.is_some() && !self.is_given_up(&step, &mut released) {
                 step.sent -= 1;
                 self.remember_claim(&step);
                 again.push(step);
@@ -438,7 +448,10 @@ impl Actor {
                     self.later.insert((at, self.next), step);
                     return;
                 }
-                self.late_copies.settle(grant);
+                // A refusal tells nothing about copies.
+                if answer.is_ok() {
+                    self.late_copies.settle(grant);
+                }
             }
             if matches!(answer, Ok(Answer::Released { .. } | Answer::Gone)) {
                 self.undos.released(*grant);

@@ -75,7 +75,7 @@ impl SlotMigrations {
 
 impl Node {
     fn tell(&self, order: Move) {
-        let _ = self.queue.send(Request::Move(order));
+        self.queue.send(Request::Move(order));
     }
 
     /// These slots go from here to another server.
@@ -137,10 +137,7 @@ impl Actor {
             let Some(Pending::Departure(to)) = self.moves.done(*slot, leaves) else {
                 continue;
             };
-            match parcels
-                .iter_mut()
-                .find(|(node, _)| node.queue.same_channel(&to.queue))
-            {
+            match parcels.iter_mut().find(|(node, _)| node.queue.is(&to.queue)) {
                 Some((_, with)) => drop(with.insert(*slot)),
                 None => parcels.push((to, HashSet::from([*slot]))),
             }
@@ -184,7 +181,7 @@ impl Actor {
             }
         }
         self.requests.close();
-        while let Ok(request) = self.requests.try_recv() {
+        while let Some(request) = self.requests.try_recv() {
             self.take_in(request);
         }
         // Slots of other servers: their steps were passed on to this server only for a moment.

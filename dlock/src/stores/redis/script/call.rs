@@ -173,14 +173,17 @@ impl Call {
 
     /// The ids under which this takes something that may have to be released later.
     pub(crate) fn takes(&self) -> Vec<String> {
+        let acquires = self.acquires().into_iter().map(|id| id.to_string());
+        acquires.chain(self.claims().map(str::to_owned)).collect()
+    }
+
+    /// The ids under which it takes locks and queue positions.
+    pub(crate) fn acquires(&self) -> Vec<GrantId> {
         match &self.verb {
-            Verb::Acquire { grant, .. } => vec![grant.to_string()],
-            Verb::As(step) => step.acquires().map(|id| id.to_string()).collect(),
-            Verb::All(all) => {
-                let ids = all.iter().flat_map(|one| one.step.acquires());
-                ids.map(|id| id.to_string()).collect()
-            }
-            _ => self.claims().map(str::to_owned).into_iter().collect(),
+            Verb::Acquire { grant, .. } => vec![*grant],
+            Verb::As(step) => step.acquires().collect(),
+            Verb::All(all) => all.iter().flat_map(|one| one.step.acquires()).collect(),
+            _ => Vec::new(),
         }
     }
 
