@@ -156,7 +156,8 @@ fn is_argument(stmt: &Stmt) -> bool {
         Expr::Block(moved) => {
             matches!(&*moved.block.stmts, [local, end] if is_argument(local) && named(end).is_some())
         }
-        _ => false,
+        // As earlier versions write a pattern.
+        value => variable(value).is_some_and(|name| name.to_string().starts_with("__arg")),
     }
 }
 

@@ -105,6 +105,10 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
             way.pop();
             continue;
         };
+        // Each look at a holder may ask its client. Once there is a chain, only those are of interest that may close a cycle.
+        if first.is_some() && holder.waits_for.is_none() {
+            continue;
+        }
         let link = Link::of(client, step.key.clone(), holder).await?;
         let waited_for = link.waits_for().cloned();
         step.links.push(links.len());

@@ -766,9 +766,11 @@ impl Grant {
         if !self.renewed {
             return LossReason::Expired;
         }
+        // Failures before the last successful renewal are not the reason.
+        let renewed = Moment::of(self.deadline()).earlier_by(self.lease());
         let (signals, _) = self.signals();
         let failure = signals.failure.lock();
-        match &*failure {
+        match failure.as_ref().filter(|(at, _)| *at > renewed) {
             Some((_, error)) => because_of(error),
             None => LossReason::Stalled,
         }

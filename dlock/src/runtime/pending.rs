@@ -1,5 +1,7 @@
 //! The operations in flight whose callers may be gone: a shutdown waits for them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 #[cfg(feature = "once")]
 use tokio::{runtime, task::JoinHandle};
 use tokio_util::task::TaskTracker;
@@ -8,12 +10,26 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::base::per_thread::PerThread;
 
 #[derive(Debug, Default)]
-pub(crate) struct Pending(PerThread<TaskTracker>);
+pub(crate) struct Pending(PerThread<Place>);
+
+#[derive(Debug, Default)]
+struct Place {
+    tracker: TaskTracker,
+    /// How many operations have begun here.
+    begun: AtomicU64,
+}
+
+impl Place {
+    fn begin(&self) -> &TaskTracker {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        &self.tracker
+    }
+}
 
 impl Pending {
     /// Counts an operation for as long as the token is there.
     pub(crate) fn token(&self) -> TaskTrackerToken {
-        self.0.here().token()
+        self.0.here().begin().token()
     }
 
     #[cfg(feature = "once")]
@@ -22,27 +38,34 @@ impl Pending {
         work: impl Future<Output = T> + Send + 'static,
         runtime: &runtime::Handle,
     ) -> JoinHandle<T> {
-        self.0.here().spawn_on(work, runtime)
+        self.0.here().begin().spawn_on(work, runtime)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(TaskTracker::len).sum()
+        self.0.iter().map(|place| place.tracker.len()).sum()
     }
 
+    /// Whether none is in flight. An operation begins what follows it before it ends itself, perhaps in a place that was looked at
+    /// before: then more have begun.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(TaskTracker::is_empty)
+        let begun = || -> u64 {
+            let each = self.0.iter().map(|place| place.begun.load(Ordering::Relaxed));
+            each.sum()
+        };
+        let before = begun();
+        self.0.iter().all(|place| place.tracker.is_empty()) && begun() == before
     }
 
     /// Lets [`wait`](Self::wait) complete. Operations may begin all the same.
     pub(crate) fn close(&self) {
-        for tracker in self.0.iter() {
+        for Place { tracker, .. } in self.0.iter() {
             tracker.close();
         }
     }
 
     /// Waits until none of the operations that are in flight now is. Others may have begun since.
     pub(crate) async fn wait(&self) {
-        for tracker in self.0.iter() {
+        for Place { tracker, .. } in self.0.iter() {
             tracker.wait().await;
         }
     }

@@ -95,6 +95,12 @@ impl Waiters {
         last + 1
     }
 
+    /// Returns a number that is greater than those of all waiters that have joined, and not than those that join later.
+    pub(crate) fn number_after_all(&self) -> u64 {
+        let _queues = self.queues.lock();
+        self.last.load(Ordering::Relaxed) + 1
+    }
+
     /// Joins the queue of a lock.
     ///
     /// With [`JoinAt::End`], the number of waiting callers is limited. A head that does not yet have to wait does not

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{AcquireCall, Wait, sleep_until};
 use crate::Error;
 use crate::base::broken;
-use crate::base::chance::{self, next_id};
+use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
@@ -340,8 +340,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
     ) -> Option<Box<QueueHead>> {
         let AcquireCall { handle, options, .. } = self.call;
         // If one reader may read, all may.
-        (head.handed, head.opened) = (0, options.kind.is_shared().then(next_id));
-        let fairness = &handle.shared().fairness;
+        let (waiters, fairness) = (&handle.shared().waiters, &handle.shared().fairness);
+        let opened = || waiters.of(entry.lock_id()).number_after_all();
+        (head.handed, head.opened) = (0, options.kind.is_shared().then(opened));
         fairness.acquired(entry.lock_id(), acquire.round());
         let guard = self.target.guard(got);
         let ends_position = guard.is_some();

@@ -115,8 +115,10 @@ impl Waiters {
     pub(crate) fn watch(&self, name: Arc<str>) -> Watch {
         let (here, there) = (self.clone(), self.groups.clone());
         let first = move |name: &Arc<str>| {
+            let live = here.groups.lock().add(name);
+            // Behind it, so that the listener finds it.
             here.wanted.notify_one();
-            here.groups.lock().add(name)
+            live
         };
         let last = move |name: Arc<str>| there.lock().remove(&name);
         self.hub.listen(name, first, last)
