@@ -8,7 +8,7 @@ use dlock::store::Kind;
 use dlock::store::{AcquireReply, AcquireRequest, GrantId, Store};
 use dlock::stores::memory::MemoryStore;
 use dlock::{Error, HoldState, LockClient, LockKind, Loss};
-use dlock_tests::{Watched, paused};
+use dlock_tests::{Watched, paused, watched};
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
@@ -152,7 +152,7 @@ fn a_second_read_outside_the_frame_of_the_first_waits_for_the_writer_until_its_w
 /// What one reader was granted goes for those that came before it, once: refused, they wait like others.
 #[tokio::test(start_paused = true)]
 async fn readers_that_a_writer_was_faster_than_wait_for_it_and_ask_nobody_meanwhile() {
-    let (client, lock) = (LockClient::memory(), "k");
+    let ((watched, client), lock) = (watched().await, "k");
     let writing = client.rw_lock(lock).write().acquire().await.unwrap();
     // The first reader goes on as a writer, before the others are polled.
     let (read, write) = (client.rw_lock(lock).read(), client.rw_lock(lock).write());
@@ -174,4 +174,6 @@ async fn readers_that_a_writer_was_faster_than_wait_for_it_and_ask_nobody_meanwh
     }
     faster.await.unwrap();
     assert!(asked.elapsed() >= SEC, "{:?}", asked.elapsed());
+    let requests = watched.seen().acquires.load(SeqCst);
+    assert!(requests < 20, "{requests} requests");
 }
