@@ -313,7 +313,7 @@ async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
 async fn watch_is_left_by_a_key_or_ctrl_c_after_any_number_of_refreshes() {
     let shell = Shell::start("").await;
     for leave in ["q", CTRL_C] {
-        shell.enters("${D% run} watch --every 20ms", "q: quit").await;
+        shell.enters("${D% run} watch --every 100ms", "q: quit").await;
         for _ in 0..5 {
             shell.shows("q: quit").await;
         }
