@@ -75,11 +75,6 @@ enum Command {
     },
 }
 
-/// An error of the library, with its code.
-fn told(error: &dlock::Error) -> String {
-    format!("{} [{}]", look::clean(&error.to_string()), error.code())
-}
-
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match args.command {
@@ -91,8 +86,8 @@ fn main() -> ExitCode {
         Command::RunKeeper => Ok(run::keep()),
         Command::Bench(bench) => bench::run(args.url, *bench),
         Command::BenchWorker => bench::run_worker(),
-        Command::Look(look) => look::run(args.url, look).map_err(|error| told(&error)),
-        Command::Doctor(doctor) => doctor::run(args.url, &doctor).map_err(|error| told(&error)),
+        Command::Look(look) => look::run(args.url, look).map_err(|error| look::told(&error)),
+        Command::Doctor(doctor) => doctor::run(args.url, &doctor).map_err(|error| look::told(&error)),
         Command::Explain { code, json } => explain::explain(code.as_deref(), json),
         Command::Completions { shell } => pages::completions(Args::command(), shell),
         Command::Man { command } => pages::man(Args::command(), command.as_deref()),

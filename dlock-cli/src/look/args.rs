@@ -32,14 +32,14 @@ pub(crate) enum Look {
     /// continues until it checks its guard, and until then only the fencing token protects what it writes. The action
     /// is first written to the audit log of the store (XADD on `dlock:audit`, after the prefix of the URL).
     ///
-    /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed.
+    /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed, except perhaps with E0006.
     Break(HoldArgs),
     /// Ask one holder to stop, by its id as `show` and `list` print it.
     ///
     /// The holder is notified, and keeps the lock until it releases it. The action is first written to the audit log of
     /// the store (XADD on `dlock:audit`, after the prefix of the URL).
     ///
-    /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed.
+    /// Exit status: 0 done, 1 the hold is over, 2 failed: nothing was changed, except perhaps with E0006.
     Revoke(HoldArgs),
     /// Show, or forget, the record of work that is done once, or of an HTTP request with an idempotency key.
     Record {

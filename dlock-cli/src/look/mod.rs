@@ -18,7 +18,7 @@ use std::time::Duration;
 use dlock::Error;
 
 pub(crate) use self::args::Look;
-pub(crate) use self::text::clean;
+pub(crate) use self::text::{clean, told};
 use crate::stores;
 
 /// Exit code if there is no such lock, or no such hold.

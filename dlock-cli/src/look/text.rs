@@ -78,6 +78,11 @@ pub(crate) fn begin_of(pattern: &str) -> &str {
     pattern.split('*').next().unwrap_or_default()
 }
 
+/// An error of the library, with its code.
+pub(crate) fn told(error: &dlock::Error) -> String {
+    format!("{} [{}]", clean(&error.to_string()), error.code())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use super::args::{Plan, Wanted};
 use super::end::{End, NOT_ACQUIRED};
 use super::say::Say;
-use crate::told;
+use crate::look::told;
 
 /// Ends when it is released or dropped.
 pub(super) enum Hold {

@@ -18,7 +18,7 @@ use super::signals::Signals;
 use super::terminal::Terminal;
 use super::watch::{self, How};
 use crate::look::clean;
-use crate::told;
+use crate::look::told;
 
 /// The longest wait that the library accepts.
 const AS_LONG_AS_IT_TAKES: Duration = Duration::from_secs(365 * 24 * 60 * 60);

@@ -6,6 +6,16 @@ use std::time::Duration;
 use crate::base::moment;
 
 /// A moment on the clock by which leases end. Like a server's, it continues while the machine is suspended.
+///
+/// ```
+/// use dlock::store::queue::Moment;
+/// use std::time::Duration;
+///
+/// let sent = Moment::now();
+/// let ends = sent + Duration::from_secs(30);
+/// assert_eq!(ends.since(sent), Duration::from_secs(30));
+/// assert_eq!(sent.since(ends), Duration::ZERO);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(moment::Moment);
 
