@@ -49,7 +49,7 @@
 //! or when the next one would begin after [`total_time`](RetryLayer::total_time), the caller gets the last
 //! outcome as it is. An answer "in progress" is no failed attempt: only the total time bounds how often the layer
 //! asks for the result. No try is cut short: put a timeout inside of this layer, and it counts as a failure. Only for
-//! the body of a 409 that tells a problem does the layer itself wait, for 5 s at the most.
+//! the body of a 409 that tells a problem does the layer itself wait, for at most 5 s.
 //!
 //! [`Sent`], in the extensions of the response, tells the key and how many tries it took. Where there is no response,
 //! [`SendError`] tells both, and its source is the client's own error; a caller that sends the request again by

@@ -36,7 +36,7 @@ use crate::base::own_line::OwnLine;
 #[derive(Debug, Default)]
 pub struct Hub {
     topics: Mutex<HashMap<Arc<str>, Topic>>,
-    /// How many topics there are, changed under the mutex: where nobody listens, as is usual, notifying takes no mutex.
+    /// How many topics there are, changed under the mutex: without a listener, as is usual, notifying takes no mutex.
     count: OwnLine<AtomicUsize>,
 }
 

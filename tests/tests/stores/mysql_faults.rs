@@ -13,7 +13,7 @@ use mysql_async::prelude::Queryable;
 use tokio::time::sleep;
 
 use crate::mysql_conformance::Table;
-use crate::mysql_support::{client, connected, setting_on};
+use crate::mysql_support::{Setting, client, connected, setting_on};
 use crate::scenes::{
     LEASE, MS, SEC, acquires_until_it_fails, ask, clock_that_jumps_lets_tokens_grow_and_the_holder_know, end,
     in_scenes, is_released, renewal, token,
@@ -71,15 +71,19 @@ async fn killed_connections_cost_nothing_that_is_held() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test]
-async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
-    let setting = setting_on(Arc::new(Mysql::start().await)).await;
-    // Rights of an administrator pass over it.
+/// The store of a user for whom `read_only` counts: rights of an administrator pass over it.
+async fn of_ordinary_user(setting: &Setting) -> Arc<MysqlLocks> {
     setting
         .sql("CREATE USER app@'127.0.0.1' IDENTIFIED BY 'pw'; GRANT SELECT, INSERT, UPDATE ON dlock.* TO app@'127.0.0.1'")
         .await;
     let app = setting.server.opts().user(Some("app")).pass(Some("pw"));
-    let store = connected(app, &setting.table, PATIENCE).await;
+    connected(app, &setting.table, PATIENCE).await
+}
+
+#[tokio::test]
+async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    let store = of_ordinary_user(&setting).await;
     token(store.clone().acquire(ask("k", 1, LEASE)).await);
     setting.sql("SET GLOBAL read_only = 1").await;
     let error = store.clone().acquire(ask("other", 2, LEASE)).await.unwrap_err();
@@ -104,11 +108,7 @@ async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
 #[tokio::test]
 async fn server_that_only_reads_is_not_asked_for_connections_without_a_pause() {
     let setting = setting_on(Arc::new(Mysql::start().await)).await;
-    setting
-        .sql("CREATE USER app@'127.0.0.1' IDENTIFIED BY 'pw'; GRANT SELECT, INSERT, UPDATE ON dlock.* TO app@'127.0.0.1'")
-        .await;
-    let app = setting.server.opts().user(Some("app")).pass(Some("pw"));
-    let store = connected(app, &setting.table, PATIENCE).await;
+    let store = of_ordinary_user(&setting).await;
     let client = client(&store).await;
     let guard = client.lock("k").lease(LEASE).acquire().await.unwrap();
     setting.sql("SET GLOBAL read_only = 1").await;

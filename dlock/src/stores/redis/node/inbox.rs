@@ -65,7 +65,7 @@ impl<T> Sender<T> {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Leaves a message. Returns false if nobody will read it.
+    /// Leaves a message. Returns false if its task has gone.
     pub(super) fn send(&self, message: T) -> bool {
         let Senders(shared) = &*self.0;
         let mut mail = shared.mail.lock();
