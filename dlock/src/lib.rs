@@ -1,9 +1,10 @@
 //! Run it once at a time, across every process.
 //!
 //! dlock gives a Rust service locks that hold across all its processes: on Redis or Valkey (one server, Sentinel,
-//! Cluster, or a quorum of independent servers) or, with nothing installed, in memory. A lock is renewed while it is
-//! held, released on return, error, panic and cancellation, and available again soon after a crash. A holder learns
-//! that its lease is over before another client gets the lock, and every acquisition carries a fencing token.
+//! Cluster, or a quorum of independent servers) or, with nothing installed, in memory; on PostgreSQL, MySQL, etcd and
+//! ZooKeeper with crates of their own: see [`LockClientBuilder::scheme`]. A lock is renewed while it is held, released
+//! on return, error, panic and cancellation, and available again soon after a crash. A holder learns that its lease is
+//! over before another client gets the lock, and every acquisition carries a fencing token.
 //!
 //! ```
 //! use dlock::LockClient;
@@ -72,8 +73,10 @@
 //! UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
 //! ```
 //!
-//! Tokens of a lock only grow: across release, expiry, a flush and a restart without persistence. The only exception is
-//! a server that loses its data while its clock is set back. A token that the resource does not check protects nothing.
+//! Tokens of a lock grow across release and expiry. On Redis, Valkey, PostgreSQL, MySQL and in memory they also grow
+//! across a flush and a restart without data, unless the server's clock goes back as well. On etcd and ZooKeeper they
+//! begin anew when all data are lost. After a fail-over that lost the last writes they may, in rare cases, repeat:
+//! `docs/guarantees.md` has the conditions. A token that the resource does not check protects nothing.
 //!
 //! # Re-entry
 //!
@@ -107,11 +110,20 @@
 //! | `macros` (default) | `#[distributed_lock]` |
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
-//! | `metrics` | metrics through the `metrics` facade: waits, holds, losses, near misses, requests to the store, by [group](LockOptions::group); [`buckets`] that suit them; `docs/metrics.md` lists them |
+//! | `metrics` | metrics through the `metrics` facade: waits, holds, losses, near misses, requests to the store, by [group](LockOptions::group); [`buckets`] that suit them; [docs/metrics.md](https://github.com/dlock-rs/dlock/blob/main/docs/metrics.md) lists them |
 //! | `once` | `LockClient::once`: work that is done once, however many processes ask for it |
 //! | `axum` | `IntoResponse` for [`Error`], as problem+json |
+//!
+//! `tls` uses [rustls](https://docs.rs/rustls) with its cryptography provider `ring`. If another dependency of the program
+//! adds `aws-lc-rs`, rustls does not choose between the two: every `rustls::ClientConfig::builder()` of the program panics
+//! until one of them is installed. Such a program calls `rustls::crypto::ring::default_provider().install_default()`, or the
+//! same of `aws_lc_rs`, when it starts. The connections of this crate need no default; `dlock-mysql` refuses to encrypt
+//! without one.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(not(target_has_atomic = "64"))]
+compile_error!("dlock needs 64-bit atomics, which this target does not have");
 
 mod api;
 mod base;

@@ -41,8 +41,8 @@ async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &LockKey) {
 
 pub async fn key_of_another_kind_is_taken(case: Case) {
     let (a, b) = case.peers().await;
-    for held in Kind::ALL.into_iter().filter(|kind| case.has(*kind)) {
-        for asked in Kind::ALL.into_iter().filter(|kind| case.has(*kind)) {
+    for &held in Kind::ALL.iter().filter(|kind| case.has(**kind)) {
+        for &asked in Kind::ALL.iter().filter(|kind| case.has(**kind)) {
             if family(held) == family(asked) {
                 continue;
             }
@@ -111,7 +111,8 @@ pub async fn plain_locks_of_one_key_exclude_each_other(case: Case) {
     let (a, b) = case.peers().await;
     let plain = || {
         Kind::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .filter(|kind| family(*kind) == 0 && case.has(*kind))
     };
     for held in plain() {
@@ -128,7 +129,7 @@ pub async fn plain_locks_of_one_key_exclude_each_other(case: Case) {
 
 pub async fn each_kind_is_supported_or_refused(case: Case) {
     let peer = case.peer().await;
-    for kind in Kind::ALL {
+    for &kind in Kind::ALL {
         if !case.has(kind) {
             case.refuses(kind).await;
         } else if kind != Kind::Latch {

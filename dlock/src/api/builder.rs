@@ -79,8 +79,9 @@ impl LockClientBuilder {
     }
 
     /// Sets the store instead of a URL: a store of your own, or a shared
-    /// [`MemoryStore`](crate::stores::memory::MemoryStore). `timeout` and `prefix` then have no effect; such a
-    /// store has its own.
+    /// [`MemoryStore`](crate::stores::memory::MemoryStore). `prefix` then has no effect. `timeout` does not bound the
+    /// store's own steps, but still decides when a missing reply is logged, how long presence and `why_lost` wait, and
+    /// which request times the doctor finds too long.
     pub fn store(self, store: impl Store) -> Self {
         self.shared_store(Arc::new(store))
     }

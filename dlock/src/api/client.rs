@@ -57,11 +57,14 @@ impl LockClient {
     /// | `redis+cluster://[user:password@]host[:port],…` | a Cluster, by some of its servers; `rediss+cluster://` and the `valkey` spellings too |
     /// | `quorum+redis://[user:password@]host[:port],…[/db]` | a majority of at least three independent servers (Redlock), see [`Quorum`](crate::stores::quorum::Quorum); `quorum+rediss://` and the `valkey` spellings too |
     ///
+    /// PostgreSQL, MySQL, etcd and ZooKeeper have crates of their own, whose URLs need
+    /// [`LockClientBuilder::scheme`].
+    ///
     /// Options go into the query, as in `redis://localhost?lease=10s&prefix=shop:`: `lease`, `timeout`,
     /// `retry_for`, `prefix`, `name`, `presence` and `control` (`on` or `off`), as in [`LockClientBuilder`]; for
     /// servers with replicas `min_replicas` and `min_replicas_within`; for sockets also `db`, `user` and `password`;
-    /// for sentinels, which never get the password of the servers, `sentinel_user` and `sentinel_password`; for a
-    /// quorum `max_lease` and `trust_fresh_servers`.
+    /// for sentinels `db`, and `sentinel_user` and `sentinel_password`, since they never get the password of the
+    /// servers; for a quorum `max_lease` and `trust_fresh_servers`.
     ///
     /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases retry through that
     /// for [`retry_for`](LockClientBuilder::retry_for): set it longer than a fail-over takes there. Holds on the old
@@ -248,7 +251,8 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn holders(&self, key: impl Into<LockKey>) -> Result<Vec<Holder>, Error> {
         let key = LockKey::new(key)?;
-        let holders = read(self.shared().holders(key.clone())).await;
+        let holders = self.handle().with_timers(self.shared().holders(key.clone()));
+        let holders = read(holders).await;
         holders.map_err(|error| error.into_error("the inspection of lock", &key))
     }
 
@@ -303,9 +307,9 @@ impl LockClient {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        step(self.shared().store.clone())
-            .await
-            .map_err(|error| error.into_error(what, key))
+        let step = step(self.shared().store.clone());
+        let reply = self.handle().with_timers(step).await;
+        reply.map_err(|error| error.into_error(what, key))
     }
 
     /// Shuts the client down: refuses new acquires, ends waiting ones, and gives guards until the deadline to be
@@ -345,7 +349,7 @@ impl LockClient {
                 shared.pending.wait().await;
                 // The wait also ends when nothing was pending for a moment only: a request may have brought a grant
                 // since, whose release is pending.
-                if shared.unfinished.is_empty() && shared.pending.is_empty() {
+                if shared.pending.is_empty() && shared.unfinished.is_empty() {
                     break;
                 }
             }

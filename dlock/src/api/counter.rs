@@ -1,10 +1,14 @@
 //! Counter operations, repeated until the store answers: each takes effect once, however often it is sent.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+
 use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
+use crate::runtime::calls::{called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::release::sleep_anywhere;
@@ -51,7 +55,7 @@ async fn repeat(
     let mut unknown = false;
     loop {
         let sent = Moment::now();
-        let mut error = match counters.clone().count(request.clone()).await {
+        let mut error = match counted(&counters, &request).await {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
@@ -81,6 +85,13 @@ async fn repeat(
             return Err(error);
         }
     }
+}
+
+/// The reply of the store. A call that panics has failed, and is repeated.
+async fn counted(counters: &Arc<dyn Counters>, request: &CounterRequest) -> Result<CounterReply, StoreError> {
+    let step = called(&request.key, || counters.clone().count(request.clone()));
+    let reply = AssertUnwindSafe(step).catch_unwind().await;
+    reply.unwrap_or_else(|_| Err(panicked(&request.key)))
 }
 
 /// The error for a reply that does not fit the request.

@@ -17,7 +17,7 @@ impl LockClient {
     ///   another process.
     ///
     /// Nothing is sent. A leader keeps leading until [`shutdown`](Self::shutdown), which comes next, with the time that
-    /// the work in progress may take. All clones of the client drain. Draining cannot be undone.
+    /// the work in progress may take; a candidate is refused. All clones of the client drain. Draining cannot be undone.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///     }
 /// });
 /// tokio::select! {
-///     ended = schedule => ended?,
+///     ended = schedule => ended?, // in a program that drains the client, `Error::Draining` is no failure
 ///     _ = tokio::signal::ctrl_c() => {} // drops the work and resigns: another process leads at once
 /// }
 /// client.shutdown(std::time::Duration::from_secs(5)).await;
@@ -95,6 +95,20 @@ impl Leader {
         self
     }
 
+    /// Sets the group by which metrics distinguish leaders: the kind of work, never the name of a role that is made
+    /// from data. None by default; see [`LockOptions::group`](crate::LockOptions::group).
+    pub fn group(mut self, group: &'static str) -> Leader {
+        self.lock = self.lock.group(group);
+        self
+    }
+
+    /// Says what each term and each candidacy is for, for the person on call, as [`Lock::note`] does. At most 200
+    /// characters; none by default. It is written to the store as it is: leave secrets out.
+    pub fn note(mut self, note: impl AsRef<str>) -> Leader {
+        self.lock = self.lock.note(note);
+        self
+    }
+
     /// Returns the name of the role.
     #[must_use]
     pub fn key(&self) -> &LockKey {
@@ -134,8 +148,10 @@ impl Leader {
     ///
     /// # Errors
     ///
-    /// [`Error::ClientClosed`] when the client is shut down; and, from the first campaign on, every error that retrying
-    /// does not fix: [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`], [`Error::Unsupported`].
+    /// [`Error::ClientClosed`] when the client is shut down. [`Error::Draining`] when it [drains](LockClient::drain)
+    /// while this process is a candidate: a leader leads on until the shutdown, but one that loses its term is a
+    /// candidate again. And, from the first campaign on, every error that retrying does not fix: [`Error::InvalidKey`],
+    /// [`Error::InvalidOption`], [`Error::KeyTaken`], [`Error::Unsupported`].
     ///
     /// Cancel safe for the leadership; what happens to the work is up to the closure's future.
     #[track_caller]
@@ -293,6 +309,9 @@ impl Term {
         check,
         lost,
         ensure,
+        note,
+        revoked,
+        why_lost,
         held,
         scope,
         frame,

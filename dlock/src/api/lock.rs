@@ -146,6 +146,9 @@ impl Lock {
     ///
     /// - [`Error::NotAcquired`] when other holders had the lock until the wait time was over.
     /// - [`Error::Lost`] when the enclosing frame has lost it.
+    /// - [`Error::WouldDeadlock`] when the enclosing frame has it as another kind, such as a reader that wants to write.
+    /// - [`Error::Draining`] when the client [drains](crate::LockClient::drain), unless this is inside a hold of it.
+    /// - [`Error::Unsupported`] for a kind or an option that the store does not have.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
     ///   [`Error::ClientClosed`]: see each.
     /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store fails, or did not reply

@@ -24,7 +24,7 @@ macro_rules! hold_methods {
     };
     (@fencing_token $(#[$more:meta])*) => {
         /// Returns the fencing token of this acquisition: greater than the token of every earlier acquisition of this
-        /// name.
+        /// name ([with rare exceptions](crate#what-is-promised)).
         ///
         /// Send it along with each write, and have the resource refuse a write whose token is smaller than one that it
         /// has seen. A token that the resource does not check protects nothing.

@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::base::chance;
 use crate::base::holder::Holder;
 use crate::base::report::{ClientReport, Intervention};
 use crate::runtime::emit::events::{LockEventKind, LockEvents};
+use crate::runtime::outside::is_outside;
 use crate::runtime::presence;
 use crate::runtime::presence::mailbox::Message;
 use crate::store::operations::{Connection, EntryName, Operations};
 use crate::store::records::{ForgetReply, RecordKey, RecordLook};
+use crate::store::timeout_anywhere;
 use crate::store::{GrantId, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, Store, StoreError};
 use crate::{Error, LockClient, LockKey};
 
@@ -47,8 +50,8 @@ impl LockClient {
     /// Returns the events for which `filter` returns `true`, from now on; the others wake no listener and cost next to
     /// nothing.
     ///
-    /// The calls that acquire and release run the filter, each in its own task: it should only look at the event. It
-    /// must not use this client's locks.
+    /// What causes an event runs the filter: the calls that acquire and release, and the task that renews. It should only look at
+    /// the event: what it waits for, they wait for. It must not acquire or release this client's locks.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -74,8 +77,8 @@ impl LockClient {
     }
 
     /// Returns the clients of the same store and prefix that hold or wait for something, as they published it. A client
-    /// that is gone, or cannot reach the store, is listed for another minute, and is
-    /// [overdue](ClientReport::is_overdue). Idle clients, and clients without
+    /// that is gone, or cannot reach the store, is listed for another minute, or two of its leases if that is longer,
+    /// and is [overdue](ClientReport::is_overdue). Idle clients, and clients without
     /// [presence](crate::LockClientBuilder::presence), are not listed. The store scans all of its keys for this: meant
     /// for people and tools.
     ///
@@ -85,19 +88,8 @@ impl LockClient {
     pub async fn clients(&self) -> Result<Vec<ClientReport>, Error> {
         const WHAT: &str = "the list of clients";
         let operations = self.operations(WHAT)?;
-        let names = operations.clone().clients().await;
-        let names = names.map_err(|error| failed(error, WHAT))?;
-        // Reads them in few calls.
-        let entries: Vec<_> = names
-            .into_iter()
-            .map(|client| operations.clone().get(EntryName::of_client("client", client)))
-            .collect();
-        let mut reports = Vec::with_capacity(entries.len());
-        for entry in entries {
-            let entry = entry.await.map_err(|error| failed(error, WHAT))?;
-            reports.extend(entry.as_ref().and_then(presence::read));
-        }
-        Ok(reports)
+        let reports = self.handle().with_timers(reports(operations)).await;
+        reports.map_err(|error| failed(error, WHAT))
     }
 
     /// Returns what a client published about itself, by its [id](Self::id); `None` if it published nothing.
@@ -106,7 +98,8 @@ impl LockClient {
     ///
     /// [`Error::InvalidOption`] for a malformed client id, or a failure of the store. Cancel safe.
     pub async fn client(&self, client: &str) -> Result<Option<ClientReport>, Error> {
-        let report = self.shared().presence_of(client_id(client)?).await;
+        let report = self.shared().presence_of(client_id(client)?);
+        let report = self.handle().with_timers(report).await;
         report.map_err(|error| failed(error, "the look at a client"))
     }
 
@@ -121,27 +114,15 @@ impl LockClient {
         const WHAT: &str = "the question to a client";
         let client = client_id(client)?;
         let operations = self.operations(WHAT)?;
-        let reply = chance::uuid();
-        let name = EntryName::of_client("reply", reply);
-        let answer = async {
-            let mut watch = operations.clone().watch(&name);
-            let message = Message::Ask { reply }.write();
-            let mailbox = EntryName::of_client("ask", client);
-            let posted = operations
-                .clone()
-                .post(mailbox, reply.to_string(), message.into_bytes(), KEPT);
-            posted.await?;
-            loop {
-                // The notification may be forbidden or lost.
-                let _ = tokio::time::timeout(ANSWERS_WITHIN / 5, watch.changed()).await;
-                if let Some(entry) = operations.clone().get(name.clone()).await? {
-                    return Ok(ClientReport::read(&entry.value, Duration::ZERO));
-                }
-            }
-        };
-        match tokio::time::timeout(ANSWERS_WITHIN, answer).await {
-            Ok(answer) => answer.map_err(|error| failed(error, WHAT)),
-            Err(_) => Ok(None),
+        if self.shared().has_lost_its_runtime() && is_outside() {
+            // There is no timer to wait by.
+            return Err(Error::ClientClosed);
+        }
+        let within = Instant::now() + ANSWERS_WITHIN;
+        let answer = timeout_anywhere(within, asked(operations, client));
+        match self.handle().with_timers(answer).await {
+            Some(answer) => answer.map_err(|error| failed(error, WHAT)),
+            None => Ok(None),
         }
     }
 
@@ -156,7 +137,8 @@ impl LockClient {
     pub async fn connections(&self, client: &str) -> Result<Option<Vec<Connection>>, Error> {
         const WHAT: &str = "the list of connections";
         let client = client_id(client)?;
-        let connections = self.operations(WHAT)?.connections(client).await;
+        let connections = self.operations(WHAT)?.connections(client);
+        let connections = self.handle().with_timers(connections).await;
         connections.map_err(|error| failed(error, WHAT))
     }
 
@@ -207,7 +189,7 @@ impl LockClient {
         };
         // Dropped half way, it would leave a cause without its effect, or a holder that is not told.
         let done = self.handle().run_to_completion(breaking.run(intervention));
-        done.await
+        self.handle().with_timers(done).await
     }
 
     /// Asks the holder of a lock to stop, by the id of the [holder](Holder::id); returns whether it holds the lock. Its
@@ -243,13 +225,16 @@ impl LockClient {
         if grant.is_of_redisson() {
             return Err(unsupported("a Redisson client does not look for requests"));
         }
-        audits(&operations, "revoke", (&key, holder), &intervention).await?;
-        let name = EntryName::of_grant("revoked", key.clone(), grant);
-        let text = intervention.write().into_bytes();
-        let put = operations.clone().put(name, text, REMEMBERED, false).await;
-        put.map_err(|error| error.into_error(WHAT, &key))?;
-        hint(&operations, grant).await;
-        Ok(true)
+        let revoking = async {
+            audits(&operations, "revoke", (&key, holder), &intervention).await?;
+            let name = EntryName::of_grant("revoked", key.clone(), grant);
+            let text = intervention.write().into_bytes();
+            let put = operations.clone().put(name, text, REMEMBERED, false).await;
+            put.map_err(|error| error.into_error(WHAT, &key))?;
+            hint(&operations, grant).await;
+            Ok(true)
+        };
+        self.handle().with_timers(revoking).await
     }
 
     /// Returns the state of the work of a record, with its result if `response` is set. See
@@ -259,7 +244,9 @@ impl LockClient {
     ///
     /// [`Error::Unsupported`] where the store has no records, or a failure of the store. Cancel safe.
     pub async fn inspect_record(&self, record: &RecordKey, response: bool) -> Result<RecordLook, Error> {
-        let look = self.records()?.inspect(record, response).await;
+        let records = self.records()?;
+        let look = records.inspect(record, response);
+        let look = self.handle().with_timers(look).await;
         look.map_err(|error| error.into_error("the look at a record", &LockKey::raw(record.as_str())))
     }
 
@@ -293,12 +280,15 @@ impl LockClient {
         let records = self.records()?;
         let intervention = self.signed(intervention)?;
         let name = LockKey::raw(record.as_str());
-        if intervention.audited {
-            let operations = self.operations(WHAT)?;
-            audits(&operations, "forget", (&name, ""), &intervention).await?;
-        }
-        let reply = records.forget(record).await;
-        reply.map_err(|error| error.into_error(WHAT, &name))
+        let forgetting = async {
+            if intervention.audited {
+                let operations = self.operations(WHAT)?;
+                audits(&operations, "forget", (&name, ""), &intervention).await?;
+            }
+            let reply = records.forget(record).await;
+            reply.map_err(|error| error.into_error(WHAT, &name))
+        };
+        self.handle().with_timers(forgetting).await
     }
 
     async fn holder(&self, key: &LockKey, id: &str) -> Result<Option<Holder>, Error> {
@@ -327,6 +317,41 @@ impl LockClient {
             what: what.to_owned(),
             reason: "this store keeps no entries of its clients".to_owned(),
         })
+    }
+}
+
+/// What all clients have published.
+async fn reports(operations: Arc<dyn Operations>) -> Result<Vec<ClientReport>, StoreError> {
+    let names = operations.clone().clients().await?;
+    // Reads them in few calls.
+    let entries: Vec<_> = names
+        .into_iter()
+        .map(|client| operations.clone().get(EntryName::of_client("client", client)))
+        .collect();
+    let mut reports = Vec::with_capacity(entries.len());
+    for entry in entries {
+        reports.extend(entry.await?.as_ref().and_then(presence::read));
+    }
+    Ok(reports)
+}
+
+/// Asks a client, and waits for its answer for ever.
+async fn asked(operations: Arc<dyn Operations>, client: Uuid) -> Result<Option<ClientReport>, StoreError> {
+    let reply = chance::uuid();
+    let name = EntryName::of_client("reply", reply);
+    let mut watch = operations.clone().watch(&name);
+    let message = Message::Ask { reply }.write();
+    let mailbox = EntryName::of_client("ask", client);
+    let posted = operations
+        .clone()
+        .post(mailbox, reply.to_string(), message.into_bytes(), KEPT);
+    posted.await?;
+    loop {
+        // The notification may be forbidden or lost.
+        let _ = tokio::time::timeout(ANSWERS_WITHIN / 5, watch.changed()).await;
+        if let Some(entry) = operations.clone().get(name.clone()).await? {
+            return Ok(ClientReport::read(&entry.value, Duration::ZERO));
+        }
     }
 }
 
@@ -416,7 +441,7 @@ async fn hint(operations: &Arc<dyn Operations>, grant: GrantId) {
     let posted = operations
         .clone()
         .post(mailbox, grant.to_string(), message, HINTED);
-    let _ = tokio::time::timeout(ANSWERS_WITHIN, posted).await;
+    let _ = timeout_anywhere(Instant::now() + ANSWERS_WITHIN, posted).await;
 }
 
 fn client_id(client: &str) -> Result<Uuid, Error> {

@@ -1,9 +1,10 @@
 //! The errors of locks, arranged so that a caller can act on them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::cause::Cause;
+use crate::base::cause::{Cause, untold};
 use crate::base::hold_state::Loss;
 use crate::base::holder::Holder;
 use crate::base::kind::Kind;
@@ -33,7 +34,7 @@ use crate::{LockKey, Problem};
 /// assert_eq!(bill(&client).await?, "another process sends it");
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
     /// The lock (or the requested permits) did not become available within the wait time: the store replied that other
@@ -42,10 +43,6 @@ pub enum Error {
     /// The reply came to this call, or to a call of this process that this one waited behind. A store that did not
     /// reply in time is [`Unreachable`](Error::Unreachable) or [`OutcomeUnknown`](Error::OutcomeUnknown) instead: then
     /// the lock may be available.
-    #[error(
-        "{}{}{}{}",
-        held(*kind, key), after(*kind, *waited), lease_left(*remaining), said(votes.as_deref())
-    )]
     #[non_exhaustive]
     NotAcquired {
         /// The requested kind.
@@ -65,7 +62,6 @@ pub enum Error {
     },
 
     /// The lock was held and is lost. A caller with this error must not continue the work.
-    #[error("{} was lost: {loss}", hold_of(*kind, key))]
     #[non_exhaustive]
     Lost {
         /// The kind of the hold.
@@ -77,7 +73,6 @@ pub enum Error {
     },
 
     /// Waiting would never end: what blocks this call waits for this call itself.
-    #[error("waiting for lock \"{key}\" would never end: {reason}")]
     #[non_exhaustive]
     WouldDeadlock {
         /// The requested lock.
@@ -87,7 +82,6 @@ pub enum Error {
     },
 
     /// The lock has as many waiters in this process as `max_waiters` allows.
-    #[error("lock \"{key}\" already has {limit} waiters in this process, the most that max_waiters allows")]
     #[non_exhaustive]
     TooManyWaiters {
         /// The requested lock.
@@ -97,15 +91,14 @@ pub enum Error {
     },
 
     /// The store did not answer, and nothing was changed on it.
-    #[error("the lock store could not be reached for {what}: {message}")]
     #[non_exhaustive]
     Unreachable {
         /// The operation that failed.
         what: String,
         /// The failure.
         message: String,
-        /// The cause.
-        #[source]
+        /// The cause, as the store's own client library reported it. A chain of errors leaves it out where the message
+        /// has its text.
         source: Option<Cause>,
     },
 
@@ -114,28 +107,26 @@ pub enum Error {
     ///
     /// After an acquire the caller does not hold the lock, and whatever the server did is undone in the background.
     /// After a release the lock ends with its lease at the latest.
-    #[error("it is unknown whether {what} took effect: {message}")]
     #[non_exhaustive]
     OutcomeUnknown {
         /// The operation that failed.
         what: String,
         /// The failure.
         message: String,
-        /// The cause.
-        #[source]
+        /// The cause, as the store's own client library reported it. A chain of errors leaves it out where the message
+        /// has its text.
         source: Option<Cause>,
     },
 
     /// The store refused the request: a wrong password, a missing permission, a read-only replica, or no memory left.
-    #[error("the lock store refused {what}: {message}")]
     #[non_exhaustive]
     Refused {
         /// The operation that failed.
         what: String,
         /// The store's reply.
         message: String,
-        /// The cause.
-        #[source]
+        /// The cause, as the store's own client library reported it. A chain of errors leaves it out where the message
+        /// has its text.
         source: Option<Cause>,
     },
 
@@ -144,9 +135,6 @@ pub enum Error {
     ///
     /// After an acquire the caller does not hold the lock: what the server granted is released. After a renewal the
     /// lock is still held, for as long as [`remaining`](crate::LockGuard::remaining) says.
-    #[error(
-        "{what} was acknowledged by {acknowledged} of the {wanted} replicas that min_replicas wants, within {within:?}"
-    )]
     #[non_exhaustive]
     NotReplicated {
         /// The operation that failed.
@@ -160,7 +148,6 @@ pub enum Error {
     },
 
     /// The lock is not held by this caller.
-    #[error("lock \"{key}\" is not held here")]
     #[non_exhaustive]
     NotHeld {
         /// The lock.
@@ -169,7 +156,6 @@ pub enum Error {
 
     /// Several locks were held together, and some releases failed: each error names its lock. The other locks were
     /// released.
-    #[error("{} locks were not released properly: {}", failures.len(), listed(failures))]
     #[non_exhaustive]
     NotReleased {
         /// One error for each lock that was not released; at least two.
@@ -177,16 +163,13 @@ pub enum Error {
     },
 
     /// The client was shut down, or the runtime of its background work has ended.
-    #[error("the lock client is shut down")]
     ClientClosed,
 
     /// The client drains, see [`LockClient::drain`](crate::LockClient::drain), and this was an outermost acquire. Nothing
     /// was acquired; another process may serve the request.
-    #[error("the lock client is draining: this process begins nothing new, try another one")]
     Draining,
 
     /// More permits were to be removed than there are. Nothing was changed.
-    #[error("semaphore \"{key}\" has {total} permits in all: no more can be taken away")]
     #[non_exhaustive]
     TooFewPermits {
         /// The semaphore.
@@ -196,7 +179,6 @@ pub enum Error {
     },
 
     /// The total of the semaphore is not set, so no permit can have been taken and released.
-    #[error("semaphore \"{key}\" has no permits yet: set their number first")]
     #[non_exhaustive]
     NoPermitsSet {
         /// The semaphore.
@@ -204,7 +186,6 @@ pub enum Error {
     },
 
     /// The latch is open: its count is zero, or it was never set, and cannot go lower. Nothing was changed.
-    #[error("latch \"{key}\" is open already: its count is zero")]
     #[non_exhaustive]
     LatchOpen {
         /// The latch.
@@ -212,7 +193,6 @@ pub enum Error {
     },
 
     /// The name of the lock breaks a rule; see [`LockKey`].
-    #[error("\"{key}\" cannot be the name of a lock: {reason}")]
     #[non_exhaustive]
     InvalidKey {
         /// The name, shortened.
@@ -222,7 +202,6 @@ pub enum Error {
     },
 
     /// An option of a lock or a client is invalid.
-    #[error("invalid option {option}: {reason}")]
     #[non_exhaustive]
     InvalidOption {
         /// The option.
@@ -232,7 +211,6 @@ pub enum Error {
     },
 
     /// The URL of a store cannot be used. The URL itself is not repeated, because it may contain a password.
-    #[error("invalid lock store URL: {reason}")]
     #[non_exhaustive]
     InvalidUrl {
         /// What is wrong with it.
@@ -240,7 +218,6 @@ pub enum Error {
     },
 
     /// The key of this name holds data of another kind. Nothing was changed.
-    #[error("key \"{key}\" holds {found}, not a lock of this kind: choose another name or remove that data")]
     #[non_exhaustive]
     KeyTaken {
         /// The requested lock.
@@ -250,7 +227,6 @@ pub enum Error {
     },
 
     /// This store, or this version of it, does not support the request.
-    #[error("{what} is not supported: {reason}")]
     #[non_exhaustive]
     Unsupported {
         /// The request.
@@ -260,16 +236,107 @@ pub enum Error {
     },
 
     /// No default client has been set.
-    #[error(
-        "no default lock client: call dlock::set_default(client) once at start-up, in a test dlock::set_runtime_default(client), or name the client with `lock = ...`"
-    )]
     NoDefaultClient,
 
     /// The process-wide default client was set before; that client stays.
-    #[error(
-        "the default lock client is already set: call dlock::set_default once per process, and dlock::set_runtime_default in tests"
-    )]
     DefaultClientSet,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotAcquired {
+                kind,
+                key,
+                waited,
+                remaining,
+                votes,
+                ..
+            } => write!(
+                f,
+                "{}{}{}{}",
+                held(*kind, key),
+                after(*kind, *waited),
+                lease_left(*remaining),
+                said(votes.as_deref())
+            ),
+            Error::Lost { kind, key, loss } => write!(f, "{} was lost: {loss}", hold_of(*kind, key)),
+            Error::WouldDeadlock { key, reason } => {
+                write!(f, "waiting for lock \"{key}\" would never end: {reason}")
+            }
+            Error::TooManyWaiters { key, limit } => write!(
+                f,
+                "lock \"{key}\" already has {limit} waiters in this process, the most that max_waiters allows"
+            ),
+            Error::Unreachable { what, message, .. } => {
+                write!(f, "the lock store could not be reached for {what}: {message}")
+            }
+            Error::OutcomeUnknown { what, message, .. } => {
+                write!(f, "it is unknown whether {what} took effect: {message}")
+            }
+            Error::Refused { what, message, .. } => write!(f, "the lock store refused {what}: {message}"),
+            Error::NotReplicated {
+                what,
+                acknowledged,
+                wanted,
+                within,
+            } => write!(
+                f,
+                "{what} was acknowledged by {acknowledged} of the {wanted} replicas that min_replicas wants, within {within:?}"
+            ),
+            Error::NotHeld { key } => write!(f, "lock \"{key}\" is not held here"),
+            Error::NotReleased { failures } => write!(
+                f,
+                "{} locks were not released properly: {}",
+                failures.len(),
+                listed(failures)
+            ),
+            Error::ClientClosed => write!(f, "the lock client is shut down"),
+            Error::Draining => write!(
+                f,
+                "the lock client is draining: this process begins nothing new, try another one"
+            ),
+            Error::TooFewPermits { key, total } => write!(
+                f,
+                "semaphore \"{key}\" has {total} permits in all: no more can be taken away"
+            ),
+            Error::NoPermitsSet { key } => write!(
+                f,
+                "semaphore \"{key}\" has no permits yet: set their number first"
+            ),
+            Error::LatchOpen { key } => write!(f, "latch \"{key}\" is open already: its count is zero"),
+            Error::InvalidKey { key, reason } => {
+                write!(f, "\"{key}\" cannot be the name of a lock: {reason}")
+            }
+            Error::InvalidOption { option, reason } => write!(f, "invalid option {option}: {reason}"),
+            Error::InvalidUrl { reason } => write!(f, "invalid lock store URL: {reason}"),
+            Error::KeyTaken { key, found } => write!(
+                f,
+                "key \"{key}\" holds {found}, not a lock of this kind: choose another name or remove that data"
+            ),
+            Error::Unsupported { what, reason } => write!(f, "{what} is not supported: {reason}"),
+            Error::NoDefaultClient => write!(
+                f,
+                "no default lock client: call dlock::set_default(client) once at start-up, in a test dlock::set_runtime_default(client), or name the client with `lock = ...`"
+            ),
+            Error::DefaultClientSet => write!(
+                f,
+                "the default lock client is already set: call dlock::set_default once per process, and dlock::set_runtime_default in tests"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    /// The first cause that says more than the message.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Unreachable { message, source, .. }
+            | Error::OutcomeUnknown { message, source, .. }
+            | Error::Refused { message, source, .. } => untold(source.as_ref()?, message),
+            _ => None,
+        }
+    }
 }
 
 impl Error {
@@ -338,7 +405,9 @@ impl Error {
     }
 
     /// Returns whether the store failed: it could not be reached, did not answer or refused, or too few of its replicas
-    /// answered.
+    /// answered; also while this client drains or is shut down ([`Draining`](Error::Draining),
+    /// [`ClientClosed`](Error::ClientClosed)), when the store is well. Exclude these two before you go on without a
+    /// lock.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self {

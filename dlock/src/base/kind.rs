@@ -10,7 +10,7 @@ macro_rules! listed {
 
         impl $name {
             /// All of them.
-            pub const ALL: [$name; [$(stringify!($variant)),*].len()] = [$($name::$variant),*];
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
         }
     };
 }
@@ -68,7 +68,7 @@ listed! {
         /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition, in
         /// Rust or in Java, takes a greater number of one counter.
         ///
-        /// For resources that compare tokens of both; otherwise every lock has tokens that only grow. The counter is a
+        /// For resources that compare tokens of both; otherwise every lock has tokens that grow. The counter is a
         /// separate key for every name, `redisson_lock_token:{name}`, that is never deleted. A counter that dlock began
         /// is at least the server's clock in microseconds after each acquire of dlock, so that it does not go back when
         /// data was lost. A counter that a Java service began starts with 1 and grows by one each time, and an acquire
@@ -271,7 +271,7 @@ impl Kind {
     /// The kind with this display name.
     #[cfg(feature = "redis")]
     pub(crate) fn of_name(name: &str) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+        Kind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
@@ -301,9 +301,9 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Kind::ALL.len());
-        let locks: Vec<_> = Kind::ALL.into_iter().filter_map(Kind::lock_kind).collect();
+        let locks: Vec<_> = Kind::ALL.iter().filter_map(|kind| kind.lock_kind()).collect();
         assert_eq!(locks, LockKind::ALL);
-        for kind in LockKind::ALL {
+        for &kind in LockKind::ALL {
             assert_eq!(Kind::from(kind).lock_kind(), Some(kind));
         }
     }

@@ -19,5 +19,6 @@ pub(crate) mod report;
 pub mod request;
 #[cfg(dlock_sim)]
 pub(crate) mod sim;
+pub(crate) mod waking;
 
 pub(crate) use self::broken::broken;

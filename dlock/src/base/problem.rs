@@ -104,11 +104,24 @@ impl From<&Error> for Problem {
     }
 }
 
+/// Logs an error that is answered with this status, as loudly as dlock-tower does: a mistake of the service as an error,
+/// a loss and a store that fails as a warning, and what is expected for debugging only.
+#[cfg(feature = "axum")]
+fn log(error: &Error, status: u16) {
+    if status == 500 {
+        tracing::error!(%error, status, "a request could not be locked");
+    } else if error.is_lost() || error.is_unavailable() {
+        tracing::warn!(%error, status, "a request was refused");
+    } else {
+        tracing::debug!(%error, status, "a request was refused");
+    }
+}
+
 #[cfg(feature = "axum")]
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
         let problem = self.problem();
-        tracing::debug!(error = %self, status = problem.status, "answering with a lock problem");
+        log(&self, problem.status);
         let body = serde_json::json!({
             "type": problem.kind, "title": problem.title, "status": problem.status, "detail": problem.detail,
         });

@@ -529,7 +529,7 @@ fn hold_of(fields: &[String], age: Duration) -> Option<HoldReport> {
 }
 
 fn kind_of(name: &str) -> Option<Kind> {
-    Kind::ALL.into_iter().find(|kind| kind.to_string() == name)
+    Kind::ALL.iter().copied().find(|kind| kind.to_string() == name)
 }
 
 fn millis(text: &str) -> Option<Duration> {

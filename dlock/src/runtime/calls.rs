@@ -19,29 +19,36 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::own_line::OwnLine;
 use crate::base::per_thread::PerThread;
+use crate::base::waking::waking;
 use crate::engine::unanswered::Unanswered;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Operation};
-use crate::runtime::waking::waking;
 use crate::store::{
     self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Reason, StoreError, StoreFuture,
     Watch,
 };
 
 impl Shared {
-    /// Asks the store for a lock.
+    /// Asks the store for a lock, in an operation that is counted as [pending](Shared::pending): a shutdown that does not see
+    /// it there is seen here.
     pub(crate) fn call_acquire(&self, request: &AcquireRequest) -> StoreFuture<AcquireReply> {
+        if self.closing.is_given() {
+            return refused();
+        }
         let store = self.store.clone();
         called(&request.key, || store.acquire(request.clone()))
     }
 
-    /// Asks the store for several locks in one operation.
+    /// Asks the store for several locks in one operation, counted as for [one](Self::call_acquire).
     pub(crate) fn call_acquire_all(
         &self,
         first: &LockKey,
         requests: Vec<AcquireRequest>,
     ) -> StoreFuture<AcquireAllReply> {
+        if self.closing.is_given() {
+            return refused();
+        }
         let store = self.store.clone();
         called(first, || store.acquire_all(requests))
     }
@@ -62,6 +69,12 @@ pub(crate) fn called<T: Send + 'static>(
     call: impl FnOnce() -> StoreFuture<T>,
 ) -> StoreFuture<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked(key)))))
+}
+
+/// The reply to a call that came after the shutdown.
+fn refused<T: Send + 'static>() -> StoreFuture<T> {
+    let closed = StoreError::not_done(Reason::Closed, "the lock client is shut down");
+    Box::pin(std::future::ready(Err(closed)))
 }
 
 /// The failure of an operation that panicked.

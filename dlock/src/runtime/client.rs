@@ -129,7 +129,7 @@ impl Handle {
             store,
             identity: Identity::new(&settings.publicity.service),
             settings,
-            watchdog: Watchdog::new(beat.clone()),
+            watchdog: Watchdog::new(beat.clone(), listeners.clone()),
             waiters: Arc::default(),
             waits: Arc::new(Waits::new(beat)),
             fairness: Fairness::default(),
@@ -265,7 +265,16 @@ impl Shared {
 
     /// Returns an id that was not used yet.
     pub(crate) fn next_grant(&self) -> GrantId {
-        let place = per_thread::place();
+        self.draw_grant(per_thread::place())
+    }
+
+    /// Returns an id that was not used yet, for a position in the store's queue. Drawn in one place: stores order positions of
+    /// a client by their numbers where they lost the queue.
+    pub(crate) fn next_position(&self) -> GrantId {
+        self.draw_grant(0)
+    }
+
+    fn draw_grant(&self, place: usize) -> GrantId {
         let drawn = self.grants.at(place).fetch_add(1, Ordering::Relaxed);
         GrantId::new(self.issuer().uuid, number_of_grant(place as u64, drawn))
     }
@@ -293,6 +302,28 @@ impl Drop for RuntimeWatch {
             self.0.calls.rouse_releasing();
             self.0.close();
             self.0.watchdog.close(Loss::RuntimeEnded);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::LockClient;
+
+    /// One thread has drawn many ids, another one none.
+    #[tokio::test]
+    async fn positions_are_numbered_as_they_come_on_whichever_thread() {
+        let client = LockClient::memory();
+        let shared = client.shared();
+        for _ in 0..100 {
+            shared.next_grant();
+        }
+        let mut before = shared.next_position();
+        for _ in 0..20 {
+            let drawn = std::thread::scope(|scope| scope.spawn(|| shared.next_position()).join());
+            let position = drawn.unwrap();
+            assert!(position.came_after(before), "{position} after {before}");
+            before = position;
         }
     }
 }

@@ -96,6 +96,8 @@ pub(crate) enum Event<'a> {
         grant: GrantId,
         error: Option<&'a StoreError>,
     },
+    /// Further holds became suspect at the same time.
+    MoreSuspect { count: usize },
     /// A hold became suspect, for the metrics.
     BecameSuspect { series: &'a Series, of: Of<'a> },
     /// A hold was lost.
@@ -161,8 +163,6 @@ pub(crate) enum Event<'a> {
     ResultNotKept { name: &'a LockKey, why: &'a str },
     /// A method of the store panicked, called for this lock.
     StorePanicked { key: Option<&'a LockKey> },
-    /// The waker of a task panicked.
-    WakerPanicked,
     /// The store has not answered an acquire for this time; the call continues to wait.
     StoreSilent { key: &'a LockKey, since: Duration },
 }
@@ -245,16 +245,16 @@ impl Event<'_> {
             } => {
                 series.renewed(left.as_secs_f64() / lease.as_secs_f64());
                 if left < lease / 3 {
-                    of.tell(|| LockEventKind::NearMiss { left });
+                    of.tell_later(|| LockEventKind::NearMiss { left });
                 }
             }
             Event::Confirmed { series, of } => {
                 series.is_suspect(-1.0);
-                of.tell(|| LockEventKind::Confirmed);
+                of.tell_later(|| LockEventKind::Confirmed);
             }
             Event::BecameSuspect { series, of } => {
                 series.is_suspect(1.0);
-                of.tell(|| LockEventKind::Suspect);
+                of.tell_later(|| LockEventKind::Suspect);
             }
             Event::Requested {
                 client,
@@ -285,6 +285,12 @@ impl Event<'_> {
             Event::Suspect { key, grant, error } => {
                 let error = error.map(tracing::field::display);
                 tracing::warn!(%key, %grant, error, "a lock could not be confirmed; its lease has not ended");
+            }
+            Event::MoreSuspect { count } => {
+                tracing::warn!(
+                    count,
+                    "further locks could not be confirmed; their leases have not ended"
+                );
             }
             Event::Lost {
                 series,
@@ -367,7 +373,6 @@ impl Event<'_> {
                 let key = key.map(tracing::field::display);
                 tracing::error!(key, "an operation of the lock store panicked");
             }
-            Event::WakerPanicked => tracing::error!("a waker panicked: its task may wait for ever"),
             Event::StoreSilent { key, since } => tracing::warn!(
                 %key, ?since,
                 "the lock store has not answered an acquire: still waiting (a store must end each operation in bounded time)"

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-use crate::runtime::waking::cancel;
+use crate::base::waking::cancel;
 
 /// A signal that is given once. Asking for it, which each acquire does several times, takes no mutex that all callers share.
 #[derive(Debug, Default)]

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::task;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use uuid::Uuid;
 
 pub(crate) use self::room::{Blocker, EntryMode, EntryRequest, OuterHolds};
@@ -27,6 +28,7 @@ use crate::base::chance::unique_id;
 use crate::base::clock;
 use crate::base::moment::{Moment, nanos};
 use crate::base::report::{Intervention, LossReason};
+use crate::base::waking::cancel;
 use crate::engine::grant::{GrantState, Terms};
 use crate::engine::handoff::{HandoffBudget, HandoffTerms};
 use crate::runtime::client::Shared;
@@ -35,8 +37,8 @@ use crate::runtime::emit::events::{Listeners, Of};
 use crate::runtime::emit::meter::{Ended, Series};
 use crate::runtime::group::Group;
 use crate::runtime::nested_read::NestedRead;
+use crate::runtime::pending::Pending;
 use crate::runtime::waiters::{Caller, QueueHead};
-use crate::runtime::waking::cancel;
 use crate::store::{BoundGrant, GrantId, Kind, Reason, ReleaseRequest, RenewRequest, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
@@ -206,10 +208,17 @@ pub(crate) struct Left {
     pub(crate) loss: Option<Loss>,
     /// The queue head's role, if the waiters of this process waited for this grant.
     pub(crate) head: Option<Box<QueueHead>>,
-    /// When the grant is lost.
-    pub(crate) deadline: Moment,
+    pub(crate) leaving: Leaving,
     pub(crate) may_be_handed_off: bool,
     pub(crate) end: EndSignal,
+}
+
+/// A grant that its last hold has left, and that may have to be released.
+pub(crate) struct Leaving {
+    /// When the grant is lost.
+    pub(crate) deadline: Moment,
+    /// A shutdown waits for it, from before the end of the grant on: it ends no grant that was left.
+    pub(crate) counted: TaskTrackerToken,
 }
 
 /// Signals the end of a grant when it is dropped.
@@ -500,8 +509,8 @@ impl Grant {
         wakeups.wake();
     }
 
-    /// Removes a hold. `Some` for the last one, which signals the end when it is dropped.
-    pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Left> {
+    /// Removes a hold. `Some` for the last one, which signals the end when it is dropped, and is `pending` until then.
+    pub(crate) fn leave(&self, hold: u64, now: Instant, pending: &Pending) -> Option<Left> {
         let terms = self.terms();
         let mut wakeups = Wakeups::default();
         let mut state = self.state.lock();
@@ -514,6 +523,7 @@ impl Grant {
         }
         let last = state.room.remove_hold(hold, &mut wakeups);
         let loss = state.grant.ended();
+        let counted = last.then(|| pending.token());
         if last {
             if state.grant.end(Loss::Released) {
                 self.tell_end(state.grant.is_suspect());
@@ -522,11 +532,14 @@ impl Grant {
         }
         // A loss was reported already, perhaps by a waker that runs the caller of this.
         let signals = state.room.signals().filter(|_| loss.is_none());
-        let left = last.then(|| Left {
+        let left = counted.map(|counted| Left {
             loss,
             end: EndSignal(signals),
             head: state.head.take(),
-            deadline: state.grant.deadline(),
+            leaving: Leaving {
+                deadline: state.grant.deadline(),
+                counted,
+            },
             // Readers under it continue, and keep a writer out.
             may_be_handed_off: !state.room.has_readers()
                 && state.grant.may_be_handed_off(&terms, Moment::of(now)),
@@ -670,6 +683,7 @@ impl Grant {
         if was_suspect {
             let (series, of) = (&self.series, self.of());
             Event::BecameSuspect { series, of }.emit();
+            self.issuer.listeners.tell_left();
         }
     }
 

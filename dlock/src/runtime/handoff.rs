@@ -35,7 +35,7 @@ pub(crate) fn pass_on(
 ) -> Option<Releasing> {
     let Left {
         mut head,
-        deadline,
+        leaving,
         may_be_handed_off,
         // Dropped at the end: by then another holder has the lock, or the release is queued.
         end: _end,
@@ -56,7 +56,7 @@ pub(crate) fn pass_on(
     let told = tell_next(handle, &grant, of.as_ref(), head.as_deref_mut());
     let follows = matches!(told, Some(Told::Followed));
     let kept = told.as_ref().and_then(Told::kept);
-    let releasing = handle.release(grant, told, now, deadline, Some(ended));
+    let releasing = handle.release(grant, told, now, leaving, Some(ended));
     // Only now, so that the next acquire is right behind the release.
     if let Some(of) = of.filter(|_| follows) {
         let waiters = handle.shared().waiters.of(&of);

@@ -113,12 +113,12 @@ impl Hold {
     pub(crate) fn leave_taken(mut self) -> Result<(), Error> {
         let hold = std::mem::replace(&mut self.hold.id, HAS_LEFT);
         let (now, grant) = (clock::now(), &self.hold.grant);
-        let left = (hold != HAS_LEFT).then(|| grant.leave(hold, now));
+        let left = (hold != HAS_LEFT).then(|| grant.leave(hold, now, &self.handle.shared().pending));
         let Some(left) = left.flatten() else {
             return Ok(());
         };
         if let Some(Loss::Shutdown | Loss::RuntimeEnded) = left.loss {
-            drop(self.handle.release(grant.clone(), None, now, left.deadline, None));
+            drop(self.handle.release(grant.clone(), None, now, left.leaving, None));
             return Err(Error::ClientClosed);
         }
         self.handle.shared().watchdog.remove(grant.number);
@@ -135,7 +135,7 @@ impl Hold {
         }
         let _reading = clock::one_reading();
         let (now, grant) = (clock::now(), &self.hold.grant);
-        let Some(left) = grant.leave(hold, now) else {
+        let Some(left) = grant.leave(hold, now, &self.handle.shared().pending) else {
             return match grant.status_at(now) {
                 // Another guard of the grant was the last one in the meantime.
                 HoldState::Lost(Loss::Released) => None,
@@ -145,7 +145,7 @@ impl Hold {
         };
         if let Some(loss) = left.loss {
             let lost = grant.lost(loss);
-            drop(self.handle.release(grant.clone(), None, now, left.deadline, None));
+            drop(self.handle.release(grant.clone(), None, now, left.leaving, None));
             return Some(Err(lost));
         }
         handoff::pass_on(&self.handle, grant.clone(), left, now, ended).map(Ok)

@@ -25,5 +25,4 @@ pub mod scope;
 pub(crate) mod unfinished;
 pub(crate) mod waiters;
 pub(crate) mod waits;
-pub(crate) mod waking;
 pub(crate) mod watchdog;

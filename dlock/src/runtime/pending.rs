@@ -20,16 +20,19 @@ struct Place {
 }
 
 impl Place {
-    fn begin(&self) -> &TaskTracker {
-        self.begun.fetch_add(1, Ordering::Relaxed);
-        &self.tracker
+    /// Counts an operation. First in the tracker: whoever sees that it has begun sees it in flight. Ordered with the signal that
+    /// ends the client, too: who counts an operation and then looks at the signal either sees it, or is seen by the shutdown.
+    fn begin(&self) -> TaskTrackerToken {
+        let token = self.tracker.token();
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        token
     }
 }
 
 impl Pending {
     /// Counts an operation for as long as the token is there.
     pub(crate) fn token(&self) -> TaskTrackerToken {
-        self.0.here().begin().token()
+        self.0.here().begin()
     }
 
     #[cfg(feature = "once")]
@@ -38,7 +41,9 @@ impl Pending {
         work: impl Future<Output = T> + Send + 'static,
         runtime: &runtime::Handle,
     ) -> JoinHandle<T> {
-        self.0.here().begin().spawn_on(work, runtime)
+        let place = self.0.here();
+        let _counted = place.begin();
+        place.tracker.spawn_on(work, runtime)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -49,7 +54,7 @@ impl Pending {
     /// before: then more have begun.
     pub(crate) fn is_empty(&self) -> bool {
         let begun = || -> u64 {
-            let each = self.0.iter().map(|place| place.begun.load(Ordering::Relaxed));
+            let each = self.0.iter().map(|place| place.begun.load(Ordering::SeqCst));
             each.sum()
         };
         let before = begun();

@@ -30,7 +30,7 @@ use crate::runtime::calls::{Patience, StoreCall, called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Ended, Meter, Operation};
-use crate::runtime::grants::Grant;
+use crate::runtime::grants::{Grant, Leaving};
 use crate::runtime::outside::is_outside;
 use crate::runtime::waiters::KeptSubscription;
 use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
@@ -69,14 +69,17 @@ pub(crate) struct RunToCompletion<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> RunToCompletion<T> {
-    /// Runs an acquire to its end. Dropped before, it is undone: the release is queued at once.
-    pub(crate) fn acquire<A>(step: StoreFuture<AcquireReply>, asked: A) -> RunToCompletion<T>
+    /// Asks the store for a lock, and runs the acquire to its end. Dropped before, it is undone: the release is queued at once.
+    pub(crate) fn acquire<A>(asked: A) -> RunToCompletion<T>
     where
         A: PendingAcquire<Brought = T>,
     {
+        let AcquireAttempt { handle, request, .. } = asked.attempt();
+        let shared = handle.shared();
+        let token = shared.pending.token();
         let acquire = Acquiring {
-            step: StoreCall::new(step),
-            token: asked.attempt().handle.shared().pending.token(),
+            step: StoreCall::new(shared.call_acquire(request)),
+            token,
             asked: Some(asked),
         };
         RunToCompletion {
@@ -278,11 +281,20 @@ impl Handle {
         self: &Arc<Self>,
         future: impl Future<Output = T> + Send + 'static,
     ) -> RunToCompletion<T> {
+        self.run_counted(self.shared().pending.token(), future)
+    }
+
+    /// The same for an operation that was counted before it began.
+    pub(crate) fn run_counted<T: Send + 'static>(
+        self: &Arc<Self>,
+        token: TaskTrackerToken,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> RunToCompletion<T> {
         RunToCompletion {
             future: Some(Running::Future(Tracked {
                 future: Box::pin(future),
                 handle: self.clone(),
-                token: self.shared().pending.token(),
+                token,
             })),
             undo: None,
         }
@@ -299,14 +311,14 @@ impl Handle {
         self.run_to_completion(async move { outcome.await.unwrap_or_else(|_| ended()) })
     }
 
-    /// Releases a grant. The operation takes its position in the store's queue before this returns; the result is its
-    /// outcome.
+    /// Releases a grant that its last hold has left. The operation takes its position in the store's queue before this
+    /// returns; the result is its outcome.
     pub(crate) fn release(
         self: &Arc<Self>,
         grant: Arc<Grant>,
         told: Option<Told>,
         now: Instant,
-        deadline: Moment,
+        Leaving { deadline, counted }: Leaving,
         ended: Option<Ended>,
     ) -> Releasing {
         let shared = self.shared().clone();
@@ -315,13 +327,8 @@ impl Handle {
         let renewed = grant.renewed.then(|| grant.lease());
         let release = Release::of_grant(Moment::of(now), request.keep_for, deadline, renewed);
         let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
-        let mut going_on = self.run_to_completion(release_grant(
-            shared,
-            request,
-            release,
-            told,
-            ended.map(|ended| (grant.clone(), ended)),
-        ));
+        let held = ended.map(|ended| (grant.clone(), ended));
+        let mut going_on = self.run_counted(counted, release_grant(shared, request, release, told, held));
         if is_awaited {
             // A caller that does not poll its release must not delay the waiter.
             let key = grant.key.clone();

@@ -23,17 +23,22 @@ use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::own_line::OwnLine;
+use crate::base::waking::waking;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
 use crate::runtime::beat::Beat;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
+use crate::runtime::emit::events::Listeners;
 use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::Grant;
-use crate::runtime::waking::waking;
+use crate::runtime::outside::is_outside;
 use crate::store::{self, Doubt, Doubts, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
+
+/// How many locks that became suspect together are named in the log: a reconnect concerns all, and their renewals wait.
+const NAMED: usize = 100;
 
 /// The renewal table of a client, and what wakes its watchdog.
 #[derive(Debug, Default)]
@@ -48,12 +53,14 @@ pub(crate) struct Watchdog {
     is_awaited: AtomicBool,
     /// Wakes the presence task.
     pub(crate) beat: Arc<Beat>,
+    listeners: Arc<Listeners>,
 }
 
 impl Watchdog {
-    pub(crate) fn new(beat: Arc<Beat>) -> Watchdog {
+    pub(crate) fn new(beat: Arc<Beat>, listeners: Arc<Listeners>) -> Watchdog {
         Watchdog {
             beat,
+            listeners,
             ..Watchdog::default()
         }
     }
@@ -191,10 +198,17 @@ impl Watchdog {
 
     /// Performs actions, not under the mutex: a holder that learns of a loss may call back.
     fn act(&self, actions: Actions<Arc<Grant>>) {
+        self.listeners.tell_left();
+        let mut suspects = 0;
         for action in actions {
             match action {
                 Action::End(grant, loss) => grant.lose(loss),
-                Action::TellSuspect(grant, error) => grant.tell_suspect(error.as_deref()),
+                Action::TellSuspect(grant, error) => {
+                    suspects += 1;
+                    if suspects <= NAMED {
+                        grant.tell_suspect(error.as_deref());
+                    }
+                }
                 Action::TellFailed(grant, error) => {
                     grant.renewal_failed(&error);
                     Event::RenewalFailed {
@@ -206,6 +220,9 @@ impl Watchdog {
                 Action::Wake => self.sooner.notify_one(),
                 Action::TellEmpty => self.tell_empty(),
             }
+        }
+        if let Some(count) = suspects.checked_sub(NAMED).filter(|count| *count > 0) {
+            Event::MoreSuspect { count }.emit();
         }
     }
 
@@ -419,7 +436,13 @@ impl Shared {
         let Some(lease) = grant.terms().next_lease(deadline, Moment::of(sent)) else {
             return Ok(());
         };
-        let results = self.store.clone().renew(vec![grant.renew_request(lease)]).await;
+        let mut step = self.store.clone().renew(vec![grant.renew_request(lease)]);
+        let renewed = std::future::poll_fn(|cx| {
+            // The holder may have no runtime, and a step needs timers.
+            let _entered = is_outside().then(|| self.runtime.enter());
+            step.as_mut().poll(cx)
+        });
+        let results = renewed.await;
         self.renewals_ended(&results, sent);
         let result =
             results.and_then(|mut results| results.pop().unwrap_or_else(|| Err(too_few_replies(0, 1))));

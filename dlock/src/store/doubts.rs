@@ -3,6 +3,7 @@
 use tokio::sync::broadcast;
 
 use super::Lane;
+use crate::base::waking::waking;
 
 /// How many doubts are kept; more at once become one doubt about all lanes.
 const KEPT: usize = 16;
@@ -53,7 +54,7 @@ impl DoubtSender {
     /// Reports that grants of this lane became suspect.
     pub fn tell(&self, lane: Lane) {
         // Without an open client there are no listeners.
-        let _ = self.0.send(lane);
+        waking(|| drop(self.0.send(lane)));
     }
 
     /// Returns a receiver of doubts from now on.

@@ -10,6 +10,7 @@ use super::{TAKEN, Watch};
 use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::base::own_line::OwnLine;
+use crate::base::waking::waking;
 
 /// The listeners of a store in this process, by name: one entry for each name with listeners, and none when the last
 /// one is gone.
@@ -88,7 +89,7 @@ impl Hub {
         match notifications {
             Some(notifications) => {
                 if !(broken!(NotificationToldOnce) && *notifications.borrow() > 1) {
-                    notifications.send_modify(|n| *n += 1);
+                    waking(|| notifications.send_modify(|n| *n += 1));
                 }
                 notifications.receiver_count()
             }
@@ -100,7 +101,7 @@ impl Hub {
     pub fn taken(&self, name: &str) {
         let notifications = self.notifications(name);
         if let Some(notifications) = notifications {
-            notifications.send_modify(|n| *n = n.wrapping_add(TAKEN));
+            waking(|| notifications.send_modify(|n| *n = n.wrapping_add(TAKEN)));
         }
     }
 
@@ -125,7 +126,7 @@ impl Hub {
             topic.notifications.clone()
         });
         if let Some(notifications) = notifications {
-            notifications.send_modify(|n| *n += 1);
+            waking(|| notifications.send_modify(|n| *n += 1));
         }
     }
 
@@ -142,7 +143,7 @@ impl Hub {
             .collect();
         drop(topics);
         for notifications in all {
-            notifications.send_modify(|n| *n += 1);
+            waking(|| notifications.send_modify(|n| *n += 1));
         }
     }
 
@@ -159,7 +160,7 @@ impl Hub {
         }
         drop(topics);
         for notifications in all {
-            notifications.send_modify(|n| *n += 1);
+            waking(|| notifications.send_modify(|n| *n += 1));
         }
     }
 
@@ -171,5 +172,47 @@ impl Hub {
     /// Returns how many names have listeners.
     pub(crate) fn len(&self) -> usize {
         self.topics.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Wake};
+
+    use super::*;
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker panics")
+        }
+    }
+
+    #[test]
+    fn panic_of_a_waker_is_not_that_of_the_store() {
+        let hub = Arc::new(Hub::default());
+        let mut watch = hub.listen("k".into(), |_| false, |_| ());
+        let tell: [fn(&Hub); 4] = [
+            |hub| assert_eq!(hub.tell("k"), 1),
+            |hub| hub.confirm("k"),
+            |hub| hub.taken("k"),
+            |hub| hub.tell_all(true),
+        ];
+        for tell in tell {
+            let waker = Arc::new(Panics).into();
+            let mut changed = pin!(watch.changed());
+            assert!(
+                changed
+                    .as_mut()
+                    .poll(&mut Context::from_waker(&waker))
+                    .is_pending()
+            );
+            tell(&hub);
+            let waker = std::task::Waker::noop();
+            let _ = changed.as_mut().poll(&mut Context::from_waker(waker));
+        }
     }
 }

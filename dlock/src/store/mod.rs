@@ -2,6 +2,7 @@
 
 mod acquire;
 mod announce;
+mod anywhere;
 mod bind;
 mod capabilities;
 pub mod counter;
@@ -34,6 +35,8 @@ use std::time::Duration;
 
 pub use self::acquire::{AcquireAllReply, AcquireReply, AcquireRequest, Busy, Granted};
 pub use self::announce::Announce;
+pub(crate) use self::anywhere::sleep_anywhere;
+pub use self::anywhere::timeout_anywhere;
 pub(crate) use self::bind::Renewable;
 pub use self::bind::{Bind, BoundGrant};
 pub use self::capabilities::{Capabilities, Notifications};

@@ -15,7 +15,7 @@ use self::redis::RedisStore;
 use crate::Error;
 use crate::store::options::Common;
 use crate::store::url::{RegisteredUrl, StoreUrl, Topology};
-use crate::store::{OpenRequest, Store, StoreError};
+use crate::store::{OpenRequest, Scheme, Store, StoreError};
 
 /// Opens the store of a URL.
 #[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]
@@ -41,7 +41,7 @@ pub(crate) async fn open(
                 parameters: parameters.0,
                 known: Vec::new(),
             };
-            scheme.open(request).await.map_err(StoreError::into_connect_error)
+            open_registered(scheme, request, runtime).await
         }
         Topology::Memory { name: None } => Ok(Arc::new(MemoryStore::new())),
         Topology::Memory { name: Some(name) } if common.prefix.is_empty() => {
@@ -69,5 +69,21 @@ pub(crate) async fn open(
                 reason: "dlock was built without its feature \"redis\"".to_owned(),
             })
         }
+    }
+}
+
+/// Opens the store of a registered scheme, on the runtime that will serve its connections.
+async fn open_registered(
+    scheme: Scheme,
+    request: OpenRequest,
+    runtime: &runtime::Handle,
+) -> Result<Arc<dyn Store>, Error> {
+    let opening = runtime.spawn(async move { scheme.open(request).await });
+    match opening.await {
+        Ok(opened) => opened.map_err(StoreError::into_connect_error),
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(Error::ClientClosed),
+        },
     }
 }

@@ -10,6 +10,8 @@ mod script;
 mod step;
 mod store;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use mysql_async::{Opts, OptsBuilder};
 pub use scheme::scheme;

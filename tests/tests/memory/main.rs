@@ -1,5 +1,6 @@
 //! The locks in one process, on stores in memory, mostly under a paused clock; and what is told of the code itself.
 
+mod error_reports;
 mod every_kind;
 mod guarantees;
 mod macro_behaviour;
@@ -29,6 +30,7 @@ mod memory_permits;
 mod memory_quorum;
 mod memory_read_write;
 mod memory_records;
+mod memory_runtimes;
 mod memory_slots;
 mod memory_small_store;
 mod memory_threads;
@@ -39,4 +41,7 @@ mod memory_warnings;
 mod memory_watchdog;
 mod memory_why_lost;
 mod modules;
+mod notes_and_groups;
+mod packages;
 mod public_types;
+mod secrets;

@@ -1,12 +1,16 @@
 //! Draining: outermost acquires are refused, nested ones pass, holds end by themselves, and nothing is handed off; and what
 //! a client says of how it is.
 
+use std::sync::Barrier;
+use std::thread;
 use std::time::Duration;
 
 use dlock::stores::memory::MemoryStore;
+use dlock::testing::TestStore;
 use dlock::{Error, LockClient};
 use dlock_tests::paused;
 use futures_util::FutureExt;
+use tokio::runtime;
 use tokio::task::JoinSet;
 
 #[test]
@@ -171,4 +175,40 @@ fn health_tells_what_is_held_and_the_least_lease() {
         long.release().await.unwrap();
         assert_eq!(client.health().least_lease_left, None);
     });
+}
+
+/// What a shutdown must not miss is there for less than a microsecond, so there are many rounds.
+#[test]
+fn shutdown_waits_for_what_other_threads_have_just_begun() {
+    const ROUNDS: usize = 4000;
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    for round in 0..ROUNDS {
+        let store = TestStore::new();
+        let client = runtime.block_on(async { store.client() });
+        let guard = runtime.block_on(client.lock("released").acquire()).unwrap();
+        let (at_once, acquires) = (round % 2 == 0, client.clone());
+        let start = Barrier::new(3);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                drop(guard);
+            });
+            scope.spawn(|| {
+                start.wait();
+                // Dropped as soon as it is there.
+                drop(acquires.lock("acquired").try_acquire().now_or_never());
+            });
+            start.wait();
+            let deadline = match at_once {
+                true => Duration::ZERO,
+                false => Duration::from_secs(20),
+            };
+            let report = runtime.block_on(client.shutdown(deadline));
+            assert_eq!((store.held(), report.unconfirmed), (0, 0), "{round}: {report:?}");
+        });
+        assert_eq!(store.held(), 0, "{round}, afterwards");
+    }
 }

@@ -228,3 +228,26 @@ fn filter_decides_which_events_a_listener_gets() {
         assert_eq!(told(&mut all).len(), 3);
     });
 }
+
+#[test]
+fn filter_may_ask_the_client_about_what_the_watchdog_has_noticed() {
+    paused(async {
+        let (watched, client) = watched().await;
+        let asked = client.clone();
+        let mut events = client.events_where(move |_, what| {
+            let is_noticed = matches!(
+                what,
+                LockEventKind::Suspect | LockEventKind::Confirmed | LockEventKind::NearMiss { .. }
+            );
+            is_noticed && asked.held() == 1
+        });
+        let guard = client.lock("k").lease(30 * SEC).acquire().await.unwrap();
+        watched.seen().hang_renewals.store(true, SeqCst);
+        sleep(20500 * MS).await;
+        watched.seen().hang_renewals.store(false, SeqCst);
+        sleep(8 * SEC).await;
+        assert!(guard.is_held());
+        let expected = ["lock k: Suspect", "lock k: Confirmed", "lock k: near miss"];
+        assert_eq!(told(&mut events), expected);
+    });
+}

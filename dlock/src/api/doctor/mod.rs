@@ -61,7 +61,7 @@ impl Doctor {
     }
 
     /// Sets whether promises are tested on scratch keys: for some seconds, with at most a hundred operations a second;
-    /// no key is left behind. Off by default: then it only reads.
+    /// no key is left behind, unless the finding `scratch` says so. Off by default: then it only reads.
     pub fn probe(mut self, probe: bool) -> Doctor {
         self.probes = probe;
         self

@@ -66,6 +66,9 @@ impl MultiCall {
         self.first.nested = scope.is_inside(self.first.handle.shared());
         // Boxed, since the future of a single lock, as each request of a lock layer has it, would be as large.
         let outcome = Box::pin(self.go(&begun, &scope)).await;
+        if let (Ok(guard), Some(note)) = (&outcome, &self.first.options.note) {
+            guard.note(note);
+        }
         begun.told(outcome, &self.keys)
     }
 
@@ -199,13 +202,14 @@ impl AllOf<'_> {
             first.sort_by_key(|(of, _)| *of != self.at);
         }
         let mut groups = groups.into_iter();
+        let handle = &self.call.first.handle;
+        let counted = handle.shared().pending.token();
         // Takes its position in the order of operations now, not when polled.
         let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
-        let handle = &self.call.first.handle;
         let gone = Gone::default();
         let undo = first.undone_by(&gone);
         let round = acquire_groups(first, groups, handed, waiter, gone).map(|round| round.map(read));
-        handle.run_to_completion(round).or_undo(undo)
+        handle.run_counted(counted, round).or_undo(undo)
     }
 }
 

@@ -81,6 +81,8 @@ impl MultiGuard {
         /// It completes when the first of them is lost; [`check`](Self::check) says which.
         lost,
         ensure,
+        /// Each of them gets it.
+        note,
         /// The first of them whose holder is asked to stop.
         revoked,
         /// The first of them that was lost; [`check`](Self::check) says which.

@@ -140,6 +140,7 @@ impl AcquireTarget for Next<'_> {
         let one = self.call.one(self.at);
         let again = one.has_position().then_some(ASK_IN_SET_EVERY);
         let handle = one.handle.clone();
+        let counted = handle.shared().pending.token();
         // Takes its position in the order of operations now; it is finished and undone if this is dropped.
         let step = Step::new(vec![(self.at, one)], handed, waiter);
         let gone = Gone::default();
@@ -154,7 +155,7 @@ impl AcquireTarget for Next<'_> {
                 round => AttemptOutcome::Got(round),
             })
         });
-        handle.run_to_completion(round).or_undo(undo)
+        handle.run_counted(counted, round).or_undo(undo)
     }
 
     fn handed_off(&self, guard: Hold) -> Round<Taken> {

@@ -125,6 +125,13 @@ impl MultiLock {
         self.each(Lock::prefer_writers)
     }
 
+    /// Says what these acquisitions are for, for the person on call, as [`Lock::note`] does: each of the locks has the
+    /// note, and the lock that a call waits for. At most 200 characters; none by default. It is written to the store as
+    /// it is: leave secrets out.
+    pub fn note(self, note: impl AsRef<str>) -> MultiLock {
+        self.each(|lock| lock.note(note))
+    }
+
     /// Returns the names, in their order, each once.
     #[must_use]
     pub fn keys(&self) -> &[LockKey] {

@@ -22,7 +22,8 @@ use crate::Error;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnceError<E> {
-    /// The work ran here and failed. [`OnFailure`](crate::OnFailure) says what later calls do.
+    /// The work ran here and failed. [`OnFailure`](crate::OnFailure) says what later calls do. The causes of its error
+    /// are not among the sources: take the error by [`work`](OnceError::work) or [`into_work`](OnceError::into_work).
     #[error("the work failed: {0}")]
     Work(E),
 
@@ -93,6 +94,39 @@ pub enum OnceError<E> {
     /// An option is invalid, or the store failed before the work began.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl<E> OnceError<E> {
+    /// Returns the error of the work, if it ran here and failed: it keeps its own causes, which the chain of sources of
+    /// an `OnceError` does not have.
+    ///
+    /// ```
+    /// # use dlock::OnceError;
+    /// let failed = OnceError::Work("no such file");
+    /// assert_eq!(failed.work(), Some(&"no such file"));
+    /// assert_eq!(OnceError::<&str>::ResultUnavailable.work(), None);
+    /// ```
+    #[must_use]
+    pub fn work(&self) -> Option<&E> {
+        match self {
+            OnceError::Work(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Returns the error of the work itself, if it ran here and failed; see [`work`](Self::work).
+    ///
+    /// ```
+    /// # use dlock::OnceError;
+    /// assert_eq!(OnceError::Work("no such file").into_work(), Some("no such file"));
+    /// ```
+    #[must_use]
+    pub fn into_work(self) -> Option<E> {
+        match self {
+            OnceError::Work(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 fn ahead(time: SystemTime, now: SystemTime) -> String {

@@ -18,6 +18,7 @@ pub use self::unowned::UnownedSemaphore;
 use crate::api::lock::guarded;
 use crate::api::options::option_methods;
 use crate::api::run::Run;
+use crate::base::report::shortened;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::client::Handle;
 use crate::runtime::options::{Options, Permits};
@@ -92,6 +93,7 @@ pub struct Semaphore {
     options: LockOptions,
     total: Option<u32>,
     limit: Option<u32>,
+    note: Option<Arc<str>>,
 }
 
 impl Semaphore {
@@ -102,6 +104,7 @@ impl Semaphore {
             options: LockOptions::new(),
             total: None,
             limit: None,
+            note: None,
         }
     }
 
@@ -152,6 +155,13 @@ impl Semaphore {
         min_hold,
         max_waiters,
         group,
+    }
+
+    /// Says what these acquisitions are for, for the person on call, as [`Lock::note`](crate::Lock::note) does. At most
+    /// 200 characters; none by default. It is written to the store as it is: leave secrets out.
+    pub fn note(mut self, note: impl AsRef<str>) -> Semaphore {
+        self.note = Some(shortened(note.as_ref()).into());
+        self
     }
 
     fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Semaphore {
@@ -208,11 +218,15 @@ impl Semaphore {
     /// # Errors
     ///
     /// - [`Error::NotAcquired`] when no permit became available within the wait time.
+    /// - [`Error::Draining`] when the client [drains](crate::LockClient::drain), unless this is inside a hold of it.
+    /// - [`Error::Unsupported`] for permits or an option that the store does not have.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
     ///   [`Error::ClientClosed`]: see each.
     /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store fails, or did not reply
     ///   within the wait time. Transient failures are retried within the wait time, at most for
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
+    /// - [`Error::NotReplicated`] when too few replicas acknowledged it in time, where
+    ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
     ///
     /// Cancel safe: dropped at any point it leaves no permit, no queue position and no subscription, and a wake-up that
     /// it consumed goes to the next waiter. A request in flight is undone in the background.
@@ -273,6 +287,7 @@ impl Semaphore {
                 limit: self.limit,
             }),
             lock: self.options.clone(),
+            note: self.note.clone(),
             ..Options::default()
         }
     }

@@ -53,6 +53,8 @@ impl Permit {
         check,
         lost,
         ensure,
+        note,
+        why_lost,
         held,
         run,
         /// All permits of this guard are released.

@@ -205,7 +205,6 @@ impl AcquireCall {
 
     /// Asks the store. The request runs to completion even if this is dropped, and a release right behind it undoes it.
     pub(super) fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
-        let step = attempt.handle.shared().call_acquire(&attempt.request);
-        RunToCompletion::acquire(step, attempt)
+        RunToCompletion::acquire(attempt)
     }
 }

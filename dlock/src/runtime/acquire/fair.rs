@@ -210,11 +210,12 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
             biased;
             outcome = self.slot.outcome() => outcome,
             delivered = self.entry.delivered() => return Ok(ControlFlow::Continue(self.delivered(delivered?))),
+            // Before the timers, which are those of a runtime that may have ended.
+            () = self.wait.is_to_end() => return Ok(ControlFlow::Continue(Event::Closed)),
             () = self.wait.over() => return Ok(ControlFlow::Continue(Event::WaitOver)),
             () = sleep_until(patience_ends.map(Moment::instant)) => {
                 return Ok(ControlFlow::Continue(Event::PatienceOver));
             }
-            () = self.wait.is_to_end() => return Ok(ControlFlow::Continue(Event::Closed)),
         };
         Ok(ControlFlow::Continue(match outcome {
             FairOutcome::Acquired(guard, behind) => {

@@ -285,9 +285,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 biased;
                 guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
                 outcome = entry.shares(outcome) => outcome,
+                // Before the timers, which are those of a runtime that may have ended.
+                () = self.is_to_end() => return Ok(Met::Event(Event::Closed)),
                 () = self.over() => return Ok(Met::Event(Event::WaitOver)),
                 () = sleep_until(patience_ends.map(Moment::instant)) => return Ok(Met::Event(Event::PatienceOver)),
-                () = self.is_to_end() => return Ok(Met::Event(Event::Closed)),
             },
         };
         Ok(match outcome {

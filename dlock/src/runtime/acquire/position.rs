@@ -44,7 +44,7 @@ impl QueuePosition {
     pub(super) fn new(call: &AcquireCall) -> QueuePosition {
         QueuePosition {
             call: call.clone(),
-            id: call.handle.shared().next_grant(),
+            id: call.handle.shared().next_position(),
             state: PositionState::default(),
         }
     }
@@ -59,9 +59,8 @@ impl QueuePosition {
         if attempt.request.last_asked.is_none() {
             attempt.unfinished(false);
         }
-        let step = attempt.handle.shared().call_acquire(&attempt.request);
         let position = self;
-        RunToCompletion::acquire(step, FairRequest { position, attempt })
+        RunToCompletion::acquire(FairRequest { position, attempt })
     }
 
     /// Requests one fencing token for itself, and one for each waiter to which the lock may be handed off.

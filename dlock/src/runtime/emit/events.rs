@@ -2,19 +2,20 @@
 //!
 //! Emitting never waits: the last events are kept for each listener, and a slow listener misses the oldest.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::LockKey;
 use crate::base::report::{Intervention, LossReason};
-use crate::runtime::emit::Event;
+use crate::base::waking::waking;
 use crate::runtime::emit::meter::Ended;
 use crate::store::{GrantId, Kind};
 
@@ -28,6 +29,22 @@ pub(crate) struct Listeners {
     count: AtomicUsize,
     /// Exchanged as a whole, so that filters run, and go, without the lock: they are the user's code.
     listeners: RwLock<Arc<[Arc<Listener>]>>,
+    later: Later,
+}
+
+/// Events of the watchdog, which notices them under its mutex: told without it, in their order.
+#[derive(Debug, Default)]
+struct Later {
+    /// Whether there are any, to be read without the mutex.
+    any: AtomicBool,
+    events: Mutex<Told>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    waiting: VecDeque<LockEvent>,
+    /// Whether a thread tells them, perhaps by running a filter that has come here again.
+    is_telling: bool,
 }
 
 /// Decides which events a listener gets.
@@ -70,14 +87,58 @@ impl Listeners {
         let what = what();
         for listener in present {
             if listener.wants(of.key, &what) {
-                listener.send(LockEvent {
-                    key: of.key.clone(),
-                    kind: of.kind,
-                    grant: of.grant.map(|grant| grant.to_string()),
-                    what: what.clone(),
-                });
+                listener.send(of.event(what.clone()));
             }
         }
+    }
+
+    fn tell_later(&self, of: Of<'_>, what: impl FnOnce() -> LockEventKind) {
+        if self.is_heard() {
+            let mut events = self.later.events.lock();
+            events.waiting.push_back(of.event(what()));
+            self.later.any.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the events that were left for later. For callers that hold no mutex.
+    pub(crate) fn tell_left(&self) {
+        if !self.later.any.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut is_telling = false;
+        while let Some(LockEvent {
+            key,
+            kind,
+            grant,
+            what,
+        }) = self.next_left(&mut is_telling)
+        {
+            let listeners = self.listeners.read().clone();
+            for listener in listeners.iter().filter(|listener| listener.is_there()) {
+                if listener.wants(&key, &what) {
+                    let (key, grant, what) = (key.clone(), grant.clone(), what.clone());
+                    listener.send(LockEvent {
+                        key,
+                        kind,
+                        grant,
+                        what,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Returns the next event that was left, unless another thread tells them.
+    fn next_left(&self, is_telling: &mut bool) -> Option<LockEvent> {
+        let mut events = self.later.events.lock();
+        if events.is_telling != *is_telling {
+            return None;
+        }
+        let next = events.waiting.pop_front();
+        *is_telling = next.is_some();
+        events.is_telling = *is_telling;
+        self.later.any.store(*is_telling, Ordering::Relaxed);
+        next
     }
 }
 
@@ -90,9 +151,7 @@ impl Listener {
     /// The waker of a listener may be of any executor: if it panics, the call goes on.
     fn send(&self, event: LockEvent) {
         // The listener may just have gone.
-        if catch_unwind(AssertUnwindSafe(|| drop(self.sender.send(event)))).is_err() {
-            Event::WakerPanicked.emit();
-        }
+        waking(|| drop(self.sender.send(event)));
     }
 
     fn is_there(&self) -> bool {
@@ -118,6 +177,20 @@ pub(crate) struct Of<'a> {
 impl Of<'_> {
     pub(super) fn tell(self, what: impl FnOnce() -> LockEventKind) {
         self.listeners.tell(self, what);
+    }
+
+    /// For callers that hold a mutex: told by [`Listeners::tell_left`].
+    pub(super) fn tell_later(self, what: impl FnOnce() -> LockEventKind) {
+        self.listeners.tell_later(self, what);
+    }
+
+    fn event(self, what: LockEventKind) -> LockEvent {
+        LockEvent {
+            key: self.key.clone(),
+            kind: self.kind,
+            grant: self.grant.map(|grant| grant.to_string()),
+            what,
+        }
     }
 }
 

@@ -20,9 +20,9 @@ use super::span::HoldSpan;
 use crate::base::chance::{HashMap, next_id};
 use crate::base::clock;
 use crate::base::int_hash::BuildIntHasher;
+use crate::base::waking::waking;
 use crate::engine::timing::FRAME_POLL_DEADLINE;
 use crate::runtime::scope::Scope;
-use crate::runtime::waking::waking;
 
 /// A hold inside, and the source line at which it entered.
 pub(super) type Inside = (u64, &'static Location<'static>);

@@ -18,6 +18,8 @@ use crate::store::{GrantId, Outcome, Watch};
 const VERSION: &str = "dlock 1";
 /// At most ten reads, and so ten answers, a second.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How many grants are looked at together.
+const AT_ONCE: usize = 256;
 /// How long an answer is kept.
 const ANSWERED: Duration = Duration::from_secs(10);
 
@@ -100,9 +102,7 @@ impl Mailbox {
             }
         };
         if std::mem::take(&mut self.may_have_lost_some) {
-            for grant in shared.watchdog.grants(usize::MAX) {
-                look_for_revocation(shared, operations, &grant).await;
-            }
+            self.may_have_lost_some = !look_at_all(shared, operations).await;
         }
         let mut asked = Vec::new();
         for message in messages.iter().filter_map(|message| Message::read(message)) {
@@ -151,10 +151,32 @@ async fn look(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, id: GrantI
     let _ = tokio::time::timeout(shared.settings.timeout, confirmed).await;
 }
 
-async fn look_for_revocation(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, grant: &Arc<Grant>) {
+/// Looks whether the holder of any grant is asked to stop. Returns false once none of some is answered: there may be a hundred
+/// thousand, and the store be gone.
+async fn look_at_all(shared: &Arc<Shared>, operations: &Arc<dyn Operations>) -> bool {
+    for grants in shared.watchdog.grants(usize::MAX).chunks(AT_ONCE) {
+        let looks = grants
+            .iter()
+            .map(|grant| look_for_revocation(shared, operations, grant));
+        if !join_all(looks).await.contains(&true) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Returns whether the store has answered.
+async fn look_for_revocation(
+    shared: &Arc<Shared>,
+    operations: &Arc<dyn Operations>,
+    grant: &Arc<Grant>,
+) -> bool {
     let name = EntryName::of_grant("revoked", grant.key.clone(), grant.id());
     let entry = operations.clone().get(name);
-    if let Ok(Ok(Some(entry))) = tokio::time::timeout(patience(shared), entry).await
+    let Ok(Ok(entry)) = tokio::time::timeout(patience(shared), entry).await else {
+        return false;
+    };
+    if let Some(entry) = entry
         && let Some(intervention) = Intervention::read(&entry.value)
         && grant.revoke(intervention.clone())
     {
@@ -166,6 +188,7 @@ async fn look_for_revocation(shared: &Arc<Shared>, operations: &Arc<dyn Operatio
         }
         .emit();
     }
+    true
 }
 
 #[cfg(test)]

@@ -22,8 +22,10 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
+    /// After the waiter was marked as woken. Ordered with that, and with the check that follows when it is reset: either that
+    /// sees the waiter, or this the reset.
     pub(super) fn arm(&self) {
-        if !self.armed.load(Ordering::Relaxed) && !self.armed.swap(true, Ordering::AcqRel) {
+        if !self.armed.load(Ordering::SeqCst) && !self.armed.swap(true, Ordering::AcqRel) {
             self.rings.notify_one();
         }
     }
@@ -36,7 +38,7 @@ pub(crate) async fn attend(all: Arc<AllWaiters>) {
         loop {
             tokio::time::sleep(POLL_DEADLINE).await;
             // Later wake-ups set the alarm again.
-            all.alarm.armed.store(false, Ordering::Release);
+            all.alarm.armed.store(false, Ordering::SeqCst);
             let (mut late, mut some_woken) = (Vec::new(), false);
             for waiters in all.parts() {
                 let (overdue, woken) = waiters.overdue();
@@ -77,7 +79,7 @@ impl Waiters {
         let (mut overdue, mut some_woken) = (Vec::new(), false);
         for (of, queue) in &*self.queues.lock() {
             for waiter in queue.waiters.served() {
-                match waiter.attention.load(Ordering::Acquire) {
+                match waiter.attention.load(Ordering::SeqCst) {
                     POLLED => {}
                     LATE => overdue.push((of.clone(), waiter.clone())),
                     _ => some_woken |= waiter.is_late(),

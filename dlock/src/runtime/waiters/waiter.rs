@@ -16,11 +16,11 @@ use super::preceding::PrecedingRelease;
 use crate::base::broken;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::waking::waking;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::QueuedWaiter;
 use crate::runtime::group::Group;
 use crate::runtime::hold::Hold;
-use crate::runtime::waking::waking;
 
 /// The position number of a waiter without a position in the store's queue.
 const NOWHERE: u64 = u64::MAX;
@@ -188,7 +188,7 @@ impl Waiter {
     pub(crate) fn rouse(&self) {
         // A waiter that was woken before and not polled since stays late. It is written in any case, so that the next poll sees
         // what came before.
-        self.attention.fetch_max(WOKEN, Ordering::AcqRel);
+        self.attention.fetch_max(WOKEN, Ordering::SeqCst);
         self.waiters.alarm.arm();
         waking(|| self.waker.wake());
     }

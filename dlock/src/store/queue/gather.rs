@@ -9,9 +9,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use crate::base::chance::HashSet;
+use crate::base::waking::reply_to;
+use crate::store::timeout_anywhere;
 
 /// The longest time that a request waits for another one in flight.
 const WAIT: Duration = Duration::from_millis(2);
@@ -125,6 +127,7 @@ struct Shared<C: Carrier> {
 }
 
 struct State<C: Carrier> {
+    /// In the order of their numbers.
     waiting: VecDeque<Waiting<C>>,
     under_way: usize,
     count: u64,
@@ -174,9 +177,9 @@ impl<C: Carrier> Gather<C> {
             Entered::Goes(request, _under_way) => return Ok(self.0.carrier.one(request).await),
             Entered::Waits(number, answer) => (number, answer),
         };
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Err(_) if self.0.withdraw(number) => Err(Unanswered::NotSent),
+        match timeout_anywhere(deadline, answer).await {
+            Some(Ok(answer)) => Ok(answer),
+            None if self.0.withdraw(number) => Err(Unanswered::NotSent),
             // Also if the runtime has ended.
             _ => Err(Unanswered::Unknown),
         }
@@ -221,9 +224,13 @@ impl<C: Carrier> Shared<C> {
     /// Takes a request back. Returns whether it was not sent yet.
     fn withdraw(&self, number: u64) -> bool {
         let mut state = self.state.lock();
-        let before = state.waiting.len();
-        state.waiting.retain(|waiting| waiting.number != number);
-        state.waiting.len() < before
+        let found = state
+            .waiting
+            .binary_search_by_key(&number, |waiting| waiting.number);
+        let withdrawn = found.ok().and_then(|at| state.waiting.remove(at));
+        // The request is dropped without the mutex.
+        drop(state);
+        withdrawn.is_some()
     }
 
     /// Sends the waiting requests, if this request still waits.
@@ -246,8 +253,7 @@ impl<C: Carrier> Shared<C> {
             Err(requests) => self.carrier.several(requests).await,
         };
         for (reply, answer) in replies.into_iter().zip(answers) {
-            // The caller may be gone.
-            let _ = reply.send(answer);
+            reply_to(reply, answer);
         }
     }
 }
@@ -256,15 +262,18 @@ impl<C: Carrier> State<C> {
     /// Takes the requests to send in one next.
     fn take(&mut self, most: usize) -> Vec<Waiting<C>> {
         let mut keys: HashSet<Arc<str>> = HashSet::default();
-        let (mut batch, mut left) = (Vec::new(), VecDeque::new());
-        for waiting in self.waiting.drain(..) {
-            if batch.len() < most && keys.insert(C::key(&waiting.request).clone()) {
-                batch.push(waiting);
-            } else {
-                left.push_back(waiting);
+        let (mut batch, mut stay) = (Vec::new(), Vec::new());
+        while batch.len() < most
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            match keys.insert(C::key(&waiting.request).clone()) {
+                true => batch.push(waiting),
+                false => stay.push(waiting),
             }
         }
-        self.waiting = left;
+        for waiting in stay.into_iter().rev() {
+            self.waiting.push_front(waiting);
+        }
         batch
     }
 }
@@ -363,5 +372,52 @@ mod tests {
             answers,
             (Ok(1), Err(Unanswered::Unknown), Err(Unanswered::NotSent))
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_are_withdrawn_leave_the_others_in_their_order() {
+        let gather = gather(3);
+        let begun = Instant::now();
+        let (soon, late) = (begun + WAIT / 2, begun + 100 * WAIT);
+        let keys = ["a", "b", "c", "d", "b", "e", "f"];
+        let asked = keys.map(|key| {
+            let deadline = if ["c", "e"].contains(&key) { soon } else { late };
+            let answer = gather.ask(key.into(), deadline);
+            async move { (key, answer.await, begun.elapsed()) }
+        });
+        let mut answers = futures_util::future::join_all(asked).await;
+        let withdrawn: Vec<_> = answers
+            .extract_if(.., |(.., answer, _)| *answer == Err(Unanswered::NotSent))
+            .map(|(key, ..)| key)
+            .collect();
+        assert_eq!(withdrawn, ["c", "e"]);
+        // The second request of b has not changed places with the one behind it, and shares a round trip with that.
+        let shared: Vec<_> = answers
+            .iter()
+            .map(|(key, answer, _)| (*key, answer.unwrap()))
+            .collect();
+        assert_eq!(shared, [("a", 1), ("b", 3), ("d", 3), ("b", 1), ("f", 3)]);
+    }
+
+    #[test]
+    fn requests_that_stay_keep_their_order() {
+        let mut state: State<Slow> = State {
+            waiting: VecDeque::new(),
+            under_way: 1,
+            count: 0,
+        };
+        for key in ["a", "a", "b", "a", "c", "b"] {
+            state.count += 1;
+            state.waiting.push_back(Waiting {
+                number: state.count,
+                request: key.into(),
+                reply: oneshot::channel().0,
+            });
+        }
+        let numbers = |batch: Vec<Waiting<Slow>>| batch.iter().map(|one| one.number).collect::<Vec<_>>();
+        assert_eq!(numbers(state.take(2)), [1, 3]);
+        assert_eq!(numbers(state.take(9)), [2, 5, 6]);
+        assert_eq!(numbers(state.take(9)), [4]);
+        assert!(state.take(9).is_empty());
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::InFlight;
 use super::send_state::SendState;
+use crate::base::waking::reply_to;
 use crate::store::StoreError;
 
 /// An operation for a server: a request of a store, see [`StepQueue`](super::StepQueue).
@@ -73,13 +75,17 @@ pub struct Job<S: Step> {
     /// The earliest time to send it.
     pub(super) not_before: Option<Instant>,
     pub(super) send_state: Arc<SendState>,
+    /// Its position among those that wait.
+    pub(super) number: i64,
+    /// Keeps other steps of its keys back while it is in flight.
+    pub(super) in_flight: Option<InFlight<S>>,
     pub(super) reply: oneshot::Sender<Result<S::Answer, StoreError>>,
 }
 
 impl<S: Step> Job<S> {
     /// Replies to the caller, if it is still there. Tell the queue with [`done`](super::StepQueue::done).
     pub fn answer(self, answer: Result<S::Answer, StoreError>) {
-        let _ = self.reply.send(answer);
+        reply_to(self.reply, answer);
     }
 
     /// Whether it may be sent yet.

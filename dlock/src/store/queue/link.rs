@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::{Step, StepQueue};
+use super::{Serving, Step, StepQueue};
 use crate::base::chance;
 use crate::store::{Reason, StoreError};
 
@@ -84,7 +84,7 @@ pub trait Connect<S: Step>: Send + Sync + 'static {
 /// ```
 #[derive(Debug)]
 pub struct Link<S: Step> {
-    queue: Arc<StepQueue<S>>,
+    serving: Serving<S>,
     /// Whether a connection broke: grants may have been lost until the next connection.
     broke: bool,
     /// Since when its connection is usable.
@@ -98,9 +98,9 @@ pub struct Link<S: Step> {
 }
 
 impl<S: Step> Link<S> {
-    pub(super) fn new(queue: Arc<StepQueue<S>>) -> Link<S> {
+    pub(super) fn new(queue: &Arc<StepQueue<S>>) -> Link<S> {
         Link {
-            queue,
+            serving: queue.serving(),
             broke: false,
             ready: None,
             pause: PAUSE.0,
@@ -112,7 +112,7 @@ impl<S: Step> Link<S> {
     /// Returns the queue that it serves.
     #[must_use]
     pub fn queue(&self) -> &Arc<StepQueue<S>> {
-        &self.queue
+        self.serving.queue()
     }
 
     /// Serves the queue until the store is gone.
@@ -125,9 +125,9 @@ impl<S: Step> Link<S> {
                     None => return,
                 },
             };
-            self.queue.connected();
+            let connected = self.queue().connected();
             let ended = connect.serve(session, &mut self).await;
-            self.queue.disconnected();
+            drop(connected);
             let Some(trouble) = ended else { return };
             let was_of_use = self.was_of_use();
             self.tell_trouble(&trouble);
@@ -140,13 +140,13 @@ impl<S: Step> Link<S> {
 
     /// Records that steps can be sent on the new connection.
     pub fn is_ready(&mut self) {
-        *self.queue.trouble.lock() = None;
+        *self.queue().trouble.lock() = None;
         if std::mem::replace(&mut self.broke, true) {
-            self.queue.doubt();
+            self.queue().doubt();
         }
         self.ready = Some(Instant::now());
         if self.told {
-            let address = self.queue.address().to_owned();
+            let address = self.queue().address().to_owned();
             self.over = Some(tokio::spawn(async move {
                 sleep(BRIEF).await;
                 tracing::info!(server = %address, "connected to the lock store again");
@@ -170,10 +170,10 @@ impl<S: Step> Link<S> {
 
     fn tell_trouble(&mut self, trouble: &str) {
         if !std::mem::replace(&mut self.told, true) {
-            let address = self.queue.address();
+            let address = self.queue().address();
             tracing::warn!(server = %address, %trouble, "no connection to the lock store, trying again");
         }
-        *self.queue.trouble.lock() = Some(trouble.to_owned());
+        *self.queue().trouble.lock() = Some(trouble.to_owned());
     }
 
     async fn pause(&mut self) {
@@ -184,11 +184,11 @@ impl<S: Step> Link<S> {
     /// Tries until there is a connection; `None` when it is not needed any more.
     async fn connect<C: Connect<S>>(&mut self, connect: &C) -> Option<C::Session> {
         // After a loss at once, so that holders learn soon whether their grants still exist.
-        while !self.broke && !self.queue.is_wanted() {
-            self.queue.woken().await;
+        while !self.broke && !self.queue().is_wanted() {
+            self.queue().woken().await;
         }
         loop {
-            if self.queue.is_ended() {
+            if self.queue().is_ended() {
                 return None;
             }
             match connect.connect().await {
@@ -196,7 +196,7 @@ impl<S: Step> Link<S> {
                 Err(error) => {
                     self.tell_trouble(&error.message);
                     if error.reason == Reason::Refused {
-                        self.queue.refused(&error);
+                        self.queue().refused(&error);
                     }
                 }
             }

@@ -16,15 +16,15 @@ mod link;
 mod moment;
 mod options;
 mod send_state;
+mod waiting;
 
-use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 pub use self::clock::ServerClock;
 pub use self::gather::{Carrier, Gather, Unanswered};
@@ -35,8 +35,12 @@ pub use self::moment::Moment;
 #[doc(hidden)]
 pub use self::options::{check_connections, check_interval, check_timeout};
 pub use self::send_state::SendState;
-use super::{DoubtSender, Doubts, GrantId, Lane, Reason, StoreError, StoreFuture};
-use crate::base::chance::{HashMap, HashSet};
+use self::waiting::{Taken, Waiting};
+use super::{DoubtSender, Doubts, GrantId, Lane, Reason, StoreError, StoreFuture, timeout_anywhere};
+use crate::base::chance::HashMap;
+use crate::base::waking::waking;
+
+const ENDED: &str = "the runtime that served the connections has ended";
 
 /// The steps that wait for the connections of a store.
 ///
@@ -78,24 +82,103 @@ use crate::base::chance::{HashMap, HashSet};
 pub struct StepQueue<S: Step> {
     address: String,
     timeout: Duration,
-    state: Mutex<State<S>>,
-    /// There may be something to send, or the queue has ended.
-    wake: Notify,
+    shared: Arc<Shared<S>>,
     doubts: DoubtSender,
     /// Why there is no connection, for messages.
     trouble: Mutex<Option<String>>,
 }
 
+/// What a queue shares with its steps in flight.
+#[derive(Debug)]
+struct Shared<S: Step> {
+    state: Mutex<State<S>>,
+    /// There may be something to send, or the queue has ended.
+    wake: Notify,
+}
+
 #[derive(Debug)]
 struct State<S: Step> {
-    waiting: VecDeque<Job<S>>,
-    /// The keys of the steps in flight.
-    busy: HashSet<Arc<str>>,
+    waiting: Waiting<S>,
     /// Acquires without a reply, with the server's time after which they can no longer take effect.
     unknown: HashMap<GrantId, i64>,
+    /// The tasks that serve the queue; `None` before the first one.
+    links: Option<usize>,
     /// Connections that serve the queue.
     connected: usize,
     closed: bool,
+}
+
+impl<S: Step> State<S> {
+    /// Whether nothing serves the queue any more.
+    fn is_over(&self) -> bool {
+        self.links == Some(0)
+    }
+}
+
+/// A step in flight. Its keys are free again when this is dropped: then its task has ended without a report.
+#[derive(Debug)]
+struct InFlight<S: Step> {
+    /// `None` if the step waits again.
+    of: Option<Arc<Shared<S>>>,
+    number: i64,
+    keys: Vec<Arc<str>>,
+}
+
+impl<S: Step> Drop for InFlight<S> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.of.take() {
+            let mut state = shared.state.lock();
+            state.waiting.ended(self.number, &self.keys);
+            if !state.waiting.is_empty() {
+                shared.wake.notify_one();
+            }
+        }
+    }
+}
+
+/// A task that serves a queue, from its creation on: a runtime that has ended does not even begin it.
+#[derive(Debug)]
+struct Serving<S: Step>(Arc<StepQueue<S>>);
+
+impl<S: Step> Serving<S> {
+    fn queue(&self) -> &Arc<StepQueue<S>> {
+        &self.0
+    }
+}
+
+impl<S: Step> Drop for Serving<S> {
+    /// The last one fails what waits, as nothing will send it.
+    fn drop(&mut self) {
+        let shared = &self.0.shared;
+        let mut state = shared.state.lock();
+        state.links = state.links.map(|links| links - 1);
+        let left = match state.is_over() {
+            true => state.waiting.take_all(),
+            false => Vec::new(),
+        };
+        // It may have been woken for a step that another one can send.
+        shared.wake.notify_one();
+        drop(state);
+        drop_each(left);
+    }
+}
+
+/// A connection of a queue.
+struct Connected<S: Step>(Arc<StepQueue<S>>);
+
+impl<S: Step> Drop for Connected<S> {
+    fn drop(&mut self) {
+        let shared = &self.0.shared;
+        shared.state.lock().connected -= 1;
+        shared.wake.notify_one();
+    }
+}
+
+/// Drops jobs without a reply, which wakes their callers.
+fn drop_each<S: Step>(jobs: Vec<Job<S>>) {
+    for job in jobs {
+        waking(|| drop(job));
+    }
 }
 
 /// What an idle connection does next.
@@ -129,43 +212,52 @@ impl<S: Step> StepQueue<S> {
         StepQueue {
             address: address.into(),
             timeout,
-            state: Mutex::new(State {
-                waiting: VecDeque::new(),
-                busy: HashSet::default(),
-                unknown: HashMap::default(),
-                connected: 0,
-                closed: false,
+            shared: Arc::new(Shared {
+                state: Mutex::new(State {
+                    waiting: Waiting::new(),
+                    unknown: HashMap::default(),
+                    links: None,
+                    connected: 0,
+                    closed: false,
+                }),
+                wake: Notify::new(),
             }),
-            wake: Notify::new(),
             doubts: DoubtSender::new(),
             trouble: Mutex::default(),
         }
     }
 
     /// Queues a step at once, from any thread. The future only returns the reply: within the queue's `timeout`, and
-    /// [`NotDone`](super::Outcome::NotDone) if the step was not sent by then, and never will be.
+    /// [`NotDone`](super::Outcome::NotDone) if the step was not sent by then, and never will be. Once the runtime of all
+    /// connections has ended, it fails at once with [`Reason::Closed`].
     pub fn ask(self: &Arc<Self>, step: S) -> StoreFuture<S::Answer> {
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + self.timeout;
         let send_state = Arc::new(SendState::default());
-        self.push(Job {
+        let is_queued = self.push(Job {
             step,
             deadline,
             looks: 0,
             alone: false,
             not_before: None,
             send_state: send_state.clone(),
+            number: 0,
+            in_flight: None,
             reply,
         });
+        if !is_queued {
+            return Box::pin(ready(Err(StoreError::not_done(Reason::Closed, ENDED))));
+        }
         let queue = self.clone();
         Box::pin(async move {
-            let why = match timeout_at(deadline, answer).await {
-                Ok(Ok(answer)) => return answer,
+            let why = match timeout_anywhere(deadline, answer).await {
+                Some(Ok(answer)) => return answer,
                 // No task works on it any more, although its time is not over.
-                Ok(Err(_)) if Instant::now() < deadline => {
-                    return Err(StoreError::unknown(
-                        "the runtime that served the connections has ended",
-                    ));
+                Some(Err(_)) if Instant::now() < deadline => {
+                    return Err(match send_state.give_up() {
+                        true => StoreError::not_done(Reason::Closed, ENDED),
+                        false => StoreError::unknown(queue.why_dropped()),
+                    });
                 }
                 _ => queue.silence(),
             };
@@ -176,9 +268,24 @@ impl<S: Step> StepQueue<S> {
         })
     }
 
-    fn push(&self, job: Job<S>) {
-        self.state.lock().waiting.push_back(job);
-        self.wake.notify_one();
+    /// Queues a step; returns whether anything may send it.
+    fn push(&self, job: Job<S>) -> bool {
+        let mut state = self.shared.state.lock();
+        if state.is_over() {
+            return false;
+        }
+        state.waiting.push(job);
+        drop(state);
+        self.shared.wake.notify_one();
+        true
+    }
+
+    /// Why a step that was sent has no reply, although its time is not over.
+    fn why_dropped(&self) -> &'static str {
+        match self.shared.state.lock().is_over() {
+            true => ENDED,
+            false => "the task that sent it has panicked",
+        }
     }
 
     /// Returns how long a step may take.
@@ -218,8 +325,8 @@ impl<S: Step> StepQueue<S> {
 
     /// Closes the queue: connections end when everything is sent.
     pub fn close(&self) {
-        self.state.lock().closed = true;
-        self.wake.notify_one();
+        self.shared.state.lock().closed = true;
+        self.shared.wake.notify_one();
     }
 
     /// Returns when there may be something to do.
@@ -228,47 +335,55 @@ impl<S: Step> StepQueue<S> {
     ///
     /// Cancel safe.
     pub async fn woken(&self) {
-        self.wake.notified().await;
+        self.shared.wake.notified().await;
     }
 
     /// Whether there is something that a further connection could do; another connection does the rest.
     fn is_wanted(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.shared.state.lock();
         if state.closed {
-            self.wake.notify_one();
+            self.shared.wake.notify_one();
         }
         !state.waiting.is_empty() || state.closed
     }
 
     /// Takes the steps to send now, in the order in which they were queued: one per key at a time. `has_room` is called
     /// for each candidate, and counts it if it returns true.
+    ///
+    /// Where it has no room for many steps in a row, the other steps of that sort are not looked at, and stay: those that
+    /// are the same variant of the enum [`S`](Step), and [acquire](Step::acquires) as they do or not. So do not refuse a
+    /// step for anything but the room that it takes.
     pub fn next(&self, now: Instant, has_room: impl FnMut(&Job<S>) -> bool) -> Next<S> {
-        let mut state = self.state.lock();
-        let (jobs, due) = state.take(now, has_room);
-        if state.closed && state.waiting.is_empty() {
-            // The other connections end as well.
-            self.wake.notify_one();
-            if jobs.is_empty() {
-                return Next::End;
-            }
+        let mut state = self.shared.state.lock();
+        let Taken { mut jobs, late, due } = state.waiting.take(now, has_room);
+        let (is_empty, closed) = (state.waiting.is_empty(), state.closed);
+        drop(state);
+        drop_each(late);
+        for job in &mut jobs {
+            job.in_flight = Some(InFlight {
+                of: Some(self.shared.clone()),
+                number: job.number,
+                keys: job.step.keys().cloned().collect(),
+            });
         }
-        if jobs.is_empty() {
-            return Next::Wait(due);
+        let has_ended = closed && is_empty;
+        // The other connections send the rest, or end as well.
+        if has_ended || !is_empty && !jobs.is_empty() {
+            self.shared.wake.notify_one();
         }
-        if !state.waiting.is_empty() {
-            self.wake.notify_one();
+        match jobs.is_empty() {
+            true if has_ended => Next::End,
+            true => Next::Wait(due),
+            false => Next::Send(jobs),
         }
-        Next::Send(jobs)
     }
 
     /// Reports that a step has its reply: the next of its keys may be sent.
     pub fn done(&self, step: &S) {
-        let mut state = self.state.lock();
-        for key in step.keys() {
-            state.busy.remove(key);
-        }
+        let mut state = self.shared.state.lock();
+        state.waiting.done(step);
         if !state.waiting.is_empty() {
-            self.wake.notify_one();
+            self.shared.wake.notify_one();
         }
     }
 
@@ -280,25 +395,26 @@ impl<S: Step> StepQueue<S> {
     }
 
     /// Reports that a step was not sent after all: it stays before all others of its keys.
-    pub fn put_back(&self, job: Job<S>) {
+    pub fn put_back(&self, mut job: Job<S>) {
         job.send_state.take_back();
-        let mut state = self.state.lock();
-        for key in job.step.keys() {
-            state.busy.remove(key);
+        if let Some(in_flight) = &mut job.in_flight {
+            // Its keys are not free: the steps behind it stay there.
+            in_flight.of = None;
         }
-        state.waiting.push_front(job);
-        self.wake.notify_one();
+        job.in_flight = None;
+        self.shared.state.lock().waiting.put_back(job);
+        self.shared.wake.notify_one();
     }
 
     /// Reports that an acquire has no reply: it may take effect until the server's clock shows this.
     pub fn is_unknown(&self, grant: GrantId, until: i64) {
-        self.state.lock().unknown.insert(grant, until);
+        self.shared.state.lock().unknown.insert(grant, until);
     }
 
     /// Returns until when an acquire of this id may still take effect, by the server's clock; `None` if it cannot.
     #[must_use]
     pub fn unknown_until(&self, grant: GrantId) -> Option<i64> {
-        self.state.lock().unknown.get(&grant).copied()
+        self.shared.state.lock().unknown.get(&grant).copied()
     }
 
     /// Reports that the acquire of this id was undone.
@@ -306,32 +422,34 @@ impl<S: Step> StepQueue<S> {
         /// Ids that are never released are forgotten, long after they could take effect.
         const KEPT: usize = 1024;
         const LONG_AGO: i64 = 60_000_000;
-        let mut state = self.state.lock();
+        let mut state = self.shared.state.lock();
         state.unknown.remove(&grant);
         if state.unknown.len() > KEPT {
             state.unknown.retain(|_, until| *until > server_now - LONG_AGO);
         }
     }
 
-    fn connected(&self) {
-        self.state.lock().connected += 1;
+    fn serving(self: &Arc<Self>) -> Serving<S> {
+        let mut state = self.shared.state.lock();
+        state.links = Some(state.links.unwrap_or(0) + 1);
+        Serving(self.clone())
     }
 
-    fn disconnected(&self) {
-        self.state.lock().connected -= 1;
-        self.wake.notify_one();
+    fn connected(self: &Arc<Self>) -> Connected<S> {
+        self.shared.state.lock().connected += 1;
+        Connected(self.clone())
     }
 
     /// Fails all waiting steps, unless another connection serves the queue: the server refuses connections.
     fn refused(&self, error: &StoreError) {
-        if self.state.lock().connected == 0 {
+        if self.shared.state.lock().connected == 0 {
             self.fail_all(error);
         }
     }
 
     /// Fails all waiting steps: the server does not serve this store.
     pub fn fail_all(&self, error: &StoreError) {
-        let failed = std::mem::take(&mut self.state.lock().waiting);
+        let failed = self.shared.state.lock().waiting.take_all();
         for job in failed {
             job.answer(Err(error.clone()));
         }
@@ -339,12 +457,13 @@ impl<S: Step> StepQueue<S> {
 
     /// Drops steps without a waiting caller; returns whether the store is gone and nothing is left to send.
     fn is_ended(&self) -> bool {
-        let mut state = self.state.lock();
-        let now = Instant::now();
-        state.waiting.retain(|job| job.is_due(now));
+        let mut state = self.shared.state.lock();
+        let late = state.waiting.take_late(Instant::now());
         let ended = state.closed && state.waiting.is_empty();
+        drop(state);
+        drop_each(late);
         if ended {
-            self.wake.notify_one();
+            self.shared.wake.notify_one();
         }
         ended
     }
@@ -355,62 +474,36 @@ impl<S: Step> StepQueue<S> {
         connect: Arc<C>,
         first: Option<C::Session>,
     ) -> impl Future<Output = ()> + Send + use<S, C> {
-        Link::new(self.clone()).run(connect, first)
-    }
-}
-
-impl<S: Step> State<S> {
-    /// Takes the steps that may be sent, one per key; also returns when the first delayed one may be sent.
-    fn take(
-        &mut self,
-        now: Instant,
-        mut has_room: impl FnMut(&Job<S>) -> bool,
-    ) -> (Vec<Job<S>>, Option<Instant>) {
-        let mut taken = Vec::with_capacity(self.waiting.len());
-        let mut due: Option<Instant> = None;
-        let mut blocked: HashSet<Arc<str>> = HashSet::default();
-        // Each waiting step once; those that stay go to the end, and so keep their order.
-        for _ in 0..self.waiting.len() {
-            let Some(job) = self.waiting.pop_front() else {
-                break;
-            };
-            if !job.is_due(now) {
-                continue;
-            }
-            let early = job.not_before.filter(|time| *time > now);
-            if let Some(time) = early {
-                due = Some(due.map_or(time, |before| before.min(time)));
-            }
-            let is_taken = |key| self.busy.contains(key) || blocked.contains(key);
-            let waits = early.is_some() || job.step.keys().any(is_taken);
-            if waits || !has_room(&job) {
-                blocked.extend(job.step.keys().cloned());
-                self.waiting.push_back(job);
-            } else if job.send_state.send() {
-                self.busy.extend(job.step.keys().cloned());
-                taken.push(job);
-            }
-        }
-        (taken, due)
+        Link::new(self).run(connect, first)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Wake};
+
+    use futures_util::FutureExt;
+    use tokio::runtime;
+
+    use super::super::Outcome;
     use super::*;
 
     #[derive(Debug, PartialEq)]
     enum Toy {
         Acquire(Arc<str>),
         Release(Arc<str>),
+        Both(Arc<str>, Arc<str>),
     }
 
     impl Step for Toy {
         type Answer = u32;
 
         fn keys(&self) -> impl Iterator<Item = &Arc<str>> {
-            let (Toy::Acquire(key) | Toy::Release(key)) = self;
-            std::iter::once(key)
+            let (first, second) = match self {
+                Toy::Acquire(key) | Toy::Release(key) => (key, None),
+                Toy::Both(first, second) => (first, Some(second)),
+            };
+            std::iter::once(first).chain(second)
         }
 
         fn acquires(&self) -> bool {
@@ -537,5 +630,205 @@ mod tests {
         queue.done(&first[0].step);
         take(&queue, 9);
         assert!(matches!(queue.next(Instant::now(), |_| true), Next::End));
+    }
+
+    /// What wakes a caller.
+    struct Wakes<F>(F);
+
+    impl<F: Fn() + Send + Sync + 'static> Wake for Wakes<F> {
+        fn wake(self: Arc<Self>) {
+            (self.0)();
+        }
+    }
+
+    /// Polls a reply that is not there yet, for a caller that is woken like this.
+    fn waits(reply: &mut StoreFuture<u32>, wake: impl Fn() + Send + Sync + 'static) {
+        let waker = Arc::new(Wakes(wake)).into();
+        assert!(reply.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+
+    #[tokio::test]
+    async fn panic_of_a_waker_is_not_that_of_the_connection() {
+        let queue = queue();
+        let mut asked = ask(&queue, &["a", "b", "c"]);
+        waits(&mut asked[0], || panic!("a waker panics"));
+        waits(&mut asked[1], || panic!("a waker panics"));
+        for job in take(&queue, 2) {
+            queue.done(&job.step);
+            job.answer(Ok(7));
+        }
+        waits(&mut asked[2], || panic!("a waker panics"));
+        queue.fail_all(&StoreError::unknown("it is down"));
+        let answers = futures_util::future::join_all(asked).await;
+        assert!(matches!(answers[..], [Ok(7), Ok(7), Err(_)]), "{answers:?}");
+    }
+
+    #[tokio::test]
+    async fn late_step_is_dropped_where_its_caller_may_queue_another() {
+        let queue = queue();
+        let mut late = queue.ask(Toy::Release("a".into()));
+        let of_waker = queue.clone();
+        waits(&mut late, move || drop(of_waker.ask(Toy::Release("b".into()))));
+        let over = Instant::now() + Duration::from_secs(61);
+        assert!(matches!(queue.next(over, |_| true), Next::Wait(None)));
+        assert_eq!(keys(&take(&queue, 9)), ["b"]);
+    }
+
+    #[test]
+    fn step_that_is_dropped_in_flight_frees_its_key() {
+        let queue = queue();
+        let _asked = ask(&queue, &["a", "a", "a"]);
+        drop(take(&queue, 9));
+        let second = take(&queue, 9).pop().unwrap();
+        queue.done(&second.step);
+        let third = take(&queue, 9);
+        // It was reported before: the key is that of the third one.
+        drop(second);
+        let _fourth = ask(&queue, &["a"]);
+        assert!(matches!(queue.next(Instant::now(), |_| true), Next::Wait(None)));
+        drop(third);
+        assert_eq!(keys(&take(&queue, 9)), ["a"]);
+        assert!(queue.shared.state.lock().waiting.is_empty());
+    }
+
+    /// Takes a step, and then hangs or panics.
+    struct Stuck {
+        panics: bool,
+    }
+
+    impl Connect<Toy> for Stuck {
+        type Session = ();
+
+        async fn connect(&self) -> Result<(), StoreError> {
+            Ok(())
+        }
+
+        async fn serve(&self, _session: (), link: &mut Link<Toy>) -> Option<String> {
+            loop {
+                let next = link.queue().next(Instant::now(), |_| true);
+                if let Next::Send(_jobs) = next {
+                    assert!(!self.panics, "the connection panics");
+                    std::future::pending::<()>().await;
+                }
+                link.queue().woken().await;
+            }
+        }
+    }
+
+    #[test]
+    fn queue_whose_runtime_has_ended_takes_no_steps() {
+        let of_store = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let queue = queue();
+        of_store.spawn(queue.serve(Arc::new(Stuck { panics: false }), Some(())));
+        of_store.spawn(queue.serve(Arc::new(Stuck { panics: false }), None));
+        let mut asked = ask(&queue, &["a", "a"]);
+        of_store.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        drop(of_store);
+        asked.extend(ask(&queue, &["a", "b"]));
+        let caller = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let errors: Vec<_> = asked
+            .into_iter()
+            .map(|reply| caller.block_on(reply).unwrap_err())
+            .collect();
+        assert!(errors.iter().all(|error| error.message == ENDED), "{errors:?}");
+        let outcomes: Vec<_> = errors.iter().map(|error| error.outcome).collect();
+        let never = Outcome::NotDone;
+        assert_eq!(outcomes, [Outcome::Unknown, never, never, never]);
+        assert!(errors[1..].iter().all(|error| error.reason == Reason::Closed));
+        assert!(queue.shared.state.lock().waiting.is_empty());
+        // Another runtime may serve it.
+        let again = caller.spawn(queue.serve(Arc::new(Stuck { panics: false }), None));
+        let mut reply = queue.ask(Toy::Release("a".into()));
+        caller.block_on(async { waits(&mut reply, || ()) });
+        drop(again);
+    }
+
+    #[test]
+    fn task_that_was_never_polled_has_ended_with_its_runtime() {
+        let queue = queue();
+        drop(queue.serve(Arc::new(Stuck { panics: false }), None));
+        let refused = queue.ask(Toy::Release("a".into())).now_or_never();
+        assert!(
+            refused
+                .unwrap()
+                .is_err_and(|error| error.reason == Reason::Closed)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_that_panics_leaves_its_steps_to_the_others() {
+        let queue = queue();
+        let other = queue.serving();
+        let asked = ask(&queue, &["a", "a"]);
+        let panics = tokio::spawn(queue.serve(Arc::new(Stuck { panics: true }), None));
+        assert!(panics.await.unwrap_err().is_panic());
+        assert_eq!(queue.shared.state.lock().connected, 0);
+        let second = take(&queue, 9).pop().unwrap();
+        queue.done(&second.step);
+        second.answer(Ok(2));
+        let [first, second] = futures_util::future::join_all(asked).await.try_into().unwrap();
+        let error = first.unwrap_err();
+        assert_eq!((error.outcome, second.unwrap()), (Outcome::Unknown, 2));
+        assert!(error.message.contains("panicked"), "{error}");
+        drop(other);
+    }
+
+    /// Queues so many steps, each of a key of its own.
+    fn crowd(queue: &Queue, count: usize, step: impl Fn(Arc<str>) -> Toy) -> Vec<StoreFuture<u32>> {
+        let keys = (0..count).map(|at| Arc::from(at.to_string()));
+        keys.map(|key| queue.ask(step(key))).collect()
+    }
+
+    #[test]
+    fn crowd_without_room_is_not_looked_at_and_keeps_its_order() {
+        let queue = queue();
+        let _crowd = crowd(&queue, 10_000, Toy::Acquire);
+        let _asked = ask(&queue, &["x", "9000", "x"]);
+        let mut looked_at = 0;
+        let (mut acquires, mut has_room) = (0, |job: &Job<Toy>| {
+            looked_at += 1;
+            !job.step.acquires()
+        });
+        let Next::Send(first) = queue.next(Instant::now(), &mut has_room) else {
+            panic!("nothing is sent");
+        };
+        // Found behind the crowd, and none before an acquire of its key.
+        assert_eq!(keys(&first), ["x"]);
+        assert!(looked_at < 100, "{looked_at}");
+        let mut seen = Vec::new();
+        while let Next::Send(jobs) = queue.next(Instant::now(), |_| true) {
+            acquires += jobs.iter().filter(|job| job.step.acquires()).count();
+            seen.extend(keys(&jobs).into_iter().map(str::to_owned));
+            jobs.iter().for_each(|job| queue.done(&job.step));
+            if acquires == 10_000 {
+                queue.done(&first[0].step);
+            }
+        }
+        let crowd: Vec<_> = (0..10_000).map(|at| at.to_string()).collect();
+        assert_eq!(seen[..10_000], crowd);
+        assert_eq!(seen[10_000..], ["9000", "x"]);
+    }
+
+    #[test]
+    fn step_of_several_keys_waits_for_all_of_them() {
+        let queue = queue();
+        let _asked = [
+            queue.ask(Toy::Release("a".into())),
+            queue.ask(Toy::Both("a".into(), "b".into())),
+            queue.ask(Toy::Both("b".into(), "b".into())),
+            queue.ask(Toy::Release("a".into())),
+        ];
+        for expected in [&["a"][..], &["a", "b"], &["b", "b", "a"]] {
+            let jobs = take(&queue, 9);
+            assert_eq!(keys(&jobs), expected);
+            jobs.iter().for_each(|job| queue.done(&job.step));
+        }
+        assert!(matches!(queue.next(Instant::now(), |_| true), Next::Wait(None)));
     }
 }

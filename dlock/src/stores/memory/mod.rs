@@ -457,7 +457,7 @@ impl MemoryStore {
 
 impl Store for MemoryStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(Kind::ALL)
+        Capabilities::new(Kind::ALL.iter().copied())
             .token_blocks(true)
             .limits(true)
             .min_hold(true)

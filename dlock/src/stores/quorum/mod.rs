@@ -52,6 +52,7 @@ use crate::store::{
     RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use crate::store::{Capabilities, DoubtSender, Doubts, Notifications};
+use crate::store::{sleep_anywhere, timeout_anywhere};
 
 pub use crate::store::url::DEFAULT_MAX_LEASE;
 
@@ -254,7 +255,7 @@ impl Quorum {
                     votes.put(at, Vote::of(answer));
                 }
             };
-            let _ = tokio::time::timeout(took + SHORT, rest).await;
+            let _ = timeout_anywhere(Instant::now() + took + SHORT, rest).await;
         }
         // Replies that are still in flight arrive in any case: they count too, and are released with the rest.
         let token = match votes.verdict() {
@@ -269,7 +270,8 @@ impl Quorum {
                 if is_split {
                     // The votes are split among several clients, which all ask again when these are released: at
                     // different moments, or they are split again and again.
-                    tokio::time::sleep(spread(round_trip, splits).mul_f64(chance::fraction())).await;
+                    let apart = spread(round_trip, splits).mul_f64(chance::fraction());
+                    sleep_anywhere(Instant::now() + apart).await;
                 }
                 return Ok(AcquireReply::busy(remaining));
             }
@@ -588,7 +590,7 @@ impl Quorum {
                 seen.extend(answer);
             }
         };
-        let _ = tokio::time::timeout(took + SHORT, rest).await;
+        let _ = timeout_anywhere(Instant::now() + took + SHORT, rest).await;
         (seen, trouble)
     }
 

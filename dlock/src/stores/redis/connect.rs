@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::endpoint::Endpoint;
+use super::hint::PERMISSIONS;
 use super::lent::{BoxStream, Lent};
 use super::login::{Logins, Session};
 use super::node::{Aside, classify, closing_trial, may_close};
@@ -66,6 +67,8 @@ pub(super) struct Connected {
     pub(super) id: Option<i64>,
     /// Whether it is a read-only replica.
     pub(super) is_replica: bool,
+    /// Whether it refuses everything until it has its data in memory.
+    pub(super) is_loading: bool,
 }
 
 /// A server's facts about itself.
@@ -74,6 +77,7 @@ struct Looked {
     /// Whether `RESTORE` writes the end of a lease into the append-only file; before version 7 the lease began anew with a restart.
     keeps_leases: bool,
     is_replica: bool,
+    is_loading: bool,
 }
 
 impl Connector {
@@ -192,6 +196,7 @@ impl Connector {
             run_id,
             keeps_leases,
             is_replica,
+            is_loading,
         } = self.look_at_server(address, &info, role)?;
         let time: (u64, u64) = Value::extract_error(time)
             .and_then(|time| Ok(redis::from_redis_value(time)?))
@@ -213,6 +218,7 @@ impl Connector {
             },
             run_id,
             is_replica,
+            is_loading,
         })
     }
 
@@ -313,12 +319,17 @@ impl Connector {
                 format!("{address}: the sentinels name it as the master, and it says that it is a replica"),
             ));
         }
+        // In a Cluster it refers writes to its master.
+        if let Some(what) = second_master(field).filter(|_| !self.in_cluster) {
+            return Err(is_beside_others(address, what));
+        }
         let version =
             field("redis_version").and_then(|version| version.split('.').next()?.parse::<u32>().ok());
         Ok(Looked {
             keeps_leases: version.is_some_and(|major| major >= 7),
             run_id: field("run_id").unwrap_or_default().to_owned(),
             is_replica,
+            is_loading: field("loading") == Some("1"),
         })
     }
 }
@@ -342,6 +353,37 @@ fn is_a_sentinel(address: &Address) -> StoreError {
         Reason::WrongUrl,
         format!(
             "{address} is a sentinel, which holds no locks: use redis+sentinel://{address}/ and the name of its master"
+        ),
+    )
+}
+
+/// What a server is, by its `INFO`, that takes writes beside another one.
+fn second_master<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<&'static str> {
+    let takes_writes = || field("slave_read_only").or_else(|| field("replica_read_only")) == Some("0");
+    match field("role")? {
+        "slave" | "replica" if takes_writes() => Some("a replica that takes writes (replica-read-only no)"),
+        "active-replica" => Some("an active replica, which takes writes"),
+        _ => None,
+    }
+}
+
+/// A server that grants locks beside another one, which learns of them too late.
+fn is_beside_others(address: &Address, what: &str) -> StoreError {
+    StoreError::not_done(
+        Reason::Refused,
+        format!(
+            "{address} is {what}: two clients could hold a lock; give the address of the one server that is to take writes"
+        ),
+    )
+}
+
+/// Shards behind one address, which are no Cluster to their clients: keys of one request may be on several of them.
+pub(super) fn has_shards(address: &Address) -> StoreError {
+    StoreError::not_done(
+        Reason::WrongUrl,
+        format!(
+            "{address} has its keys on several shards behind this address: use a prefix with a tag, which has all keys \
+             on one of them, as in ?prefix={{shop}}:, or the Cluster API of the server and its URL"
         ),
     )
 }
@@ -379,9 +421,9 @@ pub(super) fn explain_with(address: &Address, error: RedisError, password: &str)
         ErrorKind::Server(ServerErrorKind::ResponseError) => {
             explained.reason = Reason::Refused;
             if explained.message.contains("'select' command") {
-                explained.message.push_str(
-                    " (a user needs +select for a database by its number, see docs/permissions.md)",
-                );
+                explained.message.push_str(&format!(
+                    " (a user needs +select for a database by its number, see {PERMISSIONS})"
+                ));
             }
         }
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
@@ -396,4 +438,26 @@ pub(super) fn explain_with(address: &Address, error: RedisError, password: &str)
         _ => {}
     }
     explained
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_that_takes_writes_beside_another_one_is_told_from_its_role() {
+        for (info, refused) in [
+            ("role:master\nslave_read_only:0", false),
+            ("role:slave\nslave_read_only:1", false),
+            ("role:slave\nslave_read_only:0", true),
+            ("role:replica\nreplica_read_only:0", true),
+            ("role:slave", false),
+            ("role:active-replica\nslave_read_only:1", true),
+            ("", false),
+        ] {
+            let fields = || info.lines().filter_map(|line| line.split_once(':'));
+            let field = |name: &str| fields().find(|(key, _)| *key == name).map(|(_, value)| value);
+            assert_eq!(second_master(field).is_some(), refused, "{info}");
+        }
+    }
 }

@@ -1,5 +1,14 @@
 //! Advice on refusals of the server.
 
+/// The page with the permissions that a user needs.
+macro_rules! permissions_page {
+    () => {
+        concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/permissions.md")
+    };
+}
+
+pub(super) const PERMISSIONS: &str = permissions_page!();
+
 /// Returns what to do about a refusal, as a continuation of the server's message; empty if that says it all.
 pub(super) fn hint(message: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
@@ -15,8 +24,11 @@ pub(super) fn hint(message: &str) -> &'static str {
         "can't run this command",
         "can't access",
     ]) {
-        " (a lock needs its own key, the key of the fencing tokens (dlock:fence), their channels and some commands: \
-         docs/permissions.md has the ACL SETUSER lines for each kind)"
+        concat!(
+            " (a lock needs its own key, the key of the fencing tokens (dlock:fence), their channels and some commands: ",
+            permissions_page!(),
+            " has the ACL SETUSER lines for each kind)"
+        )
     } else {
         ""
     }

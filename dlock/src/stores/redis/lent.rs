@@ -13,6 +13,9 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
 
+/// How much of the first line is kept.
+const LONGEST_LINE: usize = 256;
+
 pub(super) type BoxStream = Pin<Box<dyn Stream>>;
 
 /// The borrower's side. Once the stream was taken back, nothing can be read or written.
@@ -24,13 +27,30 @@ struct Loan {
     stream: Option<BoxStream>,
     /// How many bytes may still be read.
     readable: usize,
+    /// The first line that was read, or its beginning.
+    first_line: Vec<u8>,
 }
 
 impl Lent {
     /// For a borrower that may read at most this many bytes; more is an error.
     pub(super) fn new(stream: BoxStream, readable: usize) -> Lent {
-        let stream = Some(stream);
-        Lent(Arc::new(Mutex::new(Loan { stream, readable })))
+        Lent(Arc::new(Mutex::new(Loan {
+            stream: Some(stream),
+            readable,
+            first_line: Vec::new(),
+        })))
+    }
+
+    /// The error with which the server began, if it did.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let loan = self.0.lock();
+        let line = String::from_utf8_lossy(loan.first_line.strip_prefix(b"-")?).into_owned();
+        let end = match loan.keeps_more() {
+            true => "",
+            false if line.ends_with('\n') => "",
+            false => "…",
+        };
+        Some(format!("{}{end}", line.trim_end()))
     }
 
     /// `None` the second time.
@@ -40,6 +60,20 @@ impl Lent {
 }
 
 impl Loan {
+    /// Whether the first line is not complete, and there is room for more of it.
+    fn keeps_more(&self) -> bool {
+        self.first_line.len() < LONGEST_LINE && self.first_line.last() != Some(&b'\n')
+    }
+
+    fn keep(&mut self, read: &[u8]) {
+        if self.keeps_more() {
+            let room = LONGEST_LINE - self.first_line.len();
+            let line = read.split_inclusive(|byte| *byte == b'\n').next();
+            let line = line.unwrap_or_default();
+            self.first_line.extend(&line[..line.len().min(room)]);
+        }
+    }
+
     fn poll<T>(
         &mut self,
         poll: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<T>>,
@@ -60,6 +94,7 @@ impl AsyncRead for Lent {
         let mut loan = self.0.lock();
         let before = buffer.filled().len();
         let polled = loan.poll(|stream| stream.poll_read(cx, buffer));
+        loan.keep(&buffer.filled()[before..]);
         match loan.readable.checked_sub(buffer.filled().len() - before) {
             Some(left) => {
                 loan.readable = left;
@@ -84,5 +119,38 @@ impl AsyncWrite for Lent {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.lock().poll(|stream| stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn error_with_which_the_server_begins_is_kept() {
+        let long = format!("-DENIED {}", "no ".repeat(100));
+        for (parts, refusal) in [
+            (
+                ["-ERR max ", "number\r\n+OK\r\n"],
+                Some("ERR max number".to_owned()),
+            ),
+            (["-ERR", " cut"], Some("ERR cut".to_owned())),
+            (
+                [long.as_str(), "\r\n"],
+                Some(format!("{}…", &long[1..LONGEST_LINE])),
+            ),
+            (["+OK\r\n", "-ERR later\r\n"], None),
+            (["", ""], None),
+        ] {
+            let (ours, mut theirs) = tokio::io::duplex(1024);
+            let mut lent = Lent::new(Box::pin(ours), usize::MAX);
+            for part in parts {
+                theirs.write_all(part.as_bytes()).await.unwrap();
+                lent.read_exact(&mut vec![0; part.len()]).await.unwrap();
+            }
+            assert_eq!(lent.refusal(), refusal);
+        }
     }
 }

@@ -186,7 +186,7 @@ pub(crate) fn strange(answer: &Answer) -> StoreError {
 
 impl Store for RedisStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(Kind::ALL)
+        Capabilities::new(Kind::ALL.iter().copied())
             .token_blocks(true)
             .limits(true)
             .min_hold(true)

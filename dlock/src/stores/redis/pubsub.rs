@@ -27,8 +27,8 @@ use super::connect::Connector;
 use super::script;
 use super::settings::Open;
 use crate::base::chance;
-use crate::store::Hub;
 use crate::store::url::Address;
+use crate::store::{Hub, Reason, StoreError};
 
 /// How often the connection is tested while there are waiters.
 const PING: Duration = Duration::from_secs(5);
@@ -37,6 +37,8 @@ const PING: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(1);
 /// The pause before the first attempt to reconnect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause between attempts, unless the server refuses the login.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often waiters check while they get no notifications.
 const POLL: Duration = Duration::from_millis(250);
 /// The first and the longest pause before a server that refuses subscriptions is asked again.
@@ -94,6 +96,7 @@ impl PubSub {
             again: AGAIN.0,
             not_before: None,
             connects_at: None,
+            connect_pause: SHORTEST_PAUSE,
             probe: None,
         };
         runtime.spawn(actor.run());
@@ -140,8 +143,10 @@ struct Actor {
     again: Duration,
     /// When it is asked next; `None` if no refusal is known.
     not_before: Option<Instant>,
-    /// When to reconnect after a connection on which no subscription succeeded.
+    /// When to reconnect after a failed attempt, or a connection on which no subscription succeeded.
     connects_at: Option<Instant>,
+    /// The pause after the next failed attempt.
+    connect_pause: Duration,
     /// The channel with which it was asked again.
     probe: Option<Arc<str>>,
 }
@@ -222,9 +227,17 @@ impl Actor {
                             self.put_off();
                             self.connects_at = self.not_before;
                         }
+                        self.take_in();
+                        // An idle connection may be closed: nobody waits.
+                        if self.channels.is_empty() {
+                            return Ok(());
+                        }
                         trouble
                     }
-                    Err(trouble) => trouble.message,
+                    Err(trouble) => {
+                        self.put_off_connecting(&trouble);
+                        trouble.message
+                    }
                 };
                 if !std::mem::replace(&mut self.told, true) {
                     // A subscription succeeded: a connection without one is not progress.
@@ -250,6 +263,19 @@ impl Actor {
         }
     }
 
+    /// Connects again only after a while, each time a longer one: a server that refused the login will hardly take the
+    /// next one.
+    fn put_off_connecting(&mut self, trouble: &StoreError) {
+        if trouble.reason == Reason::Refused {
+            self.put_off();
+            self.connects_at = self.not_before;
+            return;
+        }
+        let pause = self.connect_pause.mul_f64(0.5 + chance::fraction());
+        self.connects_at = Some(Instant::now() + pause);
+        self.connect_pause = (self.connect_pause * 2).min(LONGEST_PAUSE);
+    }
+
     /// Asks a server that refuses subscriptions again only after a while, each time a longer one.
     fn put_off(&mut self) {
         self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + chance::fraction() / 2.0));
@@ -267,6 +293,7 @@ impl Actor {
         self.again = AGAIN.0;
         self.not_before = None;
         self.connects_at = None;
+        self.connect_pause = SHORTEST_PAUSE;
         if was_refused {
             self.told_refusal = false;
             for channel in std::mem::take(&mut self.refused) {
@@ -331,7 +358,7 @@ impl Actor {
                         return Ok("a connection that was idle is dead".to_owned());
                     }
                 }
-                () = &mut left => return Ok(format!("{address} is the master no longer")),
+                () = &mut left => return Ok(format!("another server has taken over from the one at {address}")),
                 () = tokio::time::sleep_until(polled + POLL), if !self.refused.is_empty() => {
                     self.poll();
                     polled = Instant::now();

@@ -201,12 +201,7 @@ impl ConnectSettings {
         let login = MultiplexedConnection::new_with_config(&settings, stream.clone(), config);
         let logged_in = self.in_time(login).await;
         let (mut connection, driver) = match logged_in {
-            Err(error) if !self.tls && error.is_connection_dropped() => {
-                return Err(with_advice(
-                    &error,
-                    "if the server speaks TLS, use rediss:// instead of redis://",
-                ));
-            }
+            Err(error) if error.is_connection_dropped() => return Err(self.why_dropped(error, &stream)),
             logged_in => logged_in?,
         };
         let mut set_name = redis::cmd("CLIENT");
@@ -221,6 +216,19 @@ impl ConnectSettings {
             trial,
             login: self.logins.clone().zip(valid_for),
         })
+    }
+
+    /// The server has closed the connection instead of a login. Where it has said why, the library waits for the answers to
+    /// its other commands all the same, and reports their loss.
+    fn why_dropped(&self, error: RedisError, stream: &Lent) -> RedisError {
+        match stream.refusal() {
+            Some(said) => io::Error::new(io::ErrorKind::ConnectionReset, said).into(),
+            None if self.tls => error,
+            None => with_advice(
+                &error,
+                "if the server speaks TLS, use rediss:// instead of redis://",
+            ),
+        }
     }
 
     async fn reach(&self, address: &Address) -> Result<(BoxStream, Trial), RedisError> {
@@ -276,7 +284,8 @@ fn failed_handshake(error: RedisError) -> RedisError {
     match is_silent || error.to_string().contains("corrupt message") {
         true => with_advice(
             &error,
-            "the TLS handshake failed; if the server does not speak TLS, use redis:// instead of rediss://",
+            "the TLS handshake failed; if the server does not speak TLS, use redis:// instead of rediss://, \
+             or the server takes no more connections (maxclients)",
         ),
         false => error,
     }

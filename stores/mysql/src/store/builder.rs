@@ -1,11 +1,14 @@
 //! Options of the store, and its background tasks.
 
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock::store::queue::{check_connections, check_timeout};
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
+#[cfg(feature = "tls")]
+use mysql_async::Opts;
 use mysql_async::OptsBuilder;
 use tokio::runtime;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +38,6 @@ const SWEEP: Duration = Duration::from_secs(300);
 /// # let _ = store; Ok(()) }
 /// ```
 #[must_use = "a builder does nothing until it connects"]
-#[derive(Debug)]
 pub struct MysqlLocksBuilder {
     server: OptsBuilder,
     table: String,
@@ -110,7 +112,19 @@ impl MysqlLocksBuilder {
     fn check(&self) -> Result<Table, (&'static str, String)> {
         check_connections(self.connections).map_err(|reason| ("connections", reason.to_owned()))?;
         check_timeout(self.timeout).map_err(|reason| ("timeout", reason.to_owned()))?;
+        #[cfg(feature = "tls")]
+        self.check_encryption()?;
         Table::new(&self.table).map_err(|reason| ("table", reason))
+    }
+
+    /// Checks that the driver can encrypt, if it is to.
+    #[cfg(feature = "tls")]
+    fn check_encryption(&self) -> Result<(), (&'static str, String)> {
+        let is_encrypted = Opts::from(self.server.clone()).ssl_opts().is_some();
+        match crate::tls::obstacle().filter(|_| is_encrypted) {
+            Some(reason) => Err(("require_ssl", reason.to_owned())),
+            None => Ok(()),
+        }
     }
 
     async fn open(self, table: Table) -> Result<MysqlLocks, StoreError> {
@@ -140,6 +154,18 @@ impl MysqlLocksBuilder {
             }
         });
         Ok(MysqlLocks(inner))
+    }
+}
+
+impl fmt::Debug for MysqlLocksBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The options of the server hold a password.
+        f.debug_struct("MysqlLocksBuilder")
+            .field("table", &self.table)
+            .field("prefix", &self.prefix)
+            .field("connections", &self.connections)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 

@@ -199,7 +199,7 @@ mod tests {
     fn every_kind_of_lock_has_a_user() {
         use plan::Kind::{Fair, Fenced, Leader, Permit, Plain, Read, Write};
         let users = [Plain, Fair, Fenced, Read, Write, Permit, Leader].map(kind_of);
-        for kind in LockKind::ALL {
+        for &kind in LockKind::ALL {
             assert!(
                 users.contains(&Kind::from(kind)),
                 "no user acquires a {kind} lock"

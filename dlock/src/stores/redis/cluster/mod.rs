@@ -413,7 +413,7 @@ mod tests {
     fn a_channel_is_in_the_slot_of_its_key_unless_the_braces_of_its_name_are_in_the_way() {
         let grant = GrantId::from_parts(1, 1);
         let of = |kind, key: &str| way(&kinds::channel(kind, key, grant), Slot::of(key));
-        for kind in Kind::ALL {
+        for &kind in Kind::ALL {
             for key in ["order:42", "shop:order:42", "größe"] {
                 assert_eq!(of(kind, key), Way::Sharded, "{kind} {key}");
             }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::super::hint::PERMISSIONS;
 use super::facts::{Facts, Info, Seen};
 use crate::store::doctor::{ClockReading, Durability, Finding};
 
@@ -356,7 +357,8 @@ fn scripts(facts: &Facts) -> Finding {
     const CHECK: &str = "scripts";
     if let Err(why) = &facts.eval {
         let why = format!("EVAL is refused: {why}; each lock is a script");
-        return Finding::bad(CHECK, why, "+eval +evalsha for the user (docs/permissions.md)");
+        let remedy = format!("+eval +evalsha for the user ({PERMISSIONS})");
+        return Finding::bad(CHECK, why, remedy);
     }
     let evicted = facts
         .info

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::super::RedisStore;
+use super::super::hint::PERMISSIONS;
 use super::super::kinds::channel;
 use super::facts::{Patient, Seen};
 use crate::base::chance;
@@ -141,7 +142,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
             check,
             format!("not visible: {why}"),
             Some(format!(
-                "let the user of the doctor use {}dlock:doctor:* (docs/permissions.md)",
+                "let the user of the doctor use {}dlock:doctor:* ({PERMISSIONS})",
                 self.store.prefix
             )),
         )
@@ -222,7 +223,9 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
             let bad = Finding::bad(
                 CHECKS[0],
                 "no subscription stands: each waiter polls four times a second",
-                "+subscribe (in a Cluster +ssubscribe) and &redisson_lock__channel:* for the user (docs/permissions.md)",
+                format!(
+                    "+subscribe (in a Cluster +ssubscribe) and &redisson_lock__channel:* for the user ({PERMISSIONS})"
+                ),
             );
             return [
                 bad,
@@ -244,7 +247,9 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
             let bad = Finding::bad(
                 CHECKS[0],
                 format!("a message that was published did not arrive: {why}; each waiter polls then"),
-                "+publish (in a Cluster +spublish) and &redisson_lock__channel:* for the user (docs/permissions.md)",
+                format!(
+                    "+publish (in a Cluster +spublish) and &redisson_lock__channel:* for the user ({PERMISSIONS})"
+                ),
             );
             return [
                 bad,
@@ -339,7 +344,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
             Some(("locks", names)) => Finding::bad(
                 CHECK,
                 format!("the user lacks what every lock needs: {}", told.join("; ")),
-                format!("ACL SETUSER … +{names} (docs/permissions.md)"),
+                format!("ACL SETUSER … +{names} ({PERMISSIONS})"),
             ),
             Some(_) => Finding::good(
                 CHECK,

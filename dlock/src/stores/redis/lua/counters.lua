@@ -60,9 +60,7 @@ local function add_counter_steps(semaphores)
       if semaphore.free then
         semaphores.change(semaphore, by)
       else
-        run('SET', semaphore.free_key, digits(all_if_none))
-        semaphores.stay_with_total(semaphore)
-        semaphore.free = all_if_none
+        semaphores.set_free(semaphore, all_if_none)
       end
       if by > 0 then semaphores.tell_free(semaphore) end
     end

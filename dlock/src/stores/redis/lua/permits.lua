@@ -23,11 +23,16 @@ local function add_permit_steps()
   local kept, heard_within = 5000, 2000
   -- How long the key of holders outlives the last lease.
   local beyond_lease = 5000
+  -- How many permits whose leases have ended are removed in a call: a process that is gone may have had any number.
+  local MOST = 256
 
   local function semaphore_of(key)
     return {
       free_key = key, held_key = suffixed(key, 'timeout'), queue_key = suffixed(key, 'dlock:queue'),
       channel = prefixed('redisson_sc', key),
+      -- How many permits whose leases have ended are still among those that are held. They count as free: the number has
+      -- them only once they are removed.
+      left_over = 0,
     }
   end
 
@@ -42,6 +47,20 @@ local function add_permit_steps()
   -- A write that changes nothing: after it, a full server accepts releases and renewals, see shorten.
   local function begin_to_write(semaphore) ask('ZREM', semaphore.held_key, '') end
 
+  -- More permits are free, or fewer.
+  local function change(semaphore, by)
+    if by ~= 0 and semaphore.free then
+      semaphore.free = run('INCRBY', semaphore.free_key, by) + semaphore.left_over
+    end
+    return semaphore.free
+  end
+
+  -- Removes so many permits whose leases have ended: all, or the first of them.
+  local function remove_expired(semaphore, count)
+    if semaphore.left_over == 0 then return ask('ZREMRANGEBYSCORE', semaphore.held_key, '-inf', now_ms) end
+    return ask('ZREM', semaphore.held_key, unpack(ask('ZRANGE', semaphore.held_key, 0, count - 1)))
+  end
+
   -- The number of free permits, nil where no total is set. Permits whose leases have ended become free here.
   local function look(semaphore)
     semaphore.free = number_at(semaphore.free_key)
@@ -49,17 +68,19 @@ local function add_permit_steps()
     if is_wrong_type(expired) then error({ taken = type_of(semaphore.held_key) }) end
     if is_error(expired) then error({ failed = expired.err }) end
     if expired == 0 then return semaphore.free end
-    if semaphore.free then semaphore.free = run('INCRBY', semaphore.free_key, expired) end
-    local gone = ask('ZREMRANGEBYSCORE', semaphore.held_key, '-inf', now_ms)
+    local count = math.min(expired, MOST)
+    semaphore.left_over = expired - count
+    change(semaphore, count)
+    local gone = remove_expired(semaphore, count)
     if is_error(gone) then
-      if semaphore.free then ask('INCRBY', semaphore.free_key, -expired) end
+      if semaphore.free then ask('INCRBY', semaphore.free_key, -count) end
       error({ failed = gone.err })
     end
     tell_free(semaphore)
     return semaphore.free
   end
 
-  local function held(semaphore) return run('ZCARD', semaphore.held_key) end
+  local function held(semaphore) return run('ZCARD', semaphore.held_key) - semaphore.left_over end
 
   -- Without a total the holders are all there is, and nobody may ask any more when the last of them has gone.
   local function go_with_the_last(semaphore)
@@ -77,12 +98,6 @@ local function add_permit_steps()
     local left = semaphore.free and ask('PTTL', semaphore.held_key) or -1
     if is_error(left) or left < 0 or left > never / 2 then return end
     if ask('PTTL', semaphore.free_key) == -1 then stay_with_total(semaphore) end
-  end
-
-  -- More permits are free, or fewer.
-  local function change(semaphore, by)
-    if by ~= 0 and semaphore.free then semaphore.free = run('INCRBY', semaphore.free_key, by) end
-    return semaphore.free
   end
 
   local function found(key)
@@ -117,13 +132,29 @@ local function add_permit_steps()
     end
   end
 
-  -- How many of these ids are held.
+  -- Which of these ids are held, in one text, and how many there are.
   local function held_of(semaphore, ids)
-    local count = 0
+    local there = {}
     for at = 1, #ids, 16 do
-      if run('ZSCORE', semaphore.held_key, string.sub(ids, at, at + 15)) then count = count + 1 end
+      local id = string.sub(ids, at, at + 15)
+      local upto = run('ZSCORE', semaphore.held_key, id)
+      if upto and tonumber(upto) > now_ms then there[#there + 1] = id end
     end
-    return count
+    return table.concat(there), #there
+  end
+
+  -- Removes what has ended of these ids, which are to be held anew.
+  local function remove_left_over(semaphore, ids)
+    if semaphore.left_over == 0 then return end
+    for at = 1, #ids, 16 do
+      local id = string.sub(ids, at, at + 15)
+      local upto = run('ZSCORE', semaphore.held_key, id)
+      if upto and tonumber(upto) <= now_ms then
+        semaphore.left_over = semaphore.left_over - 1
+        change(semaphore, 1)
+        run('ZREM', semaphore.held_key, id)
+      end
+    end
   end
 
   -- The waiters in order of arrival, without those that sent no request for too long. Where each waits for one permit
@@ -190,16 +221,22 @@ local function add_permit_steps()
 
   -- The time until the first lease of a held permit ends, in ms; -1 for ever.
   local function first_end(semaphore)
-    local first = run('ZRANGE', semaphore.held_key, 0, 0, 'WITHSCORES')
+    local at = semaphore.left_over
+    local first = run('ZRANGE', semaphore.held_key, at, at, 'WITHSCORES')
     if not first[1] or first[2] == never then return -1 end
     return math.max(0, tonumber(first[2]) - now_ms)
   end
 
+  -- Sets the number of free permits where there is none.
+  local function set_free(semaphore, free)
+    run('SET', semaphore.free_key, digits(free - semaphore.left_over))
+    semaphore.free = free
+    stay_with_total(semaphore)
+  end
+
   -- Sets the total where none is set; permits that are held already count. Callers that name no total wait for one.
   local function begin(semaphore, total, out)
-    semaphore.free = tonumber(total) - out
-    run('SET', semaphore.free_key, digits(semaphore.free))
-    stay_with_total(semaphore)
+    set_free(semaphore, tonumber(total) - out)
     tell_free(semaphore)
   end
 
@@ -237,6 +274,7 @@ local function add_permit_steps()
       if amount > all and not limit then return { 'beyond' } end
       return { 'busy', ends, again }
     end
+    remove_left_over(semaphore, ids)
     local first, count = take(wanted)
     change(semaphore, -amount)
     local set = hold(semaphore, ids, 'NX', digits(now_ms + lease))
@@ -260,13 +298,13 @@ local function add_permit_steps()
     -- Other data in its place is a loss like any other.
     if type(failure) == 'table' and failure.taken then return 0 end
     if not ok then error(failure) end
-    local there = held_of(semaphore, ids)
+    local held_ids, there = held_of(semaphore, ids)
     if there == 0 then
       if run('HDEL', semaphore.queue_key, grant) == 1 then tell_free(semaphore) end
       return 0
     end
     if keep ~= '0' then
-      keep_taken(semaphore, ids, keep)
+      keep_taken(semaphore, held_ids, keep)
       go_with_the_last(semaphore)
       -- The waiters learn the time. For Redisson the message is how many may ask.
       local heard = tell(semaphore.channel, '1')
@@ -274,8 +312,8 @@ local function add_permit_steps()
     end
     -- What may fail comes first, and undoes nothing then.
     if semaphore.free then change(semaphore, there) end
-    for at = 1, #ids, 16 do
-      local gone = ask('ZREM', semaphore.held_key, string.sub(ids, at, at + 15))
+    for at = 1, #held_ids, 16 do
+      local gone = ask('ZREM', semaphore.held_key, string.sub(held_ids, at, at + 15))
       if is_error(gone) then
         if semaphore.free then change(semaphore, -there) end
         error({ failed = gone.err })
@@ -292,7 +330,7 @@ local function add_permit_steps()
     local semaphore = semaphore_of(key)
     begin_to_write(semaphore)
     look(semaphore)
-    if held_of(semaphore, ids) * 16 < #ids then return 0 end
+    if #held_of(semaphore, ids) < #ids then return 0 end
     local set = hold(semaphore, ids, 'XX', digits(now_ms + lease))
     if set then error({ failed = set.err }) end
     stays_with_total(semaphore)
@@ -363,7 +401,7 @@ local function add_permit_steps()
   table.insert(inspect_as, function(key)
     local semaphore = seen_at(key)
     if not semaphore then return nil end
-    local all = run('ZRANGE', semaphore.held_key, 0, -1, 'WITHSCORES')
+    local all = run('ZRANGE', semaphore.held_key, semaphore.left_over, -1, 'WITHSCORES')
     if #all == 0 then return { 'free' } end
     local answer = { 'holders' }
     for at = 1, #all, 2 do
@@ -378,6 +416,8 @@ local function add_permit_steps()
     if not semaphore then return nil end
     local count = held(semaphore)
     if count == 0 then return { 'gone' } end
+    -- What has ended goes along.
+    count, semaphore.left_over = count + semaphore.left_over, 0
     change(semaphore, count)
     local gone = ask('DEL', semaphore.held_key)
     if is_error(gone) then
@@ -388,6 +428,6 @@ local function add_permit_steps()
   end)
 
   return {
-    found = found, held = held, change = change, tell_free = tell_free, stay_with_total = stay_with_total,
+    found = found, held = held, change = change, tell_free = tell_free, set_free = set_free,
   }
 end

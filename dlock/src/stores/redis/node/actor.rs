@@ -188,8 +188,8 @@ pub(super) struct Actor {
     pub(super) answers: Answers,
     /// The state of acknowledgements by replicas, if configured.
     pub(super) replicas: Option<Replicas>,
-    /// The run id of the connected server process.
-    run_id: String,
+    /// The run id of the connected server process; empty if not permitted to ask.
+    pub(super) run_id: String,
     pub(super) token_draws: TokenDraws,
     pub(super) former_connections: FormerConnections,
     /// Of acquires by commands without an answer: for the next connection.
@@ -198,7 +198,7 @@ pub(super) struct Actor {
     pub(super) has_doubts: bool,
     /// A master was found at the address: a read-only replica there is a former master.
     pub(super) was_master: bool,
-    /// Whether the last connected server is no longer a master.
+    /// Whether the last connected server is no longer a master, as far as it tells.
     pub(super) was_demoted: bool,
     /// Connections in a row on which the server carried out nothing.
     pub(super) setbacks: u32,
@@ -304,6 +304,7 @@ impl Actor {
             .server_says(connected.server_time, connected.asked_at);
         self.token_draws.begin();
         self.script_is_next = false;
+        let is_another = self.is_another(&connected.run_id);
         self.run_id.clone_from(&connected.run_id);
         for (cmd, reply) in self.former_connections.replace(&self.run_id, connected.id) {
             let close = self.plain(
@@ -320,13 +321,18 @@ impl Actor {
         }
         self.was_master |= !connected.is_replica;
         if address.is_some() {
-            if std::mem::take(&mut self.was_demoted) {
+            if std::mem::take(&mut self.was_demoted) || is_another {
                 self.connector.endpoint.changed();
             }
             tracing::info!(server = %self.connector.endpoint, "connected to the lock store again");
             self.send_queue.releases_first();
             self.part.doubts.tell(self.part.lane);
         }
+    }
+
+    /// Whether this is another server process than the last one, as far as both could be asked.
+    fn is_another(&self, run_id: &str) -> bool {
+        !run_id.is_empty() && !self.run_id.is_empty() && *run_id != self.run_id
     }
 
     /// Connects, for as long as it takes. `None` if it is not needed any more.
@@ -346,9 +352,10 @@ impl Actor {
             }
             let (connector, was_master) = (self.connector.clone(), self.was_master);
             let attempt = async move {
-                match connector.connect().await {
-                    Ok(connected) if connected.is_replica && was_master => Err(no_master(&connected)),
-                    outcome => outcome,
+                let connected = connector.connect().await?;
+                match was_master {
+                    true => is_ready(connected),
+                    false => Ok(connected),
                 }
             };
             tokio::pin!(attempt);
@@ -889,13 +896,15 @@ impl Actor {
     }
 }
 
-/// Whether a read-only replica answers instead of the master.
-fn no_master(replica: &Connected) -> StoreError {
-    let message = format!(
-        "{} is a read-only replica now: its master is looked for at the same address",
-        replica.address
-    );
-    StoreError::not_done(Reason::Unreachable, message)
+/// A server where there was a master, unless it is none, or none yet.
+fn is_ready(connected: Connected) -> Result<Connected, StoreError> {
+    let trouble = match (connected.is_replica, connected.is_loading) {
+        (true, _) => "is a read-only replica now: its master is looked for at the same address",
+        (false, true) => "is still loading its data",
+        (false, false) => return Ok(connected),
+    };
+    let message = format!("{} {trouble}", connected.address);
+    Err(StoreError::not_done(Reason::Unreachable, message))
 }
 
 /// A timer that is reset only to ring earlier: it may ring for nothing, which is cheaper than resetting it for each

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::flow_control::LATE;
 use super::{Done, Reply};
 use crate::base::clock;
+use crate::base::waking::reply_to;
 use crate::store::StoreError;
 
 type Answer = (Reply, Result<Done, StoreError>);
@@ -106,7 +107,7 @@ impl Drop for Delivery {
 }
 
 fn hand_out((reply, answer): Answer) {
-    let _ = reply.send(answer);
+    reply_to(reply, answer);
 }
 
 #[cfg(test)]
@@ -210,5 +211,28 @@ mod tests {
         let mut outside = [push(&mut answers), push(&mut answers)];
         answers.deliver(ALL);
         assert_eq!(outside.each_mut().map(is_there), [true; 2]);
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker panics")
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_behind_a_waker_that_panics_are_handed_out() {
+        for has_threads in [true, false] {
+            let mut answers = Answers::new(has_threads);
+            let mut all: [Receiver; 3] = std::array::from_fn(|_| push(&mut answers));
+            let waker = Waker::from(Arc::new(Panics));
+            for receiver in &mut all[..2] {
+                assert!(pin!(receiver).poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+            answers.deliver(ALL);
+            tokio::task::yield_now().await;
+            assert_eq!(all.each_mut().map(is_there), [true; 3]);
+        }
     }
 }

@@ -35,6 +35,7 @@ pub(in super::super) fn classify(error: &RedisError) -> StoreError {
         ErrorKind::Server(
             S::BusyLoading | S::NoScript | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,
         ) => StoreError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone()),
+        _ if is_not_offered(error) => refused(error, ""),
         _ => match error.code() {
             Some("WRONGPASS" | "NOAUTH") => explained(error),
             Some("BUSY") => {
@@ -47,6 +48,20 @@ pub(in super::super) fn classify(error: &RedisError) -> StoreError {
             _ => StoreError::unknown(error.to_string()).caused_by(error.clone()),
         },
     }
+}
+
+/// Whether a server or a proxy does not have this command at all, or does not take any more of them: nothing was done.
+fn is_not_offered(error: &RedisError) -> bool {
+    let Some(details) = error.detail().map(str::to_ascii_lowercase) else {
+        return false;
+    };
+    // A script may have done something before one of its commands was refused.
+    let is_of_a_script = details.contains("user_script");
+    let begins = |words: &&str| details.starts_with(words);
+    let contains = |words: &&str| details.contains(words);
+    !is_of_a_script
+        && (["unknown command", "unsupported command"].iter().any(begins)
+            || ["not support", "request limit exceeded"].iter().any(contains))
 }
 
 /// Whether the server will refuse this command again: the user may not use it, or the server does not know it.
@@ -66,10 +81,12 @@ pub(in super::super) fn refused(message: &str) -> StoreError {
     if message.contains(NOT_LOCAL) || message.contains(DOWN) {
         return StoreError::not_done(Reason::Unreachable, message);
     }
-    let code = code_of(message);
-    match passes(code) {
-        true => StoreError::not_done(Reason::RefusedForNow, format!("{message}{}", hint(code))),
-        false => StoreError::not_done(Reason::Refused, format!("{message}{}", hint(message))),
+    match code_of(message) {
+        "MASTERDOWN" => StoreError::not_done(Reason::Unreachable, message),
+        code if passes(code) => {
+            StoreError::not_done(Reason::RefusedForNow, format!("{message}{}", hint(code)))
+        }
+        _ => StoreError::not_done(Reason::Refused, format!("{message}{}", hint(message))),
     }
 }
 
@@ -77,6 +94,15 @@ pub(in super::super) fn refused(message: &str) -> StoreError {
 pub(super) fn is_read_only(error: &StoreError) -> bool {
     // The `redis` crate writes the code of an error reply in its own way.
     error.reason == Reason::RefusedForNow && matches!(code_of(&error.message), "READONLY" | "ReadOnly")
+}
+
+/// Whether a server refused this because it loads its data, or because it is a replica without a link to its master.
+pub(super) fn serves_nothing(error: &StoreError) -> bool {
+    error.reason == Reason::Unreachable
+        && matches!(
+            code_of(&error.message),
+            "LOADING" | "BusyLoading" | "MASTERDOWN" | "MasterDown"
+        )
 }
 
 /// The code at the front of an error. Servers before version 7 write the line of the script before it, and the code as on
@@ -139,15 +165,74 @@ mod tests {
         }
     }
 
+    /// As the `redis` crate reads it.
+    fn reply(text: &str) -> RedisError {
+        let reply = redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+        reply.extract_error().unwrap_err()
+    }
+
     #[test]
     fn refused_call_tells_whether_the_server_is_a_replica() {
-        for (reply, read_only) in [
-            ("-READONLY You can't write against a read only replica.", true),
-            ("-MISCONF READONLY", false),
+        for (text, read_only, nothing) in [
+            (
+                "-READONLY You can't write against a read only replica.",
+                true,
+                false,
+            ),
+            ("-MISCONF READONLY", false, false),
+            ("-LOADING Redis is loading the dataset in memory", false, true),
+            ("-MASTERDOWN Link with MASTER is down", false, true),
+            ("-BUSY LOADING MASTERDOWN", false, false),
         ] {
-            let reply = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).unwrap();
-            let error = reply.extract_error().unwrap_err();
-            assert_eq!(is_read_only(&classify(&error)), read_only, "{error}");
+            let error = classify(&reply(text));
+            assert_eq!(
+                (is_read_only(&error), serves_nothing(&error)),
+                (read_only, nothing),
+                "{error}"
+            );
+        }
+        // In a script.
+        for text in [
+            "MASTERDOWN Link with MASTER is down",
+            "@user_script: 12: -MASTERDOWN Link with MASTER is down\r\n",
+        ] {
+            assert!(serves_nothing(&refused(text)), "{text}");
+        }
+        assert!(!serves_nothing(&refused("ERR LOADING")));
+    }
+
+    #[test]
+    fn command_that_the_server_does_not_have_is_refused() {
+        for (text, not_offered) in [
+            (
+                "-ERR unknown command 'EVALSHA', with args beginning with: 'x'",
+                true,
+            ),
+            ("-ERR unknown command `EVALSHA`, with args beginning with: ", true),
+            ("-ERR unsupported command 'evalsha'", true),
+            ("-ERR EVALSHA is not supported by this proxy", true),
+            ("-ERR command not support your key", true),
+            ("-ERR max daily request limit exceeded. Limit: 10000", true),
+            (
+                "-ERR user_script:1: this is not supported script: f, on @user_script:1.",
+                false,
+            ),
+            (
+                "-ERR Error running script (call to f_1): @user_script:1: not supported",
+                false,
+            ),
+            (
+                "-ERR Unknown Redis command called from script script: f, on @user_script:1.",
+                false,
+            ),
+            ("-ERR something else", false),
+        ] {
+            let error = classify(&reply(text));
+            let refused = (
+                error.outcome == crate::store::Outcome::NotDone,
+                error.reason == Reason::Refused,
+            );
+            assert_eq!(refused, (not_offered, not_offered), "{text}: {error:?}");
         }
     }
 }

@@ -7,14 +7,14 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::actor::Actor;
-use super::failure::is_read_only;
+use super::failure::{is_read_only, serves_nothing};
 use super::responses::answer_error;
 use super::{Queuing, Step};
 use crate::base::chance;
 use crate::base::clock;
 use crate::store::{Outcome, Reason, StoreError};
 use crate::stores::redis::cluster::slot::Slot;
-use crate::stores::redis::connect::is_of_a_cluster;
+use crate::stores::redis::connect::{has_shards, is_of_a_cluster};
 use crate::stores::redis::script::{Answer, DOWN, NOT_LOCAL};
 
 /// The shortest and the longest time for which a step is held back.
@@ -147,8 +147,13 @@ impl Actor {
     }
 
     /// Whether the server, which should be the master, no longer is. A server of a Cluster redirects instead.
+    ///
+    /// A former master may serve nothing at all, for as long as it copies the data of the new one. A master that loads its
+    /// own data says the same: then the next connection leads to it again.
     pub(super) fn is_demoted(&self, error: &StoreError) -> bool {
-        self.part.cluster.is_none() && error.outcome == Outcome::NotDone && is_read_only(error)
+        self.part.cluster.is_none()
+            && error.outcome == Outcome::NotDone
+            && (is_read_only(error) || self.was_master && serves_nothing(error))
     }
 
     /// The error for a reply that only a Cluster server gives, when the URL names a single server.
@@ -162,7 +167,12 @@ impl Actor {
             .address
             .as_ref()
             .filter(|_| says_so && self.part.cluster.is_none())?;
-        Some(is_of_a_cluster(&self.connector.access, address))
+        // A server that says what it is would have been refused as a node of a Cluster.
+        let is_known = !self.run_id.is_empty();
+        Some(match error.kind() {
+            ErrorKind::Server(S::CrossSlot) if is_known => has_shards(address),
+            _ => is_of_a_cluster(&self.connector.access, address),
+        })
     }
 }
 

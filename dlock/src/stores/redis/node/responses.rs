@@ -14,6 +14,7 @@ use super::replicas::ConnectionRole;
 use super::undos::NO_CALL;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
+use crate::base::waking::reply_to;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
 
@@ -63,7 +64,7 @@ impl Actor {
         while self.plain.front().is_some_and(|plain| plain.deadline <= now) {
             if let Some(plain) = self.plain.pop_front() {
                 let error = StoreError::not_done(Reason::Unreachable, self.waited_because());
-                let _ = plain.reply.send(Err(error));
+                reply_to(plain.reply, Err(error));
             }
         }
         let mut calls = std::mem::take(&mut self.calls);
@@ -114,7 +115,7 @@ impl Actor {
         {
             self.release_again(step.call.clone(), self.connector.access.patience());
         }
-        let _ = reply.send(Err(error));
+        reply_to(reply, Err(error));
     }
 
     /// A claim is sent again, and its release may have overtaken it.
@@ -154,7 +155,7 @@ impl Actor {
                     Some(result) => result.map_err(|error| classify(&error)),
                     None => Err(no_answer()),
                 };
-                let _ = plain.reply.send(result);
+                reply_to(plain.reply, result);
                 return match self.former_connections.stay_open() {
                     true => After::Broken("it does not close the former connection".to_owned()),
                     false => After::Fine,
@@ -522,7 +523,7 @@ impl Actor {
         let steps = match batch {
             Batch::Steps(steps) => steps,
             Batch::Plain(plain) => {
-                let _ = plain.reply.send(Err(broke()));
+                reply_to(plain.reply, Err(broke()));
                 return;
             }
             Batch::Wait => return,

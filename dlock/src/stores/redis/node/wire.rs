@@ -11,6 +11,7 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 
 use super::reply::{LookedAt, first_value};
+use crate::base::waking::reply_to;
 use crate::stores::redis::command::Packed;
 use crate::stores::redis::connect::Link;
 
@@ -227,7 +228,7 @@ impl Wire {
                     return Ok(Some(Replied { to: call, result }));
                 }
                 Some(Expected::Aside(reply)) => {
-                    let _ = reply.send(value.extract_error());
+                    reply_to(reply, value.extract_error());
                 }
                 Some(Expected::Ignored) => {}
                 // The next one would be taken for the reply to another call.

@@ -3,18 +3,23 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::runtime::emit::Event;
-
-/// Runs what wakes tasks.
+/// Runs what wakes tasks: signals, notifications, replies, and the end of what a caller waits for. Not under a mutex that a task
+/// may want: a waker may drop a future that asks the store for something.
 pub(crate) fn waking(wake: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(wake)).is_err() {
-        Event::WakerPanicked.emit();
+        tracing::error!("a waker panicked: its task may wait for ever");
     }
 }
 
 /// Cancels a token, which wakes the tasks that wait for it.
 pub(crate) fn cancel(token: &CancellationToken) {
     waking(|| token.cancel());
+}
+
+/// Replies to a caller, if it is still there.
+pub(crate) fn reply_to<T>(caller: oneshot::Sender<T>, reply: T) {
+    waking(|| drop(caller.send(reply)));
 }

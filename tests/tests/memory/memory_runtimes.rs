@@ -1,0 +1,428 @@
+//! Calls and steps on several runtimes, and on none: a step may outlive the runtime that polled it first, a store belongs to the
+//! runtime that the builder was told, and any executor may poll a call.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::mpsc;
+use std::task::{Context, Poll, Wake};
+use std::thread;
+use std::time::Duration;
+
+use dlock::operations::Intervention;
+use dlock::store::counter::{CounterReply, CounterRequest, Counters};
+use dlock::store::operations::Operations;
+use dlock::store::queue::{Connect, Link, Next, Step, StepQueue};
+use dlock::store::{
+    AcquireReply, AcquireRequest, Capabilities, Holder, Kind, OpenRequest, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Scheme, Store, StoreError, StoreFuture,
+};
+use dlock::stores::memory::MemoryStore;
+use dlock::{Error, LockClient, LockKey};
+use futures_util::FutureExt;
+use tokio::runtime::{self, Runtime};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+
+/// Something that the connection carries out.
+struct Work {
+    key: Arc<str>,
+    acquires: bool,
+    releases: bool,
+    run: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Step for Work {
+    type Answer = ();
+
+    fn keys(&self) -> impl Iterator<Item = &Arc<str>> {
+        std::iter::once(&self.key)
+    }
+
+    fn acquires(&self) -> bool {
+        self.acquires
+    }
+}
+
+/// A connection that takes its time for releases.
+struct Toy {
+    releases: AtomicU32,
+}
+
+impl Connect<Work> for Toy {
+    type Session = ();
+
+    async fn connect(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn serve(&self, _session: (), link: &mut Link<Work>) -> Option<String> {
+        link.is_ready();
+        loop {
+            match link.queue().next(Instant::now(), |_| true) {
+                Next::Send(jobs) => {
+                    for mut job in jobs {
+                        if job.step.releases {
+                            self.releases.fetch_add(1, SeqCst);
+                            sleep(300 * MS).await;
+                        }
+                        (&mut job.step.run).await;
+                        link.queue().done(&job.step);
+                        job.answer(Ok(()));
+                    }
+                }
+                Next::Wait(_) => link.queue().woken().await,
+                Next::End => return None,
+            }
+        }
+    }
+}
+
+/// A store on a queue of steps, as those of databases are; its connection belongs to the runtime that opened it.
+struct Queued {
+    memory: Arc<MemoryStore>,
+    queue: Arc<StepQueue<Work>>,
+    toy: Arc<Toy>,
+}
+
+impl Queued {
+    /// Opens it in this runtime.
+    fn open() -> Arc<Queued> {
+        let toy = Arc::new(Toy {
+            releases: AtomicU32::new(0),
+        });
+        let queue = Arc::new(StepQueue::new("toy", 2 * SEC));
+        tokio::spawn(queue.serve(toy.clone(), None));
+        Arc::new(Queued {
+            memory: Arc::new(MemoryStore::new()),
+            queue,
+            toy,
+        })
+    }
+
+    fn step<T, F>(
+        &self,
+        key: &str,
+        run: impl FnOnce(Arc<MemoryStore>) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        self.work(key, (false, false), run)
+    }
+
+    fn work<T, F>(
+        &self,
+        key: &str,
+        (acquires, releases): (bool, bool),
+        run: impl FnOnce(Arc<MemoryStore>) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (reply, result) = oneshot::channel();
+        let memory = self.memory.clone();
+        let answer = self.queue.ask(Work {
+            key: key.into(),
+            acquires,
+            releases,
+            run: Box::pin(async move { drop(reply.send(run(memory).await)) }),
+        });
+        Box::pin(async move {
+            answer.await?;
+            result.await.unwrap()
+        })
+    }
+}
+
+impl Store for Queued {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new([Kind::Mutex])
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let key = request.key.clone();
+        self.work(key.as_str(), (true, false), |memory| memory.acquire(request))
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let key = request.key.clone();
+        self.work(key.as_str(), (false, true), |memory| memory.release(request))
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        self.step("renewals", |memory| memory.renew(requests))
+    }
+
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        self.step("look", |memory| memory.inspect(key))
+    }
+
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        self.step("look", |memory| memory.list(prefix))
+    }
+
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        self.step("force", |memory| memory.force_release(key))
+    }
+
+    fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+        Some(self.memory.clone())
+    }
+}
+
+fn a_runtime() -> Runtime {
+    runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// A future on this thread, by an executor that is not tokio's.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// Polls a future once, in a task of a runtime that ends right after that.
+fn polled_once_on_another_runtime<F>(future: F)
+where
+    F: Future + Send + 'static,
+{
+    let guest = a_runtime();
+    let (polled, is_polled) = mpsc::channel();
+    guest.spawn(async move {
+        let mut future = Box::pin(future);
+        assert!(future.as_mut().now_or_never().is_none());
+        polled.send(()).unwrap();
+        std::future::pending::<()>().await;
+        drop(future);
+    });
+    is_polled.recv().unwrap();
+    drop(guest);
+}
+
+/// A client on a queued store, both of this runtime.
+fn queued_client(home: &Runtime) -> (Arc<Queued>, LockClient) {
+    home.block_on(async {
+        let store = Queued::open();
+        let client = LockClient::builder().shared_store(store.clone()).build();
+        (store, client.await.unwrap())
+    })
+}
+
+#[test]
+fn release_goes_on_when_the_runtime_ends_that_polled_it() {
+    let home = a_runtime();
+    let (store, client) = queued_client(&home);
+    let guard = home.block_on(client.lock("k").acquire()).unwrap();
+    polled_once_on_another_runtime(guard.release());
+    let report = home.block_on(client.shutdown(5 * SEC));
+    assert_eq!((report.lost, report.unconfirmed), (0, 0));
+    // A step that panicked would be repeated.
+    assert_eq!(store.toy.releases.load(SeqCst), 1);
+}
+
+/// A store whose first operation on a counter panics when it is polled again.
+struct Panics {
+    memory: Arc<MemoryStore>,
+    counts: AtomicU32,
+}
+
+impl Store for Panics {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.memory.clone().acquire(request)
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.memory.clone().release(request)
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        self.memory.clone().renew(requests)
+    }
+
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+}
+
+impl Counters for Panics {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        let before = self.counts.fetch_add(1, SeqCst);
+        assert!(before != 0, "the first call");
+        let step = self.memory.clone().counters().unwrap().count(request);
+        Box::pin(async move {
+            let reply = step.await;
+            assert!(before != 1, "the second call, which was carried out");
+            reply
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn counter_step_that_panics_is_sent_again_and_counts_once() {
+    let store = Panics {
+        memory: Arc::new(MemoryStore::new()),
+        counts: AtomicU32::new(2),
+    };
+    let store = Arc::new(store);
+    let client = LockClient::builder().shared_store(store.clone()).build();
+    let latch = client.await.unwrap().latch("l");
+    assert!(latch.try_set_count(5).await.unwrap());
+    store.counts.store(0, SeqCst);
+    assert_eq!(latch.count_down().await.unwrap(), 4);
+    assert_eq!(latch.count().await.unwrap(), 4);
+}
+
+#[test]
+fn store_of_a_scheme_belongs_to_the_runtime_of_the_client() {
+    async fn open(_request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(Queued::open())
+    }
+    let (home, guest) = (a_runtime(), a_runtime());
+    let builder = LockClient::builder().scheme(Scheme::new(["toy"], open));
+    let building = builder.url("toy://").runtime(home.handle().clone()).build();
+    let client = guest.block_on(building).unwrap();
+    drop(guest);
+    let guard = home.block_on(client.lock("k").try_acquire()).unwrap();
+    home.block_on(guard.release()).unwrap();
+}
+
+#[test]
+fn scheme_is_opened_outside_of_a_runtime_and_for_no_runtime_that_has_ended() {
+    async fn open(_request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
+        sleep(MS).await;
+        Ok(Queued::open())
+    }
+    let home = a_runtime();
+    let build = || {
+        let builder = LockClient::builder().scheme(Scheme::new(["toy"], open));
+        builder.url("toy://").runtime(home.handle().clone()).build_store()
+    };
+    let (opened, late) = (block_on(build()), build());
+    assert!(opened.is_ok());
+    drop(home);
+    assert!(matches!(block_on(late), Err(Error::ClientClosed)));
+}
+
+#[tokio::test]
+#[should_panic = "the scheme panics"]
+async fn panic_of_a_scheme_is_that_of_the_call() {
+    async fn open(_request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
+        panic!("the scheme panics")
+    }
+    let builder = LockClient::builder().scheme(Scheme::new(["toy"], open));
+    let _ = builder.url("toy://").build().await;
+}
+
+#[test]
+fn steps_of_a_store_whose_runtime_has_ended_fail_at_once() {
+    let (of_store, home) = (a_runtime(), a_runtime());
+    let store = of_store.block_on(async { Queued::open() });
+    let client = home.block_on(LockClient::builder().shared_store(store).build());
+    let client = client.unwrap();
+    home.block_on(async {
+        let guard = client.lock("k").try_acquire().await.unwrap();
+        guard.release().await.unwrap();
+    });
+    drop(of_store);
+    let begun = Instant::now();
+    let refused = home.block_on(client.lock("k").try_acquire());
+    assert!(matches!(refused, Err(Error::ClientClosed)), "{refused:?}");
+    assert!(begun.elapsed() < SEC, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn inspection_needs_no_runtime_of_its_caller() {
+    let home = a_runtime();
+    let (_store, client) = queued_client(&home);
+    let guard = block_on(client.lock("k").acquire()).unwrap();
+    assert_eq!(block_on(client.holders("k")).unwrap().len(), 1);
+    assert!(block_on(client.inspect("k")).unwrap().is_some());
+    assert_eq!(block_on(client.list("")).unwrap().len(), 1);
+    assert_eq!(block_on(client.survey("", true)).locks.len(), 1);
+    assert!(block_on(client.force_release("k")).unwrap());
+    assert!(!block_on(client.force_release("k")).unwrap());
+    drop(guard);
+}
+
+#[test]
+fn guard_is_confirmed_without_a_runtime_of_its_caller() {
+    let home = a_runtime();
+    let (_store, client) = queued_client(&home);
+    let guard = block_on(client.lock("k").acquire()).unwrap();
+    block_on(guard.ensure(3600 * SEC)).unwrap_err();
+    block_on(guard.ensure(SEC)).unwrap();
+    block_on(guard.release()).unwrap();
+}
+
+#[test]
+fn clients_are_asked_without_a_runtime_of_the_caller() {
+    let home = a_runtime();
+    let (one, other) = home.block_on(async {
+        let store = MemoryStore::new();
+        let one = LockClient::builder().store(store.clone()).build();
+        let other = LockClient::builder().store(store).control(true).build();
+        (one.await.unwrap(), other.await.unwrap())
+    });
+    let said = block_on(one.ask(&other.id())).unwrap().unwrap();
+    assert_eq!(said.client, other.id());
+    // It does not answer, and that takes a timer.
+    assert!(block_on(other.ask(&one.id())).unwrap().is_none());
+    assert!(block_on(one.clients()).is_ok());
+    drop(home);
+    assert!(matches!(block_on(one.ask(&other.id())), Err(Error::ClientClosed)));
+}
+
+#[test]
+fn holds_are_broken_and_revoked_without_a_runtime_of_the_caller() {
+    let home = a_runtime();
+    for store in [None, Some(home.block_on(async { Queued::open() }))] {
+        let builder = LockClient::builder();
+        let builder = match store {
+            Some(store) => builder.shared_store(store),
+            None => builder.store(MemoryStore::new()),
+        };
+        let client = home.block_on(builder.build()).unwrap();
+        let guard = block_on(client.lock("k").acquire()).unwrap();
+        let holder = block_on(client.inspect("k")).unwrap().unwrap().id;
+        let why = || Intervention::new("a test").by("me");
+        assert!(block_on(client.revoke("k", &holder, why())).unwrap());
+        assert!(block_on(client.break_hold("k", &holder, why())).unwrap());
+        assert!(!block_on(client.break_hold("k", &holder, why())).unwrap());
+        drop(guard);
+    }
+}

@@ -1,0 +1,146 @@
+//! Notes and groups of everything that is acquired, and what its guards tell.
+
+use std::time::Duration;
+
+use dlock::operations::{Intervention, LossReason};
+use dlock::{LockClient, OnceError};
+use dlock_tests::paused;
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+const SEC: Duration = Duration::from_secs(1);
+
+/// The notes of what this client holds, in the order of the names.
+fn notes(client: &LockClient) -> Vec<String> {
+    let mut holds = client.active().holds;
+    holds.sort_by(|one, other| one.key.cmp(&other.key));
+    holds.into_iter().filter_map(|hold| hold.note).collect()
+}
+
+#[test]
+fn leaders_are_counted_by_their_group() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let shown = recorder.handle();
+    metrics::with_local_recorder(&recorder, || {
+        paused(async {
+            let client = LockClient::memory();
+            let term = client
+                .leader("scheduler")
+                .group("schedulers")
+                .campaign()
+                .await
+                .unwrap();
+            let text = shown.render();
+            let is_held = |line: &str| line.starts_with("dlock_held{") && line.ends_with(" 1");
+            let mut held = text.lines().filter(|line| is_held(line));
+            assert!(held.all(|line| line.contains("group=\"schedulers\"")), "{text}");
+            assert!(text.lines().any(is_held), "{text}");
+            term.release().await.unwrap();
+        });
+    });
+}
+
+#[tokio::test]
+async fn notes_are_those_of_the_call_until_the_guard_says_something_else() {
+    let client = LockClient::memory();
+    let permit = client
+        .semaphore("a")
+        .permits(2)
+        .note("a permit")
+        .acquire()
+        .await
+        .unwrap();
+    let term = client.leader("b").note("a term").campaign().await.unwrap();
+    let set = client.multi(["c", "d"]).note("a set").acquire().await.unwrap();
+    let only = client.multi(["e"]).note("a set of one").acquire().await.unwrap();
+    assert_eq!(
+        notes(&client),
+        ["a permit", "a term", "a set", "a set", "a set of one"]
+    );
+    permit.note("1");
+    term.note("2");
+    set.note("3");
+    only.note("4");
+    assert_eq!(notes(&client), ["1", "2", "3", "3", "4"]);
+}
+
+#[tokio::test]
+async fn notes_of_waiting_calls_are_known() {
+    let client = LockClient::memory();
+    let _guards = client.multi(["a", "b", "c"]).acquire().await.unwrap();
+    let (set, leader) = (
+        client.multi(["a", "b"]).note("a set"),
+        client.leader("c").note("a term"),
+    );
+    let waiting = [
+        tokio::spawn(async move { set.acquire().await.map(drop) }),
+        tokio::spawn(async move { leader.campaign().await.map(drop) }),
+    ];
+    let said = || {
+        let waits = client.active().waits.into_iter();
+        let mut said: Vec<_> = waits.filter_map(|wait| wait.note).collect();
+        said.sort();
+        said
+    };
+    while said() != ["a set", "a term"] {
+        tokio::task::yield_now().await;
+    }
+    waiting.iter().for_each(|waiting| waiting.abort());
+}
+
+#[test]
+fn permits_and_terms_tell_why_they_were_lost() {
+    paused(async {
+        let client = LockClient::memory();
+        let permit = client
+            .semaphore("s")
+            .permits(1)
+            .fixed_lease(SEC)
+            .acquire()
+            .await
+            .unwrap();
+        let term = client.leader("l").max_term(SEC).campaign().await.unwrap();
+        assert_eq!((permit.why_lost().await, term.why_lost().await), (None, None));
+        permit.lost().await;
+        term.lost().await;
+        assert_eq!(permit.why_lost().await, Some(LossReason::Expired));
+        assert_eq!(term.why_lost().await, Some(LossReason::MaxHold));
+    });
+}
+
+#[tokio::test]
+async fn term_is_asked_to_stop() {
+    let client = LockClient::builder()
+        .url("memory://revoked")
+        .control(true)
+        .build()
+        .await
+        .unwrap();
+    let term = client.leader("l").campaign().await.unwrap();
+    let id = client.inspect("l").await.unwrap().unwrap().id;
+    let why = || Intervention::new("a deploy").by("anna");
+    assert!(client.revoke("l", &id, why()).await.unwrap());
+    assert_eq!(
+        term.revoked().await.map(|why| why.reason),
+        Some("a deploy".to_owned())
+    );
+    assert!(term.is_held());
+}
+
+#[tokio::test]
+async fn error_of_failed_work_is_taken_with_its_causes() {
+    let client = LockClient::memory();
+    let work = |_| async { Err::<u64, _>(anyhow::anyhow!("no such file").context("the import failed")) };
+    let error = client.once("import").run(work).await.unwrap_err();
+    assert_eq!(
+        error.work().map(ToString::to_string).as_deref(),
+        Some("the import failed")
+    );
+    let error = error.into_work().expect("the work failed");
+    assert_eq!(format!("{error:#}"), "the import failed: no such file");
+    assert_eq!(
+        OnceError::<anyhow::Error>::ResultUnavailable
+            .into_work()
+            .map(drop),
+        None
+    );
+}
