@@ -107,7 +107,11 @@ fn text(told: &ServerError) -> String {
     let advice = match told.code {
         NO_TABLE => ": create the table first, by create_table() or a migration with schema()",
         code if READS_ONLY.contains(&code) => ": dlock needs the primary",
-        1044 | 1142 | 1143 => ": grant the user what docs/mysql.md lists under Permissions",
+        1044 | 1142 | 1143 => concat!(
+            ": grant the user what ",
+            env!("CARGO_PKG_REPOSITORY"),
+            "/blob/main/docs/mysql.md lists under Permissions"
+        ),
         1665 => ": dlock needs binlog_format=ROW or MIXED",
         _ => "",
     };

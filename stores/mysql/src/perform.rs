@@ -14,8 +14,8 @@ use crate::connect::Session;
 use crate::failure::{self, Failure};
 use crate::row::{self, Found, number};
 use crate::script::{self, Reply};
-use crate::step::{Answer, Job, Queue, Step, duration};
-use crate::table::{self, Table};
+use crate::step::{Answer, Job, Page, Queue, Step, duration};
+use crate::table::{self, PAGE, Table};
 
 /// The most acquires, and the most releases, in one round trip.
 const MOST: usize = 64;
@@ -57,7 +57,7 @@ impl Room {
             Step::Acquire(_) => (&mut self.acquires, MOST),
             Step::Release(..) => (&mut self.releases, MOST),
             Step::Renew(..) => (&mut self.renewals, MOST_RENEWALS),
-            Step::Inspect(_) | Step::List(_) | Step::Force(_) => (&mut self.others, MOST),
+            Step::Inspect(_) | Step::List(..) | Step::Force(_) => (&mut self.others, MOST),
         };
         let bytes = most_bytes(&job.step);
         let has = *taken < most && bytes <= self.bytes;
@@ -71,7 +71,7 @@ impl Room {
 
 fn most_bytes(step: &Step) -> usize {
     let key = match step {
-        Step::List(prefix) => prefix.len(),
+        Step::List(prefix, after) => prefix.len().max(after.len()),
         _ => step.keys().map(|key| key.len()).sum(),
     };
     STATEMENTS + 4 * key
@@ -234,7 +234,7 @@ impl Performing<'_> {
                     let refuse_after = self.session.clock.at(job.deadline);
                     acquires.push(Part::Acquire(job, refuse_after));
                 }
-                Step::Inspect(_) | Step::List(_) => shown.push(Part::Show(job)),
+                Step::Inspect(_) | Step::List(..) => shown.push(Part::Show(job)),
             }
         }
         renewals.extend(together.into_iter().map(|(lease, jobs)| Part::Renew(jobs, lease)));
@@ -268,7 +268,7 @@ impl Performing<'_> {
             Part::Insert(key) => table.insert(key),
             Part::Force(job) => job.step.keys().map(|key| table.force(key)).collect(),
             Part::Show(job) => match &job.step {
-                Step::List(prefix) => table.list(prefix),
+                Step::List(prefix, after) => table.list(prefix, after),
                 step => table.look(step.keys().map(|key| &**key)),
             },
             Part::Clock => table::clock(),
@@ -341,8 +341,8 @@ impl Performing<'_> {
                 _ => left.refused.push((job, refuse_after)),
             },
             Part::Insert(_) => {}
-            Part::Show(job) => match holders(reply.rows) {
-                Some(holders) => self.answer(job, Answer::Holders(holders)),
+            Part::Show(job) => match shown(&job.step, reply.rows) {
+                Some(answer) => self.answer(job, answer),
                 None => self.fail(job, &unreadable()),
             },
             Part::Clock => {
@@ -574,6 +574,16 @@ fn not_granted(failure: &Failure) -> Failure {
     Failure { error, ..*failure }
 }
 
+/// The answer to a step that reads holders; `None` if a row cannot be read.
+fn shown(step: &Step, rows: Vec<Row>) -> Option<Answer> {
+    let Step::List(..) = step else {
+        return holders(rows).map(Answer::Holders);
+    };
+    let last = rows.get(PAGE - 1).and_then(row::bytes);
+    let holders = holders(rows)?;
+    Some(Answer::Page(Page { holders, last }))
+}
+
 fn holders(rows: Vec<Row>) -> Option<Vec<(LockKey, Holder)>> {
     let found = rows.into_iter().map(|row| Found::of(row).ok());
     let found = found.collect::<Option<Vec<Found>>>()?;
@@ -618,7 +628,8 @@ mod tests {
         };
         let acquire = format!("{};\n{};\n", table.insert(&key), table.acquire(&ask, most));
         let renew = table.renew([(&*key, grant)].into_iter(), most);
-        let statements = [acquire, renew, table.release(&key, grant, most), table.list(&key)];
+        let list = table.list(&key, key.as_bytes());
+        let statements = [acquire, renew, table.release(&key, grant, most), list];
         let longest = statements.iter().map(String::len).max().unwrap();
         let bytes = most_bytes(&Step::Acquire(ask));
         assert!(longest <= bytes && bytes <= LEAST_PACKET, "{longest} {bytes}");

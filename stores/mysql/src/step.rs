@@ -31,7 +31,8 @@ pub(crate) enum Step {
     /// The key, the grant, and its lease from now on, in µs.
     Renew(Arc<str>, GrantId, i64),
     Inspect(Arc<str>),
-    List(String),
+    /// A page of the locks with a prefix, with the last key of the page before, which is empty for the first one.
+    List(String, Vec<u8>),
     Force(Arc<str>),
 }
 
@@ -53,7 +54,16 @@ pub(crate) enum Answer {
     Released(ReleaseReply),
     Renewed(Renewal),
     Holders(Vec<(LockKey, Holder)>),
+    Page(Page),
     Forced(bool),
+}
+
+/// A part of a list.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) holders: Vec<(LockKey, Holder)>,
+    /// The last key that was looked at, held or not, if there may be more after it.
+    pub(crate) last: Option<Vec<u8>>,
 }
 
 impl Step {
@@ -97,7 +107,7 @@ impl queue::Step for Step {
             Step::Release(key, ..) | Step::Renew(key, ..) | Step::Inspect(key) | Step::Force(key) => {
                 Some(key)
             }
-            Step::List(_) => None,
+            Step::List(..) => None,
         }
         .into_iter()
     }

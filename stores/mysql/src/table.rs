@@ -11,6 +11,8 @@ use crate::step::Ask;
 pub(crate) const DEFAULT: &str = "dlock_locks";
 /// The longest name, so that names derived from it fit into 64 characters.
 const MOST: usize = 50;
+/// How many rows a page of a list has. It takes some milliseconds, for which the other operations of its round trip wait.
+pub(crate) const PAGE: usize = 1000;
 
 /// The server's time in µs since 1970 when a row is evaluated, which is after the statement waited for the row. `NOW`
 /// is the start of the statement; the difference to it is the same in every time zone.
@@ -135,13 +137,20 @@ impl Table {
         format!("{} WHERE k IN ({})", self.select(), listed(keys.map(hex)))
     }
 
-    /// Reads the rows of all held keys with this prefix, with the same columns.
-    pub(crate) fn list(&self, prefix: &str) -> String {
+    /// Reads the next rows with this prefix, held or not, with the same columns: after a key, or from the first one on if that is
+    /// empty. A range of the index, so that a page takes as long in a large table as in a small one.
+    pub(crate) fn list(&self, prefix: &str, after: &[u8]) -> String {
+        let from = match after {
+            [] => format!("k >= {}", hex(prefix)),
+            after => format!("k > {}", hex(after)),
+        };
+        let to = match end_of(prefix) {
+            Some(end) => format!(" AND k < {}", hex(end)),
+            None => String::new(),
+        };
         format!(
-            "{} WHERE LEFT(k, {}) = {} AND holder <> '' AND until_us > {NOW} ORDER BY k",
-            self.select(),
-            prefix.len(),
-            hex(prefix),
+            "{} FORCE INDEX (PRIMARY) WHERE {from}{to} ORDER BY k LIMIT {PAGE}",
+            self.select()
         )
     }
 
@@ -240,6 +249,13 @@ impl Table {
     }
 }
 
+/// The first bytes after all those that begin with this text; `None` if it is empty. UTF-8 has no byte 0xff.
+fn end_of(prefix: &str) -> Option<Vec<u8>> {
+    let mut end = prefix.as_bytes().to_vec();
+    *end.last_mut()? += 1;
+    Some(end)
+}
+
 /// Reads the server's clock.
 pub(crate) fn clock() -> String {
     format!("SELECT {NOW}")
@@ -294,6 +310,26 @@ mod tests {
         );
         assert!(table.schema.contains("INSERT IGNORE INTO `app`.`locks_floor` "));
         assert!(!table.schema.contains('{'), "{}", table.schema);
+    }
+
+    #[test]
+    fn pages_of_a_list_are_ranges_of_keys() {
+        let table = Table::new(DEFAULT).unwrap();
+        let range = |prefix: &str, after: &[u8]| {
+            let list = table.list(prefix, after);
+            let (_, range) = list.split_once("WHERE ").unwrap();
+            range.strip_suffix(" ORDER BY k LIMIT 1000").unwrap().to_owned()
+        };
+        assert_eq!(range("", b""), "k >= x''");
+        assert_eq!(range("", b"a"), "k > x'61'");
+        assert_eq!(range("ab", b""), "k >= x'6162' AND k < x'6163'");
+        assert_eq!(range("ab", b"abc"), "k > x'616263' AND k < x'6163'");
+        for last in ['\u{0}', '\u{7f}', '\u{7ff}', '\u{ffff}', '\u{10ffff}'] {
+            let prefix = format!("a{last}");
+            let end = end_of(&prefix).unwrap();
+            assert!(*format!("{prefix}\u{10ffff}\u{10ffff}").as_bytes() < *end);
+            assert_eq!(end.len(), prefix.len());
+        }
     }
 
     #[test]

@@ -193,11 +193,12 @@ impl Connector {
     }
 
     fn settings(&self) -> String {
-        // Statements must see a row as it is, not as it was when they began. Idle connections are kept.
+        // Statements must see a row as it is, not as it was when they began. To compile one takes longer than any of them, and
+        // the server would where its statistics are old. Idle connections are kept.
         let limit = self.server_limit();
         format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; SET statement_timeout = {limit}; \
-             SELECT set_config('idle_session_timeout', '0', false) \
+             SET jit = off; SELECT set_config('idle_session_timeout', '0', false) \
              WHERE current_setting('idle_session_timeout', true) IS NOT NULL"
         )
     }

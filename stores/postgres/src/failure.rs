@@ -161,7 +161,11 @@ fn text(told: &DbError) -> String {
             ": create the table first, or what a new version adds to it, by create_table() or a migration with schema()"
         }
         SqlState::READ_ONLY_SQL_TRANSACTION => ": dlock needs the primary",
-        SqlState::INSUFFICIENT_PRIVILEGE => ": grant the role what docs/postgres.md lists under Permissions",
+        SqlState::INSUFFICIENT_PRIVILEGE => concat!(
+            ": grant the role what ",
+            env!("CARGO_PKG_REPOSITORY"),
+            "/blob/main/docs/postgres.md lists under Permissions"
+        ),
         _ => "",
     };
     format!("the server said {code}, {}{advice}", told.message())

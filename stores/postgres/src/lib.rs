@@ -12,5 +12,8 @@ pub mod records;
 #[cfg(feature = "tls")]
 mod tls;
 
+/// The driver whose types are part of this API, in the version that it uses.
+pub use tokio_postgres;
+
 pub use locks::{HoldError, LockInError, PostgresLocks, PostgresLocksBuilder, scheme, scheme_with};
 pub use records::{CompleteError, PostgresClaim, PostgresRecords};

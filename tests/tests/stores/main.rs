@@ -17,6 +17,7 @@ mod etcd_waiters;
 mod full_disk;
 mod leaders;
 mod losses;
+mod many_rows;
 mod mysql_conformance;
 mod mysql_doctor;
 mod mysql_faults;

@@ -277,3 +277,38 @@ async fn client_of_a_url_has_records_where_it_names_their_table() {
         "names of locks are others"
     );
 }
+
+/// The records of a URL connect as its locks do.
+#[tokio::test]
+async fn options_of_a_url_are_those_of_its_records_too() {
+    let server = Postgres::shared().await;
+    let table = fresh_table();
+    let url = server.url_at(server.addr());
+    let url = format!("{url}?table={table}_locks&records={table}&create_table=true&application_name={table}");
+    let connect = async |options: &str| {
+        let builder = LockClient::builder().scheme(dlock_postgres::scheme());
+        let builder = builder.url(format!("{url}&{options}")).timeout(PATIENCE);
+        builder.build().await.unwrap()
+    };
+    let db = server.client().await;
+    let counted = async |what: &str| {
+        let sql =
+            format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{table}' AND {what}");
+        db.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let (a, b) = (
+        connect("connections=1&listen=false").await,
+        connect("connections=1&listen=false").await,
+    );
+    let ran = a.once("report").run(async |_| {
+        let waiting = b.once("report").wait(Duration::from_millis(500));
+        let waiting = waiting.run(async |_| Ok::<_, String>(())).await;
+        assert!(!matches!(waiting, Ok(OnceReply::Ran(()))), "the first one runs");
+        Ok::<_, String>(())
+    });
+    ran.await.unwrap();
+    assert_eq!(counted("query LIKE 'LISTEN%'").await, 0, "it polls");
+    // Of each client one for locks and one for records; a connection of locks that is not needed may end.
+    let connected = counted("true").await;
+    assert!((2..=4).contains(&connected), "{connected}");
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::{GrantId, Kind};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::names::Name;
@@ -38,6 +38,14 @@ pub(crate) struct Grant {
     pub(crate) ends: Moment,
 }
 
+/// A grant, and its next check.
+#[derive(Debug)]
+struct Known {
+    grant: Grant,
+    /// Where it is in `looks`: no later than its end, while it has one. That check finds a later end.
+    look: Option<Moment>,
+}
+
 /// The grants of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Grants {
@@ -47,20 +55,58 @@ pub(crate) struct Grants {
 
 #[derive(Debug, Default)]
 struct State {
-    grants: HashMap<GrantId, Grant>,
+    grants: HashMap<GrantId, Known>,
     /// How many grants may have each key. A grant that is gone counts until this process learns of it.
     keys: HashMap<Vec<u8>, usize>,
-    /// When to check each grant: no later than its end.
+    /// When to check each grant, which is in it once at most.
     looks: BTreeSet<(Moment, GrantId)>,
+}
+
+impl State {
+    /// Adds a grant without a check.
+    fn insert(&mut self, id: GrantId, grant: Grant) {
+        let before = self.grants.insert(id, Known { grant, look: None });
+        if let Some(look) = before.and_then(|known| known.look) {
+            self.looks.remove(&(look, id));
+        }
+    }
+
+    /// Removes a grant and its check.
+    fn remove(&mut self, id: GrantId) -> Option<Grant> {
+        let known = self.grants.remove(&id)?;
+        if let Some(look) = known.look {
+            self.looks.remove(&(look, id));
+        }
+        Some(known.grant)
+    }
+
+    /// Checks a grant at this moment, unless it is checked earlier. Returns whether no check of any grant is earlier.
+    fn look_at(&mut self, id: GrantId, at: Moment) -> bool {
+        let Some(known) = self.grants.get_mut(&id) else {
+            return false;
+        };
+        if known.look.is_some_and(|look| look <= at) {
+            return false;
+        }
+        if let Some(look) = known.look.replace(at) {
+            self.looks.remove(&(look, id));
+        }
+        self.looks.insert((at, id));
+        self.looks.first() == Some(&(at, id))
+    }
 }
 
 impl Grants {
     pub(crate) fn insert(&self, id: GrantId, grant: Grant) {
         let mut state = self.state.lock();
-        let is_first = state.looks.first().is_none_or(|(first, _)| grant.ends < *first);
-        state.looks.insert((grant.ends, id));
+        let ends = grant.ends;
         *state.keys.entry(grant.key.clone()).or_default() += 1;
-        state.grants.insert(id, grant);
+        state.insert(id, grant);
+        self.look_at(state, id, ends);
+    }
+
+    fn look_at(&self, mut state: MutexGuard<'_, State>, id: GrantId, at: Moment) {
+        let is_first = state.look_at(id, at);
         drop(state);
         if is_first {
             self.wake.notify_one();
@@ -69,8 +115,8 @@ impl Grants {
 
     /// Makes the next renewal of a grant look anew at the lease of its session: another request found the grant gone.
     pub(crate) fn needs_look(&self, id: GrantId) {
-        if let Some(grant) = self.state.lock().grants.get_mut(&id) {
-            grant.placed = Moment::now();
+        if let Some(known) = self.state.lock().grants.get_mut(&id) {
+            known.grant.placed = Moment::now();
         }
     }
 
@@ -85,16 +131,16 @@ impl Grants {
     }
 
     pub(crate) fn get(&self, id: GrantId) -> Option<Grant> {
-        self.state.lock().grants.get(&id).cloned()
+        let state = self.state.lock();
+        state.grants.get(&id).map(|known| known.grant.clone())
     }
 
     /// Removes a grant that is gone.
     pub(crate) fn remove(&self, id: GrantId) {
         let mut state = self.state.lock();
-        let Some(grant) = state.grants.remove(&id) else {
+        let Some(grant) = state.remove(id) else {
             return;
         };
-        state.looks.remove(&(grant.ends, id));
         match state.keys.get_mut(&grant.key) {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(state.keys.remove(&grant.key)),
@@ -131,25 +177,17 @@ impl Grants {
 
     fn change(&self, id: GrantId, ends: Moment, change: impl FnOnce(&mut Grant)) {
         let mut state = self.state.lock();
-        let Some(grant) = state.grants.get_mut(&id) else {
+        let Some(Known { grant, .. }) = state.grants.get_mut(&id) else {
             return;
         };
         change(grant);
-        let before = std::mem::replace(&mut grant.ends, ends);
-        // A later end is found at the check that is already scheduled.
-        if ends < before {
-            state.looks.insert((ends, id));
-            self.wake.notify_one();
-        }
+        grant.ends = ends;
+        self.look_at(state, id, ends);
     }
 
     /// Schedules another check of a grant that could not be ended.
     pub(crate) fn look_again(&self, id: GrantId, after: Duration) {
-        let mut state = self.state.lock();
-        if state.grants.contains_key(&id) {
-            state.looks.insert((Moment::now() + after, id));
-            self.wake.notify_one();
-        }
+        self.look_at(self.state.lock(), id, Moment::now() + after);
     }
 
     /// Takes the grants whose time is over, each once; also returns the time until the next check.
@@ -161,10 +199,13 @@ impl Grants {
         let mut later = Vec::new();
         while let Some((at, id)) = looks.first().copied().filter(|(at, _)| *at <= now) {
             looks.remove(&(at, id));
-            match grants.get(&id) {
-                Some(grant) if grant.ends > now => later.push((grant.ends, id)),
-                Some(grant) => ended.push((id, grant.name.clone())),
-                None => {}
+            let Some(Known { grant, look }) = grants.get_mut(&id) else {
+                continue;
+            };
+            *look = Some(grant.ends).filter(|ends| *ends > now);
+            match *look {
+                Some(ends) => later.push((ends, id)),
+                None => ended.push((id, grant.name.clone())),
             }
         }
         looks.extend(later);
@@ -174,5 +215,82 @@ impl Grants {
     /// Waits until the next check may have to be earlier.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn id(number: u64) -> GrantId {
+        GrantId::from_parts(1, number)
+    }
+
+    fn grant(ends: Moment) -> Grant {
+        Grant {
+            name: "k".into(),
+            kind: Kind::Mutex,
+            key: b"k".to_vec(),
+            state: GrantState::InFlight,
+            session: Arc::new(Session::new(1, LEASE, Vec::new(), Moment::now())),
+            placed: Moment::now(),
+            ends,
+        }
+    }
+
+    /// A process that acquires and releases would otherwise keep as many as it has had within a lease.
+    #[test]
+    fn released_grant_leaves_no_check() {
+        let grants = Grants::default();
+        for number in 0..10 {
+            let ends = Moment::now() + LEASE;
+            grants.insert(id(number), grant(ends));
+            grants.is(id(number), GrantState::Held, ends + LEASE);
+            grants.is_renewed(id(number), ends + 2 * LEASE);
+            grants.look_again(id(number), LEASE / 2);
+            assert_eq!(grants.state.lock().looks.len(), 1);
+            grants.remove(id(number));
+            assert!(grants.state.lock().looks.is_empty());
+        }
+        grants.insert(id(1), grant(Moment::now() + LEASE));
+        grants.insert(id(1), grant(Moment::now() + 2 * LEASE));
+        assert_eq!(grants.state.lock().looks.len(), 1);
+    }
+
+    #[test]
+    fn grant_is_checked_at_its_end_however_often_that_moves() {
+        let grants = Grants::default();
+        let now = Moment::now();
+        let next = |grants: &Grants| {
+            let (ended, next) = grants.take_ended();
+            (ended.into_iter().map(|(id, _)| id).collect::<Vec<_>>(), next)
+        };
+        let about = |next: Option<Duration>, expected: Duration| {
+            let next = next.unwrap();
+            assert!(next <= expected && expected - next < LEASE / 10, "{next:?}");
+        };
+        grants.insert(id(1), grant(now + LEASE));
+        grants.is_renewed(id(1), now + 2 * LEASE);
+        about(next(&grants).1, LEASE);
+        grants.is_renewed(id(1), now + LEASE / 2);
+        about(next(&grants).1, LEASE / 2);
+        // The check that was due finds the later end.
+        grants.is_renewed(id(1), now);
+        grants.is_renewed(id(1), now + 3 * LEASE);
+        let (ended, at) = next(&grants);
+        assert!(ended.is_empty());
+        about(at, 3 * LEASE);
+        grants.is_renewed(id(1), now);
+        assert_eq!(next(&grants), (vec![id(1)], None));
+        assert_eq!(next(&grants), (vec![], None), "once");
+        // It could not be ended, or was renewed meanwhile.
+        grants.look_again(id(1), LEASE / 3);
+        about(next(&grants).1, LEASE / 3);
+        grants.is_renewed(id(1), now);
+        assert_eq!(next(&grants).0, vec![id(1)]);
+        grants.is_renewed(id(1), now + LEASE);
+        about(next(&grants).1, LEASE);
     }
 }

@@ -123,11 +123,22 @@ impl Session {
         if !granted.error.is_empty() {
             return Err(StoreError::not_done(Reason::Refused, granted.error));
         }
+        let ttl = Duration::from_secs(granted.ttl.unsigned_abs());
         let session = Arc::new(Session {
-            id: granted.id,
-            ttl: Duration::from_secs(granted.ttl.unsigned_abs()),
-            epoch_key: epoch_key(granted.id),
             service: service.to_owned(),
+            ..Session::new(granted.id, ttl, epoch_key(granted.id), kept)
+        });
+        session.epoch(links, deadline).await?;
+        Ok(session)
+    }
+
+    /// A lease that was granted after `kept`, still without its epoch.
+    pub(crate) fn new(id: i64, ttl: Duration, epoch_key: Vec<u8>, kept: Moment) -> Session {
+        Session {
+            id,
+            ttl,
+            epoch_key,
+            service: String::new(),
             state: Mutex::new(State {
                 epoch: None,
                 kept,
@@ -141,9 +152,7 @@ impl Session {
                 placed: kept,
             }),
             done: watch::Sender::new((0, Round::over())),
-        });
-        session.epoch(links, deadline).await?;
-        Ok(session)
+        }
     }
 
     /// Returns the revision of the epoch; writes the epoch first if necessary. After an error nothing was done.

@@ -26,7 +26,7 @@ use crate::connect::{Connector, LOCK_WAIT, Session, close};
 use crate::failure;
 use crate::perform::{Performing, Room};
 use crate::row;
-use crate::step::{Answer, KINDS, LONGEST_KEY, Queue, Step, sendable};
+use crate::step::{Answer, KINDS, LONGEST_KEY, Page, Queue, Step, sendable};
 use crate::table::Table;
 
 /// The shortest and the longest interval in ms at which a waiter polls, random so that processes do not poll together.
@@ -303,17 +303,22 @@ impl Store for MysqlLocks {
             // No key begins with it, and the server takes no statement of any length.
             return Box::pin(ready(Ok(Vec::new())));
         }
-        let step = self.step(Ok(Step::List(prefix)));
-        let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(LockKey, Holder)>>;
         Box::pin(async move {
-            let named = |(name, holder): (LockKey, Holder)| {
-                let key = name
-                    .as_str()
-                    .strip_prefix(&self.0.prefix)
-                    .unwrap_or(name.as_str());
-                (LockKey::raw(key), holder)
-            };
-            Ok(holders.await?.into_iter().map(named).collect())
+            let (mut found, mut after) = (Vec::new(), Some(Vec::new()));
+            // Each page is a step of its own: other steps have their turns between them, and none takes as long as the whole.
+            while let Some(last) = after {
+                let step = self.step(Ok(Step::List(prefix.clone(), last)));
+                let page: Page = expect!(step, Answer::Page).await?;
+                found.extend(page.holders.into_iter().map(|(name, holder)| {
+                    let key = name
+                        .as_str()
+                        .strip_prefix(&self.0.prefix)
+                        .unwrap_or(name.as_str());
+                    (LockKey::raw(key), holder)
+                }));
+                after = page.last;
+            }
+            Ok(found)
         })
     }
 

@@ -96,7 +96,7 @@ impl<T> PostgresLocksBuilder<T> {
     }
 
     /// Sets the records of a client on this store ([`LockClient::records`](dlock::LockClient::records),
-    /// [`LockClient::once`](https://docs.rs/dlock/latest/dlock/struct.LockClient.html#method.once)); none by default.
+    /// [`LockClient::once`](https://github.com/dlock-rs/dlock/blob/main/docs/once.md)); none by default.
     pub fn records(mut self, records: PostgresRecords) -> Self {
         self.records = Some(records);
         self

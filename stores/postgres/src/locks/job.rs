@@ -78,7 +78,8 @@ pub(crate) enum Step {
     PermitRenew(Arc<str>, Vec<(GrantId, i64)>),
     Count(Counting),
     Inspect(Arc<str>),
-    List(String),
+    /// A page of the locks with a prefix, with the last key of the page before, or "".
+    List(String, String),
     Force(Arc<str>),
     /// Creates the row of a lock, for a transaction that will lock the row.
     Make(Arc<str>),
@@ -94,8 +95,17 @@ pub(crate) enum Answer {
     RenewedAll(Vec<Renewal>),
     Counted(CounterReply),
     Holders(Vec<(String, Holder)>),
+    Page(Page),
     Forced(bool),
     Made,
+}
+
+/// A part of a list.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) holders: Vec<(String, Holder)>,
+    /// The last key that was looked at, held or not, if there may be more after it.
+    pub(crate) last: Option<String>,
 }
 
 impl Ask {
@@ -228,7 +238,7 @@ impl Step {
             Step::AcquireAll(_)
             | Step::Count(_)
             | Step::Inspect(_)
-            | Step::List(_)
+            | Step::List(..)
             | Step::Force(_)
             | Step::Make(_) => return None,
         })
@@ -262,7 +272,7 @@ impl queue::Step for Step {
             | Step::Inspect(key)
             | Step::Force(key)
             | Step::Make(key) => (Some(key), &[][..]),
-            Step::List(_) => (None, &[][..]),
+            Step::List(..) => (None, &[][..]),
         };
         one.into_iter().chain(all.iter().map(|ask| &ask.key))
     }

@@ -9,6 +9,7 @@ mod permits;
 mod pins;
 mod scheme;
 mod statements;
+mod sweep;
 mod table;
 mod transaction;
 mod waiters;
@@ -17,7 +18,6 @@ mod wave;
 use std::fmt;
 use std::future::ready;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use dlock::record::Records;
 use dlock::store::counter::{CounterReply, CounterRequest, Counters};
@@ -30,17 +30,16 @@ use dlock::store::{
 use dlock::{Error, LockKey};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
 use tokio_util::sync::DropGuard;
 
 pub use self::builder::PostgresLocksBuilder;
-use self::job::{Answer, Ask, Counting, Step, is_permit, lock_key, sendable};
+use self::job::{Answer, Ask, Counting, Page, Step, is_permit, lock_key, sendable};
 use self::link::Setup;
 pub use self::scheme::{scheme, scheme_with};
-use self::statements::{Statements, column, one};
-use self::table::Sql;
+use self::sweep::Sweep;
 pub use self::transaction::{HoldError, LockInError};
 use self::waiters::Waiters;
 use crate::records::PostgresRecords;
@@ -144,25 +143,7 @@ impl PostgresLocks {
     ///
     /// Cancel safe; some rows may have been removed.
     pub async fn remove_free(&self) -> Result<u64, StoreError> {
-        const AT_ONCE: i64 = 1000;
-        let Setup { connector, table, .. } = &*self.0.setup;
-        let unprepared = Arc::new(AtomicBool::new(true));
-        // Uses its own connection: reading a large table takes longer than an operation.
-        let session = connector.connect_plain().await?;
-        let on = Statements::new(session.client, table.clone(), &unprepared).await?;
-        let mut removed = 0;
-        loop {
-            let sweep = timeout(30 * connector.timeout, on.ask(Sql::Sweep, &[&AT_ONCE])).await;
-            let rows = sweep.map_err(|_| StoreError::unknown("free rows were not removed in time"))??;
-            let gone: i64 = column(one(&rows)?, "gone")?;
-            let readers: i64 = column(one(&rows)?, "readers")?;
-            let waiters: i64 = column(one(&rows)?, "waiters")?;
-            let counters: i64 = column(one(&rows)?, "counters")?;
-            removed += gone.unsigned_abs();
-            if gone.max(readers).max(waiters).max(counters) < AT_ONCE {
-                return Ok(removed);
-            }
-        }
+        Sweep::connect(&self.0.setup).await?.run().await
     }
 
     /// The key of a lock in the table.
@@ -252,14 +233,20 @@ impl Store for PostgresLocks {
     }
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        let step = self.step(Ok(Step::List(format!("{}{prefix}", self.0.prefix))));
-        let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(String, Holder)>>;
+        let prefix = format!("{}{prefix}", self.0.prefix);
         Box::pin(async move {
-            let named = |(name, holder): (String, Holder)| {
-                let key = name.strip_prefix(&self.0.prefix).unwrap_or(&name);
-                (lock_key(key), holder)
-            };
-            Ok(holders.await?.into_iter().map(named).collect())
+            let (mut found, mut after) = (Vec::new(), Some(String::new()));
+            // Each page is a step of its own: other steps have their turns between them, and none takes as long as the whole.
+            while let Some(last) = after {
+                let step = self.step(Ok(Step::List(prefix.clone(), last)));
+                let page: Page = expect!(step, Answer::Page).await?;
+                found.extend(page.holders.into_iter().map(|(name, holder)| {
+                    let key = name.strip_prefix(&self.0.prefix).unwrap_or(&name);
+                    (lock_key(key), holder)
+                }));
+                after = page.last;
+            }
+            Ok(found)
         })
     }
 

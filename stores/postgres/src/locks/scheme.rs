@@ -11,7 +11,7 @@ use tokio_postgres::{Config, NoTls, Socket};
 
 use super::{PostgresLocks, PostgresLocksBuilder};
 use crate::failure;
-use crate::records::PostgresRecords;
+use crate::records::{PostgresRecords, PostgresRecordsBuilder};
 #[cfg(feature = "tls")]
 use crate::tls;
 
@@ -45,8 +45,8 @@ const OF_THE_DRIVER: [&str; 18] = [
 /// | parameter | default | |
 /// |---|---|---|
 /// | `table` | `dlock_locks` | see [`PostgresLocksBuilder::table`] |
-/// | `connections` | 2 | see [`PostgresLocksBuilder::connections`] |
-/// | `listen` | `true` | see [`PostgresLocksBuilder::listen`] |
+/// | `connections` | 2; 4 for records | see [`PostgresLocksBuilder::connections`]; as many again for `records` |
+/// | `listen` | `true` | see [`PostgresLocksBuilder::listen`]; also for `records` |
 /// | `create_table` | `false` | whether the tables are created if they are missing |
 /// | `records` | none | the table of the client's records, such as `dlock_records`; see [`PostgresRecords`] |
 /// | `sslmode` | `disable` | `require`, `verify-ca` and `verify-full` encrypt, with the feature `tls`, and verify the server's certificate and its name; `prefer` is `disable` |
@@ -165,7 +165,16 @@ where
         config.application_name(&request.service_name);
     }
     let records = match records {
-        Some(table) => Some(open_records(&config, tls.clone(), &request, table, create).await?),
+        Some(table) => {
+            let mut builder = PostgresRecords::builder(config.clone(), tls.clone()).table(table);
+            if let Some(connections) = connections {
+                builder = builder.connections(connections);
+            }
+            if let Some(listen) = listen {
+                builder = builder.listen(listen);
+            }
+            Some(open_records(builder, &request, create).await?)
+        }
         None => None,
     };
     let mut builder: PostgresLocksBuilder<T> = PostgresLocks::builder(config, tls)
@@ -201,10 +210,8 @@ where
 
 /// Opens the table of records, and checks that it exists.
 async fn open_records<T>(
-    config: &Config,
-    tls: T,
+    builder: PostgresRecordsBuilder<T>,
     request: &OpenRequest,
-    table: String,
     create: bool,
 ) -> Result<PostgresRecords, StoreError>
 where
@@ -216,10 +223,7 @@ where
             "records have no prefix: give each service a table of its own by records=",
         ));
     }
-    let builder = PostgresRecords::builder(config.clone(), tls)
-        .table(table)
-        .timeout(request.timeout);
-    let records = builder.open_by_url().await?;
+    let records = builder.timeout(request.timeout).open_by_url().await?;
     let key = RecordKey::new("dlock").map_err(|error| wrong(&error.to_string()))?;
     match Arc::new(records.clone()).inspect(key, false).await {
         Ok(_) => {}

@@ -20,7 +20,7 @@ use crate::failure::{self, Failure};
 pub(crate) struct Statements {
     client: Client,
     table: Arc<Table>,
-    /// In the order of [`Sql`]; `None` behind a transaction pooler.
+    /// In the order of [`Sql`]; `None` behind a transaction pooler. Those of sweeps are not prepared.
     prepared: Option<Vec<Statement>>,
     clock: Mutex<ServerClock>,
     /// Whether a transaction pooler is in between.
@@ -42,7 +42,7 @@ impl Statements {
         let prepared = match pooled.load(Ordering::Relaxed) {
             true => None,
             false => {
-                let prepare = Sql::ALL.map(|sql| client.prepare(table.sql(sql)));
+                let prepare = Sql::SERVING.iter().map(|sql| client.prepare(table.sql(*sql)));
                 let prepared = try_join_all(prepare).await;
                 Some(prepared.map_err(|error| failed(error, pooled))?)
             }
@@ -62,8 +62,9 @@ impl Statements {
 
     /// Sends a statement when first polled.
     pub(crate) async fn ask(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
-        let rows = match &self.prepared {
-            Some(prepared) => self.client.query(&prepared[sql as usize], values).await,
+        let prepared = self.prepared.as_ref().and_then(|all| all.get(sql as usize));
+        let rows = match prepared {
+            Some(prepared) => self.client.query(prepared, values).await,
             None => {
                 let typed = values.iter().copied().zip(sql.types());
                 let typed: Vec<_> = typed.collect();
@@ -71,6 +72,18 @@ impl Statements {
             }
         };
         rows.map_err(|error| failed(error, &self.pooled))
+    }
+
+    /// Sends a statement that may read a whole table. The server would compile it if it expects many rows, which takes longer
+    /// than to read them. Behind a transaction pooler this can only be set for a transaction.
+    pub(crate) async fn scan(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL jit = off";
+        let begun = self.client.batch_execute(BEGIN).await;
+        begun.map_err(|error| failed(error, &self.pooled))?;
+        let rows = self.ask(sql, values).await?;
+        let ended = self.client.batch_execute("COMMIT").await;
+        ended.map_err(|error| failed(error, &self.pooled))?;
+        Ok(rows)
     }
 
     /// The server's time, in µs, that corresponds to `deadline`: later the request must have no effect.

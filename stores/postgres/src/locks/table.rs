@@ -68,14 +68,24 @@ pub(crate) enum Sql {
     /// An operation on a semaphore or latch.
     Count,
     Inspect,
+    /// The bounds of the next page of a list.
+    Page,
     Force,
     Pins,
     Tell,
+    /// The keys of rows that can be removed; this and those after it are sent by sweeps.
+    Free,
     Sweep,
+    /// The removal of rows of other tables.
+    Leftovers,
+    /// The end of semaphores without a total.
+    Unused,
 }
 
 impl Sql {
-    pub(crate) const ALL: [Sql; 20] = [
+    /// The statements that connections for operations prepare.
+    pub(crate) const SERVING: &[Sql] = Sql::ALL.split_at(Sql::Free as usize).0;
+    pub(crate) const ALL: [Sql; 24] = [
         Sql::Release,
         Sql::LoneRelease,
         Sql::Leave,
@@ -92,10 +102,14 @@ impl Sql {
         Sql::Insert,
         Sql::Count,
         Sql::Inspect,
+        Sql::Page,
         Sql::Force,
         Sql::Pins,
         Sql::Tell,
+        Sql::Free,
         Sql::Sweep,
+        Sql::Leftovers,
+        Sql::Unused,
     ];
 
     fn template(self) -> &'static str {
@@ -115,7 +129,11 @@ impl Sql {
             Sql::Force => include_str!("sql/force.sql"),
             Sql::Pins => include_str!("sql/pins.sql"),
             Sql::Tell => include_str!("sql/tell.sql"),
+            Sql::Page => include_str!("sql/page.sql"),
+            Sql::Free => include_str!("sql/free.sql"),
             Sql::Sweep => include_str!("sql/sweep.sql"),
+            Sql::Leftovers => include_str!("sql/leftovers.sql"),
+            Sql::Unused => include_str!("sql/unused.sql"),
             Sql::Permit => include_str!("sql/permit.sql"),
             Sql::PermitRelease => include_str!("sql/permit_release.sql"),
             Sql::PermitRenew => include_str!("sql/permit_renew.sql"),
@@ -152,14 +170,15 @@ impl Sql {
                     bools,
                 ]
             }
-            Sql::Insert | Sql::Pins => vec![texts],
+            Sql::Insert | Sql::Pins | Sql::Sweep => vec![texts],
             Sql::Release | Sql::LoneRelease | Sql::FairRelease | Sql::PermitRelease | Sql::Leave => {
                 vec![texts.clone(), texts, longs, ints, Type::BOOL]
             }
             Sql::Renew | Sql::Extend | Sql::PermitRenew => vec![texts.clone(), texts, longs],
-            Sql::Inspect => vec![Type::TEXT, Type::TEXT],
+            Sql::Inspect => vec![Type::TEXT, Type::TEXT, Type::TEXT],
+            Sql::Page => vec![Type::TEXT, Type::TEXT, Type::INT8],
             Sql::Force | Sql::Tell => vec![Type::TEXT],
-            Sql::Sweep => vec![Type::INT8],
+            Sql::Free | Sql::Leftovers | Sql::Unused => vec![Type::INT8],
             Sql::Permit => {
                 let first = [texts.clone(), texts.clone(), Type::BOOL_ARRAY, longs.clone()];
                 let amounts = [ints.clone(), longs.clone(), ints.clone(), longs.clone(), longs];
@@ -200,6 +219,7 @@ impl Table {
                 .replace("{waiters}", &name.with("_waiters"))
                 .replace("{permits}", &name.with("_permits"))
                 .replace("{replies}", &name.with("_replies"))
+                .replace("{permits_end}", &name.alone("_permits_end"))
                 .replace("{permit}", &name.with("_permit"))
                 .replace("{permit_release}", &name.with("_permit_release"))
                 .replace("{count}", &name.with("_count"))

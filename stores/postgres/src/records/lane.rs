@@ -22,7 +22,7 @@ use super::table::Table;
 use crate::connect::{Connector, Session};
 use crate::failure::{self, Failure};
 use dlock::store::queue::SendState;
-use dlock::store::{Outcome, Reason, StoreError};
+use dlock::store::{Outcome, Reason, StoreError, timeout_anywhere};
 
 /// The shortest and the longest pause between connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
@@ -82,10 +82,10 @@ impl Lane {
         };
         let queued = self.jobs.send(job).is_ok();
         async move {
-            let why = match timeout_at(deadline, answer).await {
-                Ok(Ok(answer)) => return answer,
+            let why = match timeout_anywhere(deadline, answer).await {
+                Some(Ok(answer)) => return answer,
                 // The task has ended, although the deadline is not over.
-                Ok(Err(_)) if Instant::now() < deadline => {
+                Some(Err(_)) if Instant::now() < deadline => {
                     let ended = "the runtime that served the connections has ended";
                     return Err(match !queued || send_state.give_up() {
                         true => StoreError::not_done(Reason::Closed, ended),

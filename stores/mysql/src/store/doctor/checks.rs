@@ -296,7 +296,11 @@ fn connections(settings: &Settings<'_>, status: &Seen<HashMap<String, String>>) 
 
 fn permissions(missing: &Seen<Vec<String>>) -> Finding {
     const CHECK: &str = "permissions";
-    let page = "GRANT what docs/mysql.md has under permissions, or create_table";
+    let page = concat!(
+        "GRANT what ",
+        env!("CARGO_PKG_REPOSITORY"),
+        "/blob/main/docs/mysql.md has under permissions, or create_table"
+    );
     match missing {
         Ok(missing) if missing.is_empty() => Finding::good(CHECK, "the user may do what the locks need"),
         Ok(missing) => Finding::bad(CHECK, missing.join("; "), page),

@@ -302,7 +302,11 @@ fn connections(settings: &Settings<'_>, activity: &Activity) -> Finding {
 
 fn permissions(missing: &Seen<Vec<String>>) -> Finding {
     const CHECK: &str = "permissions";
-    let page = "GRANT what docs/postgres.md has under permissions, or create_table";
+    let page = concat!(
+        "GRANT what ",
+        env!("CARGO_PKG_REPOSITORY"),
+        "/blob/main/docs/postgres.md has under permissions, or create_table"
+    );
     match missing {
         Ok(missing) if missing.is_empty() => Finding::good(CHECK, "the user may do what the locks need"),
         Ok(missing) => Finding::bad(CHECK, format!("the user lacks {}", missing.join(", ")), page),

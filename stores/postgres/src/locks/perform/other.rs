@@ -4,10 +4,13 @@ use dlock::store::{Holder, Kind};
 
 use super::{Broken, LOOKS, Performing, duration};
 use crate::failure::Failure;
-use crate::locks::job::{Answer, Job, Step, kind_of};
+use crate::locks::job::{Answer, Job, Page, Step, kind_of};
 use crate::locks::statements::{column, one};
 use crate::locks::table::Sql;
 use crate::locks::transaction::pinned;
+
+/// How many keys a page of a list has. It takes some milliseconds, for which the other steps of its connection wait.
+const PAGE: i64 = 2000;
 
 impl Performing<'_> {
     /// Executes an operation that has its own statement.
@@ -15,8 +18,8 @@ impl Performing<'_> {
         let answer = match &job.step {
             Step::AcquireAll(_) => return self.acquire_all(job).await,
             Step::Count(_) => return self.count(job).await,
-            Step::Inspect(key) => self.holders(Some(key), "").await.map(Answer::Holders),
-            Step::List(prefix) => self.holders(None, prefix).await.map(Answer::Holders),
+            Step::Inspect(key) => self.holders(key, key, "").await.map(Answer::Holders),
+            Step::List(prefix, after) => self.page(prefix, after).await.map(Answer::Page),
             Step::Force(key) => match self.force(key).await {
                 Ok(Forcing::Locked(_)) if job.looks < LOOKS => {
                     self.look_again(job);
@@ -40,8 +43,28 @@ impl Performing<'_> {
         Ok(())
     }
 
-    async fn holders(&self, key: Option<&str>, prefix: &str) -> Result<Vec<(String, Holder)>, Failure> {
-        let rows = self.ask(Sql::Inspect, &[&key, &prefix]).await?;
+    /// Reads the next locks with a prefix. All that are held have a row.
+    async fn page(&self, prefix: &str, after: &str) -> Result<Page, Failure> {
+        let rows = self.ask(Sql::Page, &[&prefix, &after, &PAGE]).await?;
+        let row = one(&rows)?;
+        let keys: i64 = column(row, "keys")?;
+        let (Some(first), Some(last)): (Option<&str>, Option<&str>) =
+            (column(row, "first")?, column(row, "last")?)
+        else {
+            return Ok(Page {
+                holders: Vec::new(),
+                last: None,
+            });
+        };
+        Ok(Page {
+            holders: self.holders(first, last, prefix).await?,
+            last: (keys == PAGE).then(|| last.to_owned()),
+        })
+    }
+
+    /// Reads the holders of the keys from `first` to `last` that have the prefix.
+    async fn holders(&self, first: &str, last: &str, prefix: &str) -> Result<Vec<(String, Holder)>, Failure> {
+        let rows = self.ask(Sql::Inspect, &[&first, &last, &prefix]).await?;
         let mut holders = Vec::with_capacity(rows.len());
         for row in &rows {
             let (kind, holder) = (column::<&str>(row, "kind")?, column(row, "holder")?);
