@@ -28,14 +28,17 @@ use http::Extensions;
 /// use axum::response::IntoResponse;
 /// use dlock_tower::NotStarted;
 /// use http::StatusCode;
+/// use tower::load_shed::error::Overloaded;
 ///
 /// async fn charge(not_started: NotStarted) -> impl IntoResponse {
 ///     // The shop is closed, and no card was charged: a retry with the same key runs.
 ///     (StatusCode::SERVICE_UNAVAILABLE, not_started, "closed until 8")
 /// }
 ///
-/// /// For `HandleErrorLayer` around `tower::load_shed`, which has refused before it called the handler.
-/// async fn overloaded(not_started: NotStarted, _: tower::BoxError) -> impl IntoResponse {
+/// /// For `HandleErrorLayer` around `tower::load_shed`. With its own error it has refused before it called the handler. It
+/// /// also passes on the errors of the services inside, such as a timeout, after which a retry must not run.
+/// async fn overloaded(not_started: NotStarted, error: tower::BoxError) -> impl IntoResponse {
+///     let not_started = error.is::<Overloaded>().then_some(not_started);
 ///     (StatusCode::SERVICE_UNAVAILABLE, not_started, "overloaded")
 /// }
 /// # let _ = (charge, overloaded);

@@ -9,10 +9,10 @@ use dlock::operations::Intervention;
 use dlock::record::{ForgetReply, RecordKey};
 use dlock::{Error, LockClient, LockKey};
 use http::request::Parts;
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::answer::{data, failed, problem};
+use super::answer::{Sender, data, failed, foreign, problem};
 use super::view::millis;
 
 /// The header with the token: a form cannot send it, and neither can a page of another site unless CORS permits it.
@@ -54,7 +54,7 @@ impl Actions {
     /// Runs it, if the request comes from the console's own page, or from a program that knows the token.
     pub(super) async fn act(&self, client: &LockClient, action: Action, request: Request<Body>) -> Response {
         let (head, body) = request.into_parts();
-        if let Err(refusal) = self.admit(&head.headers) {
+        if let Err(refusal) = self.admit(&head) {
             return *refusal;
         }
         let body = to_bytes(body, MOST_BYTES).await.ok();
@@ -69,22 +69,11 @@ impl Actions {
         }
     }
 
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
-        let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let is_own_page = match (value("sec-fetch-site"), value("origin")) {
-            (Some(site), _) => site == "same-origin",
-            // For browsers that do not send the other header.
-            (None, Some(origin)) => origin.split_once("://").map(|(_, host)| host) == value("host"),
-            (None, None) => true,
-        };
+    fn admit(&self, head: &Parts) -> Result<(), Box<Response>> {
+        let value = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
         let token = value(TOKEN).unwrap_or_default();
-        let refusal = if !is_own_page {
-            problem(
-                StatusCode::FORBIDDEN,
-                "urn:dlock:problem:foreign",
-                "The request comes from another site",
-                "only the console's own page and programs may act",
-            )
+        let refusal = if Sender::of(head) != Sender::Own {
+            foreign("only the console's own page and programs may act")
         } else if !is_same(token, &self.token) {
             problem(
                 StatusCode::FORBIDDEN,

@@ -3,9 +3,12 @@
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use dlock::Error;
+use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
-use http::{HeaderMap, StatusCode};
+use http::request::Parts;
 use serde_json::json;
+
+use crate::key::host;
 
 const HEADERS: [(HeaderName, &str); 6] = [
     (header::CACHE_CONTROL, "no-store"),
@@ -59,8 +62,48 @@ pub(super) fn failed(error: &Error) -> Response {
     problem(status, of.kind, of.title, &error.to_string())
 }
 
-/// Whether a browser says that a page of another site sent the request. Programs do not say.
-pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
-    !matches!(site, None | Some(b"same-origin" | b"none"))
+/// Who sent a request, as far as browsers tell. Programs do not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// The console's own page, or a program.
+    Own,
+    /// A person, by the address bar or a bookmark.
+    Person,
+    /// A page of another site.
+    Foreign,
+}
+
+impl Sender {
+    pub(super) fn of(head: &Parts) -> Sender {
+        let value = |name: &str| head.headers.get(name).map(HeaderValue::as_bytes);
+        match (value("sec-fetch-site"), value("origin")) {
+            (Some(b"same-origin"), _) | (None, None) => Sender::Own,
+            (Some(b"none"), _) => Sender::Person,
+            // Browsers leave the other header out on plain HTTP, and old ones do everywhere.
+            (None, Some(origin)) if is_origin_of(head, origin) => Sender::Own,
+            _ => Sender::Foreign,
+        }
+    }
+}
+
+/// Whether the origin is the host that the request was sent to.
+fn is_origin_of(head: &Parts, origin: &[u8]) -> bool {
+    let origin = str::from_utf8(origin)
+        .ok()
+        .and_then(|origin| origin.split_once("://"));
+    match (origin, host(head)) {
+        (Some((_, origin)), Some(host)) => origin.eq_ignore_ascii_case(host),
+        // An origin that is kept secret (`null`) is another one.
+        _ => false,
+    }
+}
+
+/// The answer to a page of another site.
+pub(super) fn foreign(detail: &str) -> Response {
+    problem(
+        StatusCode::FORBIDDEN,
+        "urn:dlock:problem:foreign",
+        "The request comes from another site",
+        detail,
+    )
 }

@@ -12,7 +12,8 @@
 //!
 //! The locks are those of the store and the prefix of its client. Holders and waiters of other processes are known only
 //! as those processes published them: set [`presence`](dlock::LockClientBuilder::presence) in all of them. For unknown
-//! values the page gives the reason. `docs/console.md` explains each part.
+//! values the page gives the reason. [docs/console.md](https://github.com/dlock-rs/dlock/blob/main/docs/console.md)
+//! explains each part.
 //!
 //! # Access
 //!
@@ -66,7 +67,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::middleware::{Next, from_fn, map_response};
+use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
 use axum::response::Response;
 use axum::routing::{get, post};
 use dlock::operations::{ClientReport, SurveyedLock};
@@ -74,11 +75,14 @@ use dlock::{LockClient, LockKey};
 use futures_util::future::join_all;
 use http::StatusCode;
 use http::request::Parts;
+use http::uri::Authority;
 
 use self::actions::{Action, Actions, Operator};
+use self::answer::Sender;
 use self::filter::Filter;
 use self::look::Look;
 use self::timeline::Timeline;
+use crate::key::host;
 
 /// How often the store is surveyed by default.
 const EVERY: Duration = Duration::from_secs(1);
@@ -104,6 +108,7 @@ pub struct Console {
     every: Duration,
     allowed: bool,
     operator: Option<Operator>,
+    hosts: Option<HashSet<String>>,
 }
 
 /// The state that all requests share.
@@ -112,6 +117,8 @@ struct Shared {
     look: Look,
     timeline: Timeline,
     actions: Option<Actions>,
+    /// Without ports; `None` for all.
+    hosts: Option<HashSet<String>>,
 }
 
 impl Console {
@@ -123,6 +130,7 @@ impl Console {
             every: EVERY,
             allowed: false,
             operator: None,
+            hosts: None,
         }
     }
 
@@ -168,7 +176,29 @@ impl Console {
         self
     }
 
-    /// Returns the router, for any path, behind any proxy: its page contains no absolute path. Mount it with
+    /// Sets the hosts that the console serves, as browsers name them (`ops.example`, `localhost`, `10.0.0.7`); a port does
+    /// not matter. All by default. Requests to others are answered with 421.
+    ///
+    /// For a console on plain HTTP that relies on its network, and not on an authentication: a page of another site may
+    /// have its own name resolve to the address of the console (DNS rebinding), and then it is no other site for the
+    /// browser. Behind a proxy that changes `Host`, name the host that the proxy sends.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock_tower::console::Console;
+    ///
+    /// let client = dlock::LockClient::memory();
+    /// let console = Console::new(client).hosts(["ops.example", "localhost"]);
+    /// # let _ = console.router(); }
+    /// ```
+    #[must_use]
+    pub fn hosts(mut self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Console {
+        self.hosts = Some(hosts.into_iter().map(|host| name(host.as_ref())).collect());
+        self
+    }
+
+    /// Returns the router, for any path, behind any proxy: its page contains no absolute path. On plain HTTP actions need
+    /// a proxy that keeps `Host`, by which the console tells its own page from others. Mount it with
     /// [`nest_service`](Router::nest_service), which accepts the path with and without a trailing slash, and put your
     /// authentication around it. Created inside a runtime, it listens to the [events](LockClient::events) of its client
     /// for the timeline.
@@ -178,6 +208,7 @@ impl Console {
             look: Look::new(self.every),
             timeline: Timeline::new(),
             actions: self.allowed.then(|| Actions::new(self.operator)),
+            hosts: self.hosts,
         });
         timeline::watch(Arc::downgrade(&shared));
         let api = Router::new()
@@ -192,6 +223,7 @@ impl Console {
             .merge(api)
             .fallback(elsewhere)
             .method_not_allowed_fallback(not_allowed)
+            .layer(from_fn_with_state(shared.clone(), only_to_hosts))
             .layer(map_response(answer::with_headers))
             .with_state(shared)
     }
@@ -203,6 +235,7 @@ impl fmt::Debug for Console {
             .field("client", &self.client)
             .field("every", &self.every)
             .field("allowed", &self.allowed)
+            .field("hosts", &self.hosts)
             .finish_non_exhaustive()
     }
 }
@@ -211,15 +244,34 @@ type Asked = State<Arc<Shared>>;
 
 /// Refuses pages of other sites, whatever CORS layer is around.
 async fn only_from_here(request: Request, next: Next) -> Response {
-    if answer::is_foreign(request.headers()) {
+    let (head, body) = request.into_parts();
+    if Sender::of(&head) == Sender::Foreign {
+        return answer::foreign("only the console's own page and programs may ask");
+    }
+    next.run(Request::from_parts(head, body)).await
+}
+
+/// Refuses requests to other hosts than those that are named, if any are.
+async fn only_to_hosts(State(shared): Asked, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    if let Some(hosts) = &shared.hosts
+        && !host(&head).is_some_and(|host| hosts.contains(&name(host)))
+    {
         return answer::problem(
-            StatusCode::FORBIDDEN,
-            "urn:dlock:problem:foreign",
-            "The request comes from another site",
-            "only the console's own page and programs may ask",
+            StatusCode::MISDIRECTED_REQUEST,
+            "urn:dlock:problem:unknown-host",
+            "The console is not at this host",
+            "its service names its hosts by Console::hosts",
         );
     }
-    next.run(request).await
+    next.run(Request::from_parts(head, body)).await
+}
+
+/// The name of a host, without its port.
+fn name(host: &str) -> String {
+    let authority = host.parse::<Authority>();
+    let name = authority.as_ref().map_or(host, Authority::host);
+    name.to_ascii_lowercase()
 }
 
 async fn state(State(shared): Asked, Query(query): Query<HashMap<String, String>>) -> Response {

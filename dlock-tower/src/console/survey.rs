@@ -8,6 +8,13 @@ use dlock::Health;
 use dlock::operations::{ClientReport, SurveyedLock};
 use dlock::{Error, LockKey};
 
+/// The page with the permissions that a user of the store needs.
+macro_rules! permissions_page {
+    () => {
+        concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/permissions.md")
+    };
+}
+
 /// The maximum number of clients shown.
 const MOST_CLIENTS: usize = 500;
 
@@ -92,8 +99,12 @@ impl Gap {
         Gap {
             unknown: "the locks of other processes",
             why: error.to_string(),
-            remedy: "Only what this process holds and waits for is shown. If the store does not answer, look at the \
-                     store and the network; if it refuses, give its user the lines of docs/permissions.md.",
+            remedy: concat!(
+                "Only what this process holds and waits for is shown. If the store does not answer, look at the store \
+                 and the network; if it refuses, give its user the lines of ",
+                permissions_page!(),
+                "."
+            ),
         }
     }
 
@@ -103,7 +114,11 @@ impl Gap {
                 "This store keeps no presence entries of clients. The holders are shown by their ids; ask \
                  each process, or look at its logs."
             }
-            Error::Refused { .. } => "Give the store's user the lines of docs/permissions.md about presence.",
+            Error::Refused { .. } => concat!(
+                "Give the store's user the lines of ",
+                permissions_page!(),
+                " about presence."
+            ),
             _ => "Look at the store and the network; this page asks again by itself.",
         };
         Gap {

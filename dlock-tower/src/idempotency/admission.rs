@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use dlock::__chance as chance;
-use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
+use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey};
 use dlock::store::{Outcome, Reason, StoreError, Watch};
-use http::{Request, Version};
+use http::{Extensions, Request, Version};
 use http_body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
+use super::extract::Idempotency;
 use super::fingerprint::fingerprint;
 use super::key::MAX_KEY_BYTES;
 use super::lease::Grant;
@@ -36,7 +37,7 @@ pub(super) struct AdmissionRequest<B> {
 /// A request that may run.
 pub(super) enum Admitted<B> {
     Claimed(Request<B>, Owned),
-    /// Without a claim: the store is unavailable and the layer is open.
+    /// Without a claim: a layer further out has it, or the store is unavailable and the layer is open.
     Open(Request<B>),
 }
 
@@ -68,6 +69,9 @@ where
         record,
         request,
     } = request;
+    if is_claimed_further_out(&core, &record, request.extensions()).await {
+        return Ok(Admitted::Open(request));
+    }
     let (parts, body) = request.into_parts();
     let body = Buffered::read_within(body, core.settings.body_limit, core.settings.body_timeout).await?;
     body.check_length(&parts.headers)?;
@@ -117,6 +121,18 @@ where
         Request::from_parts(parts, B::from_buffered(body)),
         claim,
     ))
+}
+
+/// Whether a layer further out has claimed this very record for this request: it must not find itself in progress. A
+/// renewal of that claim tells, since another store does not have it.
+async fn is_claimed_further_out(core: &Core, record: &RecordKey, request: &Extensions) -> bool {
+    let outer = request.get::<Idempotency>().map(|outer| &outer.claim.lease);
+    let Some(outer) = outer.filter(|outer| outer.record == *record) else {
+        return false;
+    };
+    let records = &core.shared.records;
+    let renewed = records.extend(record, &outer.token, outer.length, outer.retention());
+    matches!(renewed.await, Ok(OwnerReply::Done | OwnerReply::Held))
 }
 
 enum Decision {

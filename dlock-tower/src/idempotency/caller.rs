@@ -66,13 +66,16 @@ impl fmt::Debug for Caller {
 /// use dlock_tower::idempotency::caller::{Caller, FindCaller};
 /// use http::request::Parts;
 ///
-/// struct ByPeer;
+/// #[derive(Clone)]
+/// struct User { tenant: String, id: u64 } // your authentication leaves it in the request
 ///
-/// impl FindCaller for ByPeer {
+/// struct UserOfTenant;
+///
+/// impl FindCaller for UserOfTenant {
 ///     fn find(&self, parts: &Parts) -> Result<Caller, Rejection> {
-///         let peer = parts.extensions.get::<std::net::SocketAddr>();
-///         let peer = peer.ok_or_else(|| Rejection::internal("the server leaves no address"))?;
-///         Ok(Caller::new(peer.ip().to_string()))
+///         let user = parts.extensions.get::<User>();
+///         let user = user.ok_or_else(|| Rejection::internal("the authentication is not in front"))?;
+///         Ok(Caller::new(format!("{}/{}", user.id, user.tenant)))
 ///     }
 /// }
 /// ```

@@ -104,9 +104,15 @@ impl Capture {
         self.announced == Some(self.len) && self.action.is_some()
     }
 
+    /// Whether trailers have arrived, after all bytes that were announced. They are the end of a body, whether or not it
+    /// says so: a server asks for nothing after them.
+    pub(super) fn has_ended(&self) -> bool {
+        self.trailers.is_some() && self.cut_short().is_none()
+    }
+
     /// Whether nothing can follow, so that the server may not even ask for the end.
     pub(super) fn is_complete(&self) -> bool {
-        self.has_all_bytes() && !self.trailers_may_follow
+        self.has_ended() || self.has_all_bytes() && !self.trailers_may_follow
     }
 
     /// Returns the captured pieces, as they arrived, for the first caller.

@@ -10,7 +10,7 @@ use super::keyed::KeyedRequest;
 use super::parted::Parted;
 use super::settings::Settings;
 use crate::Rejection;
-use crate::key::original_uri;
+use crate::key::{host, original_uri};
 
 /// Returns the name of the record: from the caller, the method, the path and the key.
 pub(super) fn record_key(
@@ -25,22 +25,13 @@ pub(super) fn record_key(
         .namespace(&settings.namespace)
         .caller(caller);
     if settings.per_host {
-        request = request.host_if_any(host(parts));
+        request = request.host_if_any(host(parts).map(str::to_ascii_lowercase));
     }
     if let Some(route) = route {
         request = request.route(route);
     }
     let record = request.record_key();
     record.map_err(|error| Rejection::internal(error.to_string()))
-}
-
-/// The authority of the request: of the URI (HTTP/2), otherwise the `Host` header.
-fn host(parts: &Parts) -> Option<String> {
-    let authority = match original_uri(parts).authority() {
-        Some(authority) => authority.as_str(),
-        None => parts.headers.get(header::HOST)?.to_str().ok()?,
-    };
-    Some(authority.to_ascii_lowercase())
 }
 
 /// Headers that change the meaning of a request: the state and the part of the resource, and how to read the body. They

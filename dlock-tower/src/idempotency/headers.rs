@@ -4,17 +4,19 @@ use http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName};
 
 /// The headers of a response that are kept and replayed, unless [`keep_header`](super::IdempotencyLayer::keep_header)
 /// adds others.
-pub const KEPT_HEADERS: [HeaderName; 15] = [
+pub const KEPT_HEADERS: [HeaderName; 17] = [
     http::header::ALLOW,
     http::header::CONTENT_DISPOSITION,
     http::header::CONTENT_ENCODING,
     http::header::CONTENT_LANGUAGE,
     http::header::CONTENT_LOCATION,
+    http::header::CONTENT_RANGE,
     CONTENT_TYPE,
     http::header::ETAG,
     http::header::LAST_MODIFIED,
     http::header::LINK,
     http::header::LOCATION,
+    http::header::WWW_AUTHENTICATE,
     HeaderName::from_static("preference-applied"),
     HeaderName::from_static("grpc-encoding"),
     HeaderName::from_static("grpc-message"),

@@ -107,7 +107,9 @@ impl<C> IdempotencyLayer<C> {
     }
 
     /// Sets a namespace that separates the keys of this service from those of others on the same store; empty by
-    /// default.
+    /// default. A gateway that passes keys on to a backend needs another one than the backend, if both have such a layer
+    /// on one store: otherwise the backend finds the key in progress, by the claim of the gateway, and answers 409. Within
+    /// one process, the inner one of two layers with the same record lets the request pass.
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
         self.set(|settings| settings.namespace = namespace.into())
     }
@@ -257,6 +259,12 @@ impl<C> IdempotencyLayer<C> {
     /// Sets how long the body of a response is read on after its client went away, to be kept; 10 s by default, and
     /// less while the layer is [shut down](IdempotencyHandle::shutdown). If a body takes longer, as an endless one
     /// does, only its existence is kept, and it is dropped.
+    ///
+    /// The layer learns from the server that a client is gone. A client that neither reads nor closes its connection keeps
+    /// its key in progress for as long as the connection lasts, unless its answer was ready at once or fits into the
+    /// buffers of the connection. So let the server end dead connections: by pings of HTTP/2 (`keep_alive_interval` of
+    /// hyper, `http2_keepalive_interval` of tonic), by the socket option `TCP_USER_TIMEOUT`, or by a proxy that limits how
+    /// long sending may take.
     pub fn read_on(self, read_on: Duration) -> Self {
         self.set(|settings| settings.read_on = read_on)
     }
@@ -327,7 +335,9 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.grpc_unary = true)
     }
 
-    /// Renders the layer's own answers, instead of [`Rejection::response`].
+    /// Renders the layer's own answers, instead of [`Rejection::response`]. It should add a `WWW-Authenticate` header to
+    /// the 401 of a request without a caller ([`Problem::NoCaller`](super::Problem::NoCaller)): HTTP requires a challenge
+    /// there, and the layer does not know how clients authenticate.
     pub fn render<F, B>(self, render: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,

@@ -70,7 +70,7 @@
 //! 7. **What came of it is stored**, in one step, before the first byte of the answer goes out; or the key is
 //!    released. A body that is not there at once goes out as it comes, and is stored with its end; if the
 //!    client does not wait for that, a task does, for a while ([`read_on`](IdempotencyLayer::read_on)): a body
-//!    without an end ends soon after its client.
+//!    without an end ends soon after its client. A client that neither reads nor closes its connection delays that.
 //!
 //! # What is a result
 //!
@@ -93,7 +93,8 @@
 //!   handler without a lock that calls a locked function *after an effect* must not answer with its error as it is:
 //!   put [`Outcome::Final`] beside it.
 //! - A handler or layer of your own puts a [`NotStarted`](crate::NotStarted) into its response, or
-//!   [`Outcome::Retry`]. A bare 503 of an inner load-shed or a 429 of an inner rate limit is ambiguous without it.
+//!   [`Outcome::Retry`]. One that passes on the answer of another router removes that answer's [`Outcome`] first. A bare
+//!   503 of an inner load-shed or a 429 of an inner rate limit is ambiguous without a mark.
 //!
 //! In gRPC `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `UNIMPLEMENTED`, `INTERNAL`,
 //! `UNAVAILABLE` and `DATA_LOSS` are ambiguous. A handler decides otherwise by an [`Outcome`] in its response, or by

@@ -190,6 +190,10 @@ impl Policy for RetryAmbiguous {
 
 /// A handler's decision about its own response, put into the response's extensions. It overrides the [`Policy`].
 ///
+/// Unlike [`NotStarted`](crate::NotStarted) it does not know its request. A handler that passes on the answer of another
+/// router or service in its process has to remove the other's `Outcome` from the extensions: it says nothing of what the
+/// handler itself has done.
+///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::response::IntoResponse;

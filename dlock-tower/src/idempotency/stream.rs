@@ -328,7 +328,11 @@ async fn read_on<R>(
             next = AssertUnwindSafe(body.frame()).catch_unwind() => next,
         };
         match next {
-            Ok(Some(Ok(frame))) if capture.take(&frame) => {}
+            Ok(Some(Ok(frame))) if capture.take(&frame) => {
+                if capture.has_ended() {
+                    break true;
+                }
+            }
             Ok(Some(Ok(_))) => break false,
             // A body that panicked is broken, and never polled again.
             Ok(Some(Err(_))) | Err(_) => break capture.has_all_bytes(),

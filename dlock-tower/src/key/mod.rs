@@ -70,7 +70,7 @@ pub use found::{ExtractKey, Found};
 pub use header::{Header, header};
 pub use json::{DEFAULT_JSON_LIMIT, JsonField, json_field};
 pub use parsed::Parsed;
-pub(crate) use parts::original_uri;
+pub(crate) use parts::{host, original_uri};
 pub use path::{Path, method_and_path, path};
 #[cfg(feature = "axum")]
 pub use path_param::{PathParam, path_param};

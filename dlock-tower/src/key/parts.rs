@@ -1,5 +1,6 @@
 //! Helpers that the key extractors share.
 
+use http::header::HOST;
 use http::request::{Parts, Request};
 
 use super::found::Found;
@@ -22,6 +23,15 @@ pub(crate) fn original_uri(parts: &Parts) -> &http::Uri {
         return &original.0;
     }
     &parts.uri
+}
+
+/// The host of the request, with its port if the client gives one: the authority of the URI (HTTP/2), otherwise the `Host`
+/// header.
+pub(crate) fn host(parts: &Parts) -> Option<&str> {
+    match original_uri(parts).authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => parts.headers.get(HOST)?.to_str().ok(),
+    }
 }
 
 pub(super) fn decoded(text: &str, what: impl FnOnce() -> String) -> Result<String, Rejection> {

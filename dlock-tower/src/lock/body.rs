@@ -156,6 +156,7 @@ enum Lock {
     },
     Releasing {
         release: BoxFuture<'static, ()>,
+        trailers: Option<Frame<Bytes>>,
     },
     Gone,
 }
@@ -197,9 +198,11 @@ where
                         return Poll::Ready(Some(Err(error.into())));
                     }
                 }
-                Lock::Releasing { release } => {
+                Lock::Releasing { release, trailers } => {
                     ready!(release.as_mut().poll(cx));
+                    let trailers = trailers.take();
                     *this.lock = Lock::Gone;
+                    return Poll::Ready(trailers.map(Ok));
                 }
                 Lock::Gone => return Poll::Ready(None),
             }
@@ -211,18 +214,20 @@ where
                 None => None,
             };
             match frame {
-                Some(Ok(frame)) => return Poll::Ready(Some(Ok(frame))),
+                Some(Ok(frame)) if !frame.is_trailers() => return Poll::Ready(Some(Ok(frame))),
                 Some(Err(error)) => {
                     drop_in(this.scope, this.body);
                     *this.lock = Lock::Gone;
                     return Poll::Ready(Some(Err(error.into())));
                 }
-                // The lock is released before the end is reported.
-                None => {
+                // The lock is released before the end is reported. Trailers are the end: servers ask for nothing after
+                // them.
+                end => {
                     drop_in(this.scope, this.body.as_mut());
                     if let Lock::Held { hold, .. } = std::mem::replace(this.lock, Lock::Gone) {
                         *this.lock = Lock::Releasing {
                             release: Box::pin(release_hold(Some(hold))),
+                            trailers: end.and_then(Result::ok),
                         };
                     }
                 }

@@ -14,7 +14,8 @@
 )]
 //!
 //! They know nothing of HTTP, whose clients need an answer: the [layers for HTTP](crate) are apart. A worker requeues a job
-//! whose lock is [busy](TaskError::Busy), so by default none of them waits. The guide is docs/tasks.md.
+//! whose lock is [busy](TaskError::Busy), so by default none of them waits. The guide is
+//! [docs/tasks.md](https://github.com/dlock-rs/dlock/blob/main/docs/tasks.md).
 
 mod bound;
 mod error;

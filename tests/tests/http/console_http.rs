@@ -388,6 +388,92 @@ async fn page_of_another_site_gets_nothing_and_every_answer_is_locked_down() {
     }
 }
 
+/// The status of the answer to a request for the data of the console, with this URI and these headers.
+async fn status_of(app: &Router, uri: &str, headers: &[(&str, &str)]) -> u16 {
+    let mut request = Request::get(uri);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(Body::empty()).unwrap();
+    app.clone().oneshot(request).await.unwrap().status().as_u16()
+}
+
+/// On plain HTTP browsers leave `Sec-Fetch-Site` out, but not the origin of a page of another site.
+#[tokio::test]
+async fn page_of_another_site_gets_nothing_on_plain_http() {
+    let app = app(&LockClient::memory());
+    // The second is that of HTTP/2, without `Host`.
+    let (path, whole) = (
+        "/ops/locks/api/state",
+        "http://ops.example:8080/ops/locks/api/state",
+    );
+    for (origin, status) in [
+        ("http://ops.example:8080", 200),
+        ("http://OPS.example:8080", 200),
+        ("http://ops.example", 403),
+        ("http://evil.example", 403),
+        ("http://evil.example:8080", 403),
+        ("null", 403),
+        ("", 403),
+    ] {
+        let with_host = [("host", "ops.example:8080"), ("origin", origin)];
+        assert_eq!(status_of(&app, path, &with_host).await, status, "{origin}");
+        let without = [("origin", origin)];
+        assert_eq!(status_of(&app, whole, &without).await, status, "{origin}");
+        assert_eq!(
+            status_of(&app, path, &without).await,
+            403,
+            "{origin}, and no host"
+        );
+    }
+    assert_eq!(status_of(&app, path, &[("host", "ops.example:8080")]).await, 200);
+    assert_eq!(status_of(&app, path, &[]).await, 200, "a program");
+    // The browser's own word counts for more: a proxy may have changed the host.
+    let proxied = [
+        ("sec-fetch-site", "same-origin"),
+        ("origin", "https://ops.example"),
+        ("host", "10.0.0.7:3000"),
+    ];
+    assert_eq!(status_of(&app, path, &proxied).await, 200);
+}
+
+/// A site whose name was rebound to the address of the console has its own name as host.
+#[tokio::test]
+async fn only_hosts_that_are_named_are_served() {
+    let console = Console::new(LockClient::memory()).hosts(["ops.example", "LOCALHOST:3000", "[::1]"]);
+    let app = Router::new().nest_service("/ops/locks", console.router());
+    for (host, status) in [
+        ("ops.example", 200),
+        ("Ops.example:8080", 200),
+        ("localhost", 200),
+        ("localhost:3000", 200),
+        ("[::1]:3000", 200),
+        ("evil.example", 421),
+        ("evil.ops.example", 421),
+        ("ops.example.evil.example", 421),
+        ("127.0.0.1:3000", 421),
+        ("", 421),
+    ] {
+        for path in ["/ops/locks", "/ops/locks/api/state", "/ops/locks/api/none"] {
+            let status = if path.ends_with("none") && status == 200 {
+                404
+            } else {
+                status
+            };
+            assert_eq!(
+                status_of(&app, path, &[("host", host)]).await,
+                status,
+                "{host} {path}"
+            );
+            if !host.is_empty() {
+                let whole = format!("http://{host}{path}");
+                assert_eq!(status_of(&app, &whole, &[]).await, status, "{whole}");
+            }
+        }
+    }
+    assert_eq!(status_of(&app, "/ops/locks", &[]).await, 421, "no host");
+}
+
 #[tokio::test]
 async fn page_is_served_under_any_path_and_allows_only_its_own_script() {
     let client = LockClient::memory();
@@ -561,7 +647,9 @@ mod actions {
         body: Value,
         headers: &[(&str, &str)],
     ) -> (u16, Value) {
-        let mut request = Request::post(format!("/ops/locks/api/{what}"));
+        let is_http_2 = headers.contains(&(":authority", "shop.example"));
+        let server = if is_http_2 { "http://shop.example" } else { "" };
+        let mut request = Request::post(format!("{server}/ops/locks/api/{what}"));
         let own = [
             ("x-dlock-console", token),
             ("content-type", "application/json"),
@@ -571,7 +659,7 @@ mod actions {
         ];
         let is_given = |name: &str| headers.iter().any(|(given, _)| *given == name);
         for (name, value) in own.iter().filter(|(name, _)| !is_given(name)).chain(headers) {
-            if !value.is_empty() {
+            if !value.is_empty() && !name.starts_with(':') {
                 request = request.header(*name, *value);
             }
         }
@@ -608,11 +696,13 @@ mod actions {
         let holder = client.inspect("k").await.unwrap().unwrap().id;
         let body = json!({ "key": "k", "holder": holder, "reason": "attack" });
         let old = [("sec-fetch-site", ""), ("origin", "https://evil.example")];
+        let nowhere = [("sec-fetch-site", ""), ("host", ""), ("origin", "null")];
         for (headers, status) in [
             (&[("sec-fetch-site", "cross-site")][..], 403),
             (&[("sec-fetch-site", "same-site")], 403),
             (&[("sec-fetch-site", "none")], 403),
             (&old, 403),
+            (&nowhere, 403),
             (&[("x-dlock-console", "")], 403),
             (&[("x-dlock-console", "00000000000000000000000000000000")], 403),
             (&[("content-type", "text/plain")], 415),
@@ -627,10 +717,20 @@ mod actions {
             "it is held, by the store as well"
         );
         assert!(client.inspect("k").await.unwrap().is_some());
-        // A browser that says its origin only, and a program that says neither, are let in.
+        // A browser that says its origin only, and a program that says neither, are let in. The origin is the host's, which
+        // HTTP/2 has in the URI.
         for (headers, holder) in [
             (
                 &[("sec-fetch-site", ""), ("origin", "https://shop.example")][..],
+                "nobody",
+            ),
+            (
+                &[
+                    ("sec-fetch-site", ""),
+                    ("origin", "http://shop.example"),
+                    ("host", ""),
+                    (":authority", "shop.example"),
+                ],
                 "nobody",
             ),
             (&[("sec-fetch-site", "")], "nobody"),

@@ -573,6 +573,140 @@ async fn trailers_are_kept() {
     }
 }
 
+/// Trailers of a gRPC call that came to its end.
+fn ok_trailers() -> Result<Frame<Bytes>, &'static str> {
+    let status = (
+        http::HeaderName::from_static("grpc-status"),
+        HeaderValue::from_static("0"),
+    );
+    Ok(Frame::trailers(HeaderMap::from_iter([status])))
+}
+
+/// Reads a body as servers do: they ask for nothing after trailers.
+async fn up_to_trailers<B>(body: B)
+where
+    B: Body<Data = Bytes, Error = Error>,
+{
+    let mut body = std::pin::pin!(body);
+    while let Some(frame) = body.frame().await {
+        if frame.unwrap().is_trailers() {
+            return;
+        }
+    }
+    panic!("there were no trailers");
+}
+
+/// Whether the body says so or not, and whether or not the head of the answer tells how it ended.
+#[tokio::test(start_paused = true)]
+async fn trailers_are_the_end_of_a_body() {
+    for pause in [Duration::ZERO, SECOND] {
+        for (cancels, grpc) in [(false, false), (false, true), (true, false), (true, true)] {
+            let layer = if cancels {
+                layer().cancel_on_disconnect()
+            } else {
+                layer()
+            };
+            let run = Counting::default();
+            let service = around(
+                &layer,
+                run.answering(move |_| async move {
+                    let pieces = stream::iter([data(5), ok_trailers()]).then(move |piece| async move {
+                        sleep(pause).await;
+                        piece.map_err(Error::from)
+                    });
+                    let body = StreamBody::new(pieces.chain(stream::pending())).boxed_unsync();
+                    let mut response = Response::new(body);
+                    if grpc {
+                        let kind = HeaderValue::from_static("application/grpc");
+                        response.headers_mut().insert("content-type", kind);
+                    }
+                    response
+                }),
+            );
+            let what = format!("{pause:?} {cancels} {grpc}");
+            let first = service.clone().oneshot(over_http_2(post("k"))).await.unwrap();
+            up_to_trailers(first.into_body()).await;
+            assert_eq!(layer.handle().tasks(), 0, "{what}");
+            let again = send(&service, over_http_2(post("k"))).await;
+            assert!(again.is_replay() && again.body.len() == 5, "{what}");
+            assert_eq!(again.trailers.unwrap()["grpc-status"], "0", "{what}");
+            let stats = layer.stats();
+            assert_eq!((stats.tombstones, stats.detached), (0, 0), "{what}");
+        }
+    }
+}
+
+/// The same for a body that is read on without its client.
+#[tokio::test(start_paused = true)]
+async fn trailers_are_the_end_of_a_body_that_is_read_on() {
+    let layer = layer();
+    let service = around(
+        &layer,
+        Counting::default().answering(|_| async {
+            let pieces = stream::iter([data(5), ok_trailers()]).then(|piece| async {
+                sleep(SECOND).await;
+                piece.map_err(Error::from)
+            });
+            let body = StreamBody::new(pieces.chain(stream::pending())).boxed_unsync();
+            let mut response = Response::new(body);
+            let kind = HeaderValue::from_static("application/grpc");
+            response.headers_mut().insert("content-type", kind);
+            response
+        }),
+    );
+    drop(service.clone().oneshot(post("k")).await.unwrap());
+    sleep(SECOND * 3).await;
+    assert_eq!(layer.handle().tasks(), 0);
+    let again = send(&service, post("k")).await;
+    assert!(again.is_replay() && again.trailers.is_some());
+}
+
+/// Trailers that come before all announced bytes complete nothing.
+#[tokio::test(start_paused = true)]
+async fn trailers_of_a_body_that_is_too_short_complete_nothing() {
+    let layer = layer().cancel_on_disconnect();
+    let service = around(
+        &layer,
+        Counting::default()
+            .answering(|_| async { of_ten_bytes(slowly(vec![data(5), ok_trailers()], SECOND)) }),
+    );
+    let first = service.clone().oneshot(over_http_2(post("k"))).await.unwrap();
+    up_to_trailers(first.into_body()).await;
+    layer.handle().shutdown(SECOND).await;
+    let again = send(&service, post("k")).await;
+    assert_eq!(again.problem(), problem(409, "result-unavailable"));
+}
+
+/// A call under a lock that ends with its body is kept like any other.
+#[tokio::test(start_paused = true)]
+async fn trailers_under_a_lock_that_is_held_until_the_end_of_the_body_are_kept() {
+    for pause in [Duration::ZERO, SECOND] {
+        for cancels in [false, true] {
+            let layer = layer().grpc_unary();
+            let layer = if cancels {
+                layer.cancel_on_disconnect()
+            } else {
+                layer
+            };
+            let locks = LockClient::memory();
+            let lock = LockLayer::new(locks.clone(), key::fixed("account")).until_body(SECOND * 60);
+            let calls = Counting::default().answering(move |_| async move {
+                let mut response = Response::new(slowly(vec![data(5), ok_trailers()], pause));
+                let kind = HeaderValue::from_static("application/grpc");
+                response.headers_mut().insert("content-type", kind);
+                response
+            });
+            let service = layer.layer(lock.layer(calls));
+            let first = service.clone().oneshot(over_http_2(post("k"))).await.unwrap();
+            up_to_trailers(first.into_body()).await;
+            assert_eq!(locks.held(), 0, "{pause:?} {cancels}");
+            assert!(send(&service, post("k")).await.is_replay(), "{pause:?} {cancels}");
+            let stats = layer.stats();
+            assert_eq!((stats.tombstones, stats.detached), (0, 0), "{pause:?} {cancels}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_releases_is_not_read() {
     let run = Counting::default();

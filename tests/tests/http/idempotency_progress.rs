@@ -12,6 +12,7 @@ use dlock_tower::Idempotency;
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use tokio::time::{Instant, sleep};
+use tower::Layer;
 
 /// Answers with this status and the number of the run.
 fn with_status(status: u16, n: usize) -> Res {
@@ -43,6 +44,43 @@ async fn while_a_request_is_in_progress_an_equal_one_is_told_so() {
     assert_eq!(first.await.unwrap().text(), "run 1");
     assert!(send(&service, post("k")).await.is_replay());
     assert_eq!(run.count(), 1);
+}
+
+/// Two layers with one record are no two requests: the one further in lets the request pass, whatever it would compare.
+#[tokio::test(start_paused = true)]
+async fn request_is_not_in_progress_because_of_its_own_claim() {
+    let (store, run) = (Faulty::new(), Counting::default());
+    let outer = store.layer().wait(SECOND * 60);
+    let others = [
+        outer.clone(),
+        store.layer(),
+        store.layer().fingerprint(|_, _| "something else"),
+    ];
+    for (n, inner) in others.into_iter().enumerate() {
+        let service = outer.layer(inner.layer(run.service()));
+        let key = format!("k{n}");
+        let begun = Instant::now();
+        let first = send(&service, post(&key)).await;
+        assert_eq!(first.both(), (200, format!("run {}", n + 1).as_str()));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert!(send(&service, post(&key)).await.is_replay());
+        assert_eq!(run.count(), n + 1);
+    }
+    assert_eq!(outer.handle().claims(), 0);
+}
+
+/// The record of another store is another one, and so is that of another namespace.
+#[tokio::test(start_paused = true)]
+async fn layer_inside_with_its_own_record_claims_it() {
+    for (inside, namespace) in [(Faulty::new(), ""), (Faulty::new(), "inside")] {
+        let (outside, run) = (Faulty::new(), Counting::default());
+        let service = outside
+            .layer()
+            .layer(inside.layer().namespace(namespace).layer(run.service()));
+        assert_eq!(send(&service, post("k")).await.text(), "run 1");
+        let (claims, _, completes, _) = inside.faults.seen();
+        assert_eq!((claims, completes), (1, 1), "{namespace}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

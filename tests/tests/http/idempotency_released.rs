@@ -252,8 +252,11 @@ async fn not_started_of_a_handler_and_of_an_error_handler_releases_the_key() {
     use axum::error_handling::HandleErrorLayer;
     use dlock_tower::NotStarted;
     use http::StatusCode;
+    use tower::load_shed::error::Overloaded;
 
-    async fn overloaded(word: NotStarted, _: tower::BoxError) -> impl IntoResponse {
+    /// `load_shed` also passes on the errors of the services inside, which may have begun.
+    async fn overloaded(word: NotStarted, error: tower::BoxError) -> impl IntoResponse {
+        let word = error.is::<Overloaded>().then_some(word);
         (StatusCode::SERVICE_UNAVAILABLE, word, "overloaded")
     }
     let app = App::new();
@@ -261,13 +264,23 @@ async fn not_started_of_a_handler_and_of_an_error_handler_releases_the_key() {
         let run = app.run.clone();
         move |word: NotStarted| async move { (StatusCode::SERVICE_UNAVAILABLE, word, run.next().to_string()) }
     };
-    let shed = tower::ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(overloaded))
-        .layer(tower::load_shed::LoadShedLayer::new())
-        .layer(tower::limit::GlobalConcurrencyLimitLayer::new(0));
+    let shed = || {
+        tower::ServiceBuilder::new()
+            .layer(HandleErrorLayer::new(overloaded))
+            .layer(tower::load_shed::LoadShedLayer::new())
+    };
+    let full = shed().layer(tower::limit::GlobalConcurrencyLimitLayer::new(0));
+    let breaks = {
+        let run = app.run.clone();
+        tower::service_fn(move |_: Request<Body>| {
+            run.next();
+            async { Err::<axum::response::Response, tower::BoxError>("it took too long".into()) }
+        })
+    };
     let router = Router::new()
         .route("/closed", route(closed))
-        .route("/shed", route(|| async { "never" }).layer(shed))
+        .route("/shed", route(|| async { "never" }).layer(full))
+        .route_service("/breaks", shed().service(breaks))
         .layer(app.layer());
     for uri in ["/closed", "/shed"] {
         for _ in 0..2 {
@@ -276,6 +289,11 @@ async fn not_started_of_a_handler_and_of_an_error_handler_releases_the_key() {
         }
     }
     assert_eq!(app.run.count(), 2);
+    for replayed in [false, true] {
+        let failed = call(&router, "/breaks").await;
+        assert_eq!((failed.status(), failed.is_replay()), (503, replayed));
+    }
+    assert_eq!(app.run.count(), 3);
 }
 
 /// An equal request that a layer further in works on is no result: once it is done, a retry gets that.

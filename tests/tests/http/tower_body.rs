@@ -121,18 +121,26 @@ async fn the_lock_is_held_to_the_end_of_the_body_which_runs_in_the_frame() {
         body.frame().await.unwrap().unwrap().into_trailers().unwrap(),
         trailers
     );
-    assert!(!body.is_end_stream());
-    assert!(body.frame().await.is_none());
-    drop(
-        other
-            .lock("k")
-            .try_acquire()
-            .await
-            .expect("free before the end is told"),
-    );
+    // Trailers are the end: servers ask for nothing after them.
+    let free = other.lock("k").try_acquire().await;
+    drop(free.expect("free before the end is told"));
     assert!(body.is_end_stream() && body.frame().await.is_none());
     assert!(in_frame.load(Ordering::Relaxed));
     assert_eq!(client.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_is_free_before_the_end_of_a_body_without_trailers_is_told() {
+    let (client, other) = pair().await;
+    let (body, _) = Script::new([Step::Data("a")]);
+    let response = sent(LockLayer::new(client.clone(), fixed("k")).until_body(MAX), body).await;
+    let mut body = response.into_body();
+    body.frame().await.unwrap().unwrap();
+    assert!(!body.is_end_stream());
+    assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
+    assert!(body.frame().await.is_none());
+    drop(other.lock("k").try_acquire().await.expect("free"));
+    assert!(body.is_end_stream() && body.frame().await.is_none());
 }
 
 #[tokio::test(start_paused = true)]
