@@ -125,6 +125,8 @@ macro_rules! pages {
 
 pages! {
     Readme: "README.md",
+    MacrosPackage: "dlock-macros/README.md",
+    TowerPackage: "dlock-tower/README.md",
     Console: "docs/console.md",
     Cron: "docs/cron.md",
     Doctor: "docs/doctor.md",

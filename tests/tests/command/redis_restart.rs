@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use dlock::DEFAULT_RETRY_FOR;
 use dlock_tests::bins::Checkout;
 use dlock_tests::faults::SLACK;
 use dlock_tests::{Flavor, Server};
@@ -157,7 +158,7 @@ fn manifest_gives_a_process_more_time_than_its_end_takes() {
     let routed = seconds("periodSeconds") * seconds("failureThreshold");
     assert!(leave_after > routed, "it serves until the probe has failed");
     // What checkout has for requests under way, for what was cut off, twice, and for the last releases.
-    let ends = leave_after + 5 + 1 + 1 + 10;
+    let ends = leave_after + 5 + 1 + 1 + DEFAULT_RETRY_FOR.as_secs();
     assert!(
         seconds("terminationGracePeriodSeconds") > ends,
         "it is not killed before"

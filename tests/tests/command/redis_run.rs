@@ -77,6 +77,27 @@ async fn the_command_has_the_lock_while_it_runs_and_its_token_in_the_environment
 }
 
 #[tokio::test]
+async fn a_job_is_seen_by_the_name_that_its_url_gives_it() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    for (option, name) in [("&name=nightly", "nightly"), ("", "dlock")] {
+        let running = Running::script(
+            &format!("{url}&presence=on{option}"),
+            &["k"],
+            "echo up; read line",
+        );
+        running.says("up\n").await;
+        let is_named = || async {
+            let clients = client.clients().await.expect("the server is there");
+            clients.iter().any(|client| client.service == name)
+        };
+        eventually(name, is_named).await;
+        running.write(b"end\n");
+        assert_eq!(code(&running.all_ended().await), 0);
+    }
+}
+
+#[tokio::test]
 async fn its_exit_status_is_that_of_the_command() {
     let (server, url) = server().await;
     for (script, status) in [

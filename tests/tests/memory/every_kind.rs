@@ -13,12 +13,11 @@ use dlock::{LockClient, LockKind};
 fn attribute_has_a_word_for_every_kind() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let source = fs::read_to_string(root.join("dlock-macros/src/value.rs")).unwrap();
-    let words = LockKind::ALL
-        .map(|kind| format!("{:?}", kind.to_string()))
-        .join(", ");
+    let words = LockKind::ALL.iter().map(|kind| format!("{:?}", kind.to_string()));
+    let words = words.collect::<Vec<_>>().join(", ");
     let list = format!("const KINDS: &[&str] = &[{words}];");
     assert!(source.contains(&list), "dlock-macros/src/value.rs: {list}");
-    for kind in LockKind::ALL {
+    for &kind in LockKind::ALL {
         let (word, variant) = (kind.to_string(), format!("{kind:?}"));
         assert!(
             word == variant.to_ascii_lowercase() || kind == LockKind::Mutex,
@@ -31,7 +30,7 @@ fn attribute_has_a_word_for_every_kind() {
 async fn client_acquires_and_releases_every_kind() {
     let client = LockClient::memory();
     let store = MemoryStore::new();
-    for kind in LockKind::ALL {
+    for &kind in LockKind::ALL {
         assert!(store.capabilities().kinds.contains(&Kind::from(kind)), "{kind}");
         let guard = client.lock("k").kind(kind).acquire().await.unwrap();
         assert!(guard.is_held(), "{kind}");

@@ -16,7 +16,7 @@ use dlock::store::{
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{DEFAULT_RETRY_FOR, Error, HoldState, LockClient, LockKey, Loss};
-use dlock_tests::{Log, watched};
+use dlock_tests::{Log, eventually, watched};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -57,6 +57,15 @@ impl Wake for Woken {
 
 fn on_wake(then: impl Fn() + Send + Sync + 'static) -> Waker {
     Arc::new(Woken(Box::new(then))).into()
+}
+
+/// What a waker owns, as that of an executor owns a task: calls back when it is dropped.
+struct OnDrop(Box<dyn Fn() + Send + Sync>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -263,8 +272,12 @@ fn a_waker_may_ask_the_client_when_its_acquire_is_dropped() {
             let guard = client.lock("k").acquire().await.unwrap();
             let first = tokio::spawn(client.lock("k").acquire());
             sleep(MS).await;
-            let asks = client.clone();
-            let waker = on_wake(move || assert_eq!(asks.waited_for(), 1));
+            let asked = Arc::new(AtomicUsize::new(0));
+            let (asks, seen) = (client.clone(), asked.clone());
+            let owned = OnDrop(Box::new(move || {
+                seen.fetch_add(1 + asks.waited_for(), Ordering::SeqCst);
+            }));
+            let waker = on_wake(move || _ = &owned);
             let mut second = Box::pin(client.lock("k").acquire());
             assert!(
                 second
@@ -272,7 +285,11 @@ fn a_waker_may_ask_the_client_when_its_acquire_is_dropped() {
                     .poll(&mut Context::from_waker(&waker))
                     .is_pending()
             );
+            // The queue has the last one.
+            drop(waker);
+            assert_eq!(asked.load(Ordering::SeqCst), 0);
             drop(second);
+            assert_eq!(asked.load(Ordering::SeqCst), 2);
             drop(guard);
             drop(first.await.unwrap().unwrap());
         });
@@ -353,17 +370,10 @@ fn a_release_goes_on_when_the_runtime_that_awaited_it_ends() {
     drop(guest);
     store.set_down(false);
     home.block_on(async {
-        for _ in 0..200 {
-            if store.held() == 0 {
-                break;
-            }
-            sleep(10 * MS).await;
-        }
-        assert_eq!(store.held(), 0);
+        eventually("both are released", async || store.held() == 0).await;
         // And the next caller.
         drop(client.lock("3").acquire().await.unwrap());
-        sleep(50 * MS).await;
-        assert_eq!(store.held(), 0);
+        eventually("the next one is released", async || store.held() == 0).await;
     });
 }
 

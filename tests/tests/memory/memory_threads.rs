@@ -265,7 +265,8 @@ impl World {
                 3 if self.weather == Weather::Wild => self.watched[0].memory().clear(),
                 4 if self.weather == Weather::Wild => {
                     let key = rng.usize(..KEYS).to_string();
-                    self.clients[one].force_release(key).await.unwrap();
+                    let forced = self.clients[one].force_release(key).await;
+                    assert!(matches!(forced, Ok(_) | Err(Error::ClientClosed)), "{forced:?}");
                 }
                 _ => {}
             }
@@ -290,11 +291,15 @@ async fn course(weather: Weather, seed: u64) {
                         .enable_all()
                         .build()
                         .unwrap();
-                    for _ in 0..4 {
+                    let visitors = [(); 4].map(|()| {
                         let (world, rng) = (world.clone(), rng.fork());
-                        drop(runtime.spawn(async move { world.comes_and_goes(i % 3 % 2, rng).await }));
-                    }
+                        runtime.spawn(async move { world.comes_and_goes(i % 3 % 2, rng).await })
+                    });
                     runtime.block_on(sleep(rng.u32(1..60) * MS));
+                    // What they saw wrong is in those that ended.
+                    for visitor in visitors.into_iter().filter(|visitor| visitor.is_finished()) {
+                        runtime.block_on(visitor).unwrap();
+                    }
                 });
             }
             tokio::spawn(async move { world.comes_and_goes(i % 3 % 2, rng).await })
@@ -311,6 +316,8 @@ async fn course(weather: Weather, seed: u64) {
             .unwrap();
     }
     trouble.abort();
+    let ended = trouble.await.unwrap_err();
+    assert!(ended.is_cancelled(), "the trouble ended: {ended}");
     for watched in &world.watched {
         watched.seen().slow_answers.store(0, SeqCst);
         watched.seen().hang_renewals.store(false, SeqCst);

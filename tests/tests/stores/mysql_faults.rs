@@ -5,9 +5,9 @@ use std::sync::Arc;
 use dlock::store::{AcquireReply, Outcome, Reason, ReleaseReply, Renewal, Store};
 use dlock::{HoldState, Loss};
 use dlock_mysql::MysqlLocks;
-use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, answered, within};
 use dlock_tests::mysql::Mysql;
+use dlock_tests::{Swallow, eventually};
 use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 use tokio::time::sleep;
@@ -15,8 +15,8 @@ use tokio::time::sleep;
 use crate::mysql_conformance::Table;
 use crate::mysql_support::{Setting, client, connected, setting_on};
 use crate::scenes::{
-    LEASE, MS, SEC, acquires_until_it_fails, ask, clock_that_jumps_lets_tokens_grow_and_the_holder_know, end,
-    in_scenes, is_released, renewal, token,
+    LEASE, MS, Rows, SEC, acquires_until_it_fails, ask,
+    clock_that_jumps_lets_tokens_grow_and_the_holder_know, end, in_scenes, is_released, renewal, token,
 };
 
 in_scenes! { Table:
@@ -209,10 +209,13 @@ async fn server_with_sysdate_is_now_is_refused() {
 #[tokio::test]
 async fn release_over_a_restart_ends_the_grant() {
     let setting = setting_on(Arc::new(Mysql::start().await)).await;
-    let store = connected(setting.server.opts(), &setting.table, PATIENCE).await;
-    token(store.clone().acquire(ask("k", 1, LEASE)).await);
-    setting.server.kill();
+    let behind = setting.server.opts_at(setting.proxy.addr());
+    let store = connected(behind, &setting.table, 2 * SEC).await;
+    token(answered(|| store.clone().acquire(ask("k", 1, LEASE))).await);
+    let fault = setting.proxy.swallow(1, Swallow::Hang, Table::releases);
     let released = tokio::spawn(async move { answered(|| store.clone().release(end("k", 1))).await });
+    fault.swallowed().await;
+    setting.server.kill();
     setting.server.restart().await;
     let released = released.await.unwrap();
     assert!(

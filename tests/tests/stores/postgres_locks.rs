@@ -613,7 +613,7 @@ async fn releases_of_many_locks_wake_the_waiter_for_one() {
             .await
     };
     for _ in 0..2 {
-        let acquires = (0..40).map(|n| here.lock(format!("k{n}")).acquire());
+        let acquires = (0..40).map(|n| here.lock(format!("k{n}")).lease(LEASE).acquire());
         let guards = join_all(acquires.map(IntoFuture::into_future)).await;
         let waiter = tokio::spawn(there.lock("k7").acquire());
         eventually("its waiter is known", async || shown().await == 1).await;
@@ -655,7 +655,7 @@ async fn nobody_is_notified_where_nobody_waits() {
             .await
             .unwrap();
     }
-    let guard = here.lock("waited for").acquire().await.unwrap();
+    let guard = here.lock("waited for").lease(LEASE).acquire().await.unwrap();
     let waiter = tokio::spawn(there.lock("waited for").acquire());
     eventually("its waiter is known", async || {
         setting

@@ -36,7 +36,7 @@ async fn kinds_are_refused_at_the_start<B: Backend>(server: Arc<B::Server>, name
     let capabilities = store.capabilities();
     let client = build(&capabilities.kinds).await.expect("it has these");
     let key = |(): &()| LockKey::from("k");
-    for kind in Kind::ALL.into_iter().filter(|kind| !capabilities.has(*kind)) {
+    for &kind in Kind::ALL.iter().filter(|kind| !capabilities.has(**kind)) {
         let text = is_refusal(build(&[Kind::Mutex, kind]).await.map(drop), name);
         assert!(
             text.contains(&format!("kind {kind} is")) && text.contains("; use "),

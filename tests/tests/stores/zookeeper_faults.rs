@@ -54,6 +54,7 @@ async fn waiter_is_told_of_the_end_of_a_holder_that_only_its_attempt_has_seen() 
     let beside = Arc::new(patient(server.addr(), &root, LONG).await);
     let behind = Arc::new(patient(proxy.addr(), &root, LONG).await);
     // Most rounds come in the order that matters.
+    let mut judged = 0;
     for round in 0..20 {
         let mut watch = behind
             .clone()
@@ -80,7 +81,9 @@ async fn waiter_is_told_of_the_end_of_a_holder_that_only_its_attempt_has_seen() 
             told.is_ok(),
             "round {round}: the lock is free, and the waiter is not told"
         );
+        judged += 1;
     }
+    assert!(judged > 0, "the holder was over before each attempt");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

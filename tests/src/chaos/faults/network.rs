@@ -6,7 +6,7 @@ use fastrand::Rng;
 use tokio::time::sleep;
 
 use super::{Fiend, Kind, Made};
-use crate::chaos::way::Way;
+use crate::chaos::way::{Struck, Way};
 use crate::{Direction, Swallow};
 
 /// How long a command is waited for that is to be lost or late.
@@ -21,6 +21,7 @@ impl Fiend {
         rng: &mut Rng,
     ) -> anyhow::Result<Made> {
         let ways = || links.iter().map(|at| &*self.deployment.links[*at].way);
+        let mut of_one_step: Option<Vec<Box<dyn Struck>>> = None;
         match kind {
             Kind::NetCut | Kind::Partition => {
                 let reset = rng.bool();
@@ -56,12 +57,14 @@ impl Fiend {
                 let lost: Vec<_> = ways().map(|way| way.swallow(rng.u64(1..6), then)).collect();
                 until(TO_COME, || lost.iter().all(|lost| lost.fired())).await;
                 sleep(lasts).await;
+                of_one_step = Some(lost);
             }
             Kind::LateCommand => {
                 let late: Vec<_> = ways().map(|way| way.hold(rng.u64(1..6))).collect();
                 until(TO_COME, || late.iter().all(|late| late.fired())).await;
                 sleep(lasts).await;
                 late.iter().for_each(|late| late.release());
+                of_one_step = Some(late);
             }
             _ => {
                 ways().for_each(|way| way.lose_messages(true));
@@ -69,7 +72,9 @@ impl Fiend {
             }
         }
         ways().for_each(Way::heal);
-        Ok(Made::Yes)
+        // Only now none of them can strike any more. Some ways carry no steps, as those to sentinels.
+        let missed = of_one_step.is_some_and(|faults| !faults.iter().any(|fault| fault.fired()));
+        Ok(if missed { Made::No } else { Made::Yes })
     }
 }
 
