@@ -16,8 +16,8 @@ const ILL: u8 = 1;
 /// Examine the store: what endangers locks there, what that costs, and what to do about it.
 ///
 /// Tests what locks rely on with scratch keys, for some seconds, with at most a hundred operations a second on each
-/// server; changes nothing else, and leaves no key behind. The lease is that of the URL (?lease=10s). Exit status 0:
-/// nothing is bad; 1: something is; 2: the store could not be examined.
+/// server; changes nothing else, and leaves no key behind, unless the finding `scratch` says so. The lease is that of
+/// the URL (?lease=10s). Exit status 0: nothing is bad; 1: something is; 2: the store could not be examined.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// How long callers of the service wait before they give up, as in 15s

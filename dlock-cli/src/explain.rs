@@ -2,6 +2,13 @@
 
 use std::process::ExitCode;
 
+/// A page of the documentation, and what it has.
+macro_rules! page {
+    ($name:literal, $has:literal) => {
+        concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/", $name, $has)
+    };
+}
+
 /// An error of the library: code, meaning, cause, remedy.
 type Explained = (&'static str, &'static str, &'static str, &'static str);
 
@@ -25,8 +32,8 @@ const ERRORS: [Explained; 22] = [
     (
         "E0003",
         "Waiting would never end (WouldDeadlock).",
-        "The call waits for something that waits for this call: a reader that wants to write, a branch of the same frame, \
-         a lock inside of itself as another kind.",
+        "The call would wait for the lock that it is inside of: as a reader that wants to write, or as a lock of another \
+         kind.",
         "Take the stronger lock first, or all locks together with LockClient::multi; ask for one name as one kind.",
     ),
     (
@@ -52,7 +59,10 @@ const ERRORS: [Explained; 22] = [
         "E0007",
         "The store refused the request (Refused).",
         "A wrong password, a missing permission, a read-only replica, or memory that is used up.",
-        "docs/permissions.md lists the permissions for each feature. For \"OOM\" see the server's maxmemory.",
+        page!(
+            "permissions.md",
+            " lists the permissions for each feature. For \"OOM\" see the server's maxmemory."
+        ),
     ),
     (
         "E0008",
@@ -112,7 +122,7 @@ const ERRORS: [Explained; 22] = [
         "E0017",
         "The URL of the store cannot be used (InvalidUrl).",
         "The message says which part. The URL is not repeated, since it may have a password.",
-        "docs/urls.md has all forms and options.",
+        page!("urls.md", " has all forms and options."),
     ),
     (
         "E0018",

@@ -19,7 +19,8 @@ const MORE: &str = "\
 Exit status:
   that of the command; 128 + N when signal N ended it
     2  the arguments make no sense
-   75  the lock could not be acquired (see --conflict-exit-code), or its store not be reached
+   75  the lock could not be acquired (see --conflict-exit-code), its store could not be reached or refused,
+       or the slot is too far ahead, or the store's clock went back (the message says which)
    76  the lock was lost, and the command was ended
    77  the command failed or crashed before, and is not tried again (--on-failure, --attempts, --on-crash)
   126  the command could not be started
@@ -80,8 +81,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     min_hold: Option<Duration>,
     /// The time between SIGTERM and SIGKILL when the lock is lost. It is part of the lease: a command whose lock cannot
-    /// be renewed gets SIGTERM before the lease ends, so that it is gone when other clients can acquire the lock
-    /// [default: a sixth of the lease, at most 5s].
+    /// be renewed gets SIGTERM before the lease ends, so that it is gone when other clients can acquire the lock. It is
+    /// at most half of the lease; with --fixed-lease, less than the lease [default: a sixth of the lease, at most 5s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     grace: Option<Duration>,
     /// What happens to the command when the lock is lost.
@@ -138,7 +139,7 @@ impl FromStr for Wanted {
         if text == "multi" {
             return Ok(Wanted::Lock(LockKind::Mutex));
         }
-        let mut kinds = LockKind::ALL.into_iter();
+        let mut kinds = LockKind::ALL.iter().copied();
         if let Some(kind) = kinds.find(|kind| kind.to_string() == text) {
             return Ok(Wanted::Lock(kind));
         }
@@ -147,7 +148,8 @@ impl FromStr for Wanted {
             Some(Ok(permits @ 1..=MOST_PERMITS)) => Ok(Wanted::Permit(permits)),
             Some(_) => Err(format!("in semaphore=N, N is a number from 1 to {MOST_PERMITS}")),
             None => {
-                let kinds = LockKind::ALL.map(|kind| kind.to_string()).join(", ");
+                let kinds: Vec<_> = LockKind::ALL.iter().map(LockKind::to_string).collect();
+                let kinds = kinds.join(", ");
                 Err(format!("it is one of {kinds}, semaphore=N, multi"))
             }
         }

@@ -78,11 +78,11 @@ async fn carried_out(url: &str, plan: &Plan, mut signals: Signals) -> End {
             "the locks of memory:// are inside of this process: no other process will ever wait for this one",
         );
     }
-    let client = stores::client(url).service_name("dlock-cli");
+    // By the name that the URL gives it: a job is a service like any other.
     let client = tokio::select! {
         biased;
         signal = signals.end() => return given_up(signal),
-        client = client.build() => match client {
+        client = stores::client(url).build() => match client {
             Ok(client) => client,
             Err(error) => return not_acquired(&error, plan, say),
         },
