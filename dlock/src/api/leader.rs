@@ -96,7 +96,8 @@ impl Leader {
     }
 
     /// Sets the group by which metrics distinguish leaders: the kind of work, never the name of a role that is made
-    /// from data. None by default; see [`LockOptions::group`](crate::LockOptions::group).
+    /// from data. None by default; see [`LockOptions::group`](crate::LockOptions::group). Candidates wait by design: leave the
+    /// group out of alerts for callers that wait long, as those of `ops/alerts.yaml`.
     pub fn group(mut self, group: &'static str) -> Leader {
         self.lock = self.lock.group(group);
         self

@@ -8,6 +8,7 @@ pub(crate) mod redis;
 use std::sync::Arc;
 
 use tokio::runtime;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
@@ -78,7 +79,8 @@ async fn open_registered(
     request: OpenRequest,
     runtime: &runtime::Handle,
 ) -> Result<Arc<dyn Store>, Error> {
-    let opening = runtime.spawn(async move { scheme.open(request).await });
+    // Given up with this call.
+    let opening = AbortOnDropHandle::new(runtime.spawn(async move { scheme.open(request).await }));
     match opening.await {
         Ok(opened) => opened.map_err(StoreError::into_connect_error),
         Err(ended) => match ended.try_into_panic() {

@@ -76,7 +76,7 @@ impl Doctor {
             probes: self.probes,
         };
         let report = match shared.store.clone().diagnose() {
-            Some(store) => (store.examine(examination).await)
+            Some(store) => (self.client.handle().with_timers(store.examine(examination)).await)
                 .map_err(|error| error.into_error("the diagnosis with key", &LockKey::raw("dlock:doctor")))?,
             None => brings_none(),
         };

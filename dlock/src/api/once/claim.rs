@@ -11,6 +11,7 @@ use tokio::runtime;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::stored;
 use crate::base::{broken, chance, clock};
@@ -79,6 +80,8 @@ pub(super) struct Asking {
     /// Taken before the claim was last sent.
     sent: Instant,
     in_doubt: bool,
+    /// A shutdown waits for a request in flight, and for what it has brought.
+    counted: Option<TaskTrackerToken>,
 }
 
 impl Asking {
@@ -89,6 +92,22 @@ impl Asking {
             slot,
             sent: clock::now(),
             in_doubt: false,
+            counted: None,
+        }
+    }
+
+    /// Counts the request that follows. Fails once the client is shut down: then nothing waits for it.
+    fn count(&mut self) -> Result<(), StoreError> {
+        let Some(client) = &self.target.client else {
+            return Ok(());
+        };
+        self.counted = Some(client.pending.token());
+        match client.closing.is_given() {
+            true => Err(StoreError::not_done(
+                Reason::Closed,
+                "the lock client is shut down",
+            )),
+            false => Ok(()),
         }
     }
 
@@ -99,16 +118,23 @@ impl Asking {
         let begun = clock::now();
         let mut pause = FIRST_PAUSE;
         loop {
+            self.count()?;
             let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
             self.sent = clock::now();
             let error = match self.step().await {
                 Ok(reply) => {
                     self.in_doubt = false;
+                    if !matches!(reply.0, Some(ClaimReply::Claimed { .. })) {
+                        self.counted = None;
+                    }
                     return Ok(reply);
                 }
                 Err(error) => error,
             };
             self.in_doubt = was_in_doubt || error.outcome == Outcome::Unknown;
+            if !self.in_doubt {
+                self.counted = None;
+            }
             let gone_by = clock::now().saturating_duration_since(begun);
             if error.reason != Reason::Unreachable || gone_by + pause > self.target.retry_for {
                 return Err(error);

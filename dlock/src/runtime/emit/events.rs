@@ -79,6 +79,11 @@ impl Listeners {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
+        // Behind those of the same hold that are left.
+        if self.later.any.load(Ordering::Relaxed) {
+            self.tell_later(of, what);
+            return self.tell_left();
+        }
         let listeners = self.listeners.read().clone();
         let mut present = listeners.iter().filter(|listener| listener.is_there()).peekable();
         if present.peek().is_none() {

@@ -1,5 +1,6 @@
 //! Grants on their way into the renewal table. Most are released before anything is due for them: they stay with the thread
-//! that entered them until the watchdog looks, and threads do not wait for each other.
+//! that entered them until the watchdog looks, and threads do not wait for each other. Grants of fair locks share a place, as
+//! their numbers do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use crate::engine::renewal::{Actions, Renewable};
 use crate::runtime::client::place_of_grant;
 use crate::runtime::grants::Grant;
 
-/// How many of a thread may be on their way. With more, few are released soon.
+/// How many of a place may be on their way. With more, few are released soon.
 const MOST: usize = 64;
 
 /// By their numbers, each with the time of its request.

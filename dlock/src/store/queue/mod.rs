@@ -41,6 +41,7 @@ use crate::base::chance::HashMap;
 use crate::base::waking::waking;
 
 const ENDED: &str = "the runtime that served the connections has ended";
+const PANICKED: &str = "the task that served the connections has panicked";
 
 /// The steps that wait for the connections of a store.
 ///
@@ -103,6 +104,8 @@ struct State<S: Step> {
     unknown: HashMap<GrantId, i64>,
     /// The tasks that serve the queue; `None` before the first one.
     links: Option<usize>,
+    /// Whether the last one of them that ended has panicked.
+    panicked: bool,
     /// Connections that serve the queue.
     connected: usize,
     closed: bool,
@@ -112,6 +115,14 @@ impl<S: Step> State<S> {
     /// Whether nothing serves the queue any more.
     fn is_over(&self) -> bool {
         self.links == Some(0)
+    }
+
+    /// The error of a step that nothing has sent and nothing will send.
+    fn over(&self) -> StoreError {
+        match self.panicked {
+            true => StoreError::not_done(Reason::Unreachable, PANICKED),
+            false => StoreError::not_done(Reason::Closed, ENDED),
+        }
     }
 }
 
@@ -128,8 +139,7 @@ impl<S: Step> Drop for InFlight<S> {
     fn drop(&mut self) {
         if let Some(shared) = self.of.take() {
             let mut state = shared.state.lock();
-            state.waiting.ended(self.number, &self.keys);
-            if !state.waiting.is_empty() {
+            if state.waiting.ended(self.number, &self.keys) && !state.waiting.is_empty() {
                 shared.wake.notify_one();
             }
         }
@@ -152,6 +162,7 @@ impl<S: Step> Drop for Serving<S> {
         let shared = &self.0.shared;
         let mut state = shared.state.lock();
         state.links = state.links.map(|links| links - 1);
+        state.panicked = std::thread::panicking();
         let left = match state.is_over() {
             true => state.waiting.take_all(),
             false => Vec::new(),
@@ -217,6 +228,7 @@ impl<S: Step> StepQueue<S> {
                     waiting: Waiting::new(),
                     unknown: HashMap::default(),
                     links: None,
+                    panicked: false,
                     connected: 0,
                     closed: false,
                 }),
@@ -246,7 +258,7 @@ impl<S: Step> StepQueue<S> {
             reply,
         });
         if !is_queued {
-            return Box::pin(ready(Err(StoreError::not_done(Reason::Closed, ENDED))));
+            return Box::pin(ready(Err(self.shared.state.lock().over())));
         }
         let queue = self.clone();
         Box::pin(async move {
@@ -254,9 +266,12 @@ impl<S: Step> StepQueue<S> {
                 Some(Ok(answer)) => return answer,
                 // No task works on it any more, although its time is not over.
                 Some(Err(_)) if Instant::now() < deadline => {
+                    let state = queue.shared.state.lock();
                     return Err(match send_state.give_up() {
-                        true => StoreError::not_done(Reason::Closed, ENDED),
-                        false => StoreError::unknown(queue.why_dropped()),
+                        true => state.over(),
+                        // One that panics has dropped its steps before it has ended.
+                        false if state.is_over() && !state.panicked => StoreError::unknown(ENDED),
+                        false => StoreError::unknown(PANICKED),
                     });
                 }
                 _ => queue.silence(),
@@ -278,14 +293,6 @@ impl<S: Step> StepQueue<S> {
         drop(state);
         self.shared.wake.notify_one();
         true
-    }
-
-    /// Why a step that was sent has no reply, although its time is not over.
-    fn why_dropped(&self) -> &'static str {
-        match self.shared.state.lock().is_over() {
-            true => ENDED,
-            false => "the task that sent it has panicked",
-        }
     }
 
     /// Returns how long a step may take.
@@ -830,5 +837,31 @@ mod tests {
             jobs.iter().for_each(|job| queue.done(&job.step));
         }
         assert!(matches!(queue.next(Instant::now(), |_| true), Next::Wait(None)));
+    }
+
+    #[test]
+    fn step_that_nobody_waits_for_keeps_no_step_behind_a_crowd() {
+        let queue = queue();
+        let _crowd = crowd(&queue, 1000, Toy::Acquire);
+        drop(queue.ask(Toy::Acquire("x".into())));
+        let _release = queue.ask(Toy::Release("x".into()));
+        let Next::Send(jobs) = queue.next(Instant::now(), |job| !job.step.acquires()) else {
+            panic!("nothing is sent");
+        };
+        assert_eq!(keys(&jobs), ["x"]);
+        // Nor does it go itself.
+        let later = take(&queue, 2000);
+        assert_eq!(later.len(), 1000);
+    }
+
+    #[tokio::test]
+    async fn last_connection_that_panics_is_not_an_end_of_the_client() {
+        let queue = queue();
+        let asked = queue.ask(Toy::Release("a".into()));
+        let panics = tokio::spawn(queue.serve(Arc::new(Stuck { panics: true }), None));
+        assert!(panics.await.unwrap_err().is_panic());
+        assert_eq!(asked.await.unwrap_err().message, PANICKED);
+        let error = queue.ask(Toy::Release("b".into())).await.unwrap_err();
+        assert_eq!((error.reason, &*error.message), (Reason::Unreachable, PANICKED));
     }
 }

@@ -115,13 +115,16 @@ impl<S: Step> Waiting<S> {
         }
     }
 
-    /// Records that the step of this number is no longer in flight, unless that is known.
-    pub(super) fn ended(&mut self, number: i64, keys: &[Arc<str>]) {
+    /// Records that the step of this number is no longer in flight. Returns false if that was known.
+    pub(super) fn ended(&mut self, number: i64, keys: &[Arc<str>]) -> bool {
+        let mut is_news = false;
         for key in keys {
             self.lines.change(key, |line| {
-                line.in_flight.take_if(|in_flight| *in_flight == number);
+                let was_in_flight = line.in_flight.take_if(|in_flight| *in_flight == number);
+                is_news |= was_in_flight.is_some();
             });
         }
+        is_news
     }
 
     /// Takes the steps that may be sent, in their order: of each key the first, unless another one is in flight.
@@ -141,7 +144,7 @@ impl<S: Step> Waiting<S> {
             if let Some(time) = early {
                 due = Some(due.map_or(time, |before| before.min(time)));
             }
-            if early.is_some() || !self.lines.may_go(&job) {
+            if early.is_some() || !self.may_go(&job, now, &mut late) {
                 look.stay.push(job);
             } else if !has_room(&job) {
                 look.refused += 1;
@@ -162,6 +165,23 @@ impl<S: Step> Waiting<S> {
             }
         }
         Taken { jobs, late, due }
+    }
+
+    /// Whether a step is the next one of all of its keys. Takes those out before it that nobody waits for any more: they may stand
+    /// far behind, among steps that are not looked at.
+    fn may_go(&mut self, job: &Job<S>, now: Instant, late: &mut Vec<Job<S>>) -> bool {
+        loop {
+            let Some(first) = self.lines.before(job) else {
+                return self.lines.may_go(job);
+            };
+            let found = self.sorts.iter_mut().find_map(|Sort { jobs, .. }| {
+                let at = jobs.binary_search_by_key(&first, |job| job.number).ok()?;
+                (!jobs[at].is_due(now)).then(|| jobs.remove(at)).flatten()
+            });
+            let Some(found) = found else { return false };
+            self.lines.leave(&found);
+            late.push(found);
+        }
     }
 
     /// The sort of the first step that was not looked at yet, among those that may have room.
@@ -228,6 +248,13 @@ impl Lines {
             line.in_flight.is_none() && line.waiting.front().is_none_or(|first| *first == job.number)
         };
         job.step.keys().all(|key| self.0.get(key).is_none_or(is_next))
+    }
+
+    /// Returns the number of a step that goes before this one, if there is one.
+    fn before<S: Step>(&self, job: &Job<S>) -> Option<i64> {
+        let lines = job.step.keys().filter_map(|key| self.0.get(key));
+        let mut firsts = lines.filter_map(|line| line.waiting.front());
+        firsts.find(|first| **first != job.number).copied()
     }
 
     /// Records that a step that may go is in flight.

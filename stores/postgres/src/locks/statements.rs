@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join_all, try_join3};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
@@ -76,13 +76,17 @@ impl Statements {
 
     /// Sends a statement that may read a whole table. The server would compile it if it expects many rows, which takes longer
     /// than to read them. Behind a transaction pooler this can only be set for a transaction.
+    ///
+    /// The transaction is sent as a whole, and the server ends it if its end does not arrive: a process that stands still must
+    /// not keep rows locked.
     pub(crate) async fn scan(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
-        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL jit = off";
-        let begun = self.client.batch_execute(BEGIN).await;
-        begun.map_err(|error| failed(error, &self.pooled))?;
-        let rows = self.ask(sql, values).await?;
-        let ended = self.client.batch_execute("COMMIT").await;
-        ended.map_err(|error| failed(error, &self.pooled))?;
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL jit = off; \
+                             SET LOCAL idle_in_transaction_session_timeout = '1s'";
+        let run = async |sql| {
+            let ran = self.client.batch_execute(sql).await;
+            ran.map_err(|error| failed(error, &self.pooled))
+        };
+        let ((), rows, ()) = try_join3(run(BEGIN), self.ask(sql, values), run("COMMIT")).await?;
         Ok(rows)
     }
 

@@ -304,8 +304,13 @@ impl Actor {
             .server_says(connected.server_time, connected.asked_at);
         self.token_draws.begin();
         self.script_is_next = false;
-        let is_another = self.is_another(&connected.run_id);
-        self.run_id.clone_from(&connected.run_id);
+        let before = std::mem::replace(&mut self.run_id, connected.run_id.clone());
+        // A server that was demoted may be its own successor: it had only to load its data.
+        let is_known = !before.is_empty() && !self.run_id.is_empty();
+        let is_another = match is_known {
+            true => before != self.run_id,
+            false => self.was_demoted,
+        };
         for (cmd, reply) in self.former_connections.replace(&self.run_id, connected.id) {
             let close = self.plain(
                 cmd,
@@ -321,18 +326,14 @@ impl Actor {
         }
         self.was_master |= !connected.is_replica;
         if address.is_some() {
-            if std::mem::take(&mut self.was_demoted) || is_another {
+            self.was_demoted = false;
+            if is_another {
                 self.connector.endpoint.changed();
             }
             tracing::info!(server = %self.connector.endpoint, "connected to the lock store again");
             self.send_queue.releases_first();
             self.part.doubts.tell(self.part.lane);
         }
-    }
-
-    /// Whether this is another server process than the last one, as far as both could be asked.
-    fn is_another(&self, run_id: &str) -> bool {
-        !run_id.is_empty() && !self.run_id.is_empty() && *run_id != self.run_id
     }
 
     /// Connects, for as long as it takes. `None` if it is not needed any more.
