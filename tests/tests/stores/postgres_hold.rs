@@ -585,6 +585,9 @@ async fn clock_that_jumps_takes_no_lock_from_a_transaction() {
     assert_eq!(bank.payments().await.len(), 3);
 }
 
+/// The lease of that process: it loses none on a busy machine, unless it stands still.
+const SHORT: Duration = Duration::from_secs(2);
+
 /// Where the process stands still, or dies, that does the work of [`as_another_process`].
 const STEPS: [&str; 8] = [
     "acquired",
@@ -615,10 +618,10 @@ async fn as_another_process() {
         (true, _) => signal::raise(Signal::SIGSTOP).unwrap(),
         _ => {}
     };
-    let guard = client.lock("account").lease(500 * MS).acquire().await.unwrap();
+    let guard = client.lock("account").lease(SHORT).acquire().await.unwrap();
     at("acquired");
     // Work that stands still for longer than its claim lasts is given up.
-    let claimed_for = if how == "dies" { 500 * MS } else { PATIENCE };
+    let claimed_for = if how == "dies" { SHORT } else { PATIENCE };
     let once = Records::new(records.clone()).once("theirs").lease(claimed_for);
     let done = once
         .wait(PATIENCE)
@@ -696,7 +699,7 @@ async fn process_that_stands_still_for_longer_than_its_lease_never_pays_beside_a
         let bank = bank().await;
         let mut process = start(&bank, step, "stops").await;
         eventually("it stands still", async || is_stopped(&process)).await;
-        sleep(1200 * MS).await;
+        sleep(SHORT + SEC).await;
         let pinned = matches!(step, "held" | "paid");
         let ours = match bank.other.lock("account").try_acquire().await {
             Ok(guard) => {
