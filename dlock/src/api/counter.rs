@@ -1,17 +1,14 @@
 //! Counter operations, repeated until the store answers: each takes effect once, however often it is sent.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-
 use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
-use crate::runtime::calls::{called, panicked};
+use crate::runtime::calls::{called, poll_step};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
-use crate::runtime::release::sleep_anywhere;
+use crate::runtime::release::pauses;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use crate::store::{Outcome, StoreError};
 use crate::{Error, LockKey};
@@ -80,7 +77,7 @@ async fn repeat(
         }
         .emit();
         if let Some(pause) = backoff.next(sent, now)
-            && !sleep_anywhere(&shared, pause).await
+            && !pauses(shared.clone(), pause).await
         {
             return Err(error);
         }
@@ -89,9 +86,8 @@ async fn repeat(
 
 /// The reply of the store. A call that panics has failed, and is repeated.
 async fn counted(counters: &Arc<dyn Counters>, request: &CounterRequest) -> Result<CounterReply, StoreError> {
-    let step = called(&request.key, || counters.clone().count(request.clone()));
-    let reply = AssertUnwindSafe(step).catch_unwind().await;
-    reply.unwrap_or_else(|_| Err(panicked(&request.key)))
+    let mut step = called(&request.key, || counters.clone().count(request.clone()));
+    std::future::poll_fn(|cx| poll_step(&mut step, cx, &request.key)).await
 }
 
 /// The error for a reply that does not fit the request.

@@ -17,6 +17,7 @@ pub(crate) mod per_thread;
 pub(crate) mod problem;
 pub(crate) mod report;
 pub mod request;
+pub(crate) mod reused;
 #[cfg(dlock_sim)]
 pub(crate) mod sim;
 pub(crate) mod waking;

@@ -20,6 +20,7 @@ use crate::base::chance;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::reused::Reused;
 use crate::engine::acquire::{Next, Report, Rules, Step};
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::timing;
@@ -208,7 +209,7 @@ enum Queued<T> {
     /// The lock, from the store or from another caller of this process, or the loss of what the waiter had.
     Ended(HeadOutcome<T>),
     /// The role of the queue head, for a reader that may ask concurrently with others.
-    ReadersEnter(Box<QueueHead>),
+    ReadersEnter(Reused<QueueHead>),
 }
 
 /// A call that may wait.

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 use std::sync::Arc;
+use std::thread::LocalKey;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ use crate::runtime::group::Group;
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::options::LockOptions;
-use crate::runtime::release::{PendingAcquire, RunToCompletion};
+use crate::runtime::release::{AcquireMemory, PendingAcquire, RunToCompletion};
 use crate::runtime::scope::HoldRef;
 use crate::runtime::unfinished::Part;
 use crate::store::{
@@ -336,4 +337,12 @@ impl PendingAcquire for AcquireAttempt {
     }
 
     fn forget(self) {}
+
+    fn spares() -> Option<&'static LocalKey<AcquireMemory<AcquireAttempt>>> {
+        Some(&SPARES)
+    }
+}
+
+thread_local! {
+    static SPARES: AcquireMemory<AcquireAttempt> = const { AcquireMemory::new() };
 }

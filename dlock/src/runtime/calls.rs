@@ -30,11 +30,23 @@ use crate::store::{
 };
 
 impl Shared {
+    /// Fails once the client is shut down: then nothing waits for an operation. Called when it is counted as
+    /// [pending](Shared::pending).
+    pub(crate) fn check_open(&self) -> Result<(), StoreError> {
+        match self.closing.is_given() {
+            true => Err(StoreError::not_done(
+                Reason::Closed,
+                "the lock client is shut down",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Asks the store for a lock, in an operation that is counted as [pending](Shared::pending): a shutdown that does not see
     /// it there is seen here.
     pub(crate) fn call_acquire(&self, request: &AcquireRequest) -> StoreFuture<AcquireReply> {
-        if self.closing.is_given() {
-            return refused();
+        if let Err(closed) = self.check_open() {
+            return Box::pin(std::future::ready(Err(closed)));
         }
         let store = self.store.clone();
         called(&request.key, || store.acquire(request.clone()))
@@ -46,8 +58,8 @@ impl Shared {
         first: &LockKey,
         requests: Vec<AcquireRequest>,
     ) -> StoreFuture<AcquireAllReply> {
-        if self.closing.is_given() {
-            return refused();
+        if let Err(closed) = self.check_open() {
+            return Box::pin(std::future::ready(Err(closed)));
         }
         let store = self.store.clone();
         called(first, || store.acquire_all(requests))
@@ -71,16 +83,20 @@ pub(crate) fn called<T: Send + 'static>(
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked(key)))))
 }
 
-/// The reply to a call that came after the shutdown.
-fn refused<T: Send + 'static>() -> StoreFuture<T> {
-    let closed = StoreError::not_done(Reason::Closed, "the lock client is shut down");
-    Box::pin(std::future::ready(Err(closed)))
-}
-
 /// The failure of an operation that panicked.
-pub(crate) fn panicked(key: &LockKey) -> StoreError {
+fn panicked(key: &LockKey) -> StoreError {
     Event::StorePanicked { key: Some(key) }.emit();
     StoreError::unknown("the step panicked")
+}
+
+/// Polls an operation. One that panics has failed, and must not be polled again.
+pub(crate) fn poll_step<T>(
+    step: &mut StoreFuture<T>,
+    cx: &mut Context<'_>,
+    key: &LockKey,
+) -> Poll<Result<T, StoreError>> {
+    catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx)))
+        .unwrap_or_else(|_| Poll::Ready(Err(panicked(key))))
 }
 
 /// An operation in flight, for a caller that knows its key.
@@ -107,18 +123,17 @@ impl<T> StoreCall<T> {
         (shared, client): (&Shared, &ClientSeries),
         key: &LockKey,
     ) -> Poll<Result<T, StoreError>> {
-        match catch_unwind(AssertUnwindSafe(|| self.step.as_mut().poll(cx))) {
-            Ok(Poll::Ready(reply)) => {
+        match poll_step(&mut self.step, cx, key) {
+            Poll::Ready(reply) => {
                 shared.calls.ended(&reply);
                 client.request_ended(Operation::Acquire, &reply, self.sent);
                 self.noted = None;
                 Poll::Ready(reply)
             }
-            Ok(Poll::Pending) => {
+            Poll::Pending => {
                 self.noted.get_or_insert_with(|| Noted::new(&shared.calls, key));
                 Poll::Pending
             }
-            Err(_) => Poll::Ready(Err(panicked(key))),
         }
     }
 

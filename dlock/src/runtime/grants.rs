@@ -28,6 +28,7 @@ use crate::base::chance::unique_id;
 use crate::base::clock;
 use crate::base::moment::{Moment, nanos};
 use crate::base::report::{Intervention, LossReason};
+use crate::base::reused::Reused;
 use crate::base::waking::cancel;
 use crate::engine::grant::{GrantState, Terms};
 use crate::engine::handoff::{HandoffBudget, HandoffTerms};
@@ -189,7 +190,7 @@ struct State {
     grant: GrantState,
     room: Room,
     /// The queue head's role, while the waiters of this process wait for this grant.
-    head: Option<Box<QueueHead>>,
+    head: Option<Reused<QueueHead>>,
 }
 
 impl State {
@@ -207,7 +208,7 @@ pub(crate) struct Left {
     /// The earlier loss of the grant.
     pub(crate) loss: Option<Loss>,
     /// The queue head's role, if the waiters of this process waited for this grant.
-    pub(crate) head: Option<Box<QueueHead>>,
+    pub(crate) head: Option<Reused<QueueHead>>,
     pub(crate) leaving: Leaving,
     pub(crate) may_be_handed_off: bool,
     pub(crate) end: EndSignal,
@@ -405,7 +406,7 @@ impl Grant {
     }
 
     /// Keeps the queue head's role until the grant ends; passes it on if it has ended.
-    pub(crate) fn put_head(&self, head: Box<QueueHead>) {
+    pub(crate) fn put_head(&self, head: Reused<QueueHead>) {
         let mut state = self.state.lock();
         if state.grant.ended().is_none() {
             state.head = Some(head);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::base::lock_id::LockId;
+use crate::base::reused::Reused;
 use crate::engine::fairness::NextRequest;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::renewal::Renewable;
@@ -116,7 +117,7 @@ fn hand_off(
     handle: &Arc<Handle>,
     grant: &Arc<Grant>,
     of: Option<&LockId>,
-    head: &mut Option<Box<QueueHead>>,
+    head: &mut Option<Reused<QueueHead>>,
     now: Instant,
 ) -> bool {
     let shared = handle.shared();

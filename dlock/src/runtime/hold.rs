@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::base::chance::next_id;
 use crate::base::clock;
+use crate::base::reused::Reused;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::emit::trace::Acquired;
@@ -45,7 +46,7 @@ impl Hold {
     }
 
     /// Keeps the queue head's role in the grant until the grant ends.
-    pub(crate) fn rest(&self, head: Box<QueueHead>) {
+    pub(crate) fn rest(&self, head: Reused<QueueHead>) {
         if head.leave_head() {
             self.grant().put_head(head);
         }

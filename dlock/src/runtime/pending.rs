@@ -20,8 +20,9 @@ struct Place {
 }
 
 impl Place {
-    /// Counts an operation. First in the tracker: whoever sees that it has begun sees it in flight. Ordered with the signal that
-    /// ends the client, too: who counts an operation and then looks at the signal either sees it, or is seen by the shutdown.
+    /// Counts an operation. First in the tracker: a shutdown that sees that it has begun sees it in flight. Ordered with the signal
+    /// that ends the client, too: a caller that counts an operation and then looks at the signal either finds it given, or its
+    /// operation is seen by the shutdown.
     fn begin(&self) -> TaskTrackerToken {
         let token = self.tracker.token();
         self.begun.fetch_add(1, Ordering::SeqCst);

@@ -3,12 +3,14 @@
 //! An operation that was begun is finished, whether or not its caller stays: a future that is dropped before it is done
 //! moves to a worker of the client and runs to its end there; then its result is dropped, which releases it.
 
+mod sent;
+
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::thread::LocalKey;
 use std::time::Duration;
 
 use futures_util::future::CatchUnwind;
@@ -18,23 +20,22 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use self::sent::SentRelease;
+pub(crate) use self::sent::pauses;
 use crate::base::broken;
-use crate::base::clock;
-use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
-use crate::base::report::LossReason;
-use crate::engine::fairness::{Notified, ReleaseReplied};
-use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
+use crate::base::reused::{self, Spares};
+use crate::engine::fairness::ReleaseReplied;
+use crate::engine::release::Release;
 use crate::runtime::attempt::AcquireAttempt;
-use crate::runtime::calls::{Patience, StoreCall, called, panicked};
+use crate::runtime::calls::{Patience, StoreCall};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
-use crate::runtime::emit::meter::{ClientSeries, Ended, Meter, Operation};
+use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::{Grant, Leaving};
-use crate::runtime::outside::is_outside;
 use crate::runtime::waiters::KeptSubscription;
-use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
-use crate::{Error, LockKey, Loss};
+use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError};
+use crate::{Error, LockKey};
 
 /// What the worker runs.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -80,10 +81,12 @@ impl<T: Send + 'static> RunToCompletion<T> {
         let acquire = Acquiring {
             step: StoreCall::new(shared.call_acquire(request)),
             token,
-            asked: Some(asked),
+            asked,
         };
+        let mut memory = A::spares().and_then(reused::take).unwrap_or_default();
+        *memory = Some(acquire);
         RunToCompletion {
-            future: Some(Running::Acquire(Box::new(acquire))),
+            future: Some(Running::Acquire(memory)),
             undo: None,
         }
     }
@@ -136,8 +139,10 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
             Running::Future(tracked) => tracked.future.as_mut().poll(cx),
             Running::Acquire(acquire) => acquire.poll(cx),
         };
-        if poll.is_pending() {
-            self.future = Some(future);
+        match (&poll, future) {
+            (Poll::Pending, future) => self.future = Some(future),
+            (Poll::Ready(_), Running::Acquire(acquire)) => acquire.end(),
+            (Poll::Ready(_), Running::Future(_)) => {}
         }
         poll
     }
@@ -174,10 +179,13 @@ trait Undoing<T>: Send {
     /// Queues the release right behind the acquire, before this returns: the next acquire of this process must not find
     /// the lock busy. The job ensures that the release was not carried out first.
     fn undo(self: Box<Self>) -> Job;
+
+    /// Called after its reply: its memory is used again.
+    fn end(self: Box<Self>);
 }
 
 /// An acquire in flight, and how its reply is handled.
-pub(crate) trait PendingAcquire: Send + Unpin + 'static {
+pub(crate) trait PendingAcquire: Send + Unpin + Sized + 'static {
     type Brought: Send + 'static;
 
     /// The attempt.
@@ -191,64 +199,81 @@ pub(crate) trait PendingAcquire: Send + Unpin + 'static {
 
     /// Called when nothing needs to be released any more.
     fn forget(self);
+
+    /// The memory that this thread keeps for those that are frequent.
+    fn spares() -> Option<&'static LocalKey<AcquireMemory<Self>>> {
+        None
+    }
 }
 
-struct Acquiring<A> {
+pub(crate) type AcquireMemory<A> = Spares<Box<Option<Acquiring<A>>>>;
+
+/// An acquire in flight; its memory has none after the reply.
+pub(crate) struct Acquiring<A> {
     step: StoreCall<AcquireReply>,
-    asked: Option<A>,
+    asked: A,
     /// `shutdown` waits for it.
     token: TaskTrackerToken,
 }
 
-impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
+impl<A: PendingAcquire> Undoing<A::Brought> for Option<Acquiring<A>> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brought> {
-        let Some(asked) = &self.asked else {
+        let Some(Acquiring { step, asked, .. }) = self else {
             return Poll::Pending;
         };
         let attempt = asked.attempt();
-        let reply = std::task::ready!(self.step.poll(cx, attempt.counted_by(), &attempt.request.key));
-        match self.asked.take() {
-            Some(asked) => Poll::Ready(asked.replied(reply)),
+        let reply = std::task::ready!(step.poll(cx, attempt.counted_by(), &attempt.request.key));
+        match self.take() {
+            Some(Acquiring { step, asked, token }) => {
+                let brought = asked.replied(reply);
+                drop(step);
+                drop(token);
+                Poll::Ready(brought)
+            }
             None => Poll::Pending,
         }
     }
 
     fn worker(&self) -> Option<&mpsc::UnboundedSender<Job>> {
-        let asked = self.asked.as_ref()?;
+        let Acquiring { asked, .. } = self.as_ref()?;
         Some(asked.attempt().handle.worker())
     }
 
     fn undo(self: Box<Self>) -> Job {
-        let Acquiring { step, asked, token } = *self;
+        let Some(Acquiring { step, asked, token }) = *self else {
+            return Box::pin(std::future::ready(()));
+        };
         if broken!(LateAcquireKeepsGrant) {
             return Box::pin(async move {
-                if let Some(asked) = asked {
-                    let attempt = asked.attempt();
-                    drop(step.reply(attempt.counted_by(), &attempt.request.key).await);
-                    asked.forget();
-                }
+                let attempt = asked.attempt();
+                drop(step.reply(attempt.counted_by(), &attempt.request.key).await);
+                asked.forget();
                 drop(token);
             });
         }
-        let undo = asked.as_ref().map(PendingAcquire::undo);
+        let undo = asked.undo();
         Box::pin(async move {
-            if let (Some(asked), Some(undo)) = (asked, undo) {
-                let attempt = asked.attempt();
-                let reply = step.reply(attempt.counted_by(), &attempt.request.key);
-                let (reply, undone) = futures_util::join!(reply, undo);
-                let may_be_left = match reply {
-                    Ok(AcquireReply::Acquired(_)) => true,
-                    Ok(_) => false,
-                    Err(error) => error.outcome == Outcome::Unknown,
-                };
-                // The acquire may have been resent, and so behind its release.
-                if may_be_left && undone.is_err() {
-                    drop(asked.undo());
-                }
-                asked.forget();
+            let attempt = asked.attempt();
+            let reply = step.reply(attempt.counted_by(), &attempt.request.key);
+            let (reply, undone) = futures_util::join!(reply, undo);
+            let may_be_left = match reply {
+                Ok(AcquireReply::Acquired(_)) => true,
+                Ok(_) => false,
+                Err(error) => error.outcome == Outcome::Unknown,
+            };
+            // The acquire may have been resent, and so behind its release.
+            if may_be_left && undone.is_err() {
+                drop(asked.undo());
             }
+            asked.forget();
             drop(token);
         })
+    }
+
+    fn end(self: Box<Self>) {
+        if let Some(spares) = A::spares().filter(|_| self.is_none()) {
+            reused::give(spares, self);
+        }
     }
 }
 
@@ -328,13 +353,16 @@ impl Handle {
         let release = Release::of_grant(Moment::of(now), request.keep_for, deadline, renewed);
         let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
         let held = ended.map(|ended| (grant.clone(), ended));
-        let mut going_on = self.run_counted(counted, release_grant(shared, request, release, told, held));
-        if is_awaited {
+        let sent = SentRelease::send(shared, request, release, told, held);
+        let going_on = match is_awaited {
             // A caller that does not poll its release must not delay the waiter.
-            let key = grant.key.clone();
-            let ended = move || Err(unknown(&key, RUNTIME_ENDED.to_owned()));
-            going_on = self.leave_to_worker(going_on, ended);
-        }
+            true => {
+                let key = grant.key.clone();
+                let ended = move || Err(unknown(&key, RUNTIME_ENDED.to_owned()));
+                GoingOn::AtWorker(self.leave_to_worker(self.run_counted(counted, sent), ended))
+            }
+            false => GoingOn::Here(Some((sent, counted))),
+        };
         Releasing {
             handle: self.clone(),
             reply: AwaitedReply {
@@ -354,7 +382,13 @@ impl Handle {
         lease: Duration,
     ) -> RunToCompletion<Result<(), Error>> {
         let release = Release::of_acquire(Moment::now(), request.keep_for, lease);
-        self.run_to_completion(release_grant(self.shared().clone(), request, release, None, None))
+        self.run_to_completion(SentRelease::send(
+            self.shared().clone(),
+            request,
+            release,
+            None,
+            None,
+        ))
     }
 }
 
@@ -364,8 +398,59 @@ pub(crate) struct Releasing {
     reply: AwaitedReply,
 }
 
+/// Where a release is polled.
+enum GoingOn {
+    /// By its caller, in place; if that drops it, by the worker. `None` once it is over.
+    Here(Option<(SentRelease, TaskTrackerToken)>),
+    AtWorker(RunToCompletion<Result<(), Error>>),
+}
+
+impl GoingOn {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        match self {
+            GoingOn::AtWorker(release) => release.poll_unpin(cx),
+            GoingOn::Here(release) => {
+                let mut polled = Polled {
+                    release,
+                    is_over: true,
+                };
+                let Some((sent, _)) = polled.release else {
+                    return Poll::Pending;
+                };
+                let poll = sent.poll_unpin(cx);
+                polled.is_over = poll.is_ready();
+                poll
+            }
+        }
+    }
+
+    /// The job that finishes it without its caller, unless that is done or there already.
+    fn rest(&mut self) -> Option<Job> {
+        let GoingOn::Here(release) = self else { return None };
+        let (sent, token) = release.take()?;
+        Some(Box::pin(async move {
+            drop(sent.await);
+            drop(token);
+        }))
+    }
+}
+
+/// Ends a release that is over, or that panicked: it is not polled again.
+struct Polled<'a> {
+    release: &'a mut Option<(SentRelease, TaskTrackerToken)>,
+    is_over: bool,
+}
+
+impl Drop for Polled<'_> {
+    fn drop(&mut self) {
+        if self.is_over {
+            *self.release = None;
+        }
+    }
+}
+
 struct AwaitedReply {
-    going_on: RunToCompletion<Result<(), Error>>,
+    going_on: GoingOn,
     grant: Arc<Grant>,
     began: Moment,
     /// Begins once the reply is waited for.
@@ -374,7 +459,7 @@ struct AwaitedReply {
 
 impl AwaitedReply {
     fn poll(&mut self, cx: &mut Context<'_>, shared: &Shared) -> Poll<Result<(), Error>> {
-        if let Poll::Ready(outcome) = self.going_on.poll_unpin(cx) {
+        if let Poll::Ready(outcome) = self.going_on.poll(cx) {
             return Poll::Ready(outcome);
         }
         let begin = || Patience::begin(shared, cx.waker());
@@ -410,201 +495,14 @@ impl Drop for Releasing {
         if let Some(patience) = self.reply.patience.take() {
             patience.end();
         }
+        if let Some(rest) = self.reply.going_on.rest() {
+            // No worker means no runtime: the operation stays as far as the store has taken it.
+            let _ = self.handle.worker().send(rest);
+        }
     }
 }
 
 const RUNTIME_ENDED: &str = "the client's runtime has ended";
-
-/// Sends the release until it is over.
-fn release_grant(
-    shared: Arc<Shared>,
-    request: ReleaseRequest,
-    mut release: Release,
-    mut told: Option<Told>,
-    held: Option<(Arc<Grant>, Ended)>,
-) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-    // Called here and not when polled: the request takes its position in the store's queue now.
-    let mut step = call_release(&shared, &request.key, request.clone());
-    async move {
-        let key = &request.key;
-        loop {
-            let (answer, sent) = step;
-            let reply = released(&shared, key, answer).await;
-            let count = |client: &ClientSeries| client.request_ended(Operation::Release, &reply, sent);
-            match &held {
-                Some((grant, _)) => count(grant.series.client()),
-                None => count(&shared.meter.client()),
-            }
-            let told = told.take();
-            let kept = told.as_ref().and_then(Told::kept);
-            if !tells_receivers(&shared, &request, told, &reply) {
-                let receivers = release::listeners(&reply).unwrap_or(0);
-                lets_others_go_first(&shared, &request, receivers, release.sent());
-            }
-            if let Some(kept) = kept {
-                kept.answered();
-            }
-            match release.handle(reply, Moment::now()) {
-                ReleaseAction::Report(report) => {
-                    if matches!(report, ReleaseReport::Failed(_)) {
-                        shared.given_up.fetch_add(1, Ordering::Relaxed);
-                    }
-                    if let Some((grant, ended)) = &held {
-                        match report {
-                            ReleaseReport::Released | ReleaseReport::ReleasedBefore => {
-                                grant.tell_held(*ended)
-                            }
-                            ReleaseReport::Gone => grant.tell_lost(&LossReason::Gone),
-                            ReleaseReport::Expired => grant.tell_lost(&grant.why_released_late()),
-                            ReleaseReport::RanOut | ReleaseReport::Failed(_) => grant.tell_held(Ended::Lost),
-                        }
-                    }
-                    return reported(&shared.meter, report, &request);
-                }
-                ReleaseAction::Repeat { pause, failure } => {
-                    Event::ReleaseRepeated {
-                        key,
-                        grant: request.grant,
-                        error: &failure,
-                    }
-                    .emit();
-                    if let Some((grant, _)) = &held {
-                        grant.release_failed(failure);
-                    }
-                    if let Some(pause) = pause
-                        && !sleep_anywhere(&shared, pause).await
-                    {
-                        return Err(unknown(key, RUNTIME_ENDED.to_owned()));
-                    }
-                }
-            }
-            let keep_for = release.sends(Moment::now());
-            let again = ReleaseRequest {
-                keep_for,
-                ..request.clone()
-            };
-            step = call_release(&shared, key, again);
-        }
-    }
-}
-
-/// Tells how many clients the release has notified. Returns whether that settles who goes first.
-fn tells_receivers(
-    shared: &Shared,
-    ReleaseRequest { kind, key, .. }: &ReleaseRequest,
-    told: Option<Told>,
-    reply: &Result<ReleaseReply, StoreError>,
-) -> bool {
-    let receivers = release::listeners(reply);
-    // If it is lost, another process may have it.
-    let was_held = matches!(reply, Ok(ReleaseReply::Released { .. }));
-    match told {
-        Some(Told::Followed) => {
-            let known = receivers.filter(|_| was_held);
-            (shared.fairness).record_receivers(&LockId::new(*kind, key), known)
-        }
-        Some(Told::Awaited { by, .. }) if reply.is_ok() => {
-            let at = Moment::now();
-            let reply = ReleaseReplied {
-                was_held,
-                receivers,
-                at,
-            };
-            by.send(reply).is_ok()
-        }
-        _ => false,
-    }
-}
-
-/// Lets those go first that the release has notified, if no caller of this process waits.
-fn lets_others_go_first(
-    shared: &Shared,
-    ReleaseRequest { kind, key, .. }: &ReleaseRequest,
-    receivers: u64,
-    sent: Moment,
-) {
-    // A queue of the store cannot be jumped.
-    if receivers == 0 || kind.waits_in_store() {
-        return;
-    }
-    let of = LockId::new(*kind, key);
-    // Waiters of this process were notified too, and compete with the others from now on.
-    let waiters = shared.waiters.of(&of);
-    if waiters.any(&of) {
-        return;
-    }
-    match receivers.saturating_sub(waiters.take_own_receivers(&of, sent)) {
-        0 if waiters.any_on_other_side(&of) => shared.fairness.released(&of, sent, Notified::OtherSide),
-        0 => {}
-        others => shared.fairness.released(&of, sent, Notified::Clients(others)),
-    }
-}
-
-/// Calls the store, at this time.
-fn call_release(
-    shared: &Shared,
-    key: &LockKey,
-    request: ReleaseRequest,
-) -> (StoreFuture<ReleaseReply>, Instant) {
-    let store = shared.store.clone();
-    (called(key, || store.release(request)), clock::now())
-}
-
-/// The reply of the store. A call that panics has failed, and is repeated.
-async fn released(
-    shared: &Shared,
-    key: &LockKey,
-    step: StoreFuture<ReleaseReply>,
-) -> Result<ReleaseReply, StoreError> {
-    let reply = AssertUnwindSafe(step).catch_unwind().await;
-    let reply = reply.unwrap_or_else(|_| Err(panicked(key)));
-    shared.calls.ended(&reply);
-    reply
-}
-
-/// The result for the caller of a release, counted.
-fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
-    let ReleaseRequest { kind, key, grant, .. } = request;
-    let lost = |loss| Error::Lost {
-        kind: *kind,
-        key: key.clone(),
-        loss,
-    };
-    match report {
-        ReleaseReport::Released | ReleaseReport::ReleasedBefore => Ok(()),
-        ReleaseReport::Gone => Err(lost(Loss::Gone)),
-        ReleaseReport::Expired => Err(lost(Loss::Expired)),
-        ReleaseReport::RanOut => Err(unknown(key, "its lease expired in the meantime".to_owned())),
-        ReleaseReport::Failed(error) => {
-            Event::ReleaseFailed {
-                meter,
-                key,
-                grant: *grant,
-                error: &error,
-            }
-            .emit();
-            Err(error.into_error("the release of lock", key))
-        }
-    }
-}
-
-/// Sleeps on whichever runtime polls: a waiting future may move to the worker's runtime when its own ends. Returns false
-/// if the client's runtime has ended, or the client itself, and this is polled outside of any other: there are no timers.
-pub(crate) async fn sleep_anywhere(shared: &Shared, pause: Duration) -> bool {
-    let until = tokio::time::Instant::now() + pause;
-    let mut timer = None;
-    std::future::poll_fn(|cx| {
-        if shared.has_lost_its_runtime() || shared.finished.is_cancelled() && is_outside() {
-            return Poll::Ready(false);
-        }
-        timer
-            .insert(Box::pin(tokio::time::sleep_until(until)))
-            .as_mut()
-            .poll(cx)
-            .map(|()| true)
-    })
-    .await
-}
 
 fn unknown(key: &LockKey, message: String) -> Error {
     Error::OutcomeUnknown {

@@ -2,9 +2,10 @@
 //! runtime that the builder was told, and any executor may poll a call.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::task::{Context, Poll, Wake};
 use std::thread;
@@ -24,6 +25,10 @@ use futures_util::FutureExt;
 use tokio::runtime::{self, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
+use tracing::Event;
+use tracing::subscriber::set_default;
+use tracing_subscriber::layer::{Context as LogContext, SubscriberExt};
+use tracing_subscriber::{Layer, Registry, registry};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -305,6 +310,69 @@ async fn counter_step_that_panics_is_sent_again_and_counts_once() {
     store.counts.store(0, SeqCst);
     assert_eq!(latch.count_down().await.unwrap(), 4);
     assert_eq!(latch.count().await.unwrap(), 4);
+}
+
+/// A store that carries out no first release.
+struct FailsOnce {
+    memory: Arc<MemoryStore>,
+    releases: AtomicU32,
+}
+
+impl Store for FailsOnce {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.memory.clone().acquire(request)
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        match self.releases.fetch_add(1, SeqCst) {
+            0 => Box::pin(std::future::ready(Err(StoreError::unknown("it was lost")))),
+            _ => self.memory.clone().release(request),
+        }
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        self.memory.clone().renew(requests)
+    }
+}
+
+/// A log whose first report of a release that is repeated panics.
+#[derive(Default)]
+struct LogPanics(AtomicBool);
+
+impl Layer<Registry> for LogPanics {
+    fn on_event(&self, event: &Event<'_>, _: LogContext<'_, Registry>) {
+        let mut text = String::new();
+        event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            text.push_str(&format!("{value:?}"));
+        });
+        let is_it = text.contains("a release failed and is repeated");
+        assert!(!is_it || self.0.swap(true, SeqCst), "the log panics");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_panicked_is_polled_by_nobody_and_holds_up_no_shutdown() {
+    let store = Arc::new(FailsOnce {
+        memory: Arc::new(MemoryStore::new()),
+        releases: AtomicU32::new(0),
+    });
+    let client = LockClient::builder().shared_store(store.clone()).build();
+    let client = client.await.unwrap();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let logged = set_default(registry().with(LogPanics::default()));
+    let released = AssertUnwindSafe(guard.release()).catch_unwind().await;
+    assert!(released.is_err());
+    let began = Instant::now();
+    client.shutdown(20 * SEC).await;
+    drop(logged);
+    assert_eq!(
+        (store.releases.load(SeqCst), began.elapsed()),
+        (1, Duration::ZERO)
+    );
 }
 
 #[test]

@@ -102,13 +102,7 @@ impl Asking {
             return Ok(());
         };
         self.counted = Some(client.pending.token());
-        match client.closing.is_given() {
-            true => Err(StoreError::not_done(
-                Reason::Closed,
-                "the lock client is shut down",
-            )),
-            false => Ok(()),
-        }
+        client.check_open()
     }
 
     /// Asks once, and again if the store was not reached: the same token gets the same answer.

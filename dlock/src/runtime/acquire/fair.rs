@@ -21,6 +21,7 @@ use crate::base::chance;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::reused::Reused;
 use crate::engine;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
@@ -41,7 +42,7 @@ struct FairWaiter<'a, 'e> {
     /// The lock that another caller of this process handed to it.
     handed_off: Option<Hold>,
     watch: Option<Watch>,
-    head: Option<Box<QueueHead>>,
+    head: Option<Reused<QueueHead>>,
 }
 
 impl Drop for FairWaiter<'_, '_> {

@@ -11,6 +11,7 @@ use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
+use crate::base::reused::Reused;
 use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
 use crate::engine::fairness::{PendingYield, Yielded};
@@ -95,7 +96,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     pub(super) async fn as_head(
         &self,
         entry: &QueueEntry,
-        mut head: Box<QueueHead>,
+        mut head: Reused<QueueHead>,
         evidence: &mut Evidence,
     ) -> Result<HeadOutcome<G::Got>, Error> {
         let shared = self.call.handle.shared();
@@ -334,11 +335,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
     fn granted(
         &self,
         entry: &QueueEntry,
-        mut head: Box<QueueHead>,
+        mut head: Reused<QueueHead>,
         got: &G::Got,
         sent: Moment,
         acquire: &mut Acquire<'_>,
-    ) -> Option<Box<QueueHead>> {
+    ) -> Option<Reused<QueueHead>> {
         let AcquireCall { handle, options, .. } = self.call;
         // If one reader may read, all may.
         let (waiters, fairness) = (&handle.shared().waiters, &handle.shared().fairness);
@@ -389,7 +390,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     fn took(
         &self,
         guard: Option<Hold>,
-        mut head: Box<QueueHead>,
+        mut head: Reused<QueueHead>,
         acquire: &mut Acquire<'_>,
     ) -> HeadOutcome<G::Got> {
         let event = match &guard {

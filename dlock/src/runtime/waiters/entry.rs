@@ -10,10 +10,11 @@ use parking_lot::Mutex;
 use super::head::QueueHead;
 use super::preceding::PrecedingRelease;
 use super::too_many;
-use super::waiter::{OnHead, POLLED, Waiter};
+use super::waiter::{OnHead, POLLED, Waiter, Waiting};
 use crate::Error;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::reused::Reused;
 use crate::engine::evidence::Evidence;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
@@ -77,7 +78,7 @@ pub(crate) struct QueueEntry {
 /// What is delivered to a waiter.
 pub(crate) enum Delivered {
     /// The role of the queue head.
-    Head(Box<QueueHead>),
+    Head(Reused<QueueHead>),
     /// The lock, from another caller of this process. A waiter that was the head puts its role into the grant.
     Guard(Hold),
     /// It missed its poll deadline, and has lost what it had.
@@ -196,7 +197,7 @@ impl QueueEntry {
     }
 
     /// Returns the role of the head, if it has it already.
-    pub(crate) fn head(&self) -> Option<Box<QueueHead>> {
+    pub(crate) fn head(&self) -> Option<Reused<QueueHead>> {
         self.waiter.with_delivery(|delivery| delivery.head.take())
     }
 
@@ -216,7 +217,7 @@ impl QueueEntry {
 
     /// Returns the store's replies to the head of the queue.
     pub(crate) fn evidence(&self) -> Evidence {
-        let Waiter { waiters, of, .. } = &*self.waiter;
+        let Waiting { waiters, of, .. } = &**self.waiter;
         let queues = waiters.queues.lock();
         queues
             .get(of)
@@ -247,5 +248,6 @@ impl Drop for QueueEntry {
         drop(waiter.waker.take());
         // Not under a mutex: what was delivered and not taken passes on, which wakes the next waiter.
         drop(undelivered);
+        Waiter::end(&mut self.waiter);
     }
 }

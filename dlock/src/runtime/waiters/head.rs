@@ -1,6 +1,7 @@
 //! The role of the queue head: it passes from waiter to waiter, or is kept in the grant while the lock is held here.
 
 use std::sync::Arc;
+use std::thread::LocalKey;
 
 use parking_lot::MutexGuard;
 
@@ -12,6 +13,7 @@ use crate::Error;
 use crate::base::broken;
 use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
+use crate::base::reused::{Reuse, Reused, Spares};
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::NextHead;
@@ -43,8 +45,8 @@ pub(crate) struct QueueHead {
 }
 
 impl Waiters {
-    pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> Box<QueueHead> {
-        Box::new(QueueHead {
+    pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> Reused<QueueHead> {
+        Reused::new(QueueHead {
             waiters: Some(self.clone()),
             of,
             number,
@@ -93,32 +95,6 @@ impl QueueHead {
         self.with_queue(|queue| queue.evidence = evidence.clone());
     }
 
-    /// Called when the head has the lock: if others wait and it can be handed off to them, the grant keeps its role.
-    pub(crate) fn rests(mut self: Box<Self>, guard: &Hold) {
-        let Some(waiters) = self.waiters.take() else {
-            return;
-        };
-        let mut queues = waiters.queues.lock();
-        if broken!(WaiterForgottenWhenHeadCancelled)
-            && let Some(queue) = self.queue(&mut queues)
-        {
-            // It has the lock, so it is not cancelled.
-            queue.waiters.head_rests();
-        }
-        let others_wait = self
-            .queue(&mut queues)
-            .is_some_and(|queue| queue.waiters.waiting() > 0);
-        if !others_wait {
-            self.end(&waiters, queues);
-            return;
-        }
-        drop(queues);
-        self.waiters = Some(waiters);
-        if guard.can_be_handed_off() {
-            guard.rest(self);
-        }
-    }
-
     /// Makes no waiter the head; returns false if the role was taken away before.
     pub(crate) fn leave_head(&self) -> bool {
         let left = self.with_queue(|queue| {
@@ -153,12 +129,6 @@ impl QueueHead {
         }
         self.with_queue(|queue| queue.listens = Some(Moment::now()));
         self.watch = Some(listen());
-    }
-
-    /// Passes the role on to the next waiter, or ends the queue and returns its subscription.
-    pub(crate) fn ends(mut self: Box<Self>) -> Option<EndingSubscription> {
-        let waiters = self.waiters.take()?;
-        self.end(&waiters, waiters.queues.lock())
     }
 
     /// Tells the queue of its end.
@@ -202,7 +172,7 @@ impl QueueHead {
             if broken!(SubscriptionDroppedWithHead) {
                 watch.iter_mut().for_each(Watch::end);
             }
-            let mut head = Some(Box::new(QueueHead {
+            let mut head = Some(Reused::new(QueueHead {
                 waiters: Some(of_client.clone()),
                 of: self.of.clone(),
                 number: self.number,
@@ -217,6 +187,51 @@ impl QueueHead {
         }
         ending
     }
+}
+
+impl Reused<QueueHead> {
+    /// Called when the head has the lock: if others wait and it can be handed off to them, the grant keeps its role.
+    pub(crate) fn rests(mut self, guard: &Hold) {
+        let Some(waiters) = self.waiters.take() else {
+            return;
+        };
+        let mut queues = waiters.queues.lock();
+        if broken!(WaiterForgottenWhenHeadCancelled)
+            && let Some(queue) = self.queue(&mut queues)
+        {
+            // It has the lock, so it is not cancelled.
+            queue.waiters.head_rests();
+        }
+        let others_wait = self
+            .queue(&mut queues)
+            .is_some_and(|queue| queue.waiters.waiting() > 0);
+        if !others_wait {
+            drop(self.end(&waiters, queues));
+            self.spare();
+            return;
+        }
+        drop(queues);
+        self.waiters = Some(waiters);
+        if guard.can_be_handed_off() {
+            guard.rest(self);
+        }
+    }
+
+    /// Passes the role on to the next waiter, or ends the queue and returns its subscription.
+    pub(crate) fn ends(mut self) -> Option<EndingSubscription> {
+        let waiters = self.waiters.take()?;
+        self.end(&waiters, waiters.queues.lock())
+    }
+}
+
+impl Reuse for QueueHead {
+    fn spares() -> &'static LocalKey<Spares<Box<Option<QueueHead>>>> {
+        &SPARES
+    }
+}
+
+thread_local! {
+    static SPARES: Spares<Box<Option<QueueHead>>> = const { Spares::new() };
 }
 
 impl Drop for QueueHead {

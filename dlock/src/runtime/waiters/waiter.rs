@@ -1,5 +1,6 @@
 //! One waiter: what it receives, and whether it is polled.
 
+use std::ops::Deref;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -16,6 +17,7 @@ use super::preceding::PrecedingRelease;
 use crate::base::broken;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::reused::{self, Reused, Spares};
 use crate::base::waking::waking;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::QueuedWaiter;
@@ -47,8 +49,11 @@ impl Caller {
     }
 }
 
-/// A task that waits for a lock in this process.
-pub(crate) struct Waiter {
+/// A task that waits for a lock in this process; without any, memory for the next.
+pub(crate) struct Waiter(Option<Waiting>);
+
+/// What it waits for, and what it receives.
+pub(crate) struct Waiting {
     pub(super) waiters: Arc<Waiters>,
     /// What it waits for.
     pub(super) of: LockId,
@@ -79,7 +84,7 @@ pub(super) type OnHead = Box<dyn FnOnce() + Send>;
 /// What a waiter receives, and what is done for it.
 #[derive(Default)]
 pub(super) struct Delivery {
-    pub(super) head: Option<Box<QueueHead>>,
+    pub(super) head: Option<Reused<QueueHead>>,
     pub(super) guard: Option<Hold>,
     /// As the head, it was told of this release.
     pub(super) released: Option<PrecedingRelease>,
@@ -112,9 +117,9 @@ impl Waiter {
         (limit, arrival): (Option<usize>, u64),
         handoff_terms: Option<HandoffTerms>,
         caller: Caller,
-        head: Option<Box<QueueHead>>,
+        head: Option<Reused<QueueHead>>,
     ) -> Arc<Waiter> {
-        Arc::new(Waiter {
+        let waiting = Waiting {
             waiters: waiters.clone(),
             of,
             limit,
@@ -132,7 +137,21 @@ impl Waiter {
             }),
             attention: AtomicU8::new(POLLED),
             waker: AtomicWaker::new(),
-        })
+        };
+        let mut memory = reused::take(&SPARES).unwrap_or_else(|| Arc::new(Waiter(None)));
+        match Arc::get_mut(&mut memory) {
+            Some(spare) => spare.0 = Some(waiting),
+            None => memory = Arc::new(Waiter(Some(waiting))),
+        }
+        memory
+    }
+
+    /// Ends a waiter that has left, if nothing else refers to it; its memory is used again. The caller drops its reference then.
+    pub(super) fn end(waiter: &mut Arc<Waiter>) {
+        if let Some(ended) = Arc::get_mut(waiter) {
+            ended.0 = None;
+            reused::give(&SPARES, waiter.clone());
+        }
     }
 
     /// Reads or changes what is delivered, under its mutex.
@@ -203,6 +222,18 @@ impl Waiter {
             }
         });
         guard.map_or(Ok(()), Err)
+    }
+}
+
+thread_local! {
+    static SPARES: Spares<Arc<Waiter>> = const { Spares::new() };
+}
+
+impl Deref for Waiter {
+    type Target = Waiting;
+
+    fn deref(&self) -> &Waiting {
+        self.0.as_ref().expect("it is there until nothing refers to it")
     }
 }
 

@@ -27,7 +27,7 @@ use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
 use super::token_draws::TokenDraws;
 use super::undos::Undos;
-use super::{Part, Plain, PlainReply, Request, Step};
+use super::{Part, Plain, PlainReply, Request, Step, Used};
 use crate::base::chance;
 use crate::base::clock;
 use crate::store::url::Address;
@@ -165,7 +165,7 @@ pub(super) struct Actor {
     pub(super) part: Part,
     /// The server that was connected to last.
     pub(super) address: Option<Address>,
-    pub(super) requests: Inbox<Request>,
+    pub(super) requests: Inbox<Request, Used>,
     /// Requests that are being accepted.
     taken: Vec<Request>,
     pub(super) send_queue: SendQueue,
@@ -210,7 +210,7 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(connector: Connector, requests: Inbox<Request>, part: Part) -> Actor {
+    pub(super) fn new(connector: Connector, requests: Inbox<Request, Used>, part: Part) -> Actor {
         Actor {
             address: None,
             requests,

@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use super::flow_control::LATE;
 use super::{Done, Reply};
 use crate::base::clock;
-use crate::base::waking::reply_to;
 use crate::store::StoreError;
 
 type Answer = (Reply, Result<Done, StoreError>);
@@ -107,24 +106,25 @@ impl Drop for Delivery {
 }
 
 fn hand_out((reply, answer): Answer) {
-    reply_to(reply, answer);
+    reply.answer(answer);
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use tokio::sync::oneshot;
+    use futures_util::FutureExt;
 
+    use super::super::answering::{Awaited, Channel};
     use super::*;
     use crate::stores::redis::script;
 
     const ALL: usize = usize::MAX;
 
-    type Receiver = oneshot::Receiver<Result<Done, StoreError>>;
+    type Receiver = Awaited<Result<Done, StoreError>>;
 
     fn push(answers: &mut Answers) -> Receiver {
-        let (reply, receiver) = oneshot::channel();
+        let (reply, receiver) = Channel::new().open();
         let done = Done {
             answer: script::Answer::Gone,
             repeated: false,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn is_there(receiver: &mut Receiver) -> bool {
-        receiver.try_recv().is_ok_and(|answer| answer.is_ok())
+        matches!(receiver.now_or_never(), Some(Some(Ok(_))))
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 //! The requests of many threads for one task.
 //!
 //! A channel that many threads write is fetched from one to another with each message. Here a message is one entry under one
-//! mutex, the task takes all messages at once, and is woken only when it has gone to sleep.
+//! mutex, the task takes all messages at once, and is woken only when it has gone to sleep. Under the same mutex the memory of
+//! messages goes back to the senders.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,17 +10,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use tokio::task::coop;
 
 use crate::base::own_line::OwnLine;
 
+/// How much memory of messages is kept, by the senders and by the reader.
+const MOST_SPARES: usize = 256;
+
 /// Creates an inbox, and the first of its senders.
-pub(super) fn inbox<T>() -> (Sender<T>, Inbox<T>) {
-    let shared: Arc<Shared<T>> = Arc::new(Shared {
+pub(super) fn inbox<T, S>() -> (Sender<T, S>, Inbox<T, S>) {
+    let shared: Arc<Shared<T, S>> = Arc::new(Shared {
         mail: OwnLine::new(Mutex::new(Mail {
             waiting: VecDeque::new(),
+            spares: VecDeque::new(),
             sleeps: false,
             is_over: false,
         })),
@@ -28,47 +33,78 @@ pub(super) fn inbox<T>() -> (Sender<T>, Inbox<T>) {
     let inbox = Inbox {
         shared: shared.clone(),
         taken: VecDeque::new(),
+        spares: Vec::new(),
     };
     (Sender(Arc::new(Senders(shared))), inbox)
 }
 
-struct Shared<T> {
-    mail: OwnLine<Mutex<Mail<T>>>,
+struct Shared<T, S> {
+    mail: OwnLine<Mutex<Mail<T, S>>>,
     task: AtomicWaker,
 }
 
-struct Mail<T> {
+struct Mail<T, S> {
     waiting: VecDeque<T>,
+    /// Memory of messages, for others.
+    spares: VecDeque<S>,
     /// Whether the task has to be woken.
     sleeps: bool,
     /// Whether all senders, or the inbox, are gone.
     is_over: bool,
 }
 
-pub(super) struct Sender<T>(Arc<Senders<T>>);
+pub(super) struct Sender<T, S>(Arc<Senders<T, S>>);
 
-impl<T> Clone for Sender<T> {
-    fn clone(&self) -> Sender<T> {
+impl<T, S> Clone for Sender<T, S> {
+    fn clone(&self) -> Sender<T, S> {
         Sender(self.0.clone())
     }
 }
 
-impl<T> fmt::Debug for Sender<T> {
+impl<T, S> fmt::Debug for Sender<T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sender").finish_non_exhaustive()
     }
 }
 
-impl<T> Sender<T> {
+impl<T, S> Sender<T, S> {
     /// Whether both send to the same task.
-    pub(super) fn is(&self, other: &Sender<T>) -> bool {
+    pub(super) fn is(&self, other: &Sender<T, S>) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Leaves a message. Returns false if its task has gone.
     pub(super) fn send(&self, message: T) -> bool {
-        let Senders(shared) = &*self.0;
-        let mut mail = shared.mail.lock();
+        self.left(self.mail(), message)
+    }
+
+    /// Leaves a message that is made in memory of another, if there is any; returns what was made along with it. `None` if its
+    /// task has gone.
+    pub(super) fn send_with<A>(&self, make: impl FnOnce(Option<S>) -> (T, A)) -> Option<A> {
+        let mut mail = self.mail();
+        if mail.is_over {
+            // What would be sent is dropped without the mutex.
+            drop(mail);
+            return None;
+        }
+        // The oldest: others may still be read by the callers before.
+        let (mail, (message, along)) = match mail.spares.pop_front() {
+            Some(spare) => (mail, make(Some(spare))),
+            None => {
+                // Memory is allocated without the mutex.
+                drop(mail);
+                let made = make(None);
+                (self.mail(), made)
+            }
+        };
+        self.left(mail, message).then_some(along)
+    }
+
+    fn mail(&self) -> MutexGuard<'_, Mail<T, S>> {
+        self.0.0.mail.lock()
+    }
+
+    fn left(&self, mut mail: MutexGuard<'_, Mail<T, S>>, message: T) -> bool {
         if mail.is_over {
             // The message is dropped without the mutex.
             drop(mail);
@@ -78,16 +114,16 @@ impl<T> Sender<T> {
         let sleeps = std::mem::take(&mut mail.sleeps);
         drop(mail);
         if sleeps {
-            shared.task.wake();
+            self.0.0.task.wake();
         }
         true
     }
 }
 
 /// Ends with the last sender.
-struct Senders<T>(Arc<Shared<T>>);
+struct Senders<T, S>(Arc<Shared<T, S>>);
 
-impl<T> Drop for Senders<T> {
+impl<T, S> Drop for Senders<T, S> {
     fn drop(&mut self) {
         self.0.mail.lock().is_over = true;
         self.0.task.wake();
@@ -95,12 +131,21 @@ impl<T> Drop for Senders<T> {
 }
 
 /// The only reader.
-pub(super) struct Inbox<T> {
-    shared: Arc<Shared<T>>,
+pub(super) struct Inbox<T, S> {
+    shared: Arc<Shared<T, S>>,
     taken: VecDeque<T>,
+    /// Memory for the senders.
+    spares: Vec<S>,
 }
 
-impl<T> Inbox<T> {
+impl<T, S> Inbox<T, S> {
+    /// Lets senders use the memory of a message, from the next time on that this waits for messages.
+    pub(super) fn reuse(&mut self, spare: S) {
+        if self.spares.len() < MOST_SPARES {
+            self.spares.push(spare);
+        }
+    }
+
     /// Takes the next message, if there is one.
     pub(super) fn try_recv(&mut self) -> Option<T> {
         if self.taken.is_empty() {
@@ -145,6 +190,9 @@ impl<T> Inbox<T> {
         }
         let mut mail = self.shared.mail.lock();
         std::mem::swap(&mut self.taken, &mut mail.waiting);
+        let room = MOST_SPARES.saturating_sub(mail.spares.len());
+        let kept = self.spares.len().saturating_sub(room);
+        mail.spares.extend(self.spares.drain(kept..));
         if !self.taken.is_empty() || mail.is_over {
             mail.sleeps = false;
             return Poll::Ready(());
@@ -155,14 +203,17 @@ impl<T> Inbox<T> {
     }
 }
 
-impl<T> Drop for Inbox<T> {
+impl<T, S> Drop for Inbox<T, S> {
     fn drop(&mut self) {
         let mut mail = self.shared.mail.lock();
         mail.is_over = true;
-        let unread = std::mem::take(&mut mail.waiting);
+        let (unread, spares) = (
+            std::mem::take(&mut mail.waiting),
+            std::mem::take(&mut mail.spares),
+        );
         // Not under the mutex: a message tells its sender that it is gone.
         drop(mail);
-        drop(unread);
+        drop((unread, spares));
     }
 }
 
@@ -170,11 +221,13 @@ impl<T> Drop for Inbox<T> {
 mod tests {
     use std::time::Duration;
 
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[tokio::test]
     async fn messages_come_in_order_and_the_last_sender_ends_them() {
-        let (sender, mut inbox) = inbox();
+        let (sender, mut inbox) = inbox::<_, ()>();
         assert_eq!(inbox.try_recv(), None);
         let other = sender.clone();
         assert!(sender.send(1) && other.send(2) && sender.send(3));
@@ -194,7 +247,7 @@ mod tests {
 
     #[tokio::test]
     async fn inbox_that_is_gone_takes_nothing_and_keeps_nothing() {
-        let (sender, inbox) = inbox();
+        let (sender, inbox) = inbox::<_, ()>();
         let message = Arc::new(());
         assert!(sender.send(message.clone()));
         drop(inbox);
@@ -203,10 +256,31 @@ mod tests {
         assert_eq!(Arc::strong_count(&message), 1);
     }
 
+    #[tokio::test]
+    async fn memory_of_messages_is_used_once_and_kept_in_part() {
+        let (sender, mut inbox) = inbox();
+        let made = |spare: Option<u32>| (spare.unwrap_or(0), spare);
+        assert_eq!(sender.send_with(made), Some(None));
+        inbox.recv().await;
+        inbox.reuse(1);
+        assert_eq!(sender.send_with(made), Some(None));
+        inbox.recv().await;
+        // It is there since the task asked again.
+        assert_eq!(sender.send_with(made), Some(Some(1)));
+        assert_eq!(sender.send_with(made), Some(None));
+
+        for _ in 0..3 {
+            (0..300).for_each(|spare| inbox.reuse(spare));
+            while inbox.recv().now_or_never().is_some() {}
+        }
+        let used = (0..400).filter_map(|_| sender.send_with(made)).flatten();
+        assert_eq!(used.count(), MOST_SPARES);
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_message_is_missed_by_a_task_that_falls_asleep() {
         const EACH: u64 = 20_000;
-        let (sender, mut inbox) = inbox();
+        let (sender, mut inbox) = inbox::<_, ()>();
         let senders: Vec<_> = (0..3)
             .map(|_| {
                 let sender = sender.clone();

@@ -10,6 +10,7 @@
 //! flight at a time, and steps move to another server when their slot does.
 
 mod actor;
+mod answering;
 mod by_commands;
 mod contacts;
 mod delivery;
@@ -34,6 +35,7 @@ mod undos;
 mod wire;
 
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -46,6 +48,7 @@ use tokio::time::Instant;
 
 use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
+use self::answering::{Awaited, Channel};
 pub(super) use self::failure::{classify, refused};
 pub(super) use self::former_connections::{closing_trial, may_close};
 use self::replicas::ConnectionRole;
@@ -68,12 +71,70 @@ pub(crate) struct Done {
     pub(crate) repeated: bool,
 }
 
-type Reply = oneshot::Sender<Result<Done, StoreError>>;
+type Reply = answering::Reply<Result<Done, StoreError>>;
 
-/// Boxed, because it is moved a dozen times.
-pub(super) type Step = Box<Queuing>;
+/// A step on its way through the queue. Boxed, because it is moved a dozen times.
+pub(super) struct Step(Box<Place>);
 
-/// A step on its way through the queue.
+/// The memory of a step, for the next one.
+struct Place {
+    /// `None` between two steps.
+    step: Option<Queuing>,
+    answers: Channel<Result<Done, StoreError>>,
+}
+
+/// The memory of a step that was answered.
+struct Used(Box<Place>);
+
+impl Step {
+    /// Creates a step, in this memory if there is any, and what its caller waits for.
+    fn new(
+        used: Option<Used>,
+        call: Call,
+        deadline: Instant,
+        permit: Option<QueuePermit>,
+    ) -> (Step, Awaited<Result<Done, StoreError>>) {
+        let new = || {
+            Box::new(Place {
+                step: None,
+                answers: Channel::new(),
+            })
+        };
+        let mut place = used.map_or_else(new, |Used(place)| place);
+        let (reply, answer) = place.answers.open();
+        place.step = Some(Queuing::new(call, deadline, reply, permit));
+        (Step(place), answer)
+    }
+
+    /// Creates a step without a waiting caller.
+    fn unanswered(call: Call, deadline: Instant) -> Step {
+        Step::new(None, call, deadline, None).0
+    }
+
+    /// Ends the step; its memory remains.
+    fn end(mut self) -> Used {
+        self.0.step = None;
+        Used(self.0)
+    }
+}
+
+impl Deref for Step {
+    type Target = Queuing;
+
+    fn deref(&self) -> &Queuing {
+        self.0.step.as_ref().expect(HAS_STEP)
+    }
+}
+
+impl DerefMut for Step {
+    fn deref_mut(&mut self) -> &mut Queuing {
+        self.0.step.as_mut().expect(HAS_STEP)
+    }
+}
+
+const HAS_STEP: &str = "the memory has a step until that ends";
+
+/// What a step is, and what has become of it so far.
 pub(super) struct Queuing {
     pub(super) call: Call,
     deadline: Instant,
@@ -105,8 +166,8 @@ pub(super) struct Queuing {
 }
 
 impl Queuing {
-    fn new(call: Call, deadline: Instant, reply: Reply, permit: Option<QueuePermit>) -> Step {
-        Box::new(Queuing {
+    fn new(call: Call, deadline: Instant, reply: Reply, permit: Option<QueuePermit>) -> Queuing {
+        Queuing {
             by_script: call.undoes_acquire(),
             call,
             deadline,
@@ -121,7 +182,7 @@ impl Queuing {
             refuse_after: 0,
             reply: Some(reply),
             permit,
-        })
+        }
     }
 
     /// After the failure of such a resent step, the outcome of the earlier copy is unknown.
@@ -135,12 +196,8 @@ impl Queuing {
 /// The answer to a queued step, within the timeout.
 #[derive(Debug)]
 pub(crate) enum Queued {
-    /// `queued` says whether there is an actor to take it.
-    Waits {
-        answer: oneshot::Receiver<Result<Done, StoreError>>,
-        queued: bool,
-    },
-    /// It was refused; `None` once that was reported.
+    Waits(Awaited<Result<Done, StoreError>>),
+    /// It was refused, or there is no task to take it; `None` once that was reported.
     TurnedAway(Option<StoreError>),
 }
 
@@ -155,9 +212,9 @@ impl Future for Queued {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Queued::Waits { answer, queued } => {
+            Queued::Waits(answer) => {
                 let answer = ready!(Pin::new(answer).poll(cx));
-                Poll::Ready(answer.unwrap_or_else(|_| Err(closed(*queued))))
+                Poll::Ready(answer.unwrap_or_else(|| Err(closed(true))))
             }
             Queued::TurnedAway(error) => error
                 .take()
@@ -222,7 +279,7 @@ impl Room {
 /// A server, for callers that have steps for it. The connection ends when the last handle is gone.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
-    queue: inbox::Sender<Request>,
+    queue: inbox::Sender<Request, Used>,
     room: Room,
     /// The time within which a step is answered or has failed.
     pub(super) timeout: Duration,
@@ -287,10 +344,16 @@ impl Node {
             },
             false => None,
         };
-        let (reply, answer) = oneshot::channel();
-        let step = Queuing::new(call, clock::now() + self.timeout, reply, permit);
-        let queued = self.queue.send(Request::Step(step));
-        Queued::Waits { answer, queued }
+        let deadline = clock::now() + self.timeout;
+        let queued = self.queue.send_with(|used| {
+            let (step, answer) = Step::new(used, call, deadline, permit);
+            (Request::Step(step), answer)
+        });
+        match queued {
+            Some(answer) => Queued::Waits(answer),
+            // There is no task to take it.
+            None => Queued::turned_away(closed(false)),
+        }
     }
 
     /// Sends a command that is not a step, outside the order of steps.

@@ -4,15 +4,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
 use super::by_commands;
 use super::failure::{broke, classify, is_broken, no_answer};
 use super::replicas::ConnectionRole;
 use super::undos::NO_CALL;
-use super::{Done, Queuing, Step};
+use super::{Done, Step};
 use crate::base::clock;
 use crate::base::waking::reply_to;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
@@ -115,7 +113,7 @@ impl Actor {
         {
             self.release_again(step.call.clone(), self.connector.access.patience());
         }
-        reply_to(reply, Err(error));
+        reply.answer(Err(error));
     }
 
     /// A claim is sent again, and its release may have overtaken it.
@@ -130,7 +128,8 @@ impl Actor {
         let at = clock::now() + wait.min(self.connector.access.patience() * 2);
         let deadline = at + self.connector.access.patience();
         self.next += 1;
-        self.later.insert((at, self.next), unanswered(call, deadline));
+        self.later
+            .insert((at, self.next), Step::unanswered(call, deadline));
     }
 
     /// Handles the outcome of the call at this index.
@@ -314,7 +313,7 @@ impl Actor {
     /// Sends a release before everything else, for a while.
     pub(super) fn keep_release(&mut self, release: Call) {
         let deadline = clock::now() + self.connector.access.patience() * 4;
-        self.send_queue.keep(unanswered(release, deadline));
+        self.send_queue.keep(Step::unanswered(release, deadline));
     }
 
     /// The server has refused a call as a whole, and carried out none of its steps.
@@ -493,6 +492,7 @@ impl Actor {
             self.answers
                 .push(reply, answer.map(|answer| Done { answer, repeated }));
         }
+        self.requests.reuse(step.end());
     }
 
     /// What an answer tells about copies of a claim that may be in flight.
@@ -563,9 +563,4 @@ fn undo_of(acquire: &Call) -> Option<Call> {
         verb,
         ..acquire.clone()
     })
-}
-
-/// A step without a waiting caller.
-fn unanswered(call: Call, deadline: Instant) -> Step {
-    Queuing::new(call, deadline, oneshot::channel().0, None)
 }

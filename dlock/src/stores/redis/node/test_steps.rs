@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
-use super::{Queuing, Step};
+use super::Step;
 use crate::base::clock;
 use crate::store::GrantId;
 use crate::stores::redis::script::{Call, Verb};
@@ -22,7 +20,7 @@ pub(super) fn step(key: &str, verb: Verb) -> Step {
         vote_after: None,
     };
     let deadline = clock::now() + Duration::from_secs(1);
-    Queuing::new(call, deadline, oneshot::channel().0, None)
+    Step::unanswered(call, deadline)
 }
 
 pub(super) fn acquire(key: &str, number: u64, tokens: u32) -> Step {
