@@ -18,7 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Run a command under a lock; inspect the locks of a store, and measure the store.
 #[derive(Debug, Parser)]
-#[command(version, about, long_about = None)]
+#[command(name = "dlock", version, about, long_about = None)]
 struct Args {
     /// The store, as in redis://localhost:6379.
     ///

@@ -11,20 +11,28 @@ use crate::{Reason, Rejection};
 /// Characters that `grpc-message` must encode; bytes above ASCII are always encoded.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// How the content types of gRPC and of gRPC-Web begin.
-const GRPC: &[u8] = b"application/grpc";
+/// The content type of gRPC, and those of gRPC-Web, without the format of the messages.
+const GRPC: &str = "application/grpc";
+const GRPC_WEB: [&str; 2] = ["application/grpc-web", "application/grpc-web-text"];
 
 /// Returns the content type of a gRPC or gRPC-Web request.
 pub(crate) fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
     let value = headers.get(CONTENT_TYPE)?;
-    let start = value.as_bytes().get(..GRPC.len())?;
-    start.eq_ignore_ascii_case(GRPC).then(|| value.clone())
+    let is_web = || GRPC_WEB.iter().any(|kind| is(value, kind));
+    (is(value, GRPC) || is_web()).then(|| value.clone())
 }
 
 /// Whether a response has its status in the trailers; one of gRPC-Web has it in the body.
 pub(crate) fn has_trailers(headers: &HeaderMap) -> bool {
-    content_type(headers)
-        .is_some_and(|value| matches!(value.as_bytes().get(GRPC.len()), None | Some(b'+' | b';')))
+    headers.get(CONTENT_TYPE).is_some_and(|value| is(value, GRPC))
+}
+
+/// Whether this is the content type, perhaps with a format or parameters.
+fn is(value: &HeaderValue, kind: &str) -> bool {
+    let Some((start, rest)) = value.as_bytes().split_at_checked(kind.len()) else {
+        return false;
+    };
+    start.eq_ignore_ascii_case(kind.as_bytes()) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
 }
 
 /// Builds a trailers-only response.
@@ -64,7 +72,7 @@ fn code(rejection: &Rejection) -> u16 {
         // Not a code that clients retry by themselves, once the handler has begun.
         Reason::Lost if rejection.has_started() => UNKNOWN,
         Reason::Lost => UNAVAILABLE,
-        Reason::InvalidKey => INVALID_ARGUMENT,
+        Reason::InvalidKey | Reason::BodyIncomplete => INVALID_ARGUMENT,
         Reason::ContentTooLarge => RESOURCE_EXHAUSTED,
         Reason::BodyTimeout => DEADLINE_EXCEEDED,
         Reason::Internal => INTERNAL,

@@ -112,6 +112,7 @@
 //! | `urn:dlock:problem:invalid-key` | 400 | `INVALID_ARGUMENT` | the request names nothing that can be locked | correct the request |
 //! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read before the handler | send less |
 //! | `urn:dlock:problem:body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time | try again |
+//! | `urn:dlock:problem:body-incomplete` | 400 | `INVALID_ARGUMENT` | the body ended before its announced end, or its chunks are malformed | try again |
 //! | `urn:dlock:problem:would-deadlock` | 500 | `INTERNAL` | the request is inside a read lock and asked to write: it would wait for itself | report it |
 //! | `urn:dlock:problem:internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
@@ -119,7 +120,7 @@
 //! `…:lost` as well, but with `Retry-After` and [`NotStarted`], and `UNAVAILABLE` for gRPC.)
 //!
 //! Every answer that was made before the handler ran carries the extension [`NotStarted`], for layers
-//! further out. Requests whose content type is `application/grpc…` get HTTP 200 and a trailers-only
+//! further out. Requests with a content type of gRPC or gRPC-Web get HTTP 200 and a trailers-only
 //! response. All of it can be [rendered](LockLayer::render) differently. `Service::Error` is the inner
 //! service's own: a service that cannot fail stays so.
 //!

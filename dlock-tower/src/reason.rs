@@ -27,6 +27,8 @@ pub enum Reason {
     ContentTooLarge,
     /// The client took too long to send the body.
     BodyTimeout,
+    /// The body ended early, or could not be read.
+    BodyIncomplete,
     /// The layer is not set up properly.
     Internal,
     /// A problem of idempotency keys; the value says which.

@@ -123,6 +123,17 @@ impl Rejection {
         )
     }
 
+    /// Creates a 400: the body has not arrived whole.
+    pub(crate) fn body_incomplete() -> Rejection {
+        Rejection::with(
+            Reason::BodyIncomplete,
+            StatusCode::BAD_REQUEST,
+            "urn:dlock:problem:body-incomplete",
+            "The request's body did not arrive whole",
+            "the body could not be read to its end",
+        )
+    }
+
     /// Creates a 503: the lock was lost while the handler ran, which was stopped. No `Retry-After`: the progress of the
     /// handler is unknown.
     pub(crate) fn lost(key: &LockKey, loss: Loss) -> Rejection {

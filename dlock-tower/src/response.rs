@@ -31,8 +31,14 @@ fn document(rejection: &Rejection) -> Response<Full<Bytes>> {
         "status": rejection.status().as_u16(),
         "detail": rejection.detail(),
     });
-    if let Reason::Idempotency(problem) = rejection.reason() {
-        text["retryable"] = problem.is_retryable().into();
+    let retryable = match rejection.reason() {
+        Reason::Idempotency(problem) => Some(problem.is_retryable()),
+        Reason::BodyTimeout | Reason::BodyIncomplete => Some(true),
+        Reason::ContentTooLarge | Reason::Internal => Some(false),
+        _ => None,
+    };
+    if let Some(retryable) = retryable {
+        text["retryable"] = retryable.into();
     }
     let mut response = Response::new(Full::from(text.to_string()));
     *response.status_mut() = rejection.status();

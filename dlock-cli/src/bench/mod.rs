@@ -61,9 +61,10 @@ fn runtime(threads: usize) -> Result<Runtime, String> {
 }
 
 async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {
-    // Checked before measuring, not after.
+    // Checked before measuring, not after; the chart of the last time stays until there is another.
     if let Some(path) = &output.plot {
-        std::fs::write(path, "").map_err(|error| unwritable(path, &error))?;
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        file.map_err(|error| unwritable(path, &error))?;
     }
     let stop = CancellationToken::new();
     tokio::spawn(end_on_signal(stop.clone()));

@@ -78,7 +78,8 @@ pub(crate) struct ListArgs {
     /// Only names like this: a prefix, or a pattern in which * matches anything.
     #[arg(default_value = "")]
     pub(crate) pattern: String,
-    /// Only those held for longer than this, as in 10m.
+    /// Only those held for longer than this, as in 10m. Clients tell it if they publish (presence=on); of how many locks it is not
+    /// known goes to the standard error.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) older_than: Option<Duration>,
     /// Only those near the end of their lease: with less than one and a half times the interval at which their client

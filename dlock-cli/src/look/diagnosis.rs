@@ -30,6 +30,8 @@ pub(super) struct Diagnosis {
 pub(super) enum State {
     /// It answers, or published a report a moment ago.
     Alive,
+    /// It has released the lock, which is kept for its `min_hold`.
+    Released,
     /// Its process is gone.
     Killed,
     /// Its process is stopped: by a signal, a debugger or a freezer.
@@ -49,6 +51,7 @@ impl State {
     pub(super) fn name(self) -> &'static str {
         match self {
             State::Alive => "alive",
+            State::Released => "released",
             State::Killed => "killed",
             State::Stopped => "stopped",
             State::Hung => "hung",
@@ -96,6 +99,10 @@ impl Diagnosis {
     }
 
     async fn made(client: &LockClient, holder: &Holder) -> Result<Diagnosis, Error> {
+        if holder.holds == 0 {
+            let because = "the work is over, and the min_hold of the lock is not";
+            return Ok(Diagnosis::new(State::Released, because, None));
+        }
         let Some((id, _)) = holder.id.split_once(':') else {
             return Ok(Diagnosis::new(
                 State::Unknown,

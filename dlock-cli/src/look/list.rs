@@ -6,7 +6,7 @@ use dlock::{Error, LockClient};
 
 use super::args::ListArgs;
 use super::survey::{Row, Survey};
-use super::text::{clean, json_line};
+use super::text::{clean, json_line, time};
 
 /// Lists all held locks that match.
 pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCode, Error> {
@@ -18,17 +18,35 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
             false => say!("{}", row.line()),
         }
     }
+    // Not on standard output, which has a line for each lock.
     if rows.is_empty() && !args.json {
-        // Not on standard output, which has a line for each lock.
-        match args.pattern.as_str() {
-            "" => eprintln!("no lock is held"),
-            pattern if pattern.contains('*') => {
-                eprintln!("no lock is held whose name fits \"{}\"", clean(pattern))
-            }
-            pattern => eprintln!("no lock is held whose name begins with \"{}\"", clean(pattern)),
-        }
+        eprintln!("{}", none(args));
+    }
+    let unknown = survey.rows.iter().filter(|row| row.held().is_none()).count();
+    if args.older_than.is_some() && unknown > 0 {
+        eprintln!(
+            "of {unknown} more it is not known for how long: their clients publish nothing (presence=on)"
+        );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says that none of those that were asked for is held.
+fn none(args: &ListArgs) -> String {
+    let held = match (args.older_than, args.expiring) {
+        (None, false) => "no lock is held".to_owned(),
+        (None, true) => "no lock is held that is near the end of its lease".to_owned(),
+        (Some(least), false) => format!("no lock is known to be held for longer than {}", time(least)),
+        (Some(least), true) => format!(
+            "no lock is known to be held for longer than {} and near the end of its lease",
+            time(least)
+        ),
+    };
+    match args.pattern.as_str() {
+        "" => held,
+        pattern if pattern.contains('*') => format!("{held} whose name fits \"{}\"", clean(pattern)),
+        pattern => format!("{held} whose name begins with \"{}\"", clean(pattern)),
+    }
 }
 
 fn is_meant(row: &Row, args: &ListArgs) -> bool {

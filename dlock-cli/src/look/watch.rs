@@ -31,6 +31,7 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
     tokio::select! {
         biased;
         () = is_left() => Ok(ExitCode::SUCCESS),
+        signal = is_ended() => Ok(ExitCode::from(128 + signal)),
         never = refresh(client, args, &screen) => match never {},
     }
 }
@@ -62,6 +63,29 @@ async fn is_left() {
         Ok(()) = quit => {}
         _ = tokio::signal::ctrl_c() => {}
     }
+}
+
+/// Completes at a signal that ends the process, with its number: first the terminal is restored.
+#[cfg(unix)]
+async fn is_ended() -> u8 {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::quit()];
+    let one = |kind: SignalKind| {
+        Box::pin(async move {
+            match signal(kind) {
+                Ok(mut signal) => drop(signal.recv().await),
+                Err(_) => std::future::pending().await,
+            }
+            kind.as_raw_value() as u8
+        })
+    };
+    futures_util::future::select_all(ends.map(one)).await.0
+}
+
+#[cfg(not(unix))]
+async fn is_ended() -> u8 {
+    std::future::pending().await
 }
 
 /// Waits first, then near misses, then the rest.

@@ -8,23 +8,29 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::Pid;
 use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{Instant, sleep};
 
 use super::start::this_program;
 
 /// A timer that was set before a suspend fires late, so the clock is checked at least this often.
 const EVERY: Duration = Duration::from_secs(1);
 const DONE: &str = "done";
+/// A keeper ends within a few milliseconds.
+const COLLECTED_WITHIN: Duration = Duration::from_millis(200);
 
 /// dlock's end of the connection.
 #[derive(Debug)]
-pub(super) struct Keeper(UnixStream);
+pub(super) struct Keeper {
+    orders: UnixStream,
+    process: Child,
+}
 
 impl Keeper {
     /// Starts it; it does nothing until it is told of a command.
@@ -42,8 +48,11 @@ impl Keeper {
             .current_dir("/")
             .env_clear()
             .process_group(0);
-        command.spawn()?;
-        Ok(Keeper(ours))
+        let process = command.spawn()?;
+        Ok(Keeper {
+            orders: ours,
+            process,
+        })
     }
 
     /// Allows the command of this group to run for `remaining` from the time of this call, or a little less.
@@ -53,14 +62,19 @@ impl Keeper {
         self.tell(&format!("{group} {}", until.as_nanos()));
     }
 
-    /// Reports that the command has ended.
-    pub(super) fn dismiss(self) {
+    /// Reports that the command has ended, and waits a moment for the end of the keeper: nobody else may collect it, as where an
+    /// application is the first process of a container.
+    pub(super) async fn dismiss(mut self) {
         self.tell(DONE);
+        let until = Instant::now() + COLLECTED_WITHIN;
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < until {
+            sleep(Duration::from_millis(1)).await;
+        }
     }
 
     fn tell(&self, line: &str) {
         // A keeper that is gone counts as a loss by itself, which cannot be repaired here.
-        let _ = (&self.0).write_all(format!("{line}\n").as_bytes());
+        let _ = (&self.orders).write_all(format!("{line}\n").as_bytes());
     }
 }
 

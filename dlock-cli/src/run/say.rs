@@ -84,7 +84,7 @@ impl Shown {
             }
             self.0 = true;
             let so_far = since.elapsed().as_secs();
-            line(&format!("dlock: waiting for {locks}{by}, for {so_far} s so far"));
+            line(&format!("dlock: waiting {so_far} s for {locks}{by}"));
             tokio::time::sleep(EVERY).await;
         }
     }
@@ -98,8 +98,11 @@ impl Drop for Shown {
     }
 }
 
-/// Replaces the current line.
+/// Replaces the current line. A text that needs two lines would leave the first behind.
 fn line(text: &str) {
+    let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col);
+    let columns = if columns > 0 { columns } else { 80 };
+    let text: String = text.chars().take(usize::from(columns) - 1).collect();
     let mut err = std::io::stderr().lock();
     let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
 }

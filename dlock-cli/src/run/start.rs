@@ -91,7 +91,10 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
 
 /// Reports the reason, and returns the exit status for it.
 pub(super) fn not_started(program: &OsStr, error: &io::Error) -> u8 {
-    eprintln!("dlock: {}: {error}", program.to_string_lossy());
+    match program.is_empty() {
+        true => eprintln!("dlock: \"\": {error}"),
+        false => eprintln!("dlock: {}: {error}", program.to_string_lossy()),
+    }
     match error.kind() {
         ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_STARTED,

@@ -314,7 +314,7 @@ impl Watch {
             let _ = timeout(TOLD_WITHIN, told).await;
         }
         if let Some(keeper) = self.keeper {
-            keeper.dismiss();
+            keeper.dismiss().await;
         }
         let at_terminal = self.terminal.is_some_and(|terminal| {
             terminal.take_back(self.running.group);

@@ -78,17 +78,10 @@ impl Buffered {
         let announced = headers.get(http::header::CONTENT_LENGTH);
         let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
         match announced {
-            Some(announced) if self.data.len() < announced => Err(incomplete()),
+            Some(announced) if self.data.len() < announced => Err(Rejection::body_incomplete()),
             _ => Ok(()),
         }
     }
-}
-
-fn incomplete() -> Rejection {
-    Rejection::new(
-        http::StatusCode::BAD_REQUEST,
-        "the body could not be read to its end",
-    )
 }
 
 fn unreadable(error: BoxError) -> Rejection {
@@ -101,5 +94,5 @@ fn unreadable(error: BoxError) -> Rejection {
         cause = error.source();
     }
     tracing::debug!(%error, "the body of a request could not be read");
-    incomplete()
+    Rejection::body_incomplete()
 }

@@ -91,7 +91,9 @@ impl<C> IdempotencyLayer<C> {
         self
     }
 
-    /// Refuses requests without a key with 400. By default they pass, and run each time they are sent.
+    /// Refuses requests without a key with 400. By default they pass, and run each time they are sent. gRPC calls pass with and
+    /// without a key, unless [`grpc_unary`](Self::grpc_unary) is set: their content type is all that tells them apart, so an
+    /// endpoint that is not gRPC should accept no such type.
     pub fn required(self) -> Self {
         self.set(|settings| settings.required = true)
     }
@@ -325,7 +327,8 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.fail_open = true)
     }
 
-    /// Also applies to gRPC requests (with a content type `application/grpc…`), which otherwise pass unchanged. For
+    /// Also applies to gRPC requests (with the content type `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, perhaps
+    /// with a format as in `application/grpc+proto`), which otherwise pass unchanged. For
     /// unary calls only: request and response are read completely. The trailers are kept, and the outcome of the call
     /// is its `grpc-status`.
     ///

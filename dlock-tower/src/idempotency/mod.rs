@@ -123,6 +123,7 @@
 //! | `idempotency-no-caller` | 401 | `UNAUTHENTICATED` | the caller of the request is not known | authenticate |
 //! | `content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is over the limit; nothing was claimed | send less |
 //! | `body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time ([`body_timeout`](IdempotencyLayer::body_timeout)); nothing was claimed | try again |
+//! | `body-incomplete` | 400 | `INVALID_ARGUMENT` | the body ended before its announced end, or its chunks are malformed; nothing was claimed | try again |
 //! | `idempotency-mismatch` | 422 | `INVALID_ARGUMENT` | the key was used for another request | use a new key for a new operation; send a retry exactly as the first time |
 //! | `idempotency-in-progress` | 409 | `ABORTED` | an equal request is at work | **try again** after `Retry-After`, with the same key |
 //! | `idempotency-outcome-unknown` | 409 | `FAILED_PRECONDITION` | an equal request was begun and its end is not known ([`on_orphan`](IdempotencyLayer::on_orphan)) | look up what became of the operation; not send it under another key before that |

@@ -66,12 +66,8 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
         request = body.prepare(request).await.inspect_err(rejected)?;
         let lock = settings.lock(client, &request, keys);
         check_number(&lock).inspect_err(rejected)?;
-        // Pinned where they are made: to await them directly would move them first, and they are large.
-        let acquired = if settings.waits() {
-            pin!(lock.acquire()).await
-        } else {
-            pin!(lock.try_acquire()).await
-        };
+        // Pinned where it is made: to await it directly would move it first, and it is large.
+        let acquired = pin!(lock.__acquire_at(!settings.waits(), settings.by)).await;
         match acquired {
             Ok(guard) => {
                 settings.outcomes.count(Outcome::Ran);

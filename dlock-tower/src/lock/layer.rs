@@ -1,4 +1,5 @@
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,12 +49,14 @@ pub struct LockLayer<K, P = ReadAhead> {
 
 impl<K> LockLayer<K> {
     /// Creates a layer that takes the keys of its requests from `key`: one of the functions of [`key`](crate::key), or
-    /// a closure over `&http::request::Parts`.
+    /// a closure over `&http::request::Parts`. Where this is called is what
+    /// is told of as the place of the holders and waiters.
+    #[track_caller]
     pub fn new(client: LockClient, key: K) -> LockLayer<K> {
         LockLayer {
             client,
             key: Arc::new(key),
-            settings: Settings::default(),
+            settings: Settings::new(Location::caller()),
             body: ReadAhead::default(),
         }
     }

@@ -1,6 +1,7 @@
 //! The options of a layer.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub(super) enum Kinds {
 
 #[derive(Clone)]
 pub(super) struct Settings {
+    /// What is told of the holders and waiters.
+    pub(super) by: &'static Location<'static>,
     pub(super) kinds: Kinds,
     pub(super) prefer_writers: bool,
     pub(super) options: LockOptions,
@@ -75,9 +78,11 @@ pub(super) struct Settings {
     pub(super) outcomes: Arc<Outcomes>,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
+impl Settings {
+    /// The default options of a layer that was made at this place in the code.
+    pub(super) fn new(by: &'static Location<'static>) -> Settings {
         Settings {
+            by,
             kinds: Kinds::All(LockKind::Mutex),
             prefer_writers: false,
             options: LockOptions::new().wait(DEFAULT_WAIT),
@@ -91,9 +96,7 @@ impl Default for Settings {
             outcomes: Arc::default(),
         }
     }
-}
 
-impl Settings {
     pub(super) fn skips(&self, method: &Method) -> bool {
         match (&self.skipped, self.kinds) {
             (Some(skipped), _) => skipped.contains(method),

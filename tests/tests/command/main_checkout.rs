@@ -343,6 +343,24 @@ async fn it_ends_cleanly_on_ctrl_c_and_on_sigterm() {
     }
 }
 
+#[tokio::test]
+async fn sale_whose_client_has_gone_has_the_same_time_to_end() {
+    in_rounds("the sale is under way when the service ends", async || {
+        let shop = Checkout::start(&["--think", "2s"]);
+        shop.put("sneaker", 1).await;
+        let sale = shop.post_once("k", "/items/sneaker/buy", json!({ "quantity": 1 }));
+        let gone = tokio::time::timeout(Duration::from_millis(300), sale).await;
+        assert!(gone.is_err(), "{gone:?}");
+        shop.signal(Signal::SIGTERM);
+        assert_eq!(shop.ended(SLACK).code(), Some(0));
+        let said = shop.log();
+        assert!(!said.contains("cut off"), "{said}");
+        // Or the service was too slow to begin it.
+        said.contains("sold").then_some(()).ok_or(said)
+    })
+    .await;
+}
+
 #[test]
 fn a_port_that_is_taken_is_said_in_one_line() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -360,6 +360,10 @@ async fn a_min_hold_keeps_the_lock_after_a_short_command_whatever_became_of_it()
         kept.contains("released, kept for its min_hold") && !kept.contains("0 holds"),
         "{kept}"
     );
+    assert!(
+        kept.contains("released: the work is over") && !kept.contains("crashed"),
+        "{kept}"
+    );
     assert_eq!(
         code(&run(&url, &["--min-hold", "1s", "short", "--", "true"]).await),
         0
@@ -375,6 +379,15 @@ async fn list_of_nothing_says_so() {
     assert_eq!(look(&url, &["list"]), "no lock is held\n");
     let said = look(&url, &["list", "shop:"]);
     assert_eq!(said, "no lock is held whose name begins with \"shop:\"\n");
+
+    let client = LockClient::connect(&url).await.unwrap();
+    let _guard = client.lock("shop:1").acquire().await.unwrap();
+    let said = look(&url, &["list", "shop:", "--older-than", "1s"]);
+    assert_eq!(
+        said,
+        "no lock is known to be held for longer than 1.0s whose name begins with \"shop:\"\n\
+         of 1 more it is not known for how long: their clients publish nothing (presence=on)\n"
+    );
 }
 
 #[tokio::test]

@@ -282,12 +282,15 @@ async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
     let client = patient(&shell.server.url()).await;
     let guard = client.lock("k").acquire().await.unwrap();
     shell
-        .enters("$D k -- echo r''un", "dlock: waiting for lock \"k\", held by ")
+        .enters(
+            "$D k -- echo r''un",
+            "dlock: waiting 0 s for lock \"k\", held by ",
+        )
         .await;
     shell.shows(&client.id()).await;
     shell.types(CTRL_Z);
     shell.shows("Stopped").await;
-    shell.enters("fg", "waiting for lock").await;
+    shell.enters("fg", " s for lock").await;
     shell.types(CTRL_C);
     shell.shows(PROMPT).await;
     shell.enters("echo status $?", "status 130").await;

@@ -408,6 +408,10 @@ mod the_body_of_a_request {
         let response = service.oneshot(post(body)).await.unwrap();
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
         assert!(response.extensions().get::<NotStarted>().is_some());
+        let problem = response.into_body().collect().await.unwrap().to_bytes();
+        let problem: serde_json::Value = serde_json::from_slice(&problem).unwrap();
+        assert_eq!(problem["type"], "urn:dlock:problem:body-incomplete");
+        assert_eq!(problem["retryable"], true);
     }
 
     /// A body that is gone over to the handler as it came, and must not be touched.

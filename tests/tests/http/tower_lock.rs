@@ -81,6 +81,52 @@ mod who_gets_in {
     use super::*;
 
     #[tokio::test(start_paused = true)]
+    async fn holder_is_where_the_layer_was_made() {
+        let client = LockClient::memory();
+        let layer = LockLayer::new(client.clone(), header("k"));
+        let line = line!() - 1;
+        let service = layer.layer(service_fn(slow));
+        let (response, report) = tokio::join!(service.oneshot(request("7")), async {
+            sleep(SECOND / 2).await;
+            client.active()
+        });
+        assert_eq!(response.unwrap().status(), StatusCode::OK);
+        let location = &report.holds[0].location;
+        assert!(location.contains(&format!("tower_lock.rs:{line}:")), "{location}");
+    }
+
+    /// A type that axum reads as JSON is no gRPC.
+    #[tokio::test]
+    async fn content_type_is_of_grpc_as_a_whole_or_not_at_all() {
+        let service = LockLayer::new(LockClient::memory(), header("k")).layer(service_fn(ok));
+        let is_grpc = [
+            ("application/grpc", true),
+            ("application/GRPC+proto", true),
+            ("application/grpc;charset=utf-8", true),
+            ("application/grpc-web", true),
+            ("application/grpc-web+proto", true),
+            ("application/grpc-web-text+proto", true),
+            ("application/grpcxyz+json", false),
+            ("application/grpc-website+json", false),
+            ("application/grpc-json", false),
+            ("application/json", false),
+        ];
+        for (kind, is_grpc) in is_grpc {
+            let mut refused = request("{");
+            refused
+                .headers_mut()
+                .insert("content-type", kind.parse().unwrap());
+            let response = service.clone().oneshot(refused).await.unwrap();
+            let status = response.headers().contains_key("grpc-status");
+            assert_eq!(
+                (status, response.status() == StatusCode::OK),
+                (is_grpc, is_grpc),
+                "{kind}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_handler_runs_under_the_lock_and_its_answer_goes_out_as_it_is() {
         let (client, other) = pair().await;
         let probe = other.clone();

@@ -174,6 +174,16 @@ impl MultiLock {
         self.call(false, Location::caller()).run()
     }
 
+    /// For the layers: an acquire, or a try, as if it was called there.
+    #[doc(hidden)]
+    pub fn __acquire_at(
+        &self,
+        once: bool,
+        by: &'static Location<'static>,
+    ) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
+        self.call(once, by).run()
+    }
+
     fn call(&self, once: bool, by: &'static Location<'static>) -> MultiCall {
         MultiCall {
             keys: self.keys.clone(),

@@ -28,7 +28,7 @@ pub enum OnceError<E> {
     Work(E),
 
     /// The work failed in earlier attempts, and [`OnFailure`](crate::OnFailure) says that it is not tried again.
-    #[error("the work has failed in {attempts} attempts and is not tried again")]
+    #[error("the work has failed in {attempts} attempt{} and is not tried again", if *attempts == 1 { "" } else { "s" })]
     #[non_exhaustive]
     Failed {
         /// How many attempts there were.

@@ -119,10 +119,11 @@ fn store(error: &StoreError) -> Response {
         )),
         StoreError::Unknown(_) => answer(
             unavailable,
-            "urn:dlock:problem:unavailable",
-            "The store is not available",
-            "the store did not confirm the write: it may or may not have happened",
-            Some(SOON),
+            "urn:checkout:problem:outcome-unknown",
+            "The outcome is not known",
+            "the store did not confirm the write, which may or may not have happened: look before you send it again",
+            // Whoever sends it again at once may buy twice.
+            None,
         ),
         StoreError::Foreign(_) => worth_a_retry(answer(
             StatusCode::INTERNAL_SERVER_ERROR,

@@ -118,8 +118,12 @@ async fn run(args: Args) -> Result<(), String> {
     if let Some(look) = look {
         look.abort();
     }
-    end(&locks, &keys.handle()).await;
-    served.map_err(|error| format!("the server ended: {error}"))
+    let left = *served.as_ref().unwrap_or(&Duration::ZERO);
+    end(&locks, &keys.handle(), left).await;
+    match served {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("the server ended: {error}")),
+    }
 }
 
 async fn open_locks(args: &Args) -> Result<LockClient, String> {
@@ -201,9 +205,9 @@ fn announce(args: &Args, store: &Store) {
     }
 }
 
-/// Ends handlers that run on for disconnected clients, and releases all locks.
-async fn end(locks: &LockClient, keys: &IdempotencyHandle) {
-    let unfinished = keys.shutdown(LAST_CALL).await;
+/// Ends handlers that run on for disconnected clients, which have what is left of the time, and releases all locks.
+async fn end(locks: &LockClient, keys: &IdempotencyHandle, left: Duration) {
+    let unfinished = keys.shutdown(left.max(LAST_CALL)).await;
     if unfinished > 0 {
         tracing::warn!(
             "requests with a key that were cut off, or whose answers were not stored: {unfinished}"

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 /// How long requests in progress may take when the service must end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -74,13 +75,13 @@ pub(crate) struct Ends<L, E> {
 }
 
 /// Serves until a signal comes, and ends as [`Ends`] says. Requests in progress then have [`GRACE`] to finish; a
-/// second signal ends this time.
+/// second signal ends this time. Returns what is left of it, for work whose clients have gone.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     mut signals: Signals,
     ends: Ends<impl FnOnce(), impl FnOnce()>,
-) -> io::Result<()> {
+) -> io::Result<Duration> {
     let (stop, stopped) = oneshot::channel::<()>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async {
         // The sender is dropped to stop: that is the message.
@@ -88,7 +89,7 @@ pub(crate) async fn serve(
     });
     let mut server = std::pin::pin!(server.into_future());
     let signal = tokio::select! {
-        ended = &mut server => return ended,
+        ended = &mut server => return ended.map(|()| GRACE),
         signal = signals.next() => signal,
     };
     (ends.leaves)();
@@ -98,7 +99,7 @@ pub(crate) async fn serve(
             ends.leave_after
         );
         tokio::select! {
-            ended = &mut server => return ended,
+            ended = &mut server => return ended.map(|()| GRACE),
             () = tokio::time::sleep(ends.leave_after) => {}
             _ = signals.next() => {}
         }
@@ -106,16 +107,17 @@ pub(crate) async fn serve(
     tracing::info!("{signal}: no new requests are taken, those under way have {GRACE:?}");
     drop(stop);
     (ends.ending)();
+    let until = Instant::now() + GRACE;
     tokio::select! {
-        ended = &mut server => ended,
-        () = tokio::time::sleep(GRACE) => {
+        ended = &mut server => ended.map(|()| until.saturating_duration_since(Instant::now())),
+        () = tokio::time::sleep_until(until) => {
             // A client that keeps a connection open must not keep the service up.
             tracing::warn!("some connections are still open after {GRACE:?} and will be cut off");
-            Ok(())
+            Ok(Duration::ZERO)
         }
         signal = signals.next() => {
             tracing::warn!("{signal} again: what is still under way will be cut off");
-            Ok(())
+            Ok(Duration::ZERO)
         }
     }
 }
