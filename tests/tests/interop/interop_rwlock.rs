@@ -168,6 +168,9 @@ async fn they_wake_each_other_long_before_a_lease_ends() {
             let waiting = java.lock(1, other, name, None);
             let releasing = async {
                 listen(&store, name, 1).await;
+                // The message of a read-write lock wakes those threads of Redisson that wait at their latch: one that has asked,
+                // and is about to wait, misses it and looks again when the lease would be over (`LockPubSub`).
+                tokio::time::sleep(SECOND / 2).await;
                 let begun = Instant::now();
                 guard.release().await.unwrap();
                 begun
