@@ -18,6 +18,8 @@ use std::time::Duration;
 use dlock::Error;
 
 pub(crate) use self::args::Look;
+#[cfg(unix)]
+pub(crate) use self::text::terminal_size;
 pub(crate) use self::text::{clean, told};
 use crate::stores;
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::args::WatchArgs;
 use super::survey::{Survey, wait_json, wait_line};
-use super::text::{clean, json_line};
+use super::text::{clean, json_line, terminal_size};
 
 /// Refreshes until the user quits.
 pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitCode, Error> {
@@ -138,7 +138,7 @@ impl Screen {
 
     /// As many lines as fit on the screen.
     fn show(&self, lines: &[String]) {
-        let (width, height) = size();
+        let (width, height) = terminal_size(std::io::stdout());
         let mut out = String::from("\x1b[H");
         for line in lines.iter().take(height.saturating_sub(1)) {
             out.extend(line.chars().take(width));
@@ -175,15 +175,4 @@ fn keys_at_once() -> Option<nix::sys::termios::Termios> {
     raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
     tcsetattr(std::io::stdin(), SetArg::TCSANOW, &raw).ok()?;
     Some(before)
-}
-
-/// Columns and rows of the terminal.
-fn size() -> (usize, usize) {
-    #[cfg(unix)]
-    if let Ok(size) = rustix::termios::tcgetwinsize(std::io::stdout())
-        && size.ws_col > 0
-    {
-        return (usize::from(size.ws_col), usize::from(size.ws_row));
-    }
-    (80, 24)
 }

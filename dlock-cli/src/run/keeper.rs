@@ -62,8 +62,8 @@ impl Keeper {
         self.tell(&format!("{group} {}", until.as_nanos()));
     }
 
-    /// Reports that the command has ended, and waits a moment for the end of the keeper: nobody else may collect it, as where an
-    /// application is the first process of a container.
+    /// Reports that the command has ended, and waits a moment for the end of the keeper: the first process of a container, which
+    /// would inherit it, may collect no children.
     pub(super) async fn dismiss(mut self) {
         self.tell(DONE);
         let until = Instant::now() + COLLECTED_WITHIN;

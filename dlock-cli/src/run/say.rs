@@ -7,7 +7,7 @@ use dlock::LockClient;
 use tokio::sync::oneshot;
 
 use super::args::Plan;
-use crate::look::clean;
+use crate::look::{clean, terminal_size};
 
 /// A shorter wait is not reported.
 const SOON: Duration = Duration::from_millis(500);
@@ -100,9 +100,8 @@ impl Drop for Shown {
 
 /// Replaces the current line. A text that needs two lines would leave the first behind.
 fn line(text: &str) {
-    let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col);
-    let columns = if columns > 0 { columns } else { 80 };
-    let text: String = text.chars().take(usize::from(columns) - 1).collect();
+    let (columns, _) = terminal_size(std::io::stderr());
+    let text: String = text.chars().take(columns - 1).collect();
     let mut err = std::io::stderr().lock();
     let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
 }

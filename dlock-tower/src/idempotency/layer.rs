@@ -327,10 +327,10 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.fail_open = true)
     }
 
-    /// Also applies to gRPC requests (with the content type `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, perhaps
-    /// with a format as in `application/grpc+proto`), which otherwise pass unchanged. For
-    /// unary calls only: request and response are read completely. The trailers are kept, and the outcome of the call
-    /// is its `grpc-status`.
+    /// Also applies to gRPC requests (with the content type `application/grpc`, `application/grpc-web` or
+    /// `application/grpc-web-text`, perhaps with a format as in `application/grpc+proto`), which otherwise pass unchanged. For
+    /// unary calls only: request and response are read completely. The trailers are kept, and the outcome of the call is its
+    /// `grpc-status`.
     ///
     /// A layer that translates gRPC-Web (`tonic_web`) belongs outside: it puts the trailers into the body, which this
     /// layer does not read, so that a call that failed behind it is kept as any answer with the status 200.

@@ -49,8 +49,8 @@ pub struct LockLayer<K, P = ReadAhead> {
 
 impl<K> LockLayer<K> {
     /// Creates a layer that takes the keys of its requests from `key`: one of the functions of [`key`](crate::key), or
-    /// a closure over `&http::request::Parts`. Where this is called is what
-    /// is told of as the place of the holders and waiters.
+    /// a closure over `&http::request::Parts`. Reports and the
+    /// console show the place of this call as that of the holders and waiters.
     #[track_caller]
     pub fn new(client: LockClient, key: K) -> LockLayer<K> {
         LockLayer {

@@ -60,7 +60,7 @@ pub(super) enum Kinds {
 
 #[derive(Clone)]
 pub(super) struct Settings {
-    /// What is told of the holders and waiters.
+    /// The place in the code of the holders and waiters.
     pub(super) by: &'static Location<'static>,
     pub(super) kinds: Kinds,
     pub(super) prefer_writers: bool,

@@ -35,32 +35,30 @@ pub(crate) fn give<M>(spares: &'static LocalKey<Spares<M>>, memory: M) {
     });
 }
 
-/// Values whose memory is used again.
-pub(crate) trait Reuse: Sized + 'static {
-    fn spares() -> &'static LocalKey<Spares<Box<Option<Self>>>>;
-}
-
 /// A box; its memory is used again where it is [spared](Self::spare).
-pub(crate) struct Reused<T: Reuse>(Box<Option<T>>);
+pub(crate) struct Reused<T>(Box<Option<T>>);
 
-impl<T: Reuse> Reused<T> {
-    pub(crate) fn new(value: T) -> Reused<T> {
-        let mut memory = take(T::spares()).unwrap_or_default();
+/// The memory of boxes.
+pub(crate) type Boxes<T> = Spares<Box<Option<T>>>;
+
+impl<T> Reused<T> {
+    pub(crate) fn new(spares: &'static LocalKey<Boxes<T>>, value: T) -> Reused<T> {
+        let mut memory = take(spares).unwrap_or_default();
         *memory = Some(value);
         Reused(memory)
     }
 
     /// Drops the value, and keeps the memory.
-    pub(crate) fn spare(mut self) {
+    pub(crate) fn spare(mut self, spares: &'static LocalKey<Boxes<T>>) {
         // First the value: its drop may need memory.
         *self.0 = None;
-        give(T::spares(), self.0);
+        give(spares, self.0);
     }
 }
 
 const THERE: &str = "the value is there until it is spared";
 
-impl<T: Reuse> Deref for Reused<T> {
+impl<T> Deref for Reused<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -68,13 +66,13 @@ impl<T: Reuse> Deref for Reused<T> {
     }
 }
 
-impl<T: Reuse> DerefMut for Reused<T> {
+impl<T> DerefMut for Reused<T> {
     fn deref_mut(&mut self) -> &mut T {
         (*self.0).as_mut().expect(THERE)
     }
 }
 
-impl<T: Reuse + fmt::Debug> fmt::Debug for Reused<T> {
+impl<T: fmt::Debug> fmt::Debug for Reused<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
@@ -87,16 +85,10 @@ mod tests {
     use super::*;
 
     thread_local! {
-        static SPARES: Spares<Box<Option<Value>>> = const { Spares::new() };
+        static SPARES: Boxes<Value> = const { Spares::new() };
     }
 
     struct Value(Rc<()>);
-
-    impl Reuse for Value {
-        fn spares() -> &'static LocalKey<Spares<Box<Option<Value>>>> {
-            &SPARES
-        }
-    }
 
     fn kept() -> usize {
         SPARES.with(|spares| spares.0.borrow().len())
@@ -105,11 +97,11 @@ mod tests {
     #[test]
     fn memory_is_used_again_and_what_was_in_it_is_dropped_at_once() {
         let held = Rc::new(());
-        let first = Reused::new(Value(held.clone()));
+        let first = Reused::new(&SPARES, Value(held.clone()));
         let at = std::ptr::from_ref(&*first);
-        first.spare();
+        first.spare(&SPARES);
         assert_eq!((Rc::strong_count(&held), kept()), (1, 1));
-        let second = Reused::new(Value(held.clone()));
+        let second = Reused::new(&SPARES, Value(held.clone()));
         assert_eq!((std::ptr::from_ref(&*second), kept()), (at, 0));
         assert!(Rc::ptr_eq(&(*second).0, &held));
         drop(second);
@@ -120,11 +112,11 @@ mod tests {
     fn thread_keeps_only_some_memory() {
         let held = Rc::new(());
         let many = || {
-            let value = |_| Reused::new(Value(held.clone()));
+            let value = |_| Reused::new(&SPARES, Value(held.clone()));
             (0..2 * MOST).map(value).collect::<Vec<_>>()
         };
         for _ in 0..2 {
-            many().into_iter().for_each(Reused::spare);
+            many().into_iter().for_each(|value| value.spare(&SPARES));
             assert_eq!((Rc::strong_count(&held), kept()), (1, MOST));
         }
     }

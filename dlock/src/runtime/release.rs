@@ -24,7 +24,7 @@ use self::sent::SentRelease;
 pub(crate) use self::sent::pauses;
 use crate::base::broken;
 use crate::base::moment::Moment;
-use crate::base::reused::{self, Spares};
+use crate::base::reused::{self, Boxes};
 use crate::engine::fairness::ReleaseReplied;
 use crate::engine::release::Release;
 use crate::runtime::attempt::AcquireAttempt;
@@ -206,7 +206,7 @@ pub(crate) trait PendingAcquire: Send + Unpin + Sized + 'static {
     }
 }
 
-pub(crate) type AcquireMemory<A> = Spares<Box<Option<Acquiring<A>>>>;
+pub(crate) type AcquireMemory<A> = Boxes<Acquiring<A>>;
 
 /// An acquire in flight; its memory has none after the reply.
 pub(crate) struct Acquiring<A> {

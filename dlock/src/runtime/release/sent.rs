@@ -24,7 +24,7 @@ use crate::runtime::emit::meter::{Ended, Meter, Operation};
 use crate::runtime::grants::Grant;
 use crate::runtime::outside::is_outside;
 use crate::store::{ReleaseReply, ReleaseRequest, StoreError, StoreFuture, sleep_anywhere};
-use crate::{Error, Loss};
+use crate::{Error, LockKey, Loss};
 
 /// Completes with the outcome; sends the release again where that helps.
 pub(super) struct SentRelease {
@@ -51,7 +51,7 @@ impl SentRelease {
         told: Option<Told>,
         held: Option<(Arc<Grant>, Ended)>,
     ) -> SentRelease {
-        let reply = call_release(&shared, request.clone());
+        let reply = call_release(&shared, &request.key, request.clone());
         SentRelease {
             shared,
             request,
@@ -70,7 +70,7 @@ impl SentRelease {
             keep_for,
             ..self.request.clone()
         };
-        self.reply = call_release(&self.shared, again);
+        self.reply = call_release(&self.shared, &self.request.key, again);
         self.sent = clock::now();
     }
 
@@ -162,7 +162,7 @@ impl Future for SentRelease {
     }
 }
 
-/// Tells how many clients the release has notified. Returns whether that settles who goes first.
+/// Tells the next waiter how many clients the release has notified. Returns whether that settles which client goes first.
 fn tells_receivers(
     shared: &Shared,
     ReleaseRequest { kind, key, .. }: &ReleaseRequest,
@@ -215,10 +215,9 @@ fn lets_others_go_first(
 }
 
 /// Calls the store, at this time.
-fn call_release(shared: &Shared, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+fn call_release(shared: &Shared, key: &LockKey, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
     let store = shared.store.clone();
-    let key = request.key.clone();
-    called(&key, || store.release(request))
+    called(key, || store.release(request))
 }
 
 /// The result for the caller of a release, counted.

@@ -1,7 +1,6 @@
 //! The role of the queue head: it passes from waiter to waiter, or is kept in the grant while the lock is held here.
 
 use std::sync::Arc;
-use std::thread::LocalKey;
 
 use parking_lot::MutexGuard;
 
@@ -13,7 +12,7 @@ use crate::Error;
 use crate::base::broken;
 use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
-use crate::base::reused::{Reuse, Reused, Spares};
+use crate::base::reused::{Boxes, Reused};
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::wait_queue::NextHead;
@@ -46,17 +45,20 @@ pub(crate) struct QueueHead {
 
 impl Waiters {
     pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> Reused<QueueHead> {
-        Reused::new(QueueHead {
-            waiters: Some(self.clone()),
-            of,
-            number,
-            watch: None,
-            released: None,
-            handed: 0,
-            opened: None,
-            behind: Vec::new(),
-            quietly,
-        })
+        Reused::new(
+            &SPARES,
+            QueueHead {
+                waiters: Some(self.clone()),
+                of,
+                number,
+                watch: None,
+                released: None,
+                handed: 0,
+                opened: None,
+                behind: Vec::new(),
+                quietly,
+            },
+        )
     }
 }
 
@@ -172,17 +174,20 @@ impl QueueHead {
             if broken!(SubscriptionDroppedWithHead) {
                 watch.iter_mut().for_each(Watch::end);
             }
-            let mut head = Some(Reused::new(QueueHead {
-                waiters: Some(of_client.clone()),
-                of: self.of.clone(),
-                number: self.number,
-                watch,
-                released,
-                handed: self.handed,
-                opened: self.opened,
-                behind: Vec::new(),
-                quietly: false,
-            }));
+            let mut head = Some(Reused::new(
+                &SPARES,
+                QueueHead {
+                    waiters: Some(of_client.clone()),
+                    of: self.of.clone(),
+                    number: self.number,
+                    watch,
+                    released,
+                    handed: self.handed,
+                    opened: self.opened,
+                    behind: Vec::new(),
+                    quietly: false,
+                },
+            ));
             next.tell(|delivery| delivery.head = head.take());
         }
         ending
@@ -207,7 +212,7 @@ impl Reused<QueueHead> {
             .is_some_and(|queue| queue.waiters.waiting() > 0);
         if !others_wait {
             drop(self.end(&waiters, queues));
-            self.spare();
+            self.spare(&SPARES);
             return;
         }
         drop(queues);
@@ -224,14 +229,8 @@ impl Reused<QueueHead> {
     }
 }
 
-impl Reuse for QueueHead {
-    fn spares() -> &'static LocalKey<Spares<Box<Option<QueueHead>>>> {
-        &SPARES
-    }
-}
-
 thread_local! {
-    static SPARES: Spares<Box<Option<QueueHead>>> = const { Spares::new() };
+    static SPARES: Boxes<QueueHead> = const { Boxes::new() };
 }
 
 impl Drop for QueueHead {

@@ -122,7 +122,7 @@ fn store(error: &StoreError) -> Response {
             "urn:checkout:problem:outcome-unknown",
             "The outcome is not known",
             "the store did not confirm the write, which may or may not have happened: look before you send it again",
-            // Whoever sends it again at once may buy twice.
+            // A client that sends it again at once may buy twice.
             None,
         ),
         StoreError::Foreign(_) => worth_a_retry(answer(
