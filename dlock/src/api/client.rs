@@ -3,13 +3,13 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::runtime;
 
 use crate::LockKind;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, program_name};
+use crate::base::moment::Moment;
 use crate::runtime::client::{Handle, Handles, Settings, Shared};
 use crate::runtime::outside::is_outside;
 use crate::runtime::presence::Publicity;
@@ -332,7 +332,8 @@ impl LockClient {
     async fn end(&self, deadline: Duration) -> ShutdownReport {
         let shared = self.shared();
         shared.close();
-        let given_up = shared.given_up.load(Ordering::Relaxed);
+        // The callers of those given up before were told, but the caller of this was not.
+        let (given_up, still_held) = shared.given_up.so_far(Moment::now());
         self.release_unfinished();
         let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;
         let left = shared.watchdog.close(Loss::Shutdown);
@@ -363,7 +364,7 @@ impl LockClient {
         }
         // An undo is given up when its lease is over by our clock; if the acquire arrived late, its lock ends a little
         // later.
-        let given_up = shared.given_up.load(Ordering::Relaxed) - given_up;
+        let given_up = still_held + shared.given_up.since(given_up);
         // What began after that belongs to guards that were told.
         let pending = if drained { 0 } else { shared.pending.len() };
         ShutdownReport {
@@ -425,6 +426,7 @@ impl fmt::Debug for LockClient {
 pub struct ShutdownReport {
     /// Guards that were still alive at the deadline; their holders were told, and the locks released.
     pub lost: usize,
-    /// Releases that the store had not confirmed at the end; those locks end with their leases.
+    /// Releases that the store had not confirmed at the end, those that failed before the shutdown included as long as their
+    /// leases may last; those locks end with their leases.
     pub unconfirmed: usize,
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::broken;
 use crate::base::moment::Moment;
+use crate::engine::grant::safety_margin;
 use crate::engine::timing::Backoff;
 use crate::store::{Outcome, ReleaseReply, StoreError};
 
@@ -15,8 +16,10 @@ use crate::store::{Outcome, ReleaseReply, StoreError};
 pub(crate) struct Release {
     /// Until then no other client can have the lock, by this process's clock.
     ours_until: Moment,
-    /// By then its lease has ended at the store, whatever is known about renewals.
+    /// By then its lease has ended by this process's clock, whatever is known about renewals.
     ends_by: Moment,
+    /// How much later it may end at the store, whose clock is another.
+    margin: Duration,
     /// Until then the key stays held, for a `min_hold`.
     keep_until: Moment,
     /// When the last copy was sent.
@@ -55,17 +58,22 @@ pub(crate) enum ReleaseReport {
 }
 
 impl Release {
-    /// Creates the release of a grant that is held until `deadline`. Renewals with this lease may have reached the
+    /// Creates the release of a grant that is held until `deadline`. If it is renewed, renewals may have reached the
     /// store, or may still do so, whatever their replies. The key stays held for `keep_for`.
     pub(crate) fn of_grant(
         now: Moment,
         keep_for: Duration,
         deadline: Moment,
-        renewed: Option<Duration>,
+        lease: Duration,
+        is_renewed: bool,
     ) -> Release {
         Release {
             ours_until: deadline,
-            ends_by: deadline.max(now + renewed.unwrap_or_default()),
+            ends_by: match is_renewed {
+                true => deadline.max(now + lease),
+                false => deadline,
+            },
+            margin: safety_margin(lease),
             keep_until: now + keep_for,
             sent: now,
             in_doubt: false,
@@ -75,12 +83,18 @@ impl Release {
 
     /// Creates the undo of an acquire with an unknown outcome and this requested lease.
     pub(crate) fn of_acquire(now: Moment, keep_for: Duration, lease: Duration) -> Release {
-        Release::of_grant(now, keep_for, now + lease, None)
+        Release::of_grant(now, keep_for, now + lease, lease, false)
     }
 
     /// When the last copy was sent.
     pub(crate) fn sent(&self) -> Moment {
         self.sent
+    }
+
+    /// Returns until when the store may have the grant if no copy arrives: its lease began there when the acquire or the renewal
+    /// arrived, at most the time for one request later than by this process's clock.
+    pub(crate) fn store_has_it_until(&self, now: Moment, timeout: Duration) -> Moment {
+        self.ends_by.max(now) + timeout + self.margin
     }
 
     /// Records that another copy is sent: returns how long it must keep the key held.
@@ -215,7 +229,7 @@ mod tests {
             ],
         ] {
             let row = format!("{replies:?}");
-            let mut release = Release::of_grant(START + s(10), Duration::ZERO, START + LEASE, Some(LEASE));
+            let mut release = Release::of_grant(START + s(10), Duration::ZERO, START + LEASE, LEASE, true);
             for (after, reply, follows) in replies {
                 let action = release.handle(reply, START + s(after));
                 assert_eq!(said(&action), follows, "{after} s: {row}");
@@ -226,7 +240,7 @@ mod tests {
 
     #[test]
     fn release_that_nothing_renews_is_repeated_until_its_own_deadline() {
-        let fixed = Release::of_grant(START, Duration::ZERO, START + s(5), None);
+        let fixed = Release::of_grant(START, Duration::ZERO, START + s(5), s(5), false);
         let undo = Release::of_acquire(START, Duration::ZERO, s(5));
         for mut release in [fixed, undo] {
             assert_eq!(said(&release.handle(unknown(), START + s(4))), "repeat in doubt");
@@ -253,7 +267,7 @@ mod tests {
 
     #[test]
     fn each_copy_keeps_the_key_for_the_rest_of_min_hold() {
-        let mut release = Release::of_grant(START, s(5), START + LEASE, None);
+        let mut release = Release::of_grant(START, s(5), START + LEASE, LEASE, false);
         for (after, keep_for) in [(s(1), s(4)), (s(5), s(0)), (s(9), s(0))] {
             assert_eq!(release.sends(START + after), keep_for);
         }

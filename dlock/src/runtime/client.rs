@@ -1,6 +1,6 @@
 //! What the parts of a client share, and its background work.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::runtime::emit::events::Listeners;
 use crate::runtime::emit::meter::Meter;
 use crate::runtime::ending::Ending;
 use crate::runtime::fairness::Fairness;
+use crate::runtime::given_up::GivenUp;
 use crate::runtime::grants::Issuer;
 use crate::runtime::pending::Pending;
 use crate::runtime::presence::{self, Identity, Publicity};
@@ -71,8 +72,7 @@ pub(crate) struct Shared {
     pub(crate) calls: Arc<Calls>,
     /// Operations in flight whose callers may be gone.
     pub(crate) pending: Pending,
-    /// How many releases ended without a reply from the store: those locks end with their leases.
-    pub(crate) given_up: AtomicUsize,
+    pub(crate) given_up: GivenUp,
     /// How often the store reported a restored connection.
     pub(crate) reconnects: AtomicU64,
     /// The metrics of this client.
@@ -136,7 +136,7 @@ impl Handle {
             unfinished: Unfinished::default(),
             calls,
             pending: Pending::default(),
-            given_up: AtomicUsize::new(0),
+            given_up: GivenUp::default(),
             reconnects: AtomicU64::new(0),
             meter: Arc::default(),
             closing: Ending::default(),

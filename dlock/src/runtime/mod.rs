@@ -10,6 +10,7 @@ pub(crate) mod client;
 pub(crate) mod emit;
 pub(crate) mod ending;
 pub(crate) mod fairness;
+pub(crate) mod given_up;
 pub(crate) mod grants;
 pub(crate) mod group;
 pub(crate) mod handoff;

@@ -349,8 +349,13 @@ impl Handle {
         let shared = self.shared().clone();
         shared.watchdog.remove(grant.number);
         let request = grant.release_request(now);
-        let renewed = grant.renewed.then(|| grant.lease());
-        let release = Release::of_grant(Moment::of(now), request.keep_for, deadline, renewed);
+        let release = Release::of_grant(
+            Moment::of(now),
+            request.keep_for,
+            deadline,
+            grant.lease(),
+            grant.renewed,
+        );
         let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
         let held = ended.map(|ended| (grant.clone(), ended));
         let sent = SentRelease::send(shared, request, release, told, held);

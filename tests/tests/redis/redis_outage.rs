@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use dlock::{HoldState, LockClient, LockGuard, Loss};
+use dlock::{Error, HoldState, LockClient, LockGuard, Loss};
 use dlock_tests::faults::{
     LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_confirmed,
     is_free, is_free_soon, setting, setting_of_faults, within,
@@ -348,5 +348,20 @@ async fn stopped_or_killed_server_is_never_reported_as_busy() {
         if !kills {
             server.cont();
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_counts_a_release_that_failed_before_it_while_the_lease_may_last() {
+    for (rest, unconfirmed) in [(Duration::ZERO, 1), (4 * TIMEOUT, 0)] {
+        let (_store, proxy, a, _b) = setting_of_faults().await;
+        let fixed = a.lock("k").fixed_lease(2 * TIMEOUT);
+        let guard = answered(|| fixed.acquire()).await.unwrap();
+        proxy.block(Direction::Both);
+        let released = guard.release().await;
+        assert!(matches!(released, Err(Error::OutcomeUnknown { .. })), "{released:?}");
+        tokio::time::sleep(rest).await;
+        let report = a.shutdown(Duration::ZERO).await;
+        assert_eq!((report.lost, report.unconfirmed), (0, unconfirmed), "after {rest:?}");
     }
 }

@@ -4,7 +4,6 @@ use std::future::{Future, pending};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -104,10 +103,12 @@ impl SentRelease {
         if let Some(kept) = kept {
             kept.answered();
         }
-        match release.handle(reply, Moment::now()) {
+        let now = Moment::now();
+        match release.handle(reply, now) {
             ReleaseAction::Report(report) => {
                 if matches!(report, ReleaseReport::Failed(_)) {
-                    shared.given_up.fetch_add(1, Ordering::Relaxed);
+                    let held_until = release.store_has_it_until(now, shared.settings.timeout);
+                    shared.given_up.count(held_until, now);
                 }
                 if let Some((grant, ended)) = held {
                     match report {
