@@ -84,6 +84,7 @@ macro_rules! __contract {
                 writer_reads_under_its_own_lock,
                 nested_reader_is_shown_and_forced_open_with_its_writer,
                 reader_under_foreign_writer_is_kept_out,
+                reader_under_lost_writer_is_kept_out_of_a_free_lock,
                 each_reader_has_its_own_lease,
                 read_write_tokens_grow,
                 last_reader_wakes_writer,
@@ -114,6 +115,7 @@ macro_rules! __contract {
             limits [Kind(Permit), Limits] {
                 limit_is_judged_in_each_acquire_and_not_stored,
                 limit_and_total_of_a_name_both_bind,
+                deletion_without_a_total_ends_all_permits,
                 release_below_a_limit_wakes_watch,
             }
             counters [Kind(Permit)] {
@@ -124,6 +126,8 @@ macro_rules! __contract {
             unowned [Kind(Unowned)] {
                 permits_without_owner_are_a_number,
                 released_acquire_of_permits_without_owner_is_undone,
+                released_acquire_adds_nothing_to_a_semaphore_made_anew,
+                expired_permits_are_free_for_acquires_without_owner,
                 total_that_an_acquire_sets_wakes_watch,
             }
             latches [Kind(Latch)] {
@@ -146,6 +150,7 @@ macro_rules! __contract {
             }
             client [Kind(Mutex)] {
                 waiting_client_gets_released_lock,
+                downgrade_of_a_lost_write_lock_says_lost,
                 held_lock_outlives_its_lease,
                 shutdown_leaves_nothing,
                 holder_learns_of_lost_data,

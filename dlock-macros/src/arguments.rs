@@ -46,10 +46,10 @@ impl Arguments {
     fn typed(&mut self, index: usize, argument: &mut PatType, used: &Names, keep_pattern: bool) {
         let attrs = Attributes::of(&argument.attrs);
         let mut bindings = Bindings::default();
-        bindings.collect(&argument.pat);
+        bindings.collect(&mut argument.pat, &attrs, used);
         let is_moved = matches!(*argument.pat, Pat::Wild(_)) || (bindings.leave_a_part && !keep_pattern);
         // What is expected comes true in one place: at the variables that are unused, or at the pattern.
-        let expected_of_names = bindings.names.iter().any(|name| !is_used(name, used));
+        let expected_of_names = bindings.names.iter().any(|name| !name.is_used);
         if is_moved || expected_of_names {
             argument.attrs.retain(|attr| !Role::Expectation.is_of(attr));
         }
@@ -72,7 +72,7 @@ impl Arguments {
                 #(#conditions)* #(#lints)* #(#expected)* let #pat = #name;
             });
         }
-        for name in bindings.names {
+        for Binding { name, attrs, .. } in bindings.names {
             self.binding(&attrs, &name, used);
         }
     }
@@ -124,8 +124,8 @@ fn is_used(name: &Ident, used: &Names) -> bool {
     used.contains(name) || name.to_string().starts_with('_')
 }
 
-/// The attributes of an argument that its statements need as well.
-#[derive(Default)]
+/// The attributes of an argument, or of a field of its pattern, that its statements need as well.
+#[derive(Clone, Default)]
 pub(crate) struct Attributes {
     conditions: Vec<Attribute>,
     lints: Vec<Attribute>,
@@ -140,6 +140,16 @@ impl Attributes {
             lints: all(Role::Lint),
             expected: all(Role::Expectation),
         }
+    }
+
+    /// These, and those of a field below them.
+    fn and(&self, field: &[Attribute]) -> Attributes {
+        let mut all = self.clone();
+        let field = Attributes::of(field);
+        all.conditions.extend(field.conditions);
+        all.lints.extend(field.lints);
+        all.expected.extend(field.expected);
+        all
     }
 }
 
@@ -201,10 +211,18 @@ fn names(attr: &Attribute) -> Vec<String> {
     tokens.windows(2).filter_map(name).collect()
 }
 
+/// A variable of a pattern.
+struct Binding {
+    name: Ident,
+    /// Those of the argument, and of the fields that the variable is in.
+    attrs: Attributes,
+    is_used: bool,
+}
+
 /// The variables of a pattern.
 #[derive(Default)]
 struct Bindings {
-    names: Vec<Ident>,
+    names: Vec<Binding>,
     /// Whether they do not capture all of the argument.
     leave_a_part: bool,
     /// Whether one of them is a `ref mut`.
@@ -212,38 +230,63 @@ struct Bindings {
 }
 
 impl Bindings {
-    fn collect(&mut self, pat: &Pat) {
+    fn add(&mut self, name: &Ident, attrs: &Attributes, used: &Names) {
+        self.names.push(Binding {
+            name: name.clone(),
+            attrs: attrs.clone(),
+            is_used: is_used(name, used),
+        });
+    }
+
+    /// Adds the variables of `pat`, which is below `attrs`.
+    fn collect(&mut self, pat: &mut Pat, attrs: &Attributes, used: &Names) {
         match pat {
             Pat::Ident(binding) if binding.by_ref.is_none() => {
                 // A pattern behind `@` binds copies.
-                self.names.push(binding.ident.clone());
-                if let Some((_, pat)) = &binding.subpat {
-                    let mut copies = Bindings::default();
-                    copies.collect(pat);
-                    self.names.append(&mut copies.names);
+                self.add(&binding.ident, attrs, used);
+                if let Some((_, pat)) = &mut binding.subpat {
+                    self.copies(pat, attrs, used);
                 }
             }
             Pat::Ident(binding) => {
-                self.names.push(binding.ident.clone());
+                self.add(&binding.ident, attrs, used);
                 self.leave_a_part = true;
                 self.change_it |= binding.mutability.is_some();
             }
-            Pat::Paren(paren) => self.collect(&paren.pat),
-            Pat::Type(typed) => self.collect(&typed.pat),
-            Pat::Tuple(tuple) => tuple.elems.iter().for_each(|pat| self.collect(pat)),
-            Pat::TupleStruct(tuple) => tuple.elems.iter().for_each(|pat| self.collect(pat)),
-            Pat::Slice(slice) => slice.elems.iter().for_each(|pat| self.collect(pat)),
+            Pat::Paren(paren) => self.collect(&mut paren.pat, attrs, used),
+            Pat::Type(typed) => self.collect(&mut typed.pat, attrs, used),
+            Pat::Tuple(tuple) => self.collect_all(&mut tuple.elems, attrs, used),
+            Pat::TupleStruct(tuple) => self.collect_all(&mut tuple.elems, attrs, used),
+            Pat::Slice(slice) => self.collect_all(&mut slice.elems, attrs, used),
             Pat::Struct(fields) => {
                 self.leave_a_part |= fields.rest.is_some();
-                fields.fields.iter().for_each(|field| self.collect(&field.pat));
+                for field in &mut fields.fields {
+                    let before = self.names.len();
+                    self.collect(&mut field.pat, &attrs.and(&field.attrs), used);
+                    if self.names[before..].iter().any(|name| !name.is_used) {
+                        field.attrs.retain(|attr| !Role::Expectation.is_of(attr));
+                    }
+                }
             }
-            Pat::Reference(reference) => {
-                // A value behind a reference is copied.
-                let mut copies = Bindings::default();
-                copies.collect(&reference.pat);
-                self.names.append(&mut copies.names);
-            }
+            // A value behind a reference is copied.
+            Pat::Reference(reference) => self.copies(&mut reference.pat, attrs, used),
             _ => self.leave_a_part = true,
         }
+    }
+
+    fn collect_all<'a>(
+        &mut self,
+        pats: impl IntoIterator<Item = &'a mut Pat>,
+        attrs: &Attributes,
+        used: &Names,
+    ) {
+        pats.into_iter().for_each(|pat| self.collect(pat, attrs, used));
+    }
+
+    /// Adds the variables of a pattern that binds copies.
+    fn copies(&mut self, pat: &mut Pat, attrs: &Attributes, used: &Names) {
+        let mut copies = Bindings::default();
+        copies.collect(pat, attrs, used);
+        self.names.append(&mut copies.names);
     }
 }

@@ -15,12 +15,21 @@ const MAX_KEY_BYTES: usize = 512;
 pub(crate) enum Key {
     /// A literal without captures.
     Text(LitStr),
-    /// A literal with captures, and the field chains extracted from it.
-    Format(LitStr, Vec<Chain>),
+    /// A literal with captures.
+    Format(Format),
     /// `key("…", …)`: arguments as for `format!`.
     Arguments(TokenStream),
     /// Any value that converts into a `LockKey`.
     Expression(Expr),
+}
+
+/// A literal with captures.
+pub(crate) struct Format {
+    /// As the user wrote it.
+    written: LitStr,
+    /// With the names of the chains.
+    rewritten: LitStr,
+    chains: Vec<Chain>,
 }
 
 /// `{order.id}` in a literal: `format!` does not accept it, so it becomes a named argument.
@@ -69,7 +78,11 @@ impl Key {
         let value = text.value();
         let Some(pieces) = pieces(&value) else {
             // Not even the compiler can read it; its message is better.
-            return Ok(Key::Format(text, Vec::new()));
+            return Ok(Key::Format(Format {
+                rewritten: text.clone(),
+                written: text,
+                chains: Vec::new(),
+            }));
         };
         let mut chains = Vec::new();
         let mut rewritten = String::new();
@@ -102,27 +115,23 @@ impl Key {
         if !captures {
             return Ok(Key::Text(text));
         }
-        if chains.is_empty() {
-            return Ok(Key::Format(text, chains));
-        }
-        Ok(Key::Format(LitStr::new(&rewritten, text.span()), chains))
+        let rewritten = if chains.is_empty() {
+            text.clone()
+        } else {
+            LitStr::new(&rewritten, text.span())
+        };
+        Ok(Key::Format(Format {
+            written: text,
+            rewritten,
+            chains,
+        }))
     }
 
     /// The common text of the function's keys, with the names of the inserted values.
     pub(crate) fn template(&self) -> Option<String> {
         match self {
             Key::Text(text) => Some(text.value()),
-            Key::Format(text, chains) => {
-                let mut template = text.value();
-                for Chain { name, root, fields } in chains {
-                    let fields: String = fields
-                        .iter()
-                        .map(|field| format!(".{}", quote!(#field)))
-                        .collect();
-                    template = template.replace(&format!("{{{name}"), &format!("{{{root}{fields}"));
-                }
-                Some(template)
-            }
+            Key::Format(format) => Some(format.written.value()),
             Key::Arguments(_) | Key::Expression(_) => None,
         }
     }
@@ -132,11 +141,13 @@ impl Key {
         let site = Span::mixed_site();
         match self {
             Key::Text(text) => quote_spanned!(site=> #krate::__macro::key(#text)),
-            Key::Format(text, chains) => {
+            Key::Format(Format {
+                rewritten, chains, ..
+            }) => {
                 let chains = chains
                     .iter()
                     .map(|Chain { name, root, fields }| quote!(#name = #root #(.#fields)*));
-                quote_spanned!(site=> #krate::__macro::key(::std::format!(#text #(, #chains)*)))
+                quote_spanned!(site=> #krate::__macro::key(::std::format!(#rewritten #(, #chains)*)))
             }
             Key::Arguments(arguments) => {
                 quote_spanned!(site=> #krate::__macro::key(::std::format!(#arguments)))
@@ -321,6 +332,14 @@ mod tests {
         assert!(text.contains("__dlock_field0=order.id"), "{text}");
         assert!(text.contains("__dlock_field1=pair.0.1"), "{text}");
         assert!(text.contains("__dlock_field2=self.name"), "{text}");
+    }
+
+    #[test]
+    fn template_is_the_text_of_the_key() {
+        let many: String = (0..12).map(|n| format!("{{job.f{n}:>4}}")).collect();
+        for text in ["{order.id}:{pair.0:>4}:{id}", "{order.type}", "{self}", &many] {
+            assert_eq!(literal(text).unwrap().template().as_deref(), Some(text));
+        }
     }
 
     #[test]

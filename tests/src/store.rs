@@ -329,11 +329,14 @@ fn is_fence(key: &str) -> bool {
     key.ends_with("dlock:fence") || key.contains("dlock:fence:{")
 }
 
-/// Whether a key remembers that a step was carried out: `{name}:dlock:uuid:number`.
+/// Whether a key remembers that a step was carried out, `{name}:dlock:uuid:number`, or that a semaphore was deleted,
+/// `{name}:dlock:deleted`.
 pub fn is_of_a_step(key: &str) -> bool {
     let id = key.rsplit_once(":dlock:").map(|(_, id)| id);
-    id.and_then(|id| id.split_once(':'))
-        .is_some_and(|(uuid, number)| uuid.len() == 36 && number.bytes().all(|byte| byte.is_ascii_digit()))
+    let is_step = id
+        .and_then(|id| id.split_once(':'))
+        .is_some_and(|(uuid, number)| uuid.len() == 36 && number.bytes().all(|byte| byte.is_ascii_digit()));
+    is_step || id == Some("deleted")
 }
 
 /// Long enough for a waiter to have come as far as it gets.

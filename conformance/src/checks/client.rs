@@ -42,6 +42,24 @@ pub async fn waiting_client_gets_released_lock(case: Case) {
     b.shutdown(case.patience()).await;
 }
 
+pub async fn downgrade_of_a_lost_write_lock_says_lost(case: Case) {
+    let promise = Promise("downgrade: Lost when the write lock is lost");
+    let has_kinds = case.has(Kind::Read) && case.has(Kind::Write);
+    if !has_kinds || !case.can().inspection {
+        return case.leave_out("the store has no read-write locks, or none is forced open");
+    }
+    let (client, peer, key) = (client(&case, case.long()).await, case.peer().await, case.key("k"));
+    let guard = client.rw_lock(&key).write().acquire().await.expect("a free lock");
+    assert!(peer.force_release(&key).await.is_ok_and(|forced| forced));
+    let writer = peer.takes(Kind::Write, &key, case.long()).await;
+    assert!(peer.gives(&writer).await);
+    let reading = guard.downgrade().await;
+    promise.holds(reading.as_ref().is_err_and(dlock::Error::is_lost), reading);
+    let reply = peer.asks(Kind::Write, &key, case.long()).await;
+    promise.holds(reply.is_granted(), reply);
+    client.shutdown(case.patience()).await;
+}
+
 pub async fn held_lock_outlives_its_lease(case: Case) {
     let promise = Promise("A lock is renewed while it is held");
     let (lease, key) = (6 * case.short(), case.key("k"));

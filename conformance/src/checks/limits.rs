@@ -78,6 +78,21 @@ pub async fn limit_and_total_of_a_name_both_bind(case: Case) {
     LIMIT.same(a.count(&key, CounterStep::Permits).await.ok(), Some(free));
 }
 
+/// More permits than a store may end in one step.
+pub async fn deletion_without_a_total_ends_all_permits(case: Case) {
+    let promise = Promise("DeletePermits: ends all permits, and returns whether there were any");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let many = a.takes_as(ask(&case, &a, &key, 2000, 1000)).await;
+    let more = b.takes_as(ask(&case, &b, &key, 2000, 1000)).await;
+    for was_there in [true, false] {
+        let reply = b.count(&key, CounterStep::DeletePermits).await;
+        promise.same(reply.ok(), Some(CounterReply::Done(was_there)));
+    }
+    let none = CounterReply::Permits { free: None, held: 0 };
+    promise.same(a.count(&key, CounterStep::Permits).await.ok(), Some(none));
+    promise.holds(!a.gives(&many).await && !b.gives(&more).await, "they are held");
+}
+
 pub async fn release_below_a_limit_wakes_watch(case: Case) {
     let promise = Promise("release: wakes the waiters of the key");
     if !case.can().notifications {

@@ -1,6 +1,6 @@
 //! Many readers, or one writer.
 
-use dlock::store::Kind;
+use dlock::store::{GrantId, Kind};
 
 use crate::case::Case;
 use crate::promise::Promise;
@@ -109,6 +109,35 @@ pub async fn reader_under_foreign_writer_is_kept_out(case: Case) {
     let reply = b.acquire(request).await;
     promise.holds(reply.as_ref().is_ok_and(crate::verbs::Reply::is_busy), reply);
     assert!(a.gives(&writer).await);
+}
+
+pub async fn reader_under_lost_writer_is_kept_out_of_a_free_lock(case: Case) {
+    let promise = Promise("nested_in: a write grant that does not exist admits no reader");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let keeps_out = async |writer: GrantId| {
+        let mut request = a.request(Kind::Read, &key, case.long());
+        request.nested_in = Some(writer);
+        let reply = a.acquire(request).await;
+        promise.holds(reply.as_ref().is_ok_and(crate::verbs::Reply::is_busy), reply);
+    };
+    keeps_out(a.grant()).await;
+    let released = a.takes(Kind::Write, &key, case.long()).await;
+    assert!(a.gives(&released).await);
+    keeps_out(released.grant).await;
+    if case.can().inspection {
+        // Another writer was there since.
+        let forced = a.takes(Kind::Write, &key, case.long()).await;
+        assert!(b.force_release(&key).await.is_ok_and(|forced| forced));
+        let writer = b.takes(Kind::Write, &key, case.long()).await;
+        assert!(b.gives(&writer).await);
+        keeps_out(forced.grant).await;
+    }
+    // Readers are there.
+    b.takes(Kind::Read, &key, case.long()).await;
+    keeps_out(released.grant).await;
+    // It left nothing.
+    let reply = a.asks(Kind::Read, &key, case.long()).await;
+    READERS_SHARE.holds(reply.is_granted(), reply);
 }
 
 pub async fn each_reader_has_its_own_lease(case: Case) {

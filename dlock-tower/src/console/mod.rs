@@ -204,9 +204,9 @@ impl Console {
     /// for the timeline.
     pub fn router(self) -> Router {
         let shared = Arc::new(Shared {
+            timeline: Timeline::new(&self.client),
             client: self.client,
             look: Look::new(self.every),
-            timeline: Timeline::new(),
             actions: self.allowed.then(|| Actions::new(self.operator)),
             hosts: self.hosts,
         });

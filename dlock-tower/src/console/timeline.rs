@@ -46,9 +46,16 @@ struct Entry {
 }
 
 impl Timeline {
-    pub(super) fn new() -> Timeline {
+    /// Begins now: earlier connections and drains of the client are not told.
+    pub(super) fn new(client: &LockClient) -> Timeline {
+        let health = client.health();
+        let state = State {
+            reconnects: health.reconnects,
+            is_draining: health.is_draining,
+            ..State::default()
+        };
         Timeline {
-            state: Mutex::new(State::default()),
+            state: Mutex::new(state),
         }
     }
 

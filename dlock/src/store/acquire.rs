@@ -42,7 +42,8 @@ pub struct AcquireRequest {
     /// finds its position gone was silent for too long, and gets it back if the store
     /// [can do that](super::Capabilities::restores_positions).
     pub last_asked: Option<Duration>,
-    /// Read locks: the write grant of the same key that the read is nested in, which does not block it.
+    /// Read locks: the write grant of the same key that the read is nested in, which does not block it. If there is no such grant,
+    /// the reply is busy.
     pub nested_in: Option<GrantId>,
     /// Permits: the total, if none was set before.
     pub permits: Option<u32>,

@@ -337,8 +337,8 @@ fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<Found, Error> {
         None => {
             let others: String = registered.flat_map(|name| [", ", name]).collect();
             format!(
-                "scheme \"{shown}\" is not known: use memory, redis, rediss, redis+unix or their valkey spellings{others}, or \
-                 register the scheme of another store (LockClientBuilder::scheme)"
+                "scheme \"{shown}\" is not known: use memory, redis, rediss, redis+unix, redis+sentinel, redis+cluster, \
+                 quorum+redis or their valkey spellings{others}, or register the scheme of another store (LockClientBuilder::scheme)"
             )
         }
     }))

@@ -74,8 +74,13 @@ impl Core {
             }
             self.leave_earlier(request.grant).await?;
         }
-        let writer = request.nested_in.filter(|_| role == Role::Read);
-        let writer = writer.and_then(|grant| self.grants.held(grant, self.session.epoch()));
+        let writer = match request.nested_in.filter(|_| role == Role::Read) {
+            Some(grant) => match self.writer(&lock, grant) {
+                Some(writer) => Some(writer),
+                None => return Ok(AcquireReply::busy(Some(Duration::ZERO))),
+            },
+            None => None,
+        };
         let attempt = Attempt {
             core: self,
             lock: &lock,
@@ -83,7 +88,7 @@ impl Core {
             role,
             mark: Mark::draw(),
             deadline: called + request.lease,
-            writer: writer.filter(|(of, ..)| *of == lock).map(|(_, node, _)| node),
+            writer,
         };
         let made = attempt.make().await?;
         if made.node.position.is_exhausted() {
@@ -112,6 +117,12 @@ impl Core {
 }
 
 impl Core {
+    /// The node of a write grant of this lock that is held in this session.
+    fn writer(&self, lock: &str, grant: GrantId) -> Option<Node> {
+        let (of, node, _) = self.grants.held(grant, self.session.epoch())?;
+        (*of == *lock && node.role == Role::Write).then_some(node)
+    }
+
     /// Records a grant.
     pub(crate) fn granted(
         &self,

@@ -35,6 +35,8 @@ struct Count<'a> {
     name: &'a str,
     request: &'a CounterRequest,
     paths: &'a CounterPaths,
+    /// Whether a deletion has ended permits before its last request.
+    has_deleted: bool,
 }
 
 impl Core {
@@ -45,11 +47,12 @@ impl Core {
         request: CounterRequest,
     ) -> Result<CounterReply, StoreError> {
         let name = semaphore_of(&queue).unwrap_or(&queue);
-        let count = Count {
+        let mut count = Count {
             core: self,
             name,
             request: &request,
             paths: &CounterPaths::of(&self.path(name)),
+            has_deleted: false,
         };
         let until = Instant::now() + self.session.config().timeout;
         let mut pause = Duration::from_millis(1);
@@ -73,7 +76,7 @@ impl Count<'_> {
     }
 
     /// Reads the numbers and changes them; `None` if others have changed them in between.
-    async fn once(&self) -> Result<Option<CounterReply>, StoreError> {
+    async fn once(&mut self) -> Result<Option<CounterReply>, StoreError> {
         let seen = match self.look().await? {
             Ok(seen) => seen,
             Err(reply) => return Ok(Some(reply)),
@@ -94,7 +97,10 @@ impl Count<'_> {
         let Effect { reply, mut changes } = seen.effect(step, self.paths)?;
         if changes.is_empty() {
             self.tidies().await;
-            return Ok(Some(reply));
+            return Ok(Some(match self.has_deleted {
+                true => CounterReply::Done(true),
+                false => reply,
+            }));
         }
         let creates_counter = changes.iter().any(Change::creates_persistent);
         changes.push(Change::Create {
@@ -126,15 +132,17 @@ impl Count<'_> {
     }
 
     /// Makes that one request can do the step. `false` if it must look again.
-    async fn is_prepared(&self, seen: &Seen) -> Result<bool, StoreError> {
+    async fn is_prepared(&mut self, seen: &Seen) -> Result<bool, StoreError> {
         let core = self.core;
         match self.request.step {
             CounterStep::DeletePermits if self.are_too_many(&seen.leases) => {
-                let leases = seen.leases.iter().map(|name| self.paths.lease(name));
+                // One stays for the request that records the reply.
+                let leases = seen.leases.iter().skip(1).map(|name| self.paths.lease(name));
                 let deletes = leases.map(|path| core.delete_path(path));
                 for deleted in join_all(deletes).await {
                     deleted?;
                 }
+                self.has_deleted = true;
                 Ok(false)
             }
             _ => Ok(true),

@@ -1,6 +1,7 @@
 //! The dashboard and the alert rules of `ops/`, against the metrics that a running shop exports.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use dlock_tests::bins::Checkout;
 use dlock_tests::{Flavor, Server, eventually};
@@ -100,6 +101,39 @@ fn grouped_by(expression: &str) -> Vec<String> {
         .flat_map(|labels| labels.split(','))
         .map(|label| label.trim().to_owned())
         .collect()
+}
+
+/// The name, the expression and the `for:` of each alert rule.
+fn rules() -> Vec<(&'static str, &'static str, Duration)> {
+    let rules = ALERTS.split("- alert: ").skip(1).map(|rule| {
+        let name = rule.lines().next().expect("a name");
+        let value = |field: &str| {
+            let mut lines = rule.lines().map(str::trim);
+            let found = lines.find_map(|line| line.strip_prefix(field));
+            found.unwrap_or_else(|| panic!("{name} has no {field:?}"))
+        };
+        (name, value("expr: "), duration(value("for: ")))
+    });
+    rules.collect()
+}
+
+fn duration(text: &str) -> Duration {
+    humantime::parse_duration(text).unwrap_or_else(|error| panic!("{text:?}: {error}"))
+}
+
+/// For how long each part of an expression stays true after the last event: its range. `min_over_time` and what follows
+/// `unless` are not true because of an event.
+fn true_after_an_event(expression: &str) -> Vec<Duration> {
+    let condition = expression
+        .split_once(" unless ")
+        .map_or(expression, |(condition, _)| condition);
+    let calls = condition.split('[').zip(condition.split('[').skip(1));
+    let calls = calls.filter(|(before, _)| {
+        let call = before.rsplit_once('(').map_or(*before, |(call, _)| call);
+        !call.ends_with("min_over_time")
+    });
+    let ranges = calls.map(|(_, behind)| behind.split_once(']').expect("the end of a range").0);
+    ranges.map(duration).collect()
 }
 
 /// What a shop exports in which everything happened that leaves a series: asked once, for all tests.
@@ -212,5 +246,44 @@ async fn groups_are_templates_and_paths_and_no_label_is_the_name_of_a_lock() {
     }
     for help in ["dlock_wait_seconds", "dlock_held", "dlock_lost_total"] {
         assert!(text.contains(&format!("# HELP {help} ")), "{help} is described");
+    }
+}
+
+/// A rule that is true for less than its `for:` after a single event never fires if such events are rare.
+#[test]
+fn alert_of_rare_events_stays_true_for_twice_as_long_as_it_has_to_wait() {
+    let rules = rules();
+    assert!(rules.len() >= 10, "{rules:?}");
+    let mut compared = 0;
+    for (name, expression, wait) in rules {
+        for range in true_after_an_event(expression) {
+            assert!(range >= wait * 2, "{name}: [{range:?}] with for: {wait:?}");
+            compared += usize::from(!wait.is_zero());
+        }
+    }
+    assert!(compared >= 7, "only {compared} ranges");
+}
+
+/// A restart of the store reconnects every process once.
+#[test]
+fn alert_of_reconnects_does_not_add_up_processes() {
+    let (_, expression, _) = *rules()
+        .iter()
+        .find(|(_, expression, _)| expression.contains("dlock_store_reconnects_total"))
+        .expect("a rule for reconnects");
+    assert_eq!(grouped_by(expression), ["instance"], "{expression}");
+}
+
+/// Candidates of leader elections wait and lead for long by design, without a group unless they are given one.
+#[test]
+fn alerts_of_long_waits_and_holds_leave_out_locks_without_a_group() {
+    for alert in ["DlockContention", "DlockLongHolds", "DlockWaitersStuck"] {
+        let rules = rules();
+        let (_, expression, _) = rules.iter().find(|(name, ..)| *name == alert).expect("the rule");
+        assert!(expression.contains("group!=\"none\""), "{alert}: {expression}");
+        assert!(
+            PAGE.contains(&format!("`{alert}`")),
+            "docs/metrics.md has no {alert}"
+        );
     }
 }

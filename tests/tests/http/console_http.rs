@@ -332,6 +332,42 @@ fn timeline_has_what_went_wrong_or_took_long_in_this_process() {
 }
 
 #[tokio::test]
+async fn timeline_begins_with_the_console() {
+    let server = Server::start(Flavor::Redis).await;
+    let client = LockClient::builder().url(server.url()).build().await.unwrap();
+    let reconnect = async || {
+        let before = client.health().reconnects;
+        let kill = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
+        server.command(&kill).await;
+        let again = async || {
+            if let Ok(guard) = client.lock("k").acquire().await {
+                let _ = guard.release().await;
+            }
+            client.health().reconnects > before
+        };
+        eventually("it is connected again", again).await;
+    };
+    // A hold that becomes suspect or a long wait is told, too.
+    let told = async |app: &Router| {
+        let mut entries = state(app).await["events"]["entries"].take();
+        let entries = entries.as_array_mut().unwrap();
+        entries.retain(|entry| entry["key"].is_null());
+        let what = entries.iter_mut().map(|entry| entry["what"].take());
+        what.collect::<Vec<_>>()
+    };
+    reconnect().await;
+    let before = app(&client);
+    assert_eq!(told(&before).await, Vec::<Value>::new());
+    reconnect().await;
+    let is_told = async || told(&before).await == ["reconnected"];
+    eventually("it is told", is_told).await;
+    client.drain();
+    let is_told = async || told(&before).await == ["reconnected", "drains"];
+    eventually("it is told", is_told).await;
+    assert_eq!(told(&app(&client)).await, Vec::<Value>::new());
+}
+
+#[tokio::test]
 async fn bad_requests_are_told_what_is_wrong() {
     let app = app(&LockClient::memory());
     let long = "k".repeat(513);

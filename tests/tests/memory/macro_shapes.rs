@@ -403,6 +403,61 @@ mod signatures {
         Ok(there)
     }
 
+    struct Job {
+        id: u32,
+        span: Arc<u32>,
+        part: Part,
+        extra: u32,
+    }
+
+    struct Part {
+        left: u32,
+        right: u32,
+    }
+
+    #[distributed_lock(key = "{id}", lock = client)]
+    async fn conditional_fields(
+        client: LockClient,
+        Job {
+            id,
+            #[cfg(any())]
+            gone,
+            #[cfg(not(any()))]
+            span,
+            #[cfg(any())]
+                part: Part { left, .. },
+            #[cfg_attr(all(), cfg(not(any())))]
+                part:
+                Part {
+                    #[cfg(any())]
+                    left,
+                    #[cfg_attr(all(), cfg(any()))]
+                        right: ref mut other,
+                    right,
+                    ..
+                },
+            #[allow(unused_variables)]
+            extra,
+        }: Job,
+    ) -> Result<u32, Error> {
+        Ok(id + *span + right)
+    }
+
+    /// Nothing of the argument is left out, so its pattern stays in the signature.
+    #[distributed_lock(key = "{left}", lock = client)]
+    async fn conditional_fields_of_all(
+        client: LockClient,
+        Part {
+            left,
+            #[cfg(any())]
+            gone,
+            #[expect(unused_variables)]
+            right,
+        }: Part,
+    ) -> Result<u32, Error> {
+        Ok(left)
+    }
+
     /// Documented.
     #[must_use = "of course"]
     #[distributed_lock(key = "k", lock = client)]
@@ -528,6 +583,17 @@ mod signatures {
             "1 (1, 2) r"
         );
         assert_eq!(conditional(client.clone(), 3).await.unwrap(), 3);
+        let (span, part) = (Arc::new(20), Part { left: 0, right: 300 });
+        let job = Job {
+            id: 1,
+            span: span.clone(),
+            part,
+            extra: 0,
+        };
+        assert_eq!(conditional_fields(client.clone(), job).await.unwrap(), 321);
+        assert_eq!(Arc::strong_count(&span), 1);
+        let part = Part { left: 1, right: 0 };
+        assert_eq!(conditional_fields_of_all(client.clone(), part).await.unwrap(), 1);
         assert_eq!(attributes(client.clone()).await.unwrap(), 1);
         assert_eq!(renamed_crate(client.clone()).await.unwrap(), "k");
         assert_eq!(options(client.clone(), 1).await.unwrap(), "k");

@@ -51,6 +51,8 @@ enum Is {
 struct Member {
     memory: MemoryStore,
     is: Arc<AtomicU8>,
+    /// How often it was asked for anything.
+    asked: Arc<AtomicU32>,
 }
 
 impl Member {
@@ -71,6 +73,7 @@ impl Member {
         S: FnOnce(Arc<MemoryStore>) -> F,
         F: Future<Output = Result<T, StoreError>> + Send,
     {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         let (down, mute, hanging) = (self.is(Is::Down), self.is(Is::Mute), self.is(Is::Hanging));
         let slow = self.is(Is::Slow);
         let in_doubt = self.is(Is::RefusingInDoubt);
@@ -202,6 +205,7 @@ async fn members(count: usize) -> Vec<Member> {
     let member = |_| Member {
         memory: MemoryStore::new(),
         is: Arc::default(),
+        asked: Arc::default(),
     };
     let members: Vec<_> = (0..count).map(member).collect();
     let first = client(&members).await;
@@ -332,6 +336,87 @@ fn hanging_or_mute_member_delays_no_caller() {
             assert_clean(&m).await;
         });
     }
+}
+
+/// It hangs, or lacks an answer that could decide it, and the others are known to be quick.
+#[test]
+fn hanging_or_mute_member_delays_no_caller_whose_votes_are_split_or_whose_lock_is_lost() {
+    for state in [Is::Hanging, Is::Mute] {
+        paused(async {
+            let m = members(3).await;
+            let a = client(&m).await;
+            let guard = a.lock("lost").acquire().await.unwrap();
+            a.lock("k").acquire().await.unwrap().release().await.unwrap();
+            sleep(SEC).await;
+            m[2].set(state);
+            let (_, store) = somebody_has(&m[1], 30 * SEC).await;
+            let begun = Instant::now();
+            let busy = a.lock("k").try_acquire().await.unwrap_err();
+            assert!(busy.is_busy(), "{busy:?}");
+            store.force_release(LockKey::from("k")).await.unwrap();
+            a.lock("k").acquire().await.unwrap().release().await.unwrap();
+            assert!(begun.elapsed() < 100 * MS, "{state:?}: {:?}", begun.elapsed());
+            m[..2].iter().for_each(Member::restarts_empty);
+            let begun = Instant::now();
+            let lost = guard.release().await.unwrap_err();
+            assert!(matches!(lost, Error::Lost { .. }), "{lost:?}");
+            assert!(begun.elapsed() < 100 * MS, "{state:?}: {:?}", begun.elapsed());
+            m[2].set(Is::Fine);
+            assert_clean(&m).await;
+        });
+    }
+}
+
+/// The slower of two that decide it is waited for, however long it takes.
+#[test]
+fn member_that_is_slow_has_its_vote_where_another_has_somebody_else() {
+    paused(async {
+        let m = members(3).await;
+        m[2].set(Is::Slow);
+        somebody_has(&m[1], 30 * SEC).await;
+        for _ in 0..2 {
+            let a = client(&m).await;
+            for _ in 0..3 {
+                a.lock("k").try_acquire().await.unwrap().release().await.unwrap();
+                sleep(SEC).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn member_that_is_away_for_long_is_not_asked_for_every_release_again_and_again() {
+    const LOCKS: u32 = 500;
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let locks = (0..LOCKS).map(|n| a.lock(format!("k{n}")));
+        let guards: Vec<_> =
+            futures_util::future::try_join_all(locks.map(|lock| async move { lock.acquire().await }))
+                .await
+                .unwrap();
+        sleep(SEC).await;
+        m[2].set(Is::Down);
+        let before = m[2].asked.load(Ordering::SeqCst);
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        sleep(15 * SEC).await;
+        let asked = m[2].asked.load(Ordering::SeqCst) - before;
+        assert!((LOCKS..LOCKS + 50).contains(&asked), "{asked}");
+        assert_eq!(m[2].memory.len(), LOCKS as usize);
+        m[2].set(Is::Fine);
+        sleep(2 * SEC).await;
+        assert_eq!(m[2].memory.len(), 0);
+        // Those that are over are not asked for.
+        let guard = a.lock("k").acquire().await.unwrap();
+        m[2].set(Is::Down);
+        guard.release().await.unwrap();
+        sleep(40 * SEC).await;
+        let before = m[2].asked.load(Ordering::SeqCst);
+        sleep(10 * SEC).await;
+        assert_eq!(m[2].asked.load(Ordering::SeqCst), before);
+    });
 }
 
 #[test]
@@ -475,6 +560,7 @@ fn a_cold_start_waits_once_and_says_until_when() {
             .map(|_| Member {
                 memory: MemoryStore::new(),
                 is: Arc::default(),
+                asked: Arc::default(),
             })
             .collect();
         let a = client(&m).await;

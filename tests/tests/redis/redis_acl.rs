@@ -451,6 +451,47 @@ async fn everything_of_semaphores(store: &Store) -> Result<(), String> {
     Ok(())
 }
 
+/// Everything that semaphores without owners can do; where something is wrong, what.
+async fn everything_of_semaphores_without_owners(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let a = client(store).await.map_err(text)?;
+    let semaphore = a.unowned_semaphore("shop:k").permits(1);
+    semaphore.acquire().await.map_err(text)?;
+    if semaphore.try_acquire().await.is_ok_and(|()| true) {
+        return Err("there is one".to_owned());
+    }
+    semaphore.release().await.map_err(text)?;
+    semaphore.add_permits(1).await.map_err(text)?;
+    if semaphore.drain().await.map_err(text)? != 2 {
+        return Err("there are two".to_owned());
+    }
+    semaphore.delete().await.map_err(text)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn semaphores_without_owners_need_few_permissions() {
+    let keys = patterns("Semaphores");
+    let counts = ["+incrby", "+zcard", "+zcount"];
+    let store = server_for(keys.iter().chain(&counts)).await;
+    in_rounds("everything can be done", async || {
+        everything_of_semaphores_without_owners(&store).await
+    })
+    .await;
+    // Acquires alone need less, also where permits are short.
+    let store = server_for(keys.iter().chain(&counts[..1])).await;
+    let semaphore = client(&store)
+        .await
+        .unwrap()
+        .unowned_semaphore("shop:k")
+        .permits(1);
+    semaphore.acquire().await.unwrap();
+    let busy = semaphore.try_acquire().await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    let refused = semaphore.release().await.unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "{refused}");
+}
+
 async fn everything_of_latches(store: &Store) -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let (a, b) = (

@@ -359,9 +359,16 @@ async fn a_shutdown_counts_a_release_that_failed_before_it_while_the_lease_may_l
         let guard = answered(|| fixed.acquire()).await.unwrap();
         proxy.block(Direction::Both);
         let released = guard.release().await;
-        assert!(matches!(released, Err(Error::OutcomeUnknown { .. })), "{released:?}");
+        assert!(
+            matches!(released, Err(Error::OutcomeUnknown { .. })),
+            "{released:?}"
+        );
         tokio::time::sleep(rest).await;
         let report = a.shutdown(Duration::ZERO).await;
-        assert_eq!((report.lost, report.unconfirmed), (0, unconfirmed), "after {rest:?}");
+        assert_eq!(
+            (report.lost, report.unconfirmed),
+            (0, unconfirmed),
+            "after {rest:?}"
+        );
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use dlock::store::Kind;
 use dlock::{Error, LockClient, LockKind};
-use dlock_tests::faults::{SOON, setting, within};
-use dlock_tests::{Server, Store, eventually, settle};
+use dlock_tests::faults::{PATIENCE, SOON, patient, setting, within};
+use dlock_tests::{ConnectionInfo, Proxy, Server, Store, eventually, settle};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
@@ -107,6 +107,44 @@ async fn messages_that_pass_while_the_subscription_is_cut_are_made_up_for_whatev
         assert!(beside.semaphore("the-permit").delete().await.unwrap());
         assert!(beside.unowned_semaphore("the-unowned").delete().await.unwrap());
     }
+    store.assert_clean(&[&behind, &beside]).await;
+}
+
+/// The server, or a provider of credentials, is slow to let a new connection in, while requests are answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_look_while_the_subscription_is_being_made_anew_for_long() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let proxy = Proxy::start(server.addr());
+    let (behind, beside) = (patient(&proxy.url()).await, patient(&server.url()).await);
+    let guard = beside.lock("k").acquire().await.unwrap();
+    let waiter = tokio::spawn(behind.lock("k").wait(PATIENCE).acquire());
+    eventually("it is subscribed", || async {
+        !server.pubsub_channels().await.is_empty()
+    })
+    .await;
+    settle().await;
+    let listens = |connection: &ConnectionInfo| connection.subscriber;
+    let cut = proxy
+        .connections()
+        .into_iter()
+        .find(listens)
+        .expect("there is a listener")
+        .id;
+    let late = proxy.hold(1, |command| command.is("HELLO"));
+    proxy.cut_connection(cut);
+    late.caught().await;
+    settle().await;
+    guard.release().await.unwrap();
+    let guard = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
+    // A waiter that comes now has no subscription either.
+    let held = beside.lock("other").acquire().await.unwrap();
+    let waiter = tokio::spawn(behind.lock("other").wait(PATIENCE).acquire());
+    settle().await;
+    held.release().await.unwrap();
+    drop(within(SOON, "the wake-up", waiter).await.unwrap().unwrap());
+    late.release();
+    guard.release().await.unwrap();
     store.assert_clean(&[&behind, &beside]).await;
 }
 

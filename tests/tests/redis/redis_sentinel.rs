@@ -1,9 +1,10 @@
 //! A master that sentinels name: holds, waiters and new locks go on when another one takes its place.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock::HoldState;
-use dlock_tests::faults::{PATIENCE, answered, hasty, is_confirmed, is_free_soon, within};
+use dlock_tests::faults::{PATIENCE, SOON, answered, hasty, is_confirmed, is_free_soon, within};
 use dlock_tests::{Flavor, Replicas, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
@@ -82,4 +83,52 @@ async fn a_master_that_is_killed_or_stopped_is_replaced_and_its_holders_are_told
         is_free_soon(&b, "k").await;
         is_free_soon(&b, "j").await;
     }
+}
+
+/// It reports the former master, with the new epoch, until all replicas follow the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sentinel_that_leads_a_fail_over_sends_clients_to_the_new_master_before_it_ends() {
+    // A replica that stands still is not taken for dead, and keeps the fail-over from its end.
+    let replicas = Replicas::builder(Flavor::from_env())
+        .keeps_its_master()
+        .start()
+        .await;
+    replicas.is_settled().await;
+    let before = replicas.master().await.port();
+    let leader = &replicas.sentinels()[0];
+    let mut others = replicas.servers().iter().filter(|server| server.port() != before);
+    let (next, frozen) = (others.next().unwrap(), others.next().unwrap());
+    let url = format!("redis+sentinel://{}/main", leader.addr());
+    let a = hasty(&url).await;
+    drop(answered(|| a.lock("before").try_acquire()).await.unwrap());
+    let set = ["SENTINEL", "SET", "main", "failover-timeout", "60000"];
+    let _: String = leader.query(&set).await;
+    frozen.stop();
+    // Only now a sentinel does not choose it any more: six times its period of `PING`.
+    tokio::time::sleep(6500 * MS).await;
+    let _: String = leader.query(&["SENTINEL", "FAILOVER", "main"]).await;
+    eventually("another sentinel names the new master", || async {
+        let named: (String, u16) = replicas.sentinels()[1]
+            .query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"])
+            .await;
+        named.1 == next.port()
+    })
+    .await;
+    let mut n = 0;
+    let moved = within(SOON, "a lock on the new master", async {
+        loop {
+            let key = format!("after-{n}");
+            let guard = answered(|| a.lock(&*key).try_acquire()).await.unwrap();
+            if next.keys().await.contains(&key) {
+                break guard;
+            }
+            n += 1;
+            tokio::time::sleep(50 * MS).await;
+        }
+    })
+    .await;
+    let told: HashMap<String, String> = leader.query(&["SENTINEL", "MASTER", "main"]).await;
+    assert!(told["flags"].contains("failover_in_progress"), "{told:?}");
+    frozen.cont();
+    moved.release().await.unwrap();
 }

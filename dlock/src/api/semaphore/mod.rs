@@ -63,11 +63,14 @@ pub struct SemaphoreStatus {
 /// change it at run time. Until it is set there are no permits.
 ///
 /// **Which waiter is served first.** The waiters of one process are served in order of arrival, whatever they ask for.
-/// As long as all waiters ask for one permit, the processes compete for available permits. When a waiter asks for
-/// several, the processes too are served in order: by the time at which the first waiter of each reached the store. So
-/// waiters for few permits do not pass a waiter for many for ever; a process that stays silent for 5 s loses its
-/// position. [`try_acquire`](Self::try_acquire) takes only permits that are not reserved for waiters. Java does not
-/// know this order and takes what is available.
+/// As long as all waiters ask for one permit, the processes compete for available permits. A waiter for several takes a
+/// position at the store, and while one waits for several, so does every waiter that asks the store: the first of its
+/// process. They are served in the order of their positions. A waiter for one permit that has asked before has none
+/// until it asks again, and may be served after them. So waiters for few permits do not pass a waiter for many for
+/// ever; a process that stays silent for 5 s loses its position. [`try_acquire`](Self::try_acquire) takes only permits
+/// that are not reserved for waiters. Java does not know this order and takes what is available. On ZooKeeper, the
+/// first waiters of all processes, Java's too, are always served in order of arrival; only those with a
+/// [`limit`](Self::limit) have no position.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

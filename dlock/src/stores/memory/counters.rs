@@ -40,13 +40,13 @@ impl CounterTable {
     }
 
     /// The counter of this name: permits or a latch.
-    pub(super) fn kind_at(&self, key: &LockKey) -> Option<Kind> {
+    pub(super) fn kind_at(&self, key: &LockKey, now: Instant) -> Option<Kind> {
         if self.kept.is_empty() {
             return None;
         }
         Some(match self.kept.get(key)? {
-            // Only waiters, as on a server.
-            Counter::Semaphore(semaphore) if semaphore.has_nothing() => return None,
+            // Only waiters and ended leases, as on a server.
+            Counter::Semaphore(semaphore) if semaphore.has_nothing(now) => return None,
             Counter::Semaphore(_) | Counter::Idle(_) => Kind::Permit,
             Counter::Latch(_) => Kind::Latch,
         })
@@ -62,12 +62,11 @@ impl CounterTable {
         semaphores.map(|semaphore| semaphore.len(now)).sum()
     }
 
-    /// Returns the names of all semaphores.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &LockKey> {
-        let semaphores = self
-            .kept
-            .iter()
-            .filter(|(_, counter)| counter.as_semaphore().is_some());
+    /// Returns the names of all semaphores that may have holders.
+    pub(super) fn keys(&self, now: Instant) -> impl Iterator<Item = &LockKey> {
+        let is_in_use = move |semaphore: &Semaphore| !semaphore.has_nothing(now);
+        let semaphores =
+            (self.kept.iter()).filter(move |(_, counter)| counter.as_semaphore().is_some_and(is_in_use));
         semaphores.map(|(key, _)| key)
     }
 
@@ -251,7 +250,7 @@ mod tests {
         counters.release(now, &request.undone());
         assert!(matches!(counters.kept[&key], Counter::Idle(3)));
         assert_eq!(
-            (counters.len(now), counters.kind_at(&key)),
+            (counters.len(now), counters.kind_at(&key, now)),
             (0, Some(Kind::Permit))
         );
         request.permits = Some(7);
@@ -260,5 +259,23 @@ mod tests {
         request.grant = GrantId::from_parts(1, 2);
         assert!(counters.acquire(now, &request).is_err(), "there are three");
         assert!(std::mem::size_of::<Counter>() <= 16);
+    }
+
+    #[test]
+    fn ended_permits_without_a_total_leave_their_name() {
+        let (mut counters, now) = (CounterTable::default(), crate::base::clock::now());
+        let key = LockKey::from("k");
+        let seconds = Duration::from_secs;
+        for (number, lease) in [(1, 10), (2, 60)] {
+            let grant = GrantId::from_parts(1, number);
+            let mut request = AcquireRequest::new(Kind::Permit, key.clone(), grant, seconds(lease));
+            request.limit = Some(2);
+            assert!(counters.acquire(now, &request).is_ok());
+        }
+        for (after, wanted) in [(0, Some(Kind::Permit)), (59, Some(Kind::Permit)), (60, None)] {
+            let then = now + seconds(after);
+            assert_eq!(counters.kind_at(&key, then), wanted, "{after} s");
+            assert_eq!(counters.keys(then).next(), wanted.map(|_| &key), "{after} s");
+        }
     }
 }

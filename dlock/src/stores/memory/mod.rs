@@ -132,7 +132,7 @@ impl Held {
     }
 
     fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, StoreError> {
-        self.is_free_for(request.kind, &request.key)?;
+        self.is_free_for(request.kind, &request.key, now)?;
         let busy = match request.kind.family() {
             Family::Plain => match self.taken_until(request, now) {
                 Some(until) => {
@@ -170,14 +170,14 @@ impl Held {
     }
 
     /// Whether no other kind uses the name.
-    fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), StoreError> {
+    fn is_free_for(&self, kind: Kind, key: &LockKey, now: Instant) -> Result<(), StoreError> {
         if kind.family() != Family::Plain && self.entries.contains_key(key) {
             return Err(taken("a plain lock"));
         }
         if !kind.is_read_write() && self.read_write.has(key) {
             return Err(taken("a read-write lock"));
         }
-        match self.counters.kind_at(key) {
+        match self.counters.kind_at(key, now) {
             Some(Kind::Latch) if kind != Kind::Latch => Err(taken("a latch")),
             Some(Kind::Permit) if !kind.is_permits() => Err(taken("a semaphore")),
             _ => Ok(()),
@@ -545,7 +545,7 @@ impl Store for MemoryStore {
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         Box::pin(ready(Ok(self.with(|held, now| {
             let locks = held.entries.keys().chain(held.read_write.keys());
-            let all = locks.chain(held.counters.keys());
+            let all = locks.chain(held.counters.keys(now));
             let holders = |key: &LockKey| {
                 let key = key.clone();
                 let holders = held.holders(&key, now);
@@ -585,7 +585,7 @@ impl Store for MemoryStore {
 impl Counters for MemoryStore {
     fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
         Box::pin(ready(self.with(|held, now| {
-            held.is_free_for(request.step.kind(), &request.key)?;
+            held.is_free_for(request.step.kind(), &request.key, now)?;
             Ok(held.counters.count(now, &request))
         })))
     }

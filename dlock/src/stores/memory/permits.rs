@@ -148,14 +148,14 @@ impl Semaphore {
         holds.grants.contains_key(&grant)
     }
 
-    /// Whether it has neither a total nor holders.
-    pub(super) fn has_nothing(&self) -> bool {
-        self.free.is_none() && self.held.permits == 0
+    /// Whether it has neither a total nor holders whose leases last.
+    pub(super) fn has_nothing(&self, now: Instant) -> bool {
+        self.free.is_none() && self.held.ends.last().is_none_or(|(until, _)| *until <= now)
     }
 
     /// The same, and no waiter that is alive.
     pub(super) fn is_unknown(&self, now: Instant) -> bool {
-        self.has_nothing() && self.queue.iter().all(|waiter| waiter.alive_until <= now)
+        self.has_nothing(now) && self.queue.iter().all(|waiter| waiter.alive_until <= now)
     }
 
     /// Takes all permits from their holders; returns whether there were any.

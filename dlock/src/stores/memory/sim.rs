@@ -55,7 +55,7 @@ impl MemoryStore {
     pub(crate) fn grants(&self) -> Vec<Entry> {
         self.with(|held, now| {
             let locks = held.entries.keys().chain(held.read_write.keys());
-            let all = locks.chain(held.counters.keys());
+            let all = locks.chain(held.counters.keys(now));
             all.flat_map(|key| held.grants_of(key, now)).collect()
         })
     }

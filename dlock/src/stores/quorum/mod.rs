@@ -16,10 +16,12 @@
 //! harm. Locks are not handed off inside the process, tokens are not reserved, and there are no fair locks, no permits,
 //! and no records.
 
+mod answer_times;
 mod doctor;
 mod late_mail;
 mod notifications;
 mod operations;
+mod owed_releases;
 mod sayings;
 mod votes;
 
@@ -35,13 +37,15 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use self::answer_times::AnswerTimes;
 use self::late_mail::LateMail;
 use self::notifications::MemberNotifications;
+use self::owed_releases::OwedReleases;
 use self::sayings::Sayings;
 use self::votes::{Verdict, Vote, Votes};
 use crate::LockKey;
 use crate::base::broken;
-use crate::base::chance::{self, HashMap, HashSet};
+use crate::base::chance::{self, HashMap};
 use crate::base::clock;
 use crate::base::moment::LONGEST_LEASE;
 use crate::store::doctor::Diagnose;
@@ -108,8 +112,11 @@ pub struct Quorum {
     members: Vec<Member>,
     max_lease: Duration,
     trust_fresh: bool,
-    /// What is acquired or held: members that lost it, or could not be asked, are asked again.
-    held: Mutex<HashSet<GrantId>>,
+    /// What is acquired or held, with its lease: members that lost it, or could not be asked, are asked again.
+    held: Mutex<HashMap<GrantId, Duration>>,
+    /// By member.
+    owed_releases: Vec<Arc<OwedReleases>>,
+    answer_times: Arc<AnswerTimes>,
     /// The members' replies when a lock was not available.
     said: Mutex<Sayings>,
     /// Until when these members abstain, if they are too many for a majority.
@@ -149,6 +156,11 @@ impl Quorum {
         }
         Quorum {
             notifications: MemberNotifications::new(members.clone(), runtime.clone()),
+            owed_releases: members
+                .iter()
+                .map(|member| OwedReleases::on(member.store.clone()))
+                .collect(),
+            answer_times: Arc::new(AnswerTimes::of(members.len())),
             members,
             max_lease: DEFAULT_MAX_LEASE,
             trust_fresh: false,
@@ -187,10 +199,15 @@ impl Quorum {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.ask_those(|_| true, step)
+        let answers = self.members.iter().enumerate().map(|(at, member)| {
+            let step = step(member.store.clone());
+            let answer: Answer<T> = Box::pin(async move { (at, step.await) });
+            answer
+        });
+        answers.collect()
     }
 
-    /// Runs the same operation on some of the members.
+    /// Runs the same quick operation on some of the members.
     fn ask_those<T, F>(
         &self,
         is_asked: impl Fn(usize) -> bool,
@@ -200,13 +217,35 @@ impl Quorum {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
+        let begun = clock::now();
         let members = self.members.iter().enumerate().filter(|(at, _)| is_asked(*at));
         let answers = members.map(|(at, member)| {
             let step = step(member.store.clone());
-            let answer: Answer<T> = Box::pin(async move { (at, step.await) });
+            let times = self.answer_times.clone();
+            let answer: Answer<T> = Box::pin(async move {
+                let answer = step.await;
+                times.record(at, clock::now().saturating_duration_since(begun), answer.is_ok());
+                (at, answer)
+            });
             answer
         });
         answers.collect()
+    }
+
+    /// Returns the next answer to what was asked at that time. One that can be done without is not waited for longer than the
+    /// members take: `None` then, and when all have answered.
+    async fn next_answer<T>(
+        &self,
+        asked: &mut Answers<T>,
+        begun: Instant,
+        can_do_without: bool,
+    ) -> Option<(usize, Result<T, StoreError>)> {
+        let Some(patience) = self.answer_times.patience().filter(|_| can_do_without) else {
+            return asked.next().await;
+        };
+        let left = patience.saturating_sub(clock::now().saturating_duration_since(begun));
+        let next = timeout_anywhere(Instant::now() + left, asked.next()).await;
+        next.flatten()
     }
 
     fn check(&self, request: &AcquireRequest) -> Result<(), StoreError> {
@@ -243,11 +282,11 @@ impl Quorum {
         not_asked.for_each(|at| votes.put(at, Vote::NotAsked));
         let begun = clock::now();
         while !votes.is_decided()
-            && let Some((at, answer)) = asked.next().await
+            && let Some((at, answer)) = self.next_answer(&mut asked, begun, votes.are_contested()).await
         {
             votes.put(at, Vote::of(answer));
         }
-        if !votes.are_for_it() {
+        if votes.is_decided() && !votes.are_for_it() {
             // Waits for replies of members that are no slower than the others, so that all can be notified.
             let took = clock::now().saturating_duration_since(begun);
             let rest = async {
@@ -379,16 +418,13 @@ impl Quorum {
 
     /// A member that could not be asked does not delay the others: it is asked again until the lease is over.
     fn release_later(&self, at: usize, request: ReleaseRequest, lease: Duration) {
-        let store = self.members[at].store.clone();
         let until = clock::now() + lease;
         // It takes its position in the order of operations now.
-        let mut step = store.clone().release(request.clone());
+        let step = self.members[at].store.clone().release(request.clone());
+        let (owed, runtime) = (self.owed_releases[at].clone(), self.runtime.clone());
         self.runtime.spawn(async move {
-            let mut pause = Duration::from_millis(50);
-            while matches!(step.await, Err(error) if error.is_outlasted()) && clock::now() < until {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(1));
-                step = store.clone().release(request.clone());
+            if matches!(step.await, Err(error) if error.is_outlasted()) {
+                owed.add(request, until, &runtime);
             }
         });
     }
@@ -396,36 +432,31 @@ impl Quorum {
     async fn released(
         self: Arc<Self>,
         request: ReleaseRequest,
+        lease: Duration,
         mut asked: Answers<ReleaseReply>,
     ) -> Result<ReleaseReply, StoreError> {
-        let (mut released, mut told, mut repeats, mut failed) = (0, Some(0), false, Vec::new());
-        while let Some((at, answer)) = asked.next().await {
+        let begun = clock::now();
+        let (mut released, mut told, mut failed) = (0, Some(0), Vec::new());
+        let (mut not_held, mut repeats) = (0, false);
+        while released < self.majority()
+            && let Some((at, answer)) = {
+                let is_lost = not_held >= self.majority();
+                self.next_answer(&mut asked, begun, is_lost).await
+            }
+        {
             match answer {
                 Ok(ReleaseReply::Released { receivers }) => {
                     released += 1;
                     told = told.max(receivers);
                 }
-                Ok(ReleaseReply::NotHeld { repeated }) => repeats |= repeated,
+                Ok(ReleaseReply::NotHeld { repeated }) => {
+                    not_held += 1;
+                    repeats |= repeated;
+                }
                 Err(error) => failed.push((at, error)),
             }
-            if released == self.majority() {
-                break;
-            }
         }
-        if released >= self.majority() {
-            // It is available. The others are notified as soon as they can be.
-            let this = self.clone();
-            self.runtime.spawn(async move {
-                while let Some((at, answer)) = asked.next().await {
-                    if let Err(error) = answer {
-                        failed.push((at, error));
-                    }
-                }
-                this.release_at(failed, &request);
-            });
-            return Ok(ReleaseReply::Released { receivers: told });
-        }
-        if released + failed.len() >= self.majority() {
+        if released < self.majority() && released + failed.len() >= self.majority() {
             let said = failed
                 .iter()
                 .map(|(at, error)| format!("{}: {error}", self.members[*at].name));
@@ -445,20 +476,26 @@ impl Quorum {
                 ..first
             });
         }
-        // One of these may have alone what a majority does not: from an acquire whose replies were lost.
-        self.release_at(failed, &request);
-        Ok(ReleaseReply::NotHeld {
-            repeated: repeats || released > 0,
-        })
-    }
-
-    /// Releases later on the members on which the release failed.
-    fn release_at(&self, failed: Vec<(usize, StoreError)>, request: &ReleaseRequest) {
-        for (at, error) in failed {
-            if error.is_outlasted() {
-                self.release_later(at, request.clone(), self.max_lease);
+        // Each of the others is notified as soon as it can be; one may have alone what a majority does not, from an acquire whose
+        // replies were lost.
+        let until = begun + lease;
+        let this = self.clone();
+        let rest = async move {
+            while let Some((at, answer)) = asked.next().await {
+                failed.extend(answer.err().map(|error| (at, error)));
             }
-        }
+            failed.retain(|(_, error)| error.is_outlasted());
+            for (at, _) in failed {
+                this.owed_releases[at].add(request.clone(), until, &this.runtime);
+            }
+        };
+        self.runtime.spawn(rest);
+        Ok(match released >= self.majority() {
+            true => ReleaseReply::Released { receivers: told },
+            false => ReleaseReply::NotHeld {
+                repeated: repeats || released > 0,
+            },
+        })
     }
 
     async fn renewed(
@@ -544,7 +581,7 @@ impl Quorum {
     /// release, since nothing is requested that is not held.
     fn ask_again(&self, at: usize, kind: Kind, key: &LockKey, grant: GrantId, lease: Duration) {
         let held = self.held.lock();
-        if !held.contains(&grant) {
+        if !held.contains_key(&grant) {
             return;
         }
         let ask = AcquireRequest::new(kind, key.clone(), grant, lease);
@@ -650,8 +687,8 @@ struct Entered {
 }
 
 impl Entered {
-    fn new(quorum: Arc<Quorum>, grant: GrantId) -> Entered {
-        quorum.held.lock().insert(grant);
+    fn new(quorum: Arc<Quorum>, grant: GrantId, lease: Duration) -> Entered {
+        quorum.held.lock().insert(grant, lease);
         Entered {
             quorum,
             grant: Some(grant),
@@ -698,7 +735,7 @@ impl Store for Quorum {
         let vote_after = self.vote_after();
         let abstaining = self.abstaining();
         // A release that comes in the meantime ends it.
-        let entered = Entered::new(self.clone(), request.grant);
+        let entered = Entered::new(self.clone(), request.grant, request.lease);
         let is_asked = move |at: usize| abstaining.as_ref().is_none_or(|those| those.contains(&at));
         let asked = self
             .check(&request)
@@ -713,12 +750,20 @@ impl Store for Quorum {
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.held.lock().remove(&request.grant);
-        let asked = self.ask(|member| member.release(request.clone()));
-        Box::pin(self.released(request, asked))
+        // An acquire that was given up may not be over yet.
+        let lease = self.held.lock().remove(&request.grant).unwrap_or(self.max_lease);
+        let asked = self.ask_those(|_| true, |member| member.release(request.clone()));
+        Box::pin(self.released(request, lease, asked))
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        let mut held = self.held.lock();
+        for RenewRequest { grant, lease, .. } in &requests {
+            if let Some(longest) = held.get_mut(grant) {
+                *longest = (*longest).max(*lease);
+            }
+        }
+        drop(held);
         let asked = self.ask(|member| member.renew(requests.clone()));
         Box::pin(self.renewed(requests, asked))
     }

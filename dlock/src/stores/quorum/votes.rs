@@ -53,6 +53,11 @@ impl Vote {
             Err(error) => Vote::Failed(error),
         }
     }
+
+    /// Whether the member said that it is not available.
+    fn declines(&self) -> bool {
+        matches!(self, Vote::Busy { .. } | Vote::Abstains { .. })
+    }
 }
 
 /// The decision.
@@ -121,6 +126,12 @@ impl<'a> Votes<'a> {
         self.are_for_it() || self.granted().count() + open < self.majority()
     }
 
+    /// Whether the members that have answered are a majority, and one of them may not grant it.
+    pub(super) fn are_contested(&self) -> bool {
+        let answered = self.votes.iter().flatten();
+        answered.clone().count() >= self.majority() && answered.clone().any(Vote::declines)
+    }
+
     pub(super) fn verdict(&self) -> Verdict {
         let majority = self.majority();
         let tokens = self.votes.iter().flatten().filter_map(|vote| match vote {
@@ -146,8 +157,7 @@ impl<'a> Votes<'a> {
             .map(|time| time.unwrap_or(Duration::MAX))
             .collect();
         // It is "busy" because a member said so, not because some were not asked.
-        let is_said = |vote: &Vote| matches!(vote, Vote::Busy { .. } | Vote::Abstains { .. });
-        let is_said = self.votes.iter().flatten().any(is_said);
+        let is_said = self.votes.iter().flatten().any(Vote::declines);
         let last = majority - granted - 1;
         if !is_said || times.len() <= last {
             return Verdict::Failed(self.failure());

@@ -13,6 +13,7 @@ mod batch;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -217,7 +218,7 @@ impl Actor {
             if self.connects_at.is_none_or(|at| at <= now) {
                 let opened = match self.spare.take() {
                     Some(spare) => Ok(spare),
-                    None => self.connector.open().await,
+                    None => self.open().await?,
                 };
                 let trouble = match opened {
                     Ok((open, address)) => {
@@ -259,6 +260,24 @@ impl Actor {
             }
             if self.channels.is_empty() {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Connects. That may take long, and waiters poll in the meantime.
+    async fn open(&mut self) -> Result<Result<(Open, Address), StoreError>, Closed> {
+        let connector = self.connector.clone();
+        let mut opening = pin!(connector.open());
+        let mut polls = Instant::now() + POLL;
+        loop {
+            tokio::select! {
+                biased;
+                opened = &mut opening => return Ok(opened),
+                () = tokio::time::sleep_until(polls) => {
+                    self.hub.doubt(self.channels.keys());
+                    polls = Instant::now() + POLL;
+                }
+                order = self.orders.recv() => self.note(order.ok_or(Closed)?),
             }
         }
     }

@@ -3,6 +3,9 @@
 //! A task for each sentinel keeps a connection to it, listens for `+switch-master` there, and also polls. If sentinels
 //! disagree, the one with the highest configuration epoch is right: a sentinel that was cut off from the others keeps
 //! naming a former master.
+//!
+//! The sentinel that leads a fail-over reports the new epoch with the former master until all replicas follow the new one, which may
+//! take minutes. Asked for the address alone, it names the new master (`sentinelGetCurrentMasterAddress` in Redis).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -30,6 +33,8 @@ const GONE_AFTER: Duration = Duration::from_secs(60);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// The channel on which a new master is announced.
 const SWITCH: &str = "+switch-master";
+/// The flag of a master that a sentinel is replacing.
+const FAILING_OVER: &str = "failover_in_progress";
 /// How to give the sentinels' own password.
 const PASSWORD: &str = "as sentinel_password";
 /// The maximum number of sentinels to ask.
@@ -159,7 +164,7 @@ struct Minutes {
     /// Those that are listened to.
     known: BTreeSet<Address>,
     /// The answer of each reachable sentinel: the epoch, and the master.
-    views: HashMap<Address, (u64, Address)>,
+    views: BTreeMap<Address, (u64, Address)>,
     /// The down-after time of each.
     down_after: HashMap<Address, Duration>,
     /// The trouble of the others.
@@ -174,11 +179,13 @@ struct Minutes {
 }
 
 impl Minutes {
-    /// The master by the latest epoch. An epoch before the known one needs more than half of the sentinels, as when all
-    /// were set up anew.
+    /// The master by the latest epoch; of several, the one that most of the sentinels name. An epoch before the known one needs
+    /// more than half of the sentinels, as when all were set up anew.
     fn verdict(&self) -> Option<(u64, Address)> {
-        let (epoch, master) = self.views.values().max_by_key(|(epoch, _)| *epoch)?;
-        let alike = self.views.values().filter(|(_, other)| other == master).count();
+        let named_by = |master: &Address| self.views.values().filter(|(_, other)| other == master).count();
+        let views = self.views.values();
+        let (epoch, master) = views.max_by_key(|(epoch, master)| (*epoch, named_by(master)))?;
+        let alike = named_by(master);
         let is_gone = |sentinel: &&Address| match self.invited.get(sentinel) {
             _ if self.views.contains_key(sentinel) => false,
             None => false,
@@ -304,11 +311,30 @@ impl Table {
             (self.council.minutes.lock().down_after).insert(sentinel.clone(), down_after);
         }
         let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok());
-        let master = address(&fields).ok_or((
+        let is_failing_over = fields
+            .get("flags")
+            .is_some_and(|flags| flags.contains(FAILING_OVER));
+        let promoted = match is_failing_over {
+            true => self.promoted(connection).await?,
+            false => None,
+        };
+        let master = promoted.or_else(|| address(&fields)).ok_or((
             redis::ErrorKind::UnexpectedReturnType,
             "the sentinel names no address",
         ))?;
         Ok((epoch.unwrap_or(0), master))
+    }
+
+    /// The master that a sentinel in the middle of a fail-over would send clients to; `None` if it does not tell.
+    async fn promoted(&self, connection: &mut MultiplexedConnection) -> Result<Option<Address>, RedisError> {
+        let mut cmd = redis::cmd("SENTINEL");
+        cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.council.service);
+        match cmd.query_async::<Option<(String, u16)>>(connection).await {
+            Ok(named) => Ok(named.map(|(host, port)| Address::Tcp { host, port })),
+            // Not permitted.
+            Err(error) if error.code().is_some() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The other sentinels that it knows.
@@ -433,6 +459,14 @@ mod tests {
         assert_eq!(verdict(0, &[]), None);
         assert_eq!(verdict(0, &[(3, 1), (3, 1)]), Some((3, server(1))));
         assert_eq!(verdict(3, &[(3, 1), (4, 2), (3, 1)]), Some((4, server(2))));
+        // The first does not tell that it is still about to replace the master.
+        for views in [
+            [(7, 1), (7, 2), (7, 2)],
+            [(7, 2), (7, 1), (7, 2)],
+            [(7, 2), (7, 2), (7, 1)],
+        ] {
+            assert_eq!(verdict(6, &views), Some((7, server(2))));
+        }
         // One that was cut off, while the others cannot be asked.
         let mut cut_off = minutes(4, &[(3, 1)]);
         cut_off.known.extend([server(1), server(2)]);

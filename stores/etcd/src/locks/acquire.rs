@@ -49,8 +49,7 @@ enum Attempt {
     /// The lock at this index is held; its remaining lease, if known.
     Busy(usize, Option<Duration>),
     Taken(usize, &'static str),
-    /// Nothing was done, and the request must be repeated: the epoch changed, the session ended, or the write grant of
-    /// a nested read is gone.
+    /// Nothing was done, and the request must be repeated: the epoch changed, or the session ended.
     Again,
 }
 
@@ -277,14 +276,16 @@ fn transaction(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask]) -> Tx
 }
 
 /// Determines why the transaction did nothing.
-fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &mut [Ask], reply: &TxnResponse) -> Attempt {
+fn judge(inner: &Inner, session: &Session, epoch: i64, asks: &[Ask], reply: &TxnResponse) -> Attempt {
     if !is_epoch(session, epoch, reply.found(asks.len())) {
         return Attempt::Again;
     }
-    for (at, ask) in asks.iter_mut().enumerate() {
+    for (at, ask) in asks.iter().enumerate() {
         let Some(found) = reply.found(at).first() else {
-            // No grant conflicts; only the write grant of a nested read is gone.
-            ask.nested_in = None;
+            if ask.nested_in.is_some() {
+                // No grant conflicts, but the write grant that contains the read is gone.
+                return Attempt::Busy(at, Some(Duration::ZERO));
+            }
             continue;
         };
         let (grant, state) = State::read(&found.value);

@@ -109,6 +109,7 @@ local function add_counter_steps(semaphores)
     if not semaphore.free and semaphores.held(semaphore) == 0 then return { 'changed', 0 } end
     return { 'changed', 1 }, function()
       run('DEL', semaphore.free_key)
+      semaphores.remember_deletion(key)
       ask('DEL', semaphore.held_key)
       ask('DEL', semaphore.queue_key)
       -- A waiter may set the total.

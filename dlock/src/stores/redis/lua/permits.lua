@@ -11,8 +11,9 @@
 -- The channel redisson_sc:{name} gets the number of free permits whenever that grew and is above zero.
 -- In addition, dlock has:
 --   HASH   {name}:dlock:queue     the waiters, while one waits for several permits: waiter -> "SINCE-µs AMOUNT UNTIL-ms"
---   STRING {name}:dlock:GRANT     how many permits without a known holder a grant took, for as long as the grant may be
---                                 undone
+--   STRING {name}:dlock:GRANT     "AMOUNT SINCE-µs": how many permits without a known holder a grant took, and when, for as
+--                                 long as the grant may be undone
+--   STRING {name}:dlock:deleted   when the semaphore was deleted, in µs, for as long as a grant before may be undone
 
 -- Adds the steps, where one of them is asked for: calls without any do not pay for them. Answers with what
 -- counters.lua needs of it.
@@ -340,15 +341,33 @@ local function add_permit_steps()
 
   local function taken_key(key, grant) return suffixed(key, 'dlock:' .. grant) end
 
+  -- Clients undo an acquire within this time.
+  local undone_within = 60000
+  local function deleted_key(key) return suffixed(key, 'dlock:deleted') end
+
+  -- What was taken before goes with the semaphore, and is not put back into one of the same name.
+  local function remember_deletion(key) ask('SET', deleted_key(key), digits(now), 'PX', undone_within) end
+
   -- amount, grant, ms for which it may be undone, how many there are in all or ''
   function acquire_as.unowned(key, amount, grant, remember, total)
     local semaphore = semaphore_of(key)
     semaphore.free = number_at(key)
     if not semaphore.free and total == '' then return { 'busy', -1, -1 } end
-    if not semaphore.free then begin(semaphore, total, 0) end
+    if not semaphore.free or semaphore.free < tonumber(amount) then
+      -- Permits with holders count: those whose leases have ended are free. A user without the right to see them has none.
+      local ok, out = pcall(function()
+        look(semaphore)
+        return held(semaphore)
+      end)
+      if not ok then
+        semaphore, out = semaphore_of(key), 0
+        semaphore.free = number_at(key)
+      end
+      if not semaphore.free then begin(semaphore, total, out) end
+    end
     if semaphore.free < tonumber(amount) then return { 'busy', -1, -1 } end
     local mine = taken_key(key, grant)
-    run('SET', mine, amount, 'PX', remember)
+    run('SET', mine, amount .. ' ' .. digits(now), 'PX', remember)
     local taken = ask('INCRBY', key, -amount)
     if is_error(taken) then
       ask('DEL', mine)
@@ -361,10 +380,11 @@ local function add_permit_steps()
   -- grant: undoes it
   function steps.release_unowned(key, grant)
     local mine = taken_key(key, grant)
-    local amount = number_at(mine)
+    local amount, since = string.match(run('GET', mine) or '', '^(%d+) (%d+)$')
     local semaphore = semaphore_of(key)
     semaphore.free = amount and number_at(key)
     if not semaphore.free then return 0 end
+    if tonumber(since) <= (number_at(deleted_key(key)) or 0) then return 0 end
     shorten(mine, '60000')
     change(semaphore, amount)
     local gone = ask('DEL', mine)
@@ -429,5 +449,6 @@ local function add_permit_steps()
 
   return {
     found = found, held = held, change = change, tell_free = tell_free, set_free = set_free,
+    remember_deletion = remember_deletion,
   }
 end

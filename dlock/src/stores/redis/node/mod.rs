@@ -37,7 +37,7 @@ mod wire;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -288,6 +288,8 @@ pub(super) struct Node {
     pub(super) lane: Lane,
     /// How many replicas must acknowledge acquires and renewals.
     pub(super) min_replicas: Option<u32>,
+    /// The server has no slots any more.
+    is_retired: Arc<AtomicBool>,
 }
 
 /// The identity and the settings of a node.
@@ -332,6 +334,7 @@ impl Node {
             endpoint,
             lane,
             min_replicas,
+            is_retired: Arc::default(),
         }
     }
 
@@ -367,7 +370,15 @@ impl Node {
             reply,
         };
         let queued = self.queue.send(Request::Plain(plain));
-        answer.await.unwrap_or_else(|_| Err(closed(queued)))
+        answer.await.unwrap_or_else(|_| {
+            Err(match self.is_retired.load(Ordering::Relaxed) {
+                true => {
+                    let message = format!("{} has no slots of the Cluster any more", self.endpoint);
+                    StoreError::not_done(Reason::Unreachable, message)
+                }
+                false => closed(queued),
+            })
+        })
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) struct SendQueue {
     /// The number of the next step. The servers of a Cluster share the count, so that steps keep their order when they
     /// move.
     next: Arc<AtomicU64>,
+    /// Steps from this number on may time out before the releases that overtook them.
+    overtaken_from: Option<u64>,
     /// When the first held-back step can be sent, as of the last check.
     pub(super) wakes_at: Option<Instant>,
     /// Failed releases, until their callers ask again: an acquire in between must not find the lock taken. They are
@@ -41,6 +43,7 @@ impl SendQueue {
         SendQueue {
             steps: VecDeque::new(),
             next,
+            overtaken_from: None,
             wakes_at: None,
             failed_releases: VecDeque::new(),
         }
@@ -94,24 +97,40 @@ impl SendQueue {
             ends.is_some_and(|grant| taken.is_empty() || !taken.contains(&grant.to_string()))
         };
         let (releases, others): (Vec<_>, Vec<_>) = self.steps.drain(..).partition(goes_first);
-        for step in releases.into_iter().chain(others) {
-            self.push(step);
-        }
+        releases.into_iter().for_each(|step| self.push(step));
+        self.overtaken_from = Some(1 + self.next.load(Ordering::Relaxed));
+        others.into_iter().for_each(|step| self.push(step));
+    }
+
+    /// The index of the first step that releases have overtaken.
+    fn first_overtaken(&self) -> Option<usize> {
+        let from = self.overtaken_from?;
+        let index = self.steps.partition_point(|step| step.number < from);
+        (index < self.steps.len()).then_some(index)
     }
 
     /// When the first of them times out.
     pub(super) fn due(&self) -> Option<Instant> {
-        let queues = [&self.steps, &self.failed_releases];
-        let fronts = queues.into_iter().filter_map(VecDeque::front);
-        fronts.map(|step| step.deadline).min()
+        let overtaken = self.first_overtaken().map(|index| &self.steps[index]);
+        let fronts = [self.steps.front(), overtaken, self.failed_releases.front()];
+        fronts.into_iter().flatten().map(|step| step.deadline).min()
     }
 
     pub(super) fn pop_overdue(&mut self, now: Instant) -> Option<Step> {
         // The step may be gone; else the next choice finds it.
         self.wakes_at.take_if(|at| *at <= now);
-        let queues = [&mut self.steps, &mut self.failed_releases];
-        let is_overdue = |queue: &&mut VecDeque<Step>| queue.front().is_some_and(|step| step.deadline <= now);
-        queues.into_iter().find(is_overdue)?.pop_front()
+        let is_overdue = |step: &Step| step.deadline <= now;
+        if self.steps.front().is_some_and(is_overdue) {
+            return self.steps.pop_front();
+        }
+        let overtaken = self.first_overtaken();
+        if let Some(index) = overtaken.filter(|index| is_overdue(&self.steps[*index])) {
+            return self.steps.remove(index);
+        }
+        match self.failed_releases.front().is_some_and(is_overdue) {
+            true => self.failed_releases.pop_front(),
+            false => None,
+        }
     }
 
     /// The key that all of them are about, if they are cheaper in company.
@@ -424,6 +443,27 @@ mod tests {
             Some("a".to_owned())
         );
         assert_eq!(taken(&mut queue), ["b"]);
+    }
+
+    #[tokio::test]
+    async fn steps_that_releases_have_overtaken_time_out_in_time() {
+        let now = clock::now();
+        let due_at = |mut step: Step, secs| {
+            step.deadline = now + Duration::from_secs(secs);
+            step
+        };
+        let mut queue = queue([due_at(acquire("a", 1), 1), due_at(release("b", 2), 3)]);
+        queue.releases_first();
+        queue.push(due_at(acquire("c", 3), 4));
+        queue.push(due_at(release("d", 4), 5));
+        queue.releases_first();
+        let mut overdue = Vec::new();
+        while let Some(due) = queue.due() {
+            let step = queue.pop_overdue(due).unwrap();
+            overdue.push((due.duration_since(now).as_secs(), step.call.key.to_string()));
+        }
+        let in_order = [(1, "a"), (3, "b"), (4, "c"), (5, "d")];
+        assert_eq!(overdue, in_order.map(|(secs, key)| (secs, key.to_owned())));
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::actor::Actor;
 use super::{Node, Request, Step};
@@ -94,6 +95,7 @@ impl Node {
 
     /// Ends the connection and transfers what is left.
     pub(in super::super) fn retire(&self) {
+        self.is_retired.store(true, Ordering::Relaxed);
         self.tell(Move::Retire);
     }
 }
