@@ -9,8 +9,10 @@ use tokio::runtime;
 
 use crate::LockKind;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, program_name};
+use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::runtime::client::{Handle, Handles, Settings, Shared};
+use crate::runtime::grants::Leaving;
 use crate::runtime::outside::is_outside;
 use crate::runtime::presence::Publicity;
 use crate::store::Capabilities;
@@ -323,7 +325,7 @@ impl LockClient {
             // The holders were told when the runtime ended, and there is no timer to wait by.
             return ShutdownReport {
                 lost: 0,
-                unconfirmed: shared.pending.len(),
+                unconfirmed: shared.given_up.still_held(Moment::now()) + shared.pending.len(),
             };
         }
         self.handle().with_timers(self.end(deadline)).await
@@ -332,15 +334,15 @@ impl LockClient {
     async fn end(&self, deadline: Duration) -> ShutdownReport {
         let shared = self.shared();
         shared.close();
-        // The callers of those given up before were told, but the caller of this was not.
-        let (given_up, still_held) = shared.given_up.so_far(Moment::now());
         self.release_unfinished();
         let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;
         let left = shared.watchdog.close(Loss::Shutdown);
         for grant in &left {
-            let now = crate::base::clock::now();
-            let left = grant.deadline().saturating_duration_since(now);
-            drop(self.handle().undo(grant.release_request(now), left));
+            let leaving = Leaving {
+                deadline: Moment::of(grant.deadline()),
+                counted: shared.pending.token(),
+            };
+            drop((self.handle()).release(grant.clone(), None, clock::now(), leaving, None));
         }
         shared.pending.close();
         let all_given_back = async {
@@ -362,9 +364,7 @@ impl LockClient {
             shared.leave_presence().await;
             shared.finished.cancel();
         }
-        // An undo is given up when its lease is over by our clock; if the acquire arrived late, its lock ends a little
-        // later.
-        let given_up = still_held + shared.given_up.since(given_up);
+        let given_up = shared.given_up.still_held(Moment::now());
         // What began after that belongs to guards that were told.
         let pending = if drained { 0 } else { shared.pending.len() };
         ShutdownReport {
@@ -426,7 +426,7 @@ impl fmt::Debug for LockClient {
 pub struct ShutdownReport {
     /// Guards that were still alive at the deadline; their holders were told, and the locks released.
     pub lost: usize,
-    /// Releases that the store had not confirmed at the end, those that failed before the shutdown included as long as their
-    /// leases may last; those locks end with their leases.
+    /// Releases that the store had not confirmed at the end, and whose leases may not have ended, those that failed before the
+    /// shutdown included; those locks end with their leases.
     pub unconfirmed: usize,
 }

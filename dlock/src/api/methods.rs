@@ -246,7 +246,8 @@ macro_rules! hold_methods {
         ///
         /// # Cancel safety
         ///
-        /// Cancel safe: once polled, the release continues if the future is dropped.
+        /// Cancel safe: once polled, the release continues if the future is dropped. Kept without being polled, it is not repeated
+        /// after a failure, and a shutdown waits for it.
         pub fn release(self) -> impl Future<Output = Result<(), crate::Error>> + Send + 'static {
             crate::api::guard::Holding::release_hold(self)
         }

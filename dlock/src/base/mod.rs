@@ -12,6 +12,7 @@ pub(crate) mod key;
 pub(crate) mod kind;
 pub(crate) mod lock_id;
 pub(crate) mod moment;
+pub(crate) mod observed;
 pub(crate) mod own_line;
 pub(crate) mod per_thread;
 pub(crate) mod problem;

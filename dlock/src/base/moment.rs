@@ -3,8 +3,8 @@
 use std::ops::Add;
 use std::time::Duration;
 
-/// The longest duration that an option accepts.
-pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The longest duration that an option accepts: a year, also a leap year or one of 365.25 days.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// An instant in half the space: nanoseconds since a day before this process first asked. Saturates there, and at five
 /// centuries later.

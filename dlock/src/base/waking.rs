@@ -6,11 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::base::observed::log;
+
 /// Runs what wakes tasks: signals, notifications, replies, and the end of what a caller waits for. Not under a mutex that a task
 /// may want: a waker may drop a future that asks the store for something.
 pub(crate) fn waking(wake: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(wake)).is_err() {
-        tracing::error!("a waker panicked: its task may wait for ever");
+        log!(error, "a waker panicked: its task may wait for ever");
     }
 }
 

@@ -99,6 +99,11 @@ pub(crate) fn poll_step<T>(
         .unwrap_or_else(|_| Poll::Ready(Err(panicked(key))))
 }
 
+/// Runs an operation to its end. One that panics has failed.
+pub(crate) async fn reply_of<T>(mut step: StoreFuture<T>, key: &LockKey) -> Result<T, StoreError> {
+    std::future::poll_fn(|cx| poll_step(&mut step, cx, key)).await
+}
+
 /// An operation in flight, for a caller that knows its key.
 pub(crate) struct StoreCall<T> {
     step: StoreFuture<T>,

@@ -1,9 +1,11 @@
 //! What the parts of a client share, and its background work.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +16,7 @@ use crate::base::per_thread::{self, PLACES, PerThread};
 use crate::engine::unanswered;
 use crate::runtime::beat::Beat;
 use crate::runtime::calls::Calls;
+use crate::runtime::emit::Event;
 use crate::runtime::emit::events::Listeners;
 use crate::runtime::emit::meter::Meter;
 use crate::runtime::ending::Ending;
@@ -166,7 +169,13 @@ impl Handle {
         });
         if shared.settings.publicity.presence {
             let (shared, finished) = (shared.clone(), shared.finished.clone());
-            runtime.spawn(async move { presence::attend(shared, finished.cancelled()).await });
+            runtime.spawn(async move {
+                let attended = || AssertUnwindSafe(presence::attend(&shared, finished.cancelled()));
+                while attended().catch_unwind().await.is_err() {
+                    Event::StorePanicked { key: None }.emit();
+                    tokio::time::sleep(presence::AFTER_A_PANIC).await;
+                }
+            });
         }
         Handles::new(&Arc::new(Alive { shared, worker }))
     }

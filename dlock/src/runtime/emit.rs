@@ -13,6 +13,7 @@ use std::fmt::{Debug, Display};
 use std::panic::Location;
 use std::time::Duration;
 
+use crate::base::observed::log;
 use crate::base::report::{Intervention, LossReason};
 use crate::runtime::emit::events::{LockEventKind, Of};
 use crate::runtime::emit::meter::{Answer, ClientSeries, Ended, Meter, Operation, Outcome, Series};
@@ -200,7 +201,7 @@ impl Event<'_> {
                 let outcome = outcome_of(error);
                 end.count(outcome);
                 end.trace.not_acquired(end.waited, outcome);
-                tracing::debug!(?lock, %error, "a lock was not acquired");
+                log!(debug, ?lock, %error, "a lock was not acquired");
                 end.tell(|waited| LockEventKind::NotAcquired {
                     waited,
                     error: error.to_string(),
@@ -263,31 +264,32 @@ impl Event<'_> {
                 took,
             } => client.requested(operation, answer, took),
             Event::Reconnected { meter } => meter.reconnected(),
-            Event::TooFewPermits { semaphore, wanted } => tracing::warn!(
-                %semaphore, wanted,
+            Event::TooFewPermits { semaphore, wanted } => log!(
+                warn, %semaphore, wanted,
                 "a semaphore has fewer permits in all than are wanted: waiting until some are added"
             ),
-            Event::NoPermitEnds { semaphore } => tracing::warn!(
-                %semaphore,
+            Event::NoPermitEnds { semaphore } => log!(
+                warn, %semaphore,
                 "no permit is available, and no lease of one expires: waiting until permits are set or released"
             ),
-            Event::WaitsInOwnFrame { key, waiting, inside } => tracing::warn!(
-                %key, %waiting, %inside,
+            Event::WaitsInOwnFrame { key, waiting, inside } => log!(
+                warn, %key, %waiting, %inside,
                 "a call waits for a lock inside the lock's own frame, while another guard of it is inside: if that guard \
                  waits for this call, this never ends (pass the guard along, use guard.reenter(), or set a wait)"
             ),
             Event::PollDeadlineMissed { key, by } => {
-                tracing::debug!(%key, %by, "a waiter was woken and not polled: others go first");
+                log!(debug, %key, %by, "a waiter was woken and not polled: others go first");
             }
             Event::RenewalFailed { key, error } => {
-                tracing::debug!(%key, %error, "a renewal failed and is tried again");
+                log!(debug, %key, %error, "a renewal failed and is tried again");
             }
             Event::Suspect { key, grant, error } => {
                 let error = error.map(tracing::field::display);
-                tracing::warn!(%key, %grant, error, "a lock could not be confirmed; its lease has not ended");
+                log!(warn, %key, %grant, error, "a lock could not be confirmed; its lease has not ended");
             }
             Event::MoreSuspect { count } => {
-                tracing::warn!(
+                log!(
+                    warn,
                     count,
                     "further locks could not be confirmed; their leases have not ended"
                 );
@@ -300,7 +302,7 @@ impl Event<'_> {
                 reason,
             } => {
                 series.lost(reason);
-                tracing::warn!(%key, %grant, %reason, "a lock was lost");
+                log!(warn, %key, %grant, %reason, "a lock was lost");
                 of.tell(|| LockEventKind::Lost {
                     reason: reason.clone(),
                 });
@@ -311,8 +313,8 @@ impl Event<'_> {
                 grant,
                 intervention,
             } => {
-                tracing::warn!(
-                    %key, %grant, by = %intervention.by, reason = %intervention.reason,
+                log!(
+                    warn, %key, %grant, by = %intervention.by, reason = %intervention.reason,
                     "the holder of a lock is asked to stop"
                 );
                 of.tell(|| LockEventKind::Revoked {
@@ -321,10 +323,10 @@ impl Event<'_> {
             }
             Event::NotWritten { error } => {
                 let error = error.map(tracing::field::display);
-                tracing::debug!(error, "the presence entry was not written");
+                log!(debug, error, "the presence entry was not written");
             }
             Event::ReleaseRepeated { key, grant, error } => {
-                tracing::debug!(%key, %grant, %error, "a release failed and is repeated");
+                log!(debug, %key, %grant, %error, "a release failed and is repeated");
             }
             Event::ReleaseFailed {
                 meter,
@@ -333,48 +335,48 @@ impl Event<'_> {
                 error,
             } => {
                 meter.release_failed();
-                tracing::warn!(%key, %grant, %error, "a lock could not be released; it ends with its lease");
+                log!(warn, %key, %grant, %error, "a lock could not be released; it ends with its lease");
             }
             Event::NotReleasedAfterWork { key, error } => {
-                tracing::warn!(%key, %error, "the release of a lock failed; it ends with its lease");
+                log!(warn, %key, %error, "the release of a lock failed; it ends with its lease");
             }
             Event::CounterRepeated { key, error } => {
-                tracing::debug!(%key, %error, "a counter operation failed and is repeated");
+                log!(debug, %key, %error, "a counter operation failed and is repeated");
             }
-            Event::Leads { name, token } => tracing::info!(%name, token, "leads"),
+            Event::Leads { name, token } => log!(info, %name, token, "leads"),
             Event::LeadLost { name, loss } => {
-                tracing::warn!(%name, %loss, "leadership lost; campaigning again");
+                log!(warn, %name, %loss, "leadership lost; campaigning again");
             }
             Event::StandingFailed { name, error } => {
-                tracing::warn!(%name, %error, "a campaign for leadership failed and is tried again");
+                log!(warn, %name, %error, "a campaign for leadership failed and is tried again");
             }
             #[cfg(feature = "once")]
             Event::ClaimNotRenewed { name, error } => {
                 let error = error.map(tracing::field::display);
-                tracing::warn!(%name, error, "the claim of work was not renewed in time; the renewal is tried again");
+                log!(warn, %name, error, "the claim of work was not renewed in time; the renewal is tried again");
             }
             #[cfg(feature = "once")]
             Event::ClaimNotSettled { name, error } => {
-                tracing::warn!(%name, %error, "the outcome of work did not reach the store and is sent again");
+                log!(warn, %name, %error, "the outcome of work did not reach the store and is sent again");
             }
             #[cfg(feature = "once")]
             Event::ClaimLost { name, attempt } => {
-                tracing::warn!(%name, attempt, "work lost its claim: another process may do it again");
+                log!(warn, %name, attempt, "work lost its claim: another process may do it again");
             }
             #[cfg(feature = "once")]
             Event::SlotsSkipped { name, count } => {
-                tracing::info!(%name, count, "slots of work were skipped: no process asked for them, or a run was still going");
+                log!(info, %name, count, "slots of work were skipped: no process asked for them, or a run was still going");
             }
             #[cfg(feature = "once")]
             Event::ResultNotKept { name, why } => {
-                tracing::warn!(%name, why, "the work is done, but its result cannot be kept");
+                log!(warn, %name, why, "the work is done, but its result cannot be kept");
             }
             Event::StorePanicked { key } => {
                 let key = key.map(tracing::field::display);
-                tracing::error!(key, "an operation of the lock store panicked");
+                log!(error, key, "an operation of the lock store panicked");
             }
-            Event::StoreSilent { key, since } => tracing::warn!(
-                %key, ?since,
+            Event::StoreSilent { key, since } => log!(
+                warn, %key, ?since,
                 "the lock store has not answered an acquire: still waiting (a store must end each operation in bounded time)"
             ),
         }

@@ -36,6 +36,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::events::{Listeners, Of};
 use crate::runtime::emit::meter::{Ended, Series};
+use crate::runtime::emit::trace;
 use crate::runtime::group::Group;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::pending::Pending;
@@ -212,6 +213,12 @@ pub(crate) struct Left {
     pub(crate) leaving: Leaving,
     pub(crate) may_be_handed_off: bool,
     pub(crate) end: EndSignal,
+}
+
+/// A loss that the holder knows of, and that is not in the log yet.
+pub(crate) struct UnreportedLoss {
+    reason: LossReason,
+    span: Option<HoldSpan>,
 }
 
 /// A grant that its last hold has left, and that may have to be released.
@@ -572,31 +579,54 @@ impl Grant {
         (state.grant.judge(&self.terms(), now), state.grant.deadline())
     }
 
-    /// Ends the grant, unless it has ended already.
+    /// Ends the grant, unless it has ended already, and reports the loss.
     pub(crate) fn lose(&self, loss: Loss) {
+        if let Some(unreported) = self.signal_loss(loss) {
+            self.report_loss(unreported);
+        }
+    }
+
+    /// Ends the grant, unless it has ended already, and tells its holder. The loss must be reported then: later, as a log may be
+    /// slow, and other holders must learn of theirs.
+    pub(crate) fn signal_loss(&self, loss: Loss) -> Option<UnreportedLoss> {
         let mut state = self.state.lock();
-        if state.grant.end(loss) {
-            #[cfg(dlock_sim)]
-            if loss != Loss::Shutdown {
-                crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
-            }
-            self.tell_end(state.grant.is_suspect());
-            let (signals, head) = (state.room.make_signals(), state.head.take());
-            let (deadline, was_suspect) = (state.grant.deadline(), state.grant.is_suspect());
-            let mut wakeups = Wakeups::default();
-            state.room.close(&mut wakeups);
-            drop(state);
-            let reason = match loss {
-                Loss::Expired if self.renewed => self.why_expired(&signals, deadline, was_suspect),
-                _ => LossReason::of(loss),
-            };
-            let reason = signals.reason.get_or_init(|| reason);
-            self.tell_lost(reason);
-            self.ends_span(Ended::Lost);
-            wakeups.wake();
-            tell(Some(signals));
-            // The waiters here ask the store now.
-            drop(head);
+        if !state.grant.end(loss) {
+            return None;
+        }
+        #[cfg(dlock_sim)]
+        if loss != Loss::Shutdown {
+            crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
+        }
+        self.tell_end(state.grant.is_suspect());
+        let (signals, head) = (state.room.make_signals(), state.head.take());
+        let (deadline, was_suspect) = (state.grant.deadline(), state.grant.is_suspect());
+        // The holder may be gone by the time of the report, and its span with it.
+        let span = state.room.take_span();
+        let mut wakeups = Wakeups::default();
+        state.room.close(&mut wakeups);
+        drop(state);
+        let reason = match loss {
+            Loss::Expired if self.renewed => self.why_expired(&signals, deadline, was_suspect),
+            _ => LossReason::of(loss),
+        };
+        let reason = signals.reason.get_or_init(|| reason).clone();
+        wakeups.wake();
+        tell(Some(signals));
+        // The waiters here ask the store now.
+        drop(head);
+        Some(UnreportedLoss { reason, span })
+    }
+
+    pub(crate) fn report_loss(&self, UnreportedLoss { reason, span }: UnreportedLoss) {
+        self.tell_held(Ended::Lost);
+        let event = self.loss(&reason);
+        let span = match span {
+            Some(HoldSpan::Own(span, _)) => Some(span),
+            _ => None,
+        };
+        span::inside(span.as_ref(), || event.emit());
+        if let Some(span) = span {
+            trace::hold_ended(span, Ended::Lost, Moment::now().since(self.since));
         }
     }
 
@@ -729,14 +759,18 @@ impl Grant {
     /// Reports the loss, which the watchdog has detected, or only the release.
     pub(crate) fn tell_lost(&self, reason: &LossReason) {
         self.tell_held(Ended::Lost);
-        let event = Event::Lost {
+        let event = self.loss(reason);
+        self.in_span(|| event.emit());
+    }
+
+    fn loss<'a>(&'a self, reason: &'a LossReason) -> Event<'a> {
+        Event::Lost {
             series: &self.series,
             of: self.of(),
             key: &self.key,
             grant: self.id(),
             reason,
-        };
-        self.in_span(|| event.emit());
+        }
     }
 
     /// Records a failed renewal, which counts if the lease ends before another one succeeds.

@@ -41,6 +41,8 @@ const KEPT: Duration = Duration::from_secs(60);
 const WRITTEN: usize = 32;
 /// How many holds, and how many waits, are examined.
 const LOOKED_AT: usize = 4096;
+/// The pause after a store that panicked.
+pub(crate) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 /// How long a client without permission to write waits before it tries again.
 const REFUSED: Duration = Duration::from_secs(60);
 
@@ -242,21 +244,21 @@ fn wait(call: &WaitingCall, now: Moment) -> WaitReport {
 }
 
 /// Writes until `over` says so.
-pub(crate) async fn attend(shared: Arc<Shared>, over: impl Future<Output = ()>) {
+pub(crate) async fn attend(shared: &Arc<Shared>, over: impl Future<Output = ()>) {
     let Some(operations) = shared.store.clone().operations() else {
         return over.await;
     };
     let writes = async {
-        let mut mailbox = Mailbox::of(&shared, &operations);
+        let mut mailbox = Mailbox::of(shared, &operations);
         loop {
             tokio::select! {
                 () = shared.watchdog.beat.roused() => {}
                 () = mailbox.has_mail() => {
-                    mailbox.read(&shared, &operations).await;
+                    mailbox.read(shared, &operations).await;
                     continue;
                 }
             }
-            write(&shared, &operations, &mut mailbox).await;
+            write(shared, &operations, &mut mailbox).await;
         }
     };
     tokio::select! {

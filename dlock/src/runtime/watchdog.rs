@@ -26,11 +26,12 @@ use crate::base::own_line::OwnLine;
 use crate::base::waking::waking;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
 use crate::runtime::beat::Beat;
+use crate::runtime::calls::{called, poll_step};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::events::Listeners;
 use crate::runtime::emit::meter::Operation;
-use crate::runtime::grants::Grant;
+use crate::runtime::grants::{Grant, UnreportedLoss};
 use crate::runtime::outside::is_outside;
 use crate::store::{self, Doubt, Doubts, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
@@ -133,10 +134,8 @@ impl Watchdog {
     /// Ends every grant, and each future one. Returns those that their holders have not left meanwhile.
     pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
         let mut grants = self.with_all(|table| table.close(loss));
-        grants.retain(|grant| {
-            grant.lose(loss);
-            grant.status() != HoldState::Lost(Loss::Released)
-        });
+        report(grants.iter().filter_map(|grant| signal(grant, loss)).collect());
+        grants.retain(|grant| grant.status() != HoldState::Lost(Loss::Released));
         self.tell_empty();
         grants
     }
@@ -198,25 +197,31 @@ impl Watchdog {
 
     /// Performs actions, not under the mutex: a holder that learns of a loss may call back.
     fn act(&self, actions: Actions<Arc<Grant>>) {
+        // A log or a filter of events may be slow: all holders learn of their losses first.
+        let mut losses = Vec::new();
+        for action in &actions {
+            match action {
+                Action::End(grant, loss) => losses.extend(signal(grant, *loss)),
+                Action::TellFailed(grant, error) => grant.renewal_failed(error),
+                _ => {}
+            }
+        }
         self.listeners.tell_left();
         let mut suspects = 0;
         for action in actions {
             match action {
-                Action::End(grant, loss) => grant.lose(loss),
+                Action::End(..) => {}
                 Action::TellSuspect(grant, error) => {
                     suspects += 1;
                     if suspects <= NAMED {
                         grant.tell_suspect(error.as_deref());
                     }
                 }
-                Action::TellFailed(grant, error) => {
-                    grant.renewal_failed(&error);
-                    Event::RenewalFailed {
-                        key: &grant.key,
-                        error: &error,
-                    }
-                    .emit();
+                Action::TellFailed(grant, error) => Event::RenewalFailed {
+                    key: &grant.key,
+                    error: &error,
                 }
+                .emit(),
                 Action::Wake => self.sooner.notify_one(),
                 Action::TellEmpty => self.tell_empty(),
             }
@@ -224,10 +229,21 @@ impl Watchdog {
         if let Some(count) = suspects.checked_sub(NAMED).filter(|count| *count > 0) {
             Event::MoreSuspect { count }.emit();
         }
+        report(losses);
     }
 
     fn next_request(&self, now: Instant) -> Option<Request<Arc<Grant>>> {
         self.table.lock().next_request(Moment::of(now))
+    }
+}
+
+fn signal(grant: &Arc<Grant>, loss: Loss) -> Option<(Arc<Grant>, UnreportedLoss)> {
+    Some((grant.clone(), grant.signal_loss(loss)?))
+}
+
+fn report(losses: Vec<(Arc<Grant>, UnreportedLoss)>) {
+    for (grant, loss) in losses {
+        grant.report_loss(loss);
     }
 }
 
@@ -436,11 +452,12 @@ impl Shared {
         let Some(lease) = grant.terms().next_lease(deadline, Moment::of(sent)) else {
             return Ok(());
         };
-        let mut step = self.store.clone().renew(vec![grant.renew_request(lease)]);
+        let request = grant.renew_request(lease);
+        let mut step = called(&grant.key, || self.store.clone().renew(vec![request]));
         let renewed = std::future::poll_fn(|cx| {
             // The holder may have no runtime, and a step needs timers.
             let _entered = is_outside().then(|| self.runtime.enter());
-            step.as_mut().poll(cx)
+            poll_step(&mut step, cx, &grant.key)
         });
         let results = renewed.await;
         self.renewals_ended(&results, sent);

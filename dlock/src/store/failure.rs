@@ -121,7 +121,6 @@ impl StoreError {
     }
 
     /// Whether the store refused the request, for now or permanently.
-    #[cfg(feature = "redis")]
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.reason, Reason::Refused | Reason::RefusedForNow)
     }

@@ -6,12 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use dlock::stores::memory::MemoryStore;
-use dlock::testing::TestStore;
+use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockClient};
 use dlock_tests::paused;
 use futures_util::FutureExt;
+use futures_util::future::join;
 use tokio::runtime;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 #[test]
 fn draining_client_refuses_outermost_acquires_and_lets_nested_ones_pass() {
@@ -211,4 +213,27 @@ fn shutdown_waits_for_what_other_threads_have_just_begun() {
         });
         assert_eq!(store.held(), 0, "{round}, afterwards");
     }
+}
+
+/// By then the leases may have been prolonged by renewals whose replies were lost.
+#[test]
+fn shutdown_repeats_the_release_of_a_guard_that_is_alive_beyond_its_own_deadline() {
+    paused(async {
+        let (store, secs) = (TestStore::new(), Duration::from_secs_f64);
+        let client = store.client_with(|options| options.lease(secs(3.0)).retry_for(secs(3.0)));
+        let client = client.await.unwrap();
+        let guard = client.lock("k").acquire().await.unwrap();
+        for _ in 0..100 {
+            store.fail_next(Step::Renew, Fault::AnswerLost);
+        }
+        sleep(secs(2.5)).await;
+        store.set_down(true);
+        let back = async {
+            sleep(secs(0.8)).await;
+            store.set_down(false);
+        };
+        let (report, ()) = join(client.shutdown(Duration::ZERO), back).await;
+        assert_eq!((report.lost, report.unconfirmed, store.held()), (1, 0, 0));
+        assert!(!guard.is_held());
+    });
 }

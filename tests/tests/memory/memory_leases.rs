@@ -189,7 +189,7 @@ fn senseless_options_are_refused_before_the_store_is_asked() {
     paused(async {
         let (watched, client) = watched().await;
         let lock = || client.lock("k");
-        let year = Duration::from_secs(366 * 24 * 3600);
+        let year = Duration::from_secs(367 * 24 * 3600);
         for (lock, option, says) in [
             (lock().fixed_lease(Duration::ZERO), "fixed_lease", "it is zero"),
             (lock().fixed_lease(10 * MS), "fixed_lease", "margin"),

@@ -285,7 +285,7 @@ fn mistakes_are_told_before_anything_is_done() {
             (once().lease(Duration::ZERO), "lease"),
             (once().lease(5 * MS), "lease"),
             (once().keep(59 * SEC), "keep"),
-            (once().keep(366 * DAY), "keep"),
+            (once().keep(367 * DAY), "keep"),
             (once().wait(Duration::ZERO), "wait"),
             (once().on_failure(OnFailure::AtMost(0)), "on_failure"),
             (

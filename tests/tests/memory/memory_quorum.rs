@@ -384,6 +384,26 @@ fn member_that_is_slow_has_its_vote_where_another_has_somebody_else() {
     });
 }
 
+/// Only its late answers to requests that were decided without it tell that.
+#[test]
+fn member_that_comes_back_slow_has_its_vote_soon() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        a.lock("k").acquire().await.unwrap().release().await.unwrap();
+        let (other, store) = somebody_has(&m[0], 60 * SEC).await;
+        somebody_has(&m[1], 60 * SEC).await;
+        for is in [Is::Down, Is::Slow] {
+            m[2].set(is);
+            assert!(a.lock("k").try_acquire().await.unwrap_err().is_busy(), "{is:?}");
+            sleep(SEC).await;
+        }
+        let release = ReleaseRequest::new(Kind::Mutex, LockKey::from("k"), other);
+        store.release(release).await.unwrap();
+        a.lock("k").try_acquire().await.unwrap().release().await.unwrap();
+    });
+}
+
 #[test]
 fn member_that_is_away_for_long_is_not_asked_for_every_release_again_and_again() {
     const LOCKS: u32 = 500;

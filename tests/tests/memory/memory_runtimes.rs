@@ -2,12 +2,11 @@
 //! runtime that the builder was told, and any executor may poll a call.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc;
-use std::task::{Context, Poll, Wake};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -20,11 +19,12 @@ use dlock::store::{
     RenewRequest, Renewal, Scheme, Store, StoreError, StoreFuture,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, LockClient, LockKey};
+use dlock::{Error, LockClient, LockKey, Loss};
 use futures_util::FutureExt;
+use futures_util::future::try_join_all;
 use tokio::runtime::{self, Runtime};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::Event;
 use tracing::subscriber::set_default;
 use tracing_subscriber::layer::{Context as LogContext, SubscriberExt};
@@ -339,23 +339,23 @@ impl Store for FailsOnce {
     }
 }
 
-/// A log whose first report of a release that is repeated panics.
-#[derive(Default)]
-struct LogPanics(AtomicBool);
+/// A log that does this at entries with a text.
+struct At<F>(&'static str, F);
 
-impl Layer<Registry> for LogPanics {
+impl<F: Fn() + Send + Sync + 'static> Layer<Registry> for At<F> {
     fn on_event(&self, event: &Event<'_>, _: LogContext<'_, Registry>) {
         let mut text = String::new();
         event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
             text.push_str(&format!("{value:?}"));
         });
-        let is_it = text.contains("a release failed and is repeated");
-        assert!(!is_it || self.0.swap(true, SeqCst), "the log panics");
+        if text.contains(self.0) {
+            (self.1)();
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_that_panicked_is_polled_by_nobody_and_holds_up_no_shutdown() {
+async fn log_that_panics_keeps_no_release_from_being_repeated() {
     let store = Arc::new(FailsOnce {
         memory: Arc::new(MemoryStore::new()),
         releases: AtomicU32::new(0),
@@ -363,16 +363,76 @@ async fn release_that_panicked_is_polled_by_nobody_and_holds_up_no_shutdown() {
     let client = LockClient::builder().shared_store(store.clone()).build();
     let client = client.await.unwrap();
     let guard = client.lock("k").acquire().await.unwrap();
-    let logged = set_default(registry().with(LogPanics::default()));
-    let released = AssertUnwindSafe(guard.release()).catch_unwind().await;
-    assert!(released.is_err());
-    let began = Instant::now();
-    client.shutdown(20 * SEC).await;
+    let log = At("a release failed and is repeated", || panic!("the log panics"));
+    let logged = set_default(registry().with(log));
+    guard.release().await.unwrap();
     drop(logged);
-    assert_eq!(
-        (store.releases.load(SeqCst), began.elapsed()),
-        (1, Duration::ZERO)
-    );
+    assert_eq!(store.releases.load(SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_that_panics_at_a_loss_keeps_no_holder_from_learning_of_its_own_and_the_client_at_work() {
+    let store = MemoryStore::new();
+    let client = LockClient::builder()
+        .store(store.clone())
+        .lease(SEC)
+        .build()
+        .await
+        .unwrap();
+    let locks = (0..10).map(|n| client.lock(format!("k{n}")));
+    let guards = try_join_all(locks.map(|lock| async move { lock.acquire().await }))
+        .await
+        .unwrap();
+    let logged = set_default(registry().with(At("a lock was lost", || panic!("the log panics"))));
+    store.clear();
+    for guard in &guards {
+        assert_eq!(timeout(SEC, guard.lost()).await, Ok(Loss::Gone));
+    }
+    let guard = client.lock("k").acquire().await.unwrap();
+    sleep(10 * SEC).await;
+    assert!(guard.is_held());
+    drop(logged);
+}
+
+/// A log may be slow.
+#[tokio::test(start_paused = true)]
+async fn all_holders_learn_of_their_losses_before_the_first_is_logged() {
+    let store = MemoryStore::new();
+    let client = LockClient::builder()
+        .store(store.clone())
+        .lease(SEC)
+        .build()
+        .await
+        .unwrap();
+    let locks = (0..10).map(|n| client.lock(format!("k{n}")));
+    let guards = try_join_all(locks.map(|lock| async move { lock.acquire().await }))
+        .await
+        .unwrap();
+    let count = Arc::new(Count::default());
+    let waker = Waker::from(count.clone());
+    let mut losses: Vec<_> = guards.iter().map(|guard| Box::pin(guard.lost())).collect();
+    for loss in &mut losses {
+        assert!(loss.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    let (told, known) = mpsc::channel();
+    let log = At("a lock was lost", move || {
+        told.send(count.0.load(SeqCst)).unwrap()
+    });
+    let logged = set_default(registry().with(log));
+    store.clear();
+    sleep(SEC).await;
+    drop(logged);
+    assert_eq!(known.try_iter().collect::<Vec<_>>(), [10; 10]);
+}
+
+/// Counts how often it is called.
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
 }
 
 #[test]

@@ -354,7 +354,8 @@ async fn stopped_or_killed_server_is_never_reported_as_busy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_counts_a_release_that_failed_before_it_while_the_lease_may_last() {
     for (rest, unconfirmed) in [(Duration::ZERO, 1), (4 * TIMEOUT, 0)] {
-        let (_store, proxy, a, _b) = setting_of_faults().await;
+        // It goes on until the lease is over.
+        let (_store, proxy, a, _b) = setting().await;
         let fixed = a.lock("k").fixed_lease(2 * TIMEOUT);
         let guard = answered(|| fixed.acquire()).await.unwrap();
         proxy.block(Direction::Both);

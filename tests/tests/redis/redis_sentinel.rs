@@ -1,6 +1,5 @@
 //! A master that sentinels name: holds, waiters and new locks go on when another one takes its place.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock::HoldState;
@@ -88,7 +87,7 @@ async fn a_master_that_is_killed_or_stopped_is_replaced_and_its_holders_are_told
 /// It reports the former master, with the new epoch, until all replicas follow the new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sentinel_that_leads_a_fail_over_sends_clients_to_the_new_master_before_it_ends() {
-    // A replica that stands still is not taken for dead, and keeps the fail-over from its end.
+    // A replica that stands still is not taken for dead, and keeps the fail-over from its end for ten seconds.
     let replicas = Replicas::builder(Flavor::from_env())
         .keeps_its_master()
         .start()
@@ -127,8 +126,6 @@ async fn the_sentinel_that_leads_a_fail_over_sends_clients_to_the_new_master_bef
         }
     })
     .await;
-    let told: HashMap<String, String> = leader.query(&["SENTINEL", "MASTER", "main"]).await;
-    assert!(told["flags"].contains("failover_in_progress"), "{told:?}");
     frozen.cont();
     moved.release().await.unwrap();
 }

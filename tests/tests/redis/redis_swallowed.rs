@@ -351,8 +351,11 @@ async fn live(topology: &Topology, fault: Option<(&str, Swallow, On)>) -> String
     if fault.is_some_and(|(name, ..)| name == ACQUIRE_BY_COMMANDS) {
         // Only acquires soon after one by the script go by commands.
         eventually(&format!("{case}: it is sent"), || async {
-            for _ in 0..4 {
-                let guard = answered(|| a.lock("k:often").acquire()).await.unwrap();
+            let mut held = Vec::new();
+            for key in ["k:often", "l:often", "m:often", "n:often"] {
+                held.push(answered(|| a.lock(key).acquire()).await.unwrap());
+            }
+            for guard in held {
                 let _ = guard.release().await;
             }
             faults.iter().any(|fault| fault.fired())

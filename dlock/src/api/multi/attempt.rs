@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use crate::base::clock;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::attempt::AcquireAttempt;
-use crate::runtime::calls::StoreCall;
+use crate::runtime::calls::{StoreCall, called, reply_of};
 use crate::runtime::hold::Hold;
 use crate::store::{
     AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
@@ -272,8 +272,9 @@ impl Taken {
         }
         let Some(store) = store else { return Ok(()) };
         let steps = lanes.into_values().map(|(places, requests)| {
-            let step = store.clone().renew(requests);
-            async move { (places, step.await) }
+            let key = requests[0].key.clone();
+            let step = called(&key, || store.clone().renew(requests));
+            async move { (places, reply_of(step, &key).await) }
         });
         for (places, answers) in join_all(steps).await {
             for (place, answer) in places.into_iter().zip(answers?) {

@@ -14,9 +14,11 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::stored;
+use crate::base::waking::waking;
 use crate::base::{broken, chance, clock};
 use crate::engine::grant::safety_margin;
 use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal, pause_while_held};
+use crate::runtime::calls::{called, reply_of};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::ending::Ending;
@@ -538,27 +540,29 @@ fn held_until(sent: Instant, lease: Duration) -> Instant {
 async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadline: watch::Sender<Deadline>) {
     let lease = target.lease;
     let mut next = sent + lease / 3;
+    let tell = |until: Deadline| waking(|| _ = deadline.send_replace(until));
     loop {
         clock::sleep_until(next).await;
         if broken!(OnceNotRenewed) {
             return;
         }
         let asked = clock::now();
-        let step = target.records.extend(&target.record, &token, lease, target.keep);
-        match tokio::time::timeout(lease / 3, step).await {
+        let (of, by) = (target.clone(), token.clone());
+        let step = Box::pin(async move { of.records.extend(&of.record, &by, lease, of.keep).await });
+        match tokio::time::timeout(lease / 3, reply_of(step, &target.name)).await {
             Ok(Ok(OwnerReply::NotOwner)) => {
-                deadline.send_replace(None);
+                tell(None);
                 return;
             }
             Ok(Ok(OwnerReply::Done)) => {
                 sent = asked;
-                deadline.send_replace(Some(held_until(sent, lease)));
+                tell(Some(held_until(sent, lease)));
                 next = sent + lease / 3;
             }
             Ok(Ok(OwnerReply::Held)) => {
                 // The store saw that a moment ago. The next extension waits for the row for a quarter of the lease at most.
                 let now = clock::now();
-                deadline.send_replace(Some(held_until(sent, lease).max(now + lease / 2)));
+                tell(Some(held_until(sent, lease).max(now + lease / 2)));
                 next = now + pause_while_held((sent + lease).saturating_duration_since(now), lease);
             }
             failed => {
@@ -579,7 +583,7 @@ fn settle(
     token: ClaimToken,
     settlement: Settlement,
 ) -> impl Future<Output = Settled> + Send + 'static {
-    let mut step = send(&target, &token, &settlement);
+    let mut step = called(&target.name, || send(&target, &token, &settlement));
     let until = clock::now()
         + match settlement {
             Settlement::Keep(_) => target.keep,
@@ -589,7 +593,7 @@ fn settle(
     async move {
         let mut pause = FIRST_PAUSE;
         loop {
-            let error = match step.await {
+            let error = match reply_of(step, &target.name).await {
                 Ok(OwnerReply::Done) => return Settled::Done,
                 Ok(OwnerReply::NotOwner) => return Settled::NotOwner,
                 Ok(OwnerReply::Held) => {
@@ -604,7 +608,7 @@ fn settle(
             }
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            step = send(&target, &token, &settlement);
+            step = called(&target.name, || send(&target, &token, &settlement));
         }
     }
 }

@@ -155,7 +155,7 @@ fn head_that_has_the_subscription_of_the_one_before_does_not_subscribe_anew() {
 
 #[test]
 fn lease_without_a_believable_end_has_none() {
-    let year = 365 * 24 * 60 * 60 * 1000;
+    let year = 366 * 24 * 60 * 60 * 1000;
     run(
         PLAIN,
         true,

@@ -20,6 +20,8 @@ use tokio::time::Instant;
 use crate::base::clock;
 #[cfg(feature = "metrics")]
 use crate::base::int_hash::BuildIntHasher;
+#[cfg(feature = "metrics")]
+use crate::base::observed::observed;
 use crate::base::report::LossReason;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::label::label;
@@ -331,13 +333,13 @@ impl Meter {
     /// Counts a restored connection to the store.
     pub(super) fn reconnected(&self) {
         #[cfg(feature = "metrics")]
-        self.client().of.reconnects.increment(1);
+        observed(|| self.client().of.reconnects.increment(1));
     }
 
     /// A release failed for good.
     pub(super) fn release_failed(&self) {
         #[cfg(feature = "metrics")]
-        self.client().of.release_failed.increment(1);
+        observed(|| self.client().of.release_failed.increment(1));
     }
 }
 
@@ -345,7 +347,7 @@ impl ClientSeries {
     /// Records how a request to the store ended, after this time.
     pub(super) fn requested(&self, operation: Operation, answer: Answer, took: Duration) {
         #[cfg(feature = "metrics")]
-        self.of.request[operation as usize][answer as usize].record(took.as_secs_f64());
+        observed(|| self.of.request[operation as usize][answer as usize].record(took.as_secs_f64()));
         #[cfg(not(feature = "metrics"))]
         let _ = (self, operation, answer, took);
     }
@@ -381,7 +383,7 @@ macro_rules! written {
             #[cfg(feature = "metrics")]
             {
                 let $series = &self.of;
-                $write;
+                observed(|| $write);
             }
             #[cfg(not(feature = "metrics"))]
             let _ = (self, $($arg),*);

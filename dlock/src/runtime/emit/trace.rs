@@ -11,6 +11,7 @@ pub(crate) use tracing::Span;
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
 
+use crate::base::observed::{log, observed};
 use crate::runtime::emit::label::label;
 use crate::runtime::emit::meter::{Ended, Outcome};
 use crate::runtime::grants::Grant;
@@ -75,27 +76,32 @@ impl AcquireTrace {
         if self.path() == Path::Free {
             self.comes_by(Path::Queue);
         }
-        let span = tracing::info_span!(
-            target: "dlock::wait",
-            "dlock.wait",
-            dlock.key = %call.key,
-            dlock.kind = %call.kind,
-            dlock.group = group.name(),
-            dlock.outcome = Empty,
-            dlock.path = Empty,
-            dlock.token = Empty,
-            dlock.wait_ms = Empty,
-        );
-        if !span.is_disabled() {
-            let _ = self.wait.set(Box::new(span));
-        }
+        observed(|| {
+            let span = tracing::info_span!(
+                target: "dlock::wait",
+                "dlock.wait",
+                dlock.key = %call.key,
+                dlock.kind = %call.kind,
+                dlock.group = group.name(),
+                dlock.outcome = Empty,
+                dlock.path = Empty,
+                dlock.token = Empty,
+                dlock.wait_ms = Empty,
+            );
+            if !span.is_disabled() {
+                let _ = self.wait.set(Box::new(span));
+            }
+        });
     }
 
     /// Records success, in the poll of its caller.
     pub(super) fn acquired(&self, waited: Duration, got: &dyn Acquired) {
-        if LevelFilter::current() == LevelFilter::OFF {
-            return;
+        if LevelFilter::current() != LevelFilter::OFF {
+            observed(|| self.record_success(waited, got));
         }
+    }
+
+    fn record_success(&self, waited: Duration, got: &dyn Acquired) {
         let wait = self.wait.get();
         let (mut tokens, mut token) = (0, 0);
         got.each_grant(&mut |grant| {
@@ -125,11 +131,13 @@ impl AcquireTrace {
         if LevelFilter::current() == LevelFilter::OFF {
             return;
         }
-        Span::current().record("dlock.wait_ms", millis(waited));
-        if let Some(wait) = self.wait.get() {
-            wait.record("dlock.wait_ms", millis(waited));
-        }
-        self.ended(outcome);
+        observed(|| {
+            Span::current().record("dlock.wait_ms", millis(waited));
+            if let Some(wait) = self.wait.get() {
+                wait.record("dlock.wait_ms", millis(waited));
+            }
+            self.ended(outcome);
+        });
     }
 
     fn ended(&self, outcome: Outcome) {
@@ -159,15 +167,17 @@ pub(crate) fn holds_are_traced() -> bool {
     tracing::span_enabled!(target: "dlock::hold", tracing::Level::DEBUG)
 }
 
-/// Records the end of the hold.
-pub(crate) fn hold_ended(span: &Span, ended: Ended, held: Duration) {
-    span.record("dlock.ended", ended.name())
-        .record("dlock.held_ms", millis(held));
+/// Records the end of the hold, and ends its span.
+pub(crate) fn hold_ended(span: Span, ended: Ended, held: Duration) {
+    observed(move || {
+        span.record("dlock.ended", ended.name())
+            .record("dlock.held_ms", millis(held));
+    });
 }
 
 /// Records a confirmed renewal of the hold, with this much of the lease left.
 pub(crate) fn renewed(left: Duration) {
-    tracing::debug!(target: "dlock::hold", left_ms = millis(left), "a lock was renewed");
+    log!(debug, target: "dlock::hold", left_ms = millis(left), "a lock was renewed");
 }
 
 fn millis(duration: Duration) -> f64 {

@@ -4,8 +4,17 @@ use std::time::Duration;
 
 use super::Grant;
 use crate::base::moment::Moment;
+use crate::base::observed::observed;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::emit::trace::{self, Span};
+
+/// Runs `tell` in this span, if there is one.
+pub(super) fn inside(span: Option<&Span>, tell: impl FnOnce()) {
+    match span {
+        Some(span) => observed(|| span.in_scope(tell)),
+        None => tell(),
+    }
+}
 
 /// The tracing state of a grant.
 pub(super) enum HoldSpan {
@@ -45,10 +54,7 @@ impl Grant {
             Some(HoldSpan::Own(span, _)) => Some(span.clone()),
             _ => None,
         };
-        match span {
-            Some(span) => span.in_scope(tell),
-            None => tell(),
-        }
+        inside(span.as_ref(), tell);
     }
 
     /// Reports a confirmed renewal: not under the mutex of the watchdog, as the subscriber may call the client.
@@ -61,7 +67,7 @@ impl Grant {
             _ => None,
         };
         if let Some((span, left)) = renewed {
-            span.in_scope(|| trace::renewed(left));
+            inside(Some(&span), || trace::renewed(left));
         }
     }
 
@@ -69,7 +75,7 @@ impl Grant {
     pub(crate) fn ends_span(&self, ended: Ended) {
         let span = self.state.lock().room.take_span();
         if let Some(HoldSpan::Own(span, _)) = span {
-            trace::hold_ended(&span, ended, Moment::now().since(self.since));
+            trace::hold_ended(span, ended, Moment::now().since(self.since));
         }
     }
 }

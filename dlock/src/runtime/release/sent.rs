@@ -108,7 +108,7 @@ impl SentRelease {
             ReleaseAction::Report(report) => {
                 if matches!(report, ReleaseReport::Failed(_)) {
                     let held_until = release.store_has_it_until(now, shared.settings.timeout);
-                    shared.given_up.count(held_until, now);
+                    shared.given_up.add(held_until, now);
                 }
                 if let Some((grant, ended)) = held {
                     match report {

@@ -57,11 +57,16 @@ pub async fn request_times(store: Arc<dyn Store>, key: &LockKey, examination: &E
         if round > 0 && clock::now().saturating_duration_since(begun) > LONGEST {
             break;
         }
-        if let Err(why) = pair(&store, key, lease, round, &mut took).await {
+        if let Err(error) = pair(&store, key, lease, round, &mut took).await {
+            let remedy = match error.is_refused() {
+                true => "what the locks need: the page of the store, under permissions",
+                false => "a store that answers in time: its log, its load, and the network to it",
+            };
+            let why = error.message;
             return Finding::bad(
                 TIMES,
                 format!("a scratch lock could not be acquired, renewed and released: {why}"),
-                "what the locks need: the page of the store, under permissions",
+                remedy,
             );
         }
     }
@@ -77,36 +82,35 @@ async fn pair(
     lease: Duration,
     round: usize,
     took: &mut Vec<Duration>,
-) -> Result<(), String> {
-    let said = |error: StoreError| error.message;
+) -> Result<(), StoreError> {
     let grant = GrantId::new(chance::uuid(), round as u64 + 1);
     let mut timed = |sent: Instant| took.push(clock::now().saturating_duration_since(sent));
     let sent = clock::now();
     let acquire = AcquireRequest::new(Kind::Mutex, key.clone(), grant, lease);
-    let acquired = store.clone().acquire(acquire).await.map_err(said)?;
+    let acquired = store.clone().acquire(acquire).await?;
     timed(sent);
     if !matches!(acquired, AcquireReply::Acquired(_)) {
-        return Err(format!("the store answered {acquired:?}"));
+        return Err(StoreError::unknown(format!("the store answered {acquired:?}")));
     }
     tokio::time::sleep(PACE).await;
     let sent = clock::now();
     let renew = RenewRequest::new(Kind::Mutex, key.clone(), grant, lease);
-    let renewed = store.clone().renew(vec![renew]).await.map_err(said)?;
+    let renewed = store.clone().renew(vec![renew]).await?;
     timed(sent);
     match renewed.into_iter().next() {
-        Some(Ok(Renewal::Gone)) => return Err("a lock of some milliseconds was gone".to_owned()),
-        Some(Err(error)) => return Err(said(error)),
+        Some(Ok(Renewal::Gone)) => return Err(StoreError::unknown("a lock of some milliseconds was gone")),
+        Some(Err(error)) => return Err(error),
         Some(Ok(_)) | None => {}
     }
     tokio::time::sleep(PACE).await;
     let sent = clock::now();
     let release = ReleaseRequest::new(Kind::Mutex, key.clone(), grant);
-    let released = store.clone().release(release).await.map_err(said)?;
+    let released = store.clone().release(release).await?;
     timed(sent);
     tokio::time::sleep(PACE).await;
     match released {
         ReleaseReply::Released { .. } => Ok(()),
-        other => Err(format!("a release answered {other:?}")),
+        other => Err(StoreError::unknown(format!("a release answered {other:?}"))),
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Serving, Step, StepQueue};
 use crate::base::chance;
+use crate::base::observed::log;
 use crate::store::{Reason, StoreError};
 
 /// The pause between two attempts to connect, initially and at most.
@@ -149,7 +150,7 @@ impl<S: Step> Link<S> {
             let address = self.queue().address().to_owned();
             self.over = Some(tokio::spawn(async move {
                 sleep(BRIEF).await;
-                tracing::info!(server = %address, "connected to the lock store again");
+                log!(info, server = %address, "connected to the lock store again");
             }));
         }
     }
@@ -171,7 +172,7 @@ impl<S: Step> Link<S> {
     fn tell_trouble(&mut self, trouble: &str) {
         if !std::mem::replace(&mut self.told, true) {
             let address = self.queue().address();
-            tracing::warn!(server = %address, %trouble, "no connection to the lock store, trying again");
+            log!(warn, server = %address, %trouble, "no connection to the lock store, trying again");
         }
         *self.queue().trouble.lock() = Some(trouble.to_owned());
     }

@@ -18,12 +18,9 @@ impl AnswerTimes {
         AnswerTimes((0..members).map(|_| AtomicU64::new(UNKNOWN)).collect())
     }
 
-    /// Records that a member has answered, or failed.
-    pub(super) fn record(&self, at: usize, took: Duration, has_answered: bool) {
-        let time = match has_answered {
-            true => nanos(took).clamp(UNKNOWN + 1, FAILED - 1),
-            false => FAILED,
-        };
+    /// Records what a member needed to answer; `None` if it failed.
+    pub(super) fn record(&self, at: usize, took: Option<Duration>) {
+        let time = took.map_or(FAILED, |took| nanos(took).clamp(UNKNOWN + 1, FAILED - 1));
         self.0[at].store(time, Ordering::Relaxed);
     }
 
@@ -49,13 +46,13 @@ mod tests {
     fn patience_is_that_for_the_slowest_member_that_answers() {
         let ms = Duration::from_millis;
         let times = AnswerTimes::of(3);
-        times.record(0, ms(1), true);
-        times.record(1, ms(40), true);
+        times.record(0, Some(ms(1)));
+        times.record(1, Some(ms(40)));
         assert_eq!(times.patience(), None);
-        times.record(2, ms(1000), false);
+        times.record(2, None);
         assert_eq!(times.patience(), Some(ms(80) + SHORT));
-        times.record(1, ms(2), true);
-        times.record(2, Duration::ZERO, true);
+        times.record(1, Some(ms(2)));
+        times.record(2, Some(Duration::ZERO));
         assert_eq!(times.patience(), Some(ms(4) + SHORT));
     }
 }

@@ -199,16 +199,11 @@ impl Quorum {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        let answers = self.members.iter().enumerate().map(|(at, member)| {
-            let step = step(member.store.clone());
-            let answer: Answer<T> = Box::pin(async move { (at, step.await) });
-            answer
-        });
-        answers.collect()
+        self.ask_those(|_| true, |_, member| step(member))
     }
 
-    /// Runs the same quick operation on some of the members.
-    fn ask_those<T, F>(
+    /// Runs the same operation on some of the members, and records how long each takes: for what takes one round trip.
+    fn ask_timed<T, F>(
         &self,
         is_asked: impl Fn(usize) -> bool,
         step: impl Fn(Arc<dyn QuorumMember>) -> F,
@@ -218,15 +213,30 @@ impl Quorum {
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let begun = clock::now();
+        self.ask_those(is_asked, |at, member| {
+            let (step, times) = (step(member), self.answer_times.clone());
+            async move {
+                let answer = step.await;
+                let took = clock::now().saturating_duration_since(begun);
+                times.record(at, answer.is_ok().then_some(took));
+                answer
+            }
+        })
+    }
+
+    fn ask_those<T, F>(
+        &self,
+        is_asked: impl Fn(usize) -> bool,
+        step: impl Fn(usize, Arc<dyn QuorumMember>) -> F,
+    ) -> Answers<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
         let members = self.members.iter().enumerate().filter(|(at, _)| is_asked(*at));
         let answers = members.map(|(at, member)| {
-            let step = step(member.store.clone());
-            let times = self.answer_times.clone();
-            let answer: Answer<T> = Box::pin(async move {
-                let answer = step.await;
-                times.record(at, clock::now().saturating_duration_since(begun), answer.is_ok());
-                (at, answer)
-            });
+            let step = step(at, member.store.clone());
+            let answer: Answer<T> = Box::pin(async move { (at, step.await) });
             answer
         });
         answers.collect()
@@ -296,8 +306,14 @@ impl Quorum {
             };
             let _ = timeout_anywhere(Instant::now() + took + SHORT, rest).await;
         }
-        // Replies that are still in flight arrive in any case: they count too, and are released with the rest.
-        let token = match votes.verdict() {
+        let verdict = votes.verdict();
+        if !matches!(verdict, Verdict::Granted { .. }) && !asked.is_empty() {
+            // Later answers do not count, and what they grant is released. How long they take is recorded.
+            self.runtime
+                .spawn(async move { while asked.next().await.is_some() {} });
+            asked = Answers::new();
+        }
+        let token = match verdict {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
                 let is_split = votes.granted().next().is_some();
@@ -438,12 +454,11 @@ impl Quorum {
         let begun = clock::now();
         let (mut released, mut told, mut failed) = (0, Some(0), Vec::new());
         let (mut not_held, mut repeats) = (0, false);
-        while released < self.majority()
-            && let Some((at, answer)) = {
-                let is_lost = not_held >= self.majority();
-                self.next_answer(&mut asked, begun, is_lost).await
-            }
-        {
+        while released < self.majority() {
+            let is_lost = not_held >= self.majority();
+            let Some((at, answer)) = self.next_answer(&mut asked, begun, is_lost).await else {
+                break;
+            };
             match answer {
                 Ok(ReleaseReply::Released { receivers }) => {
                     released += 1;
@@ -456,7 +471,8 @@ impl Quorum {
                 Err(error) => failed.push((at, error)),
             }
         }
-        if released < self.majority() && released + failed.len() >= self.majority() {
+        let is_released = released >= self.majority();
+        if !is_released && released + failed.len() >= self.majority() {
             let said = failed
                 .iter()
                 .map(|(at, error)| format!("{}: {error}", self.members[*at].name));
@@ -490,7 +506,7 @@ impl Quorum {
             }
         };
         self.runtime.spawn(rest);
-        Ok(match released >= self.majority() {
+        Ok(match is_released {
             true => ReleaseReply::Released { receivers: told },
             false => ReleaseReply::NotHeld {
                 repeated: repeats || released > 0,
@@ -739,7 +755,7 @@ impl Store for Quorum {
         let is_asked = move |at: usize| abstaining.as_ref().is_none_or(|those| those.contains(&at));
         let asked = self
             .check(&request)
-            .map(|()| self.ask_those(&is_asked, |member| member.vote(ask.clone(), vote_after)));
+            .map(|()| self.ask_timed(&is_asked, |member| member.vote(ask.clone(), vote_after)));
         Box::pin(async move {
             let reply = self.count(request, asked?, is_asked).await?;
             if matches!(reply, AcquireReply::Acquired(_)) {
@@ -752,7 +768,7 @@ impl Store for Quorum {
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         // An acquire that was given up may not be over yet.
         let lease = self.held.lock().remove(&request.grant).unwrap_or(self.max_lease);
-        let asked = self.ask_those(|_| true, |member| member.release(request.clone()));
+        let asked = self.ask_timed(|_| true, |member| member.release(request.clone()));
         Box::pin(self.released(request, lease, asked))
     }
 

@@ -128,8 +128,8 @@ impl<'a> Votes<'a> {
 
     /// Whether the members that have answered are a majority, and one of them may not grant it.
     pub(super) fn are_contested(&self) -> bool {
-        let answered = self.votes.iter().flatten();
-        answered.clone().count() >= self.majority() && answered.clone().any(Vote::declines)
+        let mut answered = self.votes.iter().flatten();
+        answered.clone().count() >= self.majority() && answered.any(Vote::declines)
     }
 
     pub(super) fn verdict(&self) -> Verdict {

@@ -17,6 +17,7 @@ use super::node::{Aside, classify, closing_trial, may_close};
 use super::script;
 use super::settings::{ConnectSettings, Driven, Open, driven};
 use crate::base::clock;
+use crate::base::observed::log;
 use crate::store::options::MinReplicas;
 use crate::store::url::Address;
 use crate::store::{Outcome, Reason, StoreError};
@@ -247,7 +248,7 @@ impl Connector {
         trial.passed();
         if there < wanted.count {
             let wanted = wanted.count;
-            tracing::warn!(%address, there, wanted, "this server has too few replicas for min_replicas just now: nothing can be locked");
+            log!(warn, %address, there, wanted, "this server has too few replicas for min_replicas just now: nothing can be locked");
         }
         self.link(&stream, login)
     }
@@ -298,19 +299,19 @@ impl Connector {
             match field("maxmemory_policy") {
                 Some("noeviction") => {}
                 Some(policy) if field("maxmemory") == Some("0") => {
-                    tracing::debug!(%address, policy, "eviction is set up, but memory has no limit");
+                    log!(debug, %address, policy, "eviction is set up, but memory has no limit");
                 }
-                Some(policy) => tracing::warn!(
-                    %address, policy,
+                Some(policy) => log!(
+                    warn, %address, policy,
                     "this server may evict locks when its memory is full: set maxmemory-policy noeviction"
                 ),
-                None => tracing::warn!(
-                    %address,
+                None => log!(
+                    warn, %address,
                     "this server cannot be asked whether it may evict locks: see that maxmemory-policy is noeviction"
                 ),
             }
             if is_replica && self.endpoint.is_fixed() {
-                tracing::warn!(%address, "this server is a replica: locks need its master");
+                log!(warn, %address, "this server is a replica: locks need its master");
             }
         });
         if is_replica && !self.endpoint.is_fixed() {

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::node::Aside;
+use crate::base::observed::log;
 use crate::store::credentials::Provider;
 
 /// The timeout of the function.
@@ -107,7 +108,7 @@ impl Logins {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "login renewal failed: the connection may be closed when its credentials expire");
+                    log!(warn, %error, "login renewal failed: the connection may be closed when its credentials expire");
                     pause = valid_for / 16;
                 }
             }

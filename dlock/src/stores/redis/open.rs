@@ -16,6 +16,7 @@ use super::sentinel::Master;
 use super::servers::Servers;
 use super::settings::ConnectSettings;
 use crate::Error;
+use crate::base::observed::log;
 use crate::store::DoubtSender;
 use crate::store::member::QuorumMember;
 use crate::store::options::Common;
@@ -148,7 +149,7 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
         match trouble {
             Some(error) if !error.is_passing() => return Err(StoreError::into_connect_error(error)),
             Some(error) => {
-                tracing::warn!(server = %member.name, %error, "a member of the quorum is not there yet");
+                log!(warn, server = %member.name, %error, "a member of the quorum is not there yet");
                 away.push(error.to_string());
             }
             None => {}

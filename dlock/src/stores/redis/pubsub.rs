@@ -28,6 +28,7 @@ use super::connect::Connector;
 use super::script;
 use super::settings::Open;
 use crate::base::chance;
+use crate::base::observed::log;
 use crate::store::url::Address;
 use crate::store::{Hub, Reason, StoreError};
 
@@ -243,8 +244,8 @@ impl Actor {
                 if !std::mem::replace(&mut self.told, true) {
                     // A subscription succeeded: a connection without one is not progress.
                     pause = SHORTEST_PAUSE;
-                    tracing::warn!(
-                        server = %self.connector.endpoint, %trouble,
+                    log!(
+                        warn, server = %self.connector.endpoint, %trouble,
                         "no subscription to releases: waiters poll until there is one"
                     );
                 }
@@ -308,7 +309,7 @@ impl Actor {
         if !was_refused && !was_told {
             return;
         }
-        tracing::info!(server = %self.connector.endpoint, "subscribed to releases again");
+        log!(info, server = %self.connector.endpoint, "subscribed to releases again");
         self.again = AGAIN.0;
         self.not_before = None;
         self.connects_at = None;
@@ -539,8 +540,8 @@ impl Actor {
             _ if error.is_io_error() || error.code() == Some("NOAUTH") => return Err(error.to_string()),
             _ => {
                 if !std::mem::replace(&mut self.told_refusal, true) {
-                    tracing::warn!(
-                        server = %self.connector.endpoint, %channel, %error,
+                    log!(
+                        warn, server = %self.connector.endpoint, %channel, %error,
                         "the server takes no subscription to releases: waiters poll until it does"
                     );
                 }

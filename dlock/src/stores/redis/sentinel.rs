@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::connect::explain_with;
 use super::settings::{ConnectSettings, Open, Pushes};
 use crate::base::chance;
+use crate::base::observed::log;
 use crate::store::url::Address;
 use crate::store::{Outcome, Reason, StoreError};
 
@@ -159,12 +160,21 @@ struct Council {
     hopeless: AtomicBool,
 }
 
+/// The master, as one sentinel names it.
+#[derive(Debug)]
+struct View {
+    epoch: u64,
+    /// It is about to be replaced, and the sentinel may not be asked by which one.
+    is_former: bool,
+    master: Address,
+}
+
 #[derive(Debug, Default)]
 struct Minutes {
     /// Those that are listened to.
     known: BTreeSet<Address>,
-    /// The answer of each reachable sentinel: the epoch, and the master.
-    views: BTreeMap<Address, (u64, Address)>,
+    /// The answer of each reachable sentinel.
+    views: BTreeMap<Address, View>,
     /// The down-after time of each.
     down_after: HashMap<Address, Duration>,
     /// The trouble of the others.
@@ -182,9 +192,14 @@ impl Minutes {
     /// The master by the latest epoch; of several, the one that most of the sentinels name. An epoch before the known one needs
     /// more than half of the sentinels, as when all were set up anew.
     fn verdict(&self) -> Option<(u64, Address)> {
-        let named_by = |master: &Address| self.views.values().filter(|(_, other)| other == master).count();
-        let views = self.views.values();
-        let (epoch, master) = views.max_by_key(|(epoch, master)| (*epoch, named_by(master)))?;
+        let named_by = |master: &Address| {
+            self.views
+                .values()
+                .filter(|other| other.master == *master)
+                .count()
+        };
+        let rank = |view: &&View| (view.epoch, !view.is_former, named_by(&view.master));
+        let View { epoch, master, .. } = self.views.values().max_by_key(rank)?;
         let alike = named_by(master);
         let is_gone = |sentinel: &&Address| match self.invited.get(sentinel) {
             _ if self.views.contains_key(sentinel) => false,
@@ -274,9 +289,9 @@ impl Table {
             let look = self.council.look.notified();
             let request = self.request(sentinel, connection);
             match self.in_time(sentinel, request).await {
-                Ok((epoch, master)) => {
+                Ok(view) => {
                     *pause = PAUSES.0;
-                    self.says(sentinel, epoch, master);
+                    self.says(sentinel, view);
                 }
                 Err(trouble) => return trouble,
             }
@@ -295,12 +310,11 @@ impl Table {
         }
     }
 
-    /// The master and the epoch of that.
     async fn request(
         &self,
         sentinel: &Address,
         connection: &mut MultiplexedConnection,
-    ) -> Result<(u64, Address), RedisError> {
+    ) -> Result<View, RedisError> {
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("MASTER").arg(&self.council.service);
         let fields: HashMap<String, String> = cmd.query_async(connection).await?;
@@ -318,11 +332,16 @@ impl Table {
             true => self.promoted(connection).await?,
             false => None,
         };
+        let is_former = is_failing_over && promoted.is_none();
         let master = promoted.or_else(|| address(&fields)).ok_or((
             redis::ErrorKind::UnexpectedReturnType,
             "the sentinel names no address",
         ))?;
-        Ok((epoch.unwrap_or(0), master))
+        Ok(View {
+            epoch: epoch.unwrap_or(0),
+            is_former,
+            master,
+        })
     }
 
     /// The master that a sentinel in the middle of a fail-over would send clients to; `None` if it does not tell.
@@ -360,10 +379,10 @@ impl Table {
         }
     }
 
-    fn says(&self, sentinel: &Address, epoch: u64, master: Address) {
+    fn says(&self, sentinel: &Address, view: View) {
         let mut minutes = self.council.minutes.lock();
         minutes.troubles.remove(sentinel);
-        minutes.views.insert(sentinel.clone(), (epoch, master));
+        minutes.views.insert(sentinel.clone(), view);
         if let Some(answered) = minutes.invited.get_mut(sentinel) {
             *answered = Some(Instant::now());
         }
@@ -378,7 +397,7 @@ impl Table {
                 return false;
             }
             if let Some(before) = named {
-                tracing::warn!(service = %self.council.service, %before, now = %master, "the master has changed");
+                log!(warn, service = %self.council.service, %before, now = %master, "the master has changed");
             }
             *named = Some(master);
             true
@@ -386,7 +405,7 @@ impl Table {
     }
 
     fn lost(self: &Arc<Self>, sentinel: &Address, trouble: StoreError) {
-        tracing::debug!(%sentinel, %trouble, "a sentinel does not help");
+        log!(debug, %sentinel, %trouble, "a sentinel does not help");
         let mut minutes = self.council.minutes.lock();
         minutes.views.remove(sentinel);
         minutes.troubles.insert(sentinel.clone(), trouble);
@@ -440,6 +459,14 @@ mod tests {
         Address::Tcp { host, port }
     }
 
+    fn view(epoch: u64, master: u16) -> View {
+        View {
+            epoch,
+            is_former: false,
+            master: server(master),
+        }
+    }
+
     fn minutes(epoch: u64, views: &[(u64, u16)]) -> Minutes {
         let mut minutes = Minutes {
             epoch,
@@ -448,7 +475,7 @@ mod tests {
         for (at, (epoch, master)) in views.iter().enumerate() {
             let sentinel = server(26_000 + at as u16);
             minutes.known.insert(sentinel.clone());
-            minutes.views.insert(sentinel, (*epoch, server(*master)));
+            minutes.views.insert(sentinel, view(*epoch, *master));
         }
         minutes
     }
@@ -467,6 +494,16 @@ mod tests {
         ] {
             assert_eq!(verdict(6, &views), Some((7, server(2))));
         }
+        // It tells that, but not by which one.
+        for former in [26_000, 26_001] {
+            let mut two = minutes(6, &[(7, 2), (7, 2)]);
+            let view = View {
+                is_former: true,
+                ..view(7, 1)
+            };
+            two.views.insert(server(former), view);
+            assert_eq!(two.verdict(), Some((7, server(2))));
+        }
         // One that was cut off, while the others cannot be asked.
         let mut cut_off = minutes(4, &[(3, 1)]);
         cut_off.known.extend([server(1), server(2)]);
@@ -479,7 +516,7 @@ mod tests {
         moved.invited.extend([(server(1), None), (server(2), None)]);
         assert_eq!(moved.verdict(), Some((0, server(5))));
         // One that answers has a say, and one that did so a moment ago.
-        moved.views.insert(server(1), (0, server(6)));
+        moved.views.insert(server(1), view(0, 6));
         assert_eq!(moved.verdict(), None);
         moved.views.remove(&server(1));
         moved.invited.insert(server(1), Some(Instant::now()));

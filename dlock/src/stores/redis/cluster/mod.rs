@@ -31,6 +31,7 @@ use super::pubsub::{PubSub, Way};
 use super::script::Call;
 use super::settings::ConnectSettings;
 use crate::base::clock;
+use crate::base::observed::log;
 use crate::store::Hub;
 use crate::store::url::Address;
 use crate::store::{Lane, StoreError, Watch};
@@ -229,7 +230,7 @@ impl Cluster {
         {
             let lane = self.member_at(&mut map, &address);
             if lane != by {
-                tracing::debug!(slot = slot.index(), to = %address, "a slot has moved");
+                log!(debug, slot = slot.index(), to = %address, "a slot has moved");
                 map.give(vec![slot], by, lane);
             }
         }
@@ -340,7 +341,7 @@ impl Cluster {
         self.move_channels();
         // Only now, since their subscriptions have moved to other servers.
         for member in gone.into_values() {
-            tracing::info!(server = %member.address, "a server of the cluster has no slots any more");
+            log!(info, server = %member.address, "a server of the cluster has no slots any more");
             member.node.retire();
         }
         for lane in successors {

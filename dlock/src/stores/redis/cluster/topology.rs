@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use super::Cluster;
 use super::slot_map::SlotMap;
 use crate::base::chance;
+use crate::base::observed::log;
 use crate::store::url::Address;
 use crate::store::{Reason, StoreError};
 use crate::stores::redis::connect::explain;
@@ -43,7 +44,7 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
             },
             Ok(slot_map) => cluster.learn(&slot_map),
             Err(trouble) => {
-                tracing::debug!(%trouble, "no cluster node returned a slot map");
+                log!(debug, %trouble, "no cluster node returned a slot map");
                 false
             }
         };
@@ -100,7 +101,8 @@ async fn confirmed(cluster: &Cluster, slot_map: SlotMap) -> Option<SlotMap> {
     let answers: Vec<SlotMap> = answers.into_iter().flatten().collect();
     let verdict = slot_map.confirmed_by(&answers);
     if verdict && cluster.is_behind(&slot_map) {
-        tracing::warn!(
+        log!(
+            warn,
             epoch = slot_map.epoch,
             "the cluster was set up anew: its masters agree on slots of an earlier epoch"
         );

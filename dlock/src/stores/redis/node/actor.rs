@@ -30,6 +30,7 @@ use super::undos::Undos;
 use super::{Part, Plain, PlainReply, Request, Step, Used};
 use crate::base::chance;
 use crate::base::clock;
+use crate::base::observed::log;
 use crate::store::url::Address;
 use crate::store::{Reason, StoreError};
 use crate::stores::redis::cluster::Cluster;
@@ -273,7 +274,7 @@ impl Actor {
             if self.retired {
                 break;
             }
-            tracing::warn!(server = %self.connector.endpoint, trouble = %self.trouble, "the connection to the lock store is lost");
+            log!(warn, server = %self.connector.endpoint, trouble = %self.trouble, "the connection to the lock store is lost");
             let elsewhere = self
                 .address
                 .as_ref()
@@ -330,7 +331,7 @@ impl Actor {
             if is_another {
                 self.connector.endpoint.changed();
             }
-            tracing::info!(server = %self.connector.endpoint, "connected to the lock store again");
+            log!(info, server = %self.connector.endpoint, "connected to the lock store again");
             self.send_queue.releases_first();
             self.part.doubts.tell(self.part.lane);
         }
@@ -375,7 +376,7 @@ impl Actor {
                 Ok(connected) => return Some(connected),
                 Err(error) => {
                     if self.address.is_none() && self.trouble.is_empty() {
-                        tracing::warn!(trouble = %error.message, "a server of the lock store cannot be reached");
+                        log!(warn, trouble = %error.message, "a server of the lock store cannot be reached");
                     }
                     self.trouble = error.message;
                 }

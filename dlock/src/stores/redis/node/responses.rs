@@ -12,6 +12,7 @@ use super::replicas::ConnectionRole;
 use super::undos::NO_CALL;
 use super::{Done, Step};
 use crate::base::clock;
+use crate::base::observed::log;
 use crate::base::waking::reply_to;
 use crate::store::{GrantId, Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, PlainAcquire, Verb};
@@ -462,10 +463,10 @@ impl Actor {
         }
         self.settle_claim(&step, &answer, server_time);
         if let Ok(Answer::Released { receivers: None }) = answer {
-            tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
+            log!(warn, key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
         }
         if let Ok(Answer::Done { told: false }) = answer {
-            tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids notifications: its waiters find out by looking");
+            log!(warn, key = %step.call.key, "a record was completed or released, but the server forbids notifications: its waiters find out by looking");
         }
         let answer = match answer {
             Ok(answer) => match self.unless_acknowledged_later(step, answer, answered_call.round) {
