@@ -170,10 +170,16 @@ impl Handle {
         if shared.settings.publicity.presence {
             let (shared, finished) = (shared.clone(), shared.finished.clone());
             runtime.spawn(async move {
-                let attended = || AssertUnwindSafe(presence::attend(&shared, finished.cancelled()));
-                while attended().catch_unwind().await.is_err() {
+                loop {
+                    let attended = AssertUnwindSafe(presence::attend(&shared, finished.cancelled()));
+                    if attended.catch_unwind().await.is_ok() {
+                        return;
+                    }
                     Event::StorePanicked { key: None }.emit();
                     tokio::time::sleep(presence::AFTER_A_PANIC).await;
+                    // Whatever it was doing: it looks at the tables again.
+                    shared.watchdog.beat.sleeps();
+                    shared.watchdog.beat.rouse();
                 }
             });
         }

@@ -36,7 +36,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::events::{Listeners, Of};
 use crate::runtime::emit::meter::{Ended, Series};
-use crate::runtime::emit::trace;
+use crate::runtime::emit::trace::{self, ObservedSpan};
 use crate::runtime::group::Group;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::pending::Pending;
@@ -218,7 +218,8 @@ pub(crate) struct Left {
 /// A loss that the holder knows of, and that is not in the log yet.
 pub(crate) struct UnreportedLoss {
     reason: LossReason,
-    span: Option<HoldSpan>,
+    span: Option<ObservedSpan>,
+    held: Duration,
 }
 
 /// A grant that its last hold has left, and that may have to be released.
@@ -601,7 +602,7 @@ impl Grant {
         let (signals, head) = (state.room.make_signals(), state.head.take());
         let (deadline, was_suspect) = (state.grant.deadline(), state.grant.is_suspect());
         // The holder may be gone by the time of the report, and its span with it.
-        let span = state.room.take_span();
+        let (span, held) = (state.room.take_span(), Moment::now().since(self.since));
         let mut wakeups = Wakeups::default();
         state.room.close(&mut wakeups);
         drop(state);
@@ -614,19 +615,16 @@ impl Grant {
         tell(Some(signals));
         // The waiters here ask the store now.
         drop(head);
-        Some(UnreportedLoss { reason, span })
+        let span = span.and_then(HoldSpan::of_holder);
+        Some(UnreportedLoss { reason, span, held })
     }
 
-    pub(crate) fn report_loss(&self, UnreportedLoss { reason, span }: UnreportedLoss) {
-        self.tell_held(Ended::Lost);
+    pub(crate) fn report_loss(&self, UnreportedLoss { reason, span, held }: UnreportedLoss) {
+        self.tell_held_for(held, Ended::Lost);
         let event = self.loss(&reason);
-        let span = match span {
-            Some(HoldSpan::Own(span, _)) => Some(span),
-            _ => None,
-        };
         span::inside(span.as_ref(), || event.emit());
         if let Some(span) = span {
-            trace::hold_ended(span, Ended::Lost, Moment::now().since(self.since));
+            trace::hold_ended(&span, Ended::Lost, held);
         }
     }
 
@@ -746,7 +744,10 @@ impl Grant {
 
     /// Reports that the hold has certainly ended.
     pub(crate) fn tell_held(&self, ended: Ended) {
-        let held = Moment::now().since(self.since);
+        self.tell_held_for(Moment::now().since(self.since), ended);
+    }
+
+    fn tell_held_for(&self, held: Duration, ended: Ended) {
         Event::Held {
             series: &self.series,
             of: self.of(),

@@ -22,6 +22,7 @@ use self::entering::Entering;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
+use crate::base::observed::observed;
 use crate::base::own_line::OwnLine;
 use crate::base::waking::waking;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
@@ -440,9 +441,8 @@ impl Shared {
     fn renewals_ended(&self, results: &Result<Vec<Result<Renewal, StoreError>>, StoreError>, sent: Instant) {
         let outcome = outcome_of_renewals(results);
         self.calls.ended(&outcome);
-        self.meter
-            .client()
-            .request_ended(Operation::Renew, &outcome, sent);
+        // The first one registers the series.
+        observed(|| (self.meter.client()).request_ended(Operation::Renew, &outcome, sent));
     }
 
     /// Renews one grant now, for its holder.

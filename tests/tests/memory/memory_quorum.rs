@@ -45,6 +45,8 @@ enum Is {
     Refusing,
     /// The same is said, and something may have been done.
     RefusingInDoubt,
+    /// Nothing is done, and each step panics.
+    Panicking,
 }
 
 #[derive(Debug, Clone)]
@@ -75,11 +77,13 @@ impl Member {
     {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let (down, mute, hanging) = (self.is(Is::Down), self.is(Is::Mute), self.is(Is::Hanging));
-        let slow = self.is(Is::Slow);
+        let (slow, panicking) = (self.is(Is::Slow), self.is(Is::Panicking));
         let in_doubt = self.is(Is::RefusingInDoubt);
         let refusing = in_doubt || self.is(Is::Refusing);
-        let step = (!down && !hanging && !refusing).then(|| step(Arc::new(self.memory.clone())));
+        let step =
+            (!down && !hanging && !refusing && !panicking).then(|| step(Arc::new(self.memory.clone())));
         async move {
+            assert!(!panicking, "the store panics");
             if down {
                 return Err(StoreError::not_done(Reason::Unreachable, "no server is there"));
             }
@@ -923,6 +927,29 @@ fn mail_of_a_slow_member_is_announced_and_returned_later_once() {
         assert_eq!(mail().await.unwrap(), [b"hello"]);
         sleep(SEC).await;
         assert!(mail().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn client_says_again_what_it_does_after_its_store_has_panicked() {
+    paused(async {
+        let store = Member {
+            memory: MemoryStore::new(),
+            is: Arc::default(),
+            asked: Arc::default(),
+        };
+        let builder = LockClient::builder()
+            .shared_store(Arc::new(store.clone()))
+            .presence(true);
+        let client = builder.build().await.unwrap();
+        let guard = client.lock("k").acquire().await.unwrap();
+        store.set(Is::Panicking);
+        sleep(3 * SEC).await;
+        store.set(Is::Fine);
+        sleep(3 * SEC).await;
+        let clients = Operations::clients(Arc::new(store.memory.clone()));
+        assert_eq!(clients.await.unwrap().len(), 1);
+        guard.release().await.unwrap();
     });
 }
 

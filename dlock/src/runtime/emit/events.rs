@@ -292,7 +292,7 @@ pub enum LockEventKind {
         /// The name of the operator, and the reason.
         intervention: Intervention,
     },
-    /// The hold was lost.
+    /// The hold was lost. This may come after the [`Granted`](Self::Granted) of the next one: its caller learns of the loss first.
     #[non_exhaustive]
     Lost {
         /// Why, as far as this process knows.

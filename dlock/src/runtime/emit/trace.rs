@@ -3,6 +3,7 @@
 //! A span is created in the caller's own poll, so that it is a child of the caller's span. Without a subscriber for
 //! these spans, all of this costs one check of a static.
 
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -45,7 +46,26 @@ pub(crate) trait Acquired {
 pub(crate) struct AcquireTrace {
     path: AtomicU8,
     /// The span of its wait.
-    wait: OnceLock<Box<Span>>,
+    wait: OnceLock<Box<ObservedSpan>>,
+}
+
+/// A span at whose end a subscriber may panic, whoever drops it.
+#[derive(Debug, Clone)]
+pub(crate) struct ObservedSpan(Span);
+
+impl Deref for ObservedSpan {
+    type Target = Span;
+
+    fn deref(&self) -> &Span {
+        &self.0
+    }
+}
+
+impl Drop for ObservedSpan {
+    fn drop(&mut self) {
+        let span = std::mem::replace(&mut self.0, Span::none());
+        observed(|| drop(span));
+    }
 }
 
 impl Default for AcquireTrace {
@@ -89,7 +109,7 @@ impl AcquireTrace {
                 dlock.wait_ms = Empty,
             );
             if !span.is_disabled() {
-                let _ = self.wait.set(Box::new(span));
+                let _ = self.wait.set(Box::new(ObservedSpan(span)));
             }
         });
     }
@@ -112,7 +132,7 @@ impl AcquireTrace {
                 }
             });
         });
-        for span in [Some(&Span::current()), wait.map(AsRef::as_ref)]
+        for span in [Some(&Span::current()), wait.map(|wait| &***wait)]
             .into_iter()
             .flatten()
         {
@@ -148,8 +168,8 @@ impl AcquireTrace {
 }
 
 /// Creates the span of a hold, in the poll of its caller.
-pub(crate) fn hold(grant: &Grant) -> Span {
-    tracing::debug_span!(
+pub(crate) fn hold(grant: &Grant) -> ObservedSpan {
+    ObservedSpan(tracing::debug_span!(
         target: "dlock::hold",
         "dlock.hold",
         dlock.key = %grant.key,
@@ -159,17 +179,19 @@ pub(crate) fn hold(grant: &Grant) -> Span {
         dlock.token = grant.token,
         dlock.ended = Empty,
         dlock.held_ms = Empty,
-    )
+    ))
 }
 
 /// Whether a subscriber wants the spans of holds.
 pub(crate) fn holds_are_traced() -> bool {
-    tracing::span_enabled!(target: "dlock::hold", tracing::Level::DEBUG)
+    let mut are_traced = false;
+    observed(|| are_traced = tracing::span_enabled!(target: "dlock::hold", tracing::Level::DEBUG));
+    are_traced
 }
 
-/// Records the end of the hold, and ends its span.
-pub(crate) fn hold_ended(span: Span, ended: Ended, held: Duration) {
-    observed(move || {
+/// Records the end of the hold.
+pub(crate) fn hold_ended(span: &Span, ended: Ended, held: Duration) {
+    observed(|| {
         span.record("dlock.ended", ended.name())
             .record("dlock.held_ms", millis(held));
     });

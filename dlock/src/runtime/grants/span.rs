@@ -6,22 +6,37 @@ use super::Grant;
 use crate::base::moment::Moment;
 use crate::base::observed::observed;
 use crate::runtime::emit::meter::Ended;
-use crate::runtime::emit::trace::{self, Span};
+use crate::runtime::emit::trace::{self, ObservedSpan, Span};
 
-/// Runs `tell` in this span, if there is one.
-pub(super) fn inside(span: Option<&Span>, tell: impl FnOnce()) {
-    match span {
-        Some(span) => observed(|| span.in_scope(tell)),
-        None => tell(),
+/// Runs `tell` in this span, if there is one, and without it if the subscriber panics at its beginning.
+pub(super) fn inside(span: Option<&ObservedSpan>, tell: impl FnOnce()) {
+    let mut tell = Some(tell);
+    let mut tell_once = || {
+        if let Some(tell) = tell.take() {
+            tell();
+        }
+    };
+    if let Some(span) = span {
+        observed(|| span.in_scope(&mut tell_once));
     }
+    tell_once();
 }
 
 /// The tracing state of a grant.
 pub(super) enum HoldSpan {
     /// The span of its holder, and what was left of the lease at a renewal that is not reported yet.
-    Own(Span, Option<Duration>),
+    Own(ObservedSpan, Option<Duration>),
     /// The span of the holder that handed it off, until the next one has begun.
-    Before(Span),
+    Before(ObservedSpan),
+}
+
+impl HoldSpan {
+    pub(super) fn of_holder(self) -> Option<ObservedSpan> {
+        match self {
+            HoldSpan::Own(span, _) => Some(span),
+            HoldSpan::Before(_) => None,
+        }
+    }
 }
 
 impl Grant {
@@ -40,7 +55,7 @@ impl Grant {
         };
         let span = trace::hold(self);
         if let Some(HoldSpan::Before(before)) = &before {
-            span.follows_from(before);
+            span.follows_from(&**before);
             tell(Some(before));
         }
         self.state.lock().room.set_span(HoldSpan::Own(span, None));
@@ -75,7 +90,7 @@ impl Grant {
     pub(crate) fn ends_span(&self, ended: Ended) {
         let span = self.state.lock().room.take_span();
         if let Some(HoldSpan::Own(span, _)) = span {
-            trace::hold_ended(span, ended, Moment::now().since(self.since));
+            trace::hold_ended(&span, ended, Moment::now().since(self.since));
         }
     }
 }

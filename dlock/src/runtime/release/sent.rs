@@ -13,7 +13,9 @@ use super::{RUNTIME_ENDED, Told, unknown};
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::base::observed::observed;
 use crate::base::report::LossReason;
+use crate::base::waking::waking;
 use crate::engine::fairness::{Notified, ReleaseReplied};
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::calls::{called, poll_step};
@@ -92,7 +94,7 @@ impl SentRelease {
             Some((grant, _)) => {
                 (grant.series.client()).request_ended(Operation::Release, &reply, *sent);
             }
-            None => (shared.meter.client()).request_ended(Operation::Release, &reply, *sent),
+            None => observed(|| (shared.meter.client()).request_ended(Operation::Release, &reply, *sent)),
         }
         let told = told.take();
         let kept = told.as_ref().and_then(Told::kept);
@@ -185,7 +187,9 @@ fn tells_receivers(
                 receivers,
                 at,
             };
-            by.send(reply).is_ok()
+            let mut is_told = false;
+            waking(|| is_told = by.send(reply).is_ok());
+            is_told
         }
         _ => false,
     }

@@ -13,7 +13,7 @@
 --   HASH   {name}:dlock:queue     the waiters, while one waits for several permits: waiter -> "SINCE-µs AMOUNT UNTIL-ms"
 --   STRING {name}:dlock:GRANT     "AMOUNT SINCE-µs": how many permits without a known holder a grant took, and when, for as
 --                                 long as the grant may be undone
---   STRING {name}:dlock:deleted   when the semaphore was deleted, in µs, for a day
+--   STRING {name}:dlock:deleted   when the semaphore was deleted, in µs, for a minute
 
 -- Adds the steps, where one of them is asked for: calls without any do not pay for them. Answers with what
 -- counters.lua needs of it.
@@ -343,9 +343,9 @@ local function add_permit_steps()
 
   local function deleted_key(key) return suffixed(key, 'dlock:deleted') end
 
-  -- What was taken before goes with the semaphore, and is not put back into one of the same name. An acquire is undone within its
-  -- lease: a day is longer than most.
-  local function remember_deletion(key) ask('SET', deleted_key(key), digits(now), 'PX', 86400000) end
+  -- What was taken before goes with the semaphore, and is not put back into one of the same name. Clients undo an acquire within a
+  -- minute: it is the lease of all acquires without an owner.
+  local function remember_deletion(key) ask('SET', deleted_key(key), digits(now), 'PX', 60000) end
 
   -- amount, grant, ms for which it may be undone, how many there are in all or ''
   function acquire_as.unowned(key, amount, grant, remember, total)
