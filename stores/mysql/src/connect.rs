@@ -12,8 +12,9 @@ use tokio::time::{Instant, timeout};
 
 use crate::{failure, table};
 
-/// How long a statement waits for a row that another transaction has locked; the shortest time that MySQL supports.
-pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How long a statement may wait for a row or a table that another transaction has locked. The server is told to wait for one
+/// second, the shortest time that it supports; InnoDB in MySQL looks once a second for waits that are over, and may wait for two.
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Opens connections to the server.
 pub(crate) struct Connector {
@@ -40,12 +41,17 @@ pub(crate) struct Session {
 /// Sets session variables, independent of the server's defaults:
 ///
 /// - Each statement is a transaction, and locks only the row that it changes.
+/// - A statement waits only briefly for a row, and for a table that is being altered or that is locked as a whole: MySQL does
+///   not end a statement whose client is gone while it waits for a table.
 /// - A value that does not fit is an error and not truncated, and results are not limited.
 /// - The server does not close an idle connection.
 const SET_UP: &str = "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
-                      innodb_lock_wait_timeout = 1, wait_timeout = 2147483, time_zone = '+00:00', \
+                      innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 2147483, \
+                      time_zone = '+00:00', \
                       sql_select_limit = 18446744073709551615";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+/// Lets a statement that creates or changes tables wait for transactions that use them.
+const PATIENT: &str = "SET SESSION lock_wait_timeout = 30";
 /// Checks that `SYSDATE` is the time of its evaluation: with `--sysdate-is-now` it is the start of the statement.
 const SYSDATE: &str = "SELECT SLEEP(0.002) + (SYSDATE(6) > NOW(6))";
 const PACKET: &str = "SELECT @@max_allowed_packet";
@@ -118,8 +124,11 @@ impl Connector {
     pub(crate) async fn execute(&self, sql: &str) -> Result<(), StoreError> {
         let mut session = self.connect().await?;
         // Creating tables takes longer than an operation.
-        let made = timeout(30 * self.timeout, session.conn.query_drop(sql)).await;
-        match made {
+        let making = async {
+            session.conn.query_drop(PATIENT).await?;
+            session.conn.query_drop(sql).await
+        };
+        match timeout(30 * self.timeout, making).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failure::of_step(error).error),
             Err(_) => {

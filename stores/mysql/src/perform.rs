@@ -8,7 +8,7 @@ use dlock::LockKey;
 use dlock::store::queue::Step as _;
 use dlock::store::{AcquireReply, Busy, Granted, Holder, Outcome, Reason, ReleaseReply, Renewal, StoreError};
 use mysql_async::Row;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use crate::connect::Session;
 use crate::failure::{self, Failure};
@@ -98,8 +98,8 @@ pub(crate) struct Performing<'a> {
     pub(crate) session: &'a mut Session,
     pub(crate) queue: &'a Queue,
     pub(crate) table: &'a Table,
-    /// When to give up the connection if replies are missing.
-    pub(crate) deadline: Instant,
+    /// How long the replies to a round trip may take, before the connection is given up.
+    pub(crate) limit: Duration,
 }
 
 /// The operations that a round trip did not complete.
@@ -203,6 +203,17 @@ impl Performing<'_> {
                 jobs.into_iter().rev().for_each(|job| self.queue.put_back(job));
                 return Err(failure.error);
             }
+            // Each statement on this table would wait as long. None was sent.
+            Some(failure) if failure.conflict => {
+                for job in jobs {
+                    let after = pause(job.looks);
+                    match job.looks < LOOKS {
+                        true => self.again(job, after, &failure.error.message),
+                        false => self.fail(job, &failure.error),
+                    }
+                }
+                return Ok((Vec::new(), Vec::new()));
+            }
             // The renewals will tell.
             Some(_) => return Ok((jobs, Vec::new())),
         }
@@ -278,7 +289,7 @@ impl Performing<'_> {
     async fn send(&mut self, statements: &[String]) -> (Vec<Reply>, Option<Failure>) {
         let mut done = Vec::with_capacity(statements.len());
         let sending = script::run(&mut self.session.conn, statements, &mut done);
-        let failure = match timeout_at(self.deadline, sending).await {
+        let failure = match timeout(self.limit, sending).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(failure::of_step(error)),
             Err(_) => Some(Failure {

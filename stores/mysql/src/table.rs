@@ -310,6 +310,9 @@ mod tests {
         );
         assert!(table.schema.contains("INSERT IGNORE INTO `app`.`locks_floor` "));
         assert!(!table.schema.contains('{'), "{}", table.schema);
+        // Without it, a schema that was half created would be taken for a whole one.
+        let last = table.schema.rsplit_once("CREATE TABLE IF NOT EXISTS ");
+        assert!(last.is_some_and(|(_, last)| last.starts_with("`app`.`locks` (")));
     }
 
     #[test]

@@ -3,16 +3,20 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::try_join;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, Error, Notification, Socket};
 
 use super::failure;
 use super::hosts::{Candidate, candidates};
+use super::pooler::is_greeted_by;
 use dlock::store::{Reason, StoreError};
 
 /// Opens connections to the primary, which is one of the configured hosts, and may change.
@@ -33,18 +37,57 @@ pub(crate) struct Session {
     pub(crate) driver: Driver,
 }
 
-/// The task that does the I/O of a connection. Dropping it stops the task.
-pub(crate) struct Driver(Option<JoinHandle<()>>);
+/// The task that does the I/O of a connection. When it is dropped, the connection closes: at once if no reply is missing, and
+/// else after the server was told to cancel the statement, unless a pooler is in between. A server that waits for a lock, or
+/// for a standby, does not notice that its client is gone, and would keep the connection until the wait is over.
+pub(crate) struct Driver(Option<Running>);
+
+struct Running {
+    /// Whether the server itself is at the other end. PgBouncer ends itself at some cancel requests (its issue 801).
+    is_direct: AtomicBool,
+    task: Aborted,
+    cancel: Cancel,
+    /// How long to wait for the replies to cancelled statements.
+    limit: Duration,
+    /// Where the task runs: the last owner may be dropped in another runtime.
+    runtime: Handle,
+}
+
+/// Asks the server, on another connection, to cancel the statement that it executes.
+type Cancel = Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+/// How long a connection that is no longer needed may take to close by itself, and how often the server is asked to cancel. Each
+/// request cancels a single statement, and more of them may have been sent.
+const CLOSING: Duration = Duration::from_millis(100);
+
+/// The shortest and the longest time that a connection without replies may take to close.
+const LINGERING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(2));
 
 impl Session {
-    /// Whether the server accepts writes.
-    pub(crate) async fn takes_writes(&self) -> Result<bool, Error> {
+    /// Finds out whether the server itself is at the other end, so that statements without a reply are cancelled.
+    pub(crate) async fn find_server(&self) -> Result<(), Error> {
         let rows = self
             .client
-            .query_typed("SELECT current_setting('transaction_read_only')::bool", &[])
+            .query_typed("SELECT pid FROM pg_backend_pid() AS pid", &[])
             .await?;
-        rows.first()
-            .map_or(Ok(true), |row| Ok(!row.try_get::<_, bool>(0)?))
+        if let (Some(row), Some(running)) = (rows.first(), &self.driver.0) {
+            let is_direct = is_greeted_by(&self.client, row.try_get(0)?).await;
+            running.is_direct.store(is_direct, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether this connection gets the notifications of all holders; if not, why.
+    pub(crate) async fn hears(&self) -> Result<Result<(), &'static str>, Error> {
+        let rows = self.client.query_typed(HEARS, &[]).await?;
+        let Some(row) = rows.first() else {
+            return Ok(Ok(()));
+        };
+        Ok(match (row.try_get(0)?, row.try_get(1)?) {
+            (true, _) => Err(ONLY_READS),
+            (false, true) => Err(NO_ROOM),
+            (false, false) => Ok(()),
+        })
     }
 }
 
@@ -53,27 +96,55 @@ pub(crate) async fn answered<T>(
     limit: Duration,
     asking: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, String> {
-    match tokio::time::timeout(limit, asking).await {
+    match timeout(limit, asking).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
         Err(_) => Err(format!("no answer within {limit:?}")),
     }
 }
 
+/// Reads whether the server only reads, and whether its queue of notifications is full, or will be soon.
+const HEARS: &str = "SELECT r.reads, CASE WHEN r.reads THEN false ELSE pg_notification_queue_usage() > 0.95 END \
+                     FROM (SELECT current_setting('transaction_read_only')::bool AS reads) r";
 /// Why a connection for notifications is unusable once its server no longer accepts writes.
-pub(crate) const ONLY_READS: &str = "the server only reads, another one has the notifications";
-
-impl Driver {
-    /// Lets the task run until the client is dropped and the server is informed.
-    pub(crate) fn detach(mut self) {
-        self.0.take();
-    }
-}
+const ONLY_READS: &str = "the server only reads, another one has the notifications";
+/// Why notifications are not relied on: with a full queue, releases are carried out without them.
+const NO_ROOM: &str = "the server has no room for notifications: a session that listens, in any database, is in a transaction \
+                       that has to end";
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task.abort();
+        if let Some(running) = self.0.take() {
+            running.runtime.clone().spawn(running.close());
         }
+    }
+}
+
+impl Running {
+    /// Waits for the end of the task. The client is dropped at about the same time, and then the task ends with the last reply.
+    async fn close(self) {
+        let Running {
+            is_direct,
+            mut task,
+            cancel,
+            limit,
+            ..
+        } = self;
+        let closing = async {
+            while timeout(CLOSING, &mut task.0).await.is_err() && is_direct.load(Ordering::Relaxed) {
+                cancel().await;
+            }
+        };
+        // Over a network that is broken there is neither.
+        let _ = timeout(limit, closing).await;
+    }
+}
+
+/// A task that is aborted when this is dropped.
+struct Aborted(JoinHandle<()>);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -86,6 +157,8 @@ trait Open: Send + Sync {
 
 struct Opener<T> {
     tls: T,
+    /// How long a connection may take to close.
+    limit: Duration,
 }
 
 impl<T> Open for Opener<T>
@@ -96,8 +169,9 @@ where
     fn open<'a>(&'a self, config: &'a Config) -> Opening<'a> {
         Box::pin(async move {
             let (client, mut connection) = config.connect(self.tls.clone()).await?;
+            let (token, tls) = (client.cancel_token(), self.tls.clone());
             let (told, notifications) = mpsc::unbounded_channel();
-            let driver = tokio::spawn(async move {
+            let task = tokio::spawn(async move {
                 while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                     if let AsyncMessage::Notification(notification) = message
                         && told.send(notification).is_err()
@@ -109,7 +183,20 @@ where
             Ok(Session {
                 client,
                 notifications,
-                driver: Driver(Some(driver)),
+                driver: Driver(Some(Running {
+                    is_direct: AtomicBool::new(false),
+                    task: Aborted(task),
+                    cancel: Box::new(move || {
+                        let (token, tls) = (token.clone(), tls.clone());
+                        Box::pin(async move {
+                            if let Err(error) = token.cancel_query(tls).await {
+                                tracing::debug!(%error, "a statement without a reply could not be cancelled");
+                            }
+                        })
+                    }),
+                    limit: self.limit,
+                    runtime: Handle::current(),
+                })),
             })
         })
     }
@@ -126,7 +213,10 @@ impl Connector {
         Connector {
             address: addresses.join(", "),
             hosts,
-            opener: Box::new(Opener { tls }),
+            opener: Box::new(Opener {
+                tls,
+                limit: timeout.clamp(LINGERING.0, LINGERING.1),
+            }),
             timeout,
         }
     }
@@ -147,7 +237,7 @@ impl Connector {
         for (i, host) in self.hosts.iter().enumerate() {
             let rest = u32::try_from(self.hosts.len() - i).unwrap_or(u32::MAX);
             let share = deadline.saturating_duration_since(Instant::now()) / rest;
-            let error = match tokio::time::timeout(share, self.try_connect(&host.config, settings)).await {
+            let error = match timeout(share, self.try_connect(&host.config, settings)).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => failure::of_connecting(error, &host.address),
                 Err(_) => StoreError::not_done(
@@ -177,19 +267,23 @@ impl Connector {
     async fn try_connect(&self, config: &Config, settings: bool) -> Result<Session, Error> {
         let session = self.opener.open(config).await?;
         if settings {
-            session.client.batch_execute(&self.settings()).await?;
+            self.apply_settings(&session).await?;
         }
         Ok(session)
     }
 
     /// Applies the settings to a session that was connected without them.
     pub(crate) async fn set_up(&self, session: &Session) -> Result<(), StoreError> {
-        let settings = self.settings();
-        let changed = session.client.batch_execute(&settings);
-        match tokio::time::timeout(self.timeout, changed).await {
+        match timeout(self.timeout, self.apply_settings(session)).await {
             Ok(changed) => changed.map_err(|error| failure::of_step(error).into()),
             Err(_) => Err(self.no_answer()),
         }
+    }
+
+    async fn apply_settings(&self, session: &Session) -> Result<(), Error> {
+        let settings = self.settings();
+        // In one round trip.
+        try_join!(session.client.batch_execute(&settings), session.find_server()).map(|_| ())
     }
 
     fn settings(&self) -> String {
@@ -219,7 +313,7 @@ impl Connector {
              SELECT pg_advisory_xact_lock({ALONE}); {schema} COMMIT",
             self.server_limit()
         );
-        match tokio::time::timeout(self.timeout, session.client.batch_execute(&sql)).await {
+        match timeout(self.timeout, session.client.batch_execute(&sql)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failure::of_step(error).into()),
             Err(_) => Err(self.no_answer()),

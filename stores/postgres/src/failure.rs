@@ -82,6 +82,12 @@ pub(crate) fn is_of_data(error: &StoreError) -> bool {
     matches!(class, Some("22" | "23" | "54" | "P0"))
 }
 
+/// Whether there may be no room for a notification in the queue of the server, so that the transaction was rolled back.
+pub(crate) fn may_be_of_notification(error: &StoreError) -> bool {
+    // program limit exceeded
+    error.outcome == Outcome::NotDone && code(error) == Some("54000")
+}
+
 fn code(error: &StoreError) -> Option<&str> {
     let source = error.source.as_deref();
     let told = source.and_then(|source| source.downcast_ref::<Error>());

@@ -1,12 +1,13 @@
 //! Encrypted connections to PostgreSQL and MariaDB, by their URLs.
 
 use std::path::Path;
+use std::time::Duration;
 
 use dlock::{Error, LockClient};
-use dlock_tests::Certificates;
-use dlock_tests::faults::{PATIENCE, within};
+use dlock_tests::faults::{PATIENCE, answered, within};
 use dlock_tests::mysql::Mysql;
 use dlock_tests::postgres::Postgres;
+use dlock_tests::{Certificates, eventually};
 use mysql_async::prelude::Queryable;
 
 async fn open(url: &str) -> Result<LockClient, Error> {
@@ -89,6 +90,48 @@ async fn encrypted_postgres_is_used_and_its_certificate_verified() {
     let renamed = plain.replace("127.0.0.1", "ip6-localhost");
     let hosted = format!("{renamed}&hostaddr=127.0.0.1&sslmode=require&sslrootcert={root}");
     are_refused(&password, [(hosted, "not valid for name")]).await;
+}
+
+/// The server waits for its standby, and does not notice that its client is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn step_without_a_reply_is_cancelled_on_an_encrypted_postgres() {
+    let certificates = Certificates::new();
+    let server = Postgres::start().await;
+    let plain = format!("{}?create_table=true", server.url_at(server.addr()));
+    open(&plain).await.expect("it is not encrypted yet");
+    let db = server.client().await;
+    server.encrypt(&certificates).await;
+    let root = path(&certificates.file("root.pem"));
+    let connecting = || {
+        let builder = LockClient::builder().scheme(dlock_postgres::scheme());
+        let url = format!("{plain}&sslmode=require&sslrootcert={root}");
+        builder
+            .url(url)
+            .timeout(Duration::from_secs(1))
+            .retry_for(Duration::from_millis(1))
+            .build()
+    };
+    let client = answered(connecting).await.unwrap();
+    for sql in [
+        "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
+        "SELECT pg_reload_conf()",
+    ] {
+        db.batch_execute(sql).await.unwrap();
+    }
+    let waiting = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        db.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let acquires = async {
+        loop {
+            let _ = client.lock(fastrand::u64(..).to_string()).try_acquire().await;
+        }
+    };
+    tokio::select! {
+        () = acquires => {}
+        () = eventually("it waits", async || waiting().await > 0) => {}
+    }
+    eventually("it is cancelled", async || waiting().await == 0).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use dlock_tests::mysql::Mysql;
 use dlock_tests::{Swallow, eventually};
 use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::mysql_conformance::Table;
 use crate::mysql_support::{Setting, client, connected, setting_on};
@@ -226,4 +226,47 @@ async fn release_over_a_restart_ends_the_grant() {
         "{released:?}"
     );
     token(setting.patient.clone().acquire(ask("k", 2, LEASE)).await);
+}
+
+/// An `ALTER TABLE` locks the table as a whole. MySQL does not end a statement that waits for it when the client is gone, and
+/// MariaDB looks once a second: a client that closes the connection and opens another one uses up all that the server accepts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn table_that_is_locked_costs_no_connections() {
+    let setting = setting_on(Arc::new(Mysql::start().await)).await;
+    // As a service has it: a statement waits as long as the client for its reply.
+    let store = connected(setting.server.opts(), &setting.table, SEC).await;
+    let here = client(&store).await;
+    let guards = ["a", "b"].map(|key| here.lock(key).lease(LEASE).acquire());
+    let guards: Vec<_> = join_all(guards).await.into_iter().map(Result::unwrap).collect();
+    let mut admin = setting.server.client().await;
+    let lock = format!("LOCK TABLES `{0}` WRITE, `{0}_floor` WRITE", setting.table);
+    admin.query_drop(lock).await.unwrap();
+    let begun = Instant::now();
+    let ids = async || {
+        let sql =
+            "SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'dlock' AND ID <> CONNECTION_ID()";
+        let ids: Vec<u64> = setting.server.client().await.query(sql).await.unwrap();
+        ids
+    };
+    let before = ids().await;
+    while begun.elapsed() < 8 * SEC {
+        let keys = ["a", "b", "c", "d"].map(|key| store.clone().acquire(ask(key, 7, LEASE)));
+        let renewals = store
+            .clone()
+            .renew(vec![renewal("a", 8, LEASE), renewal("b", 8, LEASE)]);
+        for reply in tokio::join!(join_all(keys), renewals).0 {
+            assert!(reply.is_err(), "{reply:?}");
+        }
+    }
+    let after = ids().await;
+    let new = after.iter().filter(|id| !before.contains(id)).count();
+    assert!(
+        after.len() <= before.len() + 1 && new <= 2,
+        "{before:?}, then {after:?}"
+    );
+    admin.query_drop("UNLOCK TABLES").await.unwrap();
+    for guard in guards {
+        eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+        guard.release().await.unwrap();
+    }
 }

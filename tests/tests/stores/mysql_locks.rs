@@ -368,6 +368,35 @@ async fn urls_open_it_and_mistakes_are_told() {
     );
 }
 
+/// A process without the right to create the second table, or one that dies in between.
+#[tokio::test]
+async fn schema_that_was_half_created_is_completed() {
+    let server = Mysql::shared().await;
+    let name = format!("half_{:08x}", fastrand::u32(..));
+    let mut admin = server.client().await;
+    let grant = format!("CREATE, SELECT, INSERT, UPDATE, DELETE ON dlock.{name}");
+    for sql in [
+        format!("CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'pw'"),
+        format!("GRANT {grant} TO {name}@'127.0.0.1'"),
+    ] {
+        admin.query_drop(sql).await.unwrap();
+    }
+    let addr = server.addr();
+    let url = format!("mysql://{name}:pw@{addr}/dlock?table={name}&create_table=true&timeout=20s");
+    let open = async || {
+        let builder = LockClient::builder().scheme(dlock_mysql::scheme()).url(&url);
+        builder.build().await
+    };
+    let denied = open().await.unwrap_err().to_string();
+    assert!(denied.contains("1142") && denied.contains("_floor"), "{denied}");
+    admin
+        .query_drop(format!("GRANT {grant}_floor TO {name}@'127.0.0.1'"))
+        .await
+        .unwrap();
+    let client = open().await.unwrap();
+    client.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn kinds_that_it_has_not_are_refused_with_the_store_named() {
     let server = Mysql::shared().await;

@@ -561,3 +561,37 @@ async fn waiter_is_told_of_a_completion_through_broken_connections() {
         within(SOON, "the notification", found).await;
     }
 }
+
+/// A server does not notice that a client is gone while it waits for its standby. A client that opens a new connection after each
+/// time-out uses up all that the server accepts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn standby_that_is_missing_leaves_no_connections_behind() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let records = connected(server.config(), &table, SEC).await;
+    let db = server.client().await;
+    let standby = async |name: &str| {
+        let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
+        for sql in [&*set, "SELECT pg_reload_conf()"] {
+            db.batch_execute(sql).await.unwrap();
+        }
+        // It takes effect once the checkpointer has read it.
+        sleep(SEC).await;
+    };
+    standby("nobody").await;
+    let waiting = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        db.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let mut most = 0;
+    for _ in 0..8 {
+        let claims = (0..3).map(|_| records.claim(ask(&fresh_key())));
+        for claimed in join_all(claims).await {
+            assert!(claimed.is_err(), "{claimed:?}");
+        }
+        most = most.max(waiting().await);
+    }
+    assert!((1..=3).contains(&most), "{most} wait");
+    eventually("no process is left", async || waiting().await == 0).await;
+    standby("").await;
+    answered(|| records.claim(ask(&fresh_key()))).await.unwrap();
+}

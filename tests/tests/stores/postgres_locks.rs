@@ -831,3 +831,152 @@ async fn user_needs_no_more_rights_than_the_page_names() {
     store.remove_free().await.unwrap();
     setting.sql(&format!("DROP OWNED BY {user}")).await;
 }
+
+/// A server whose queue of notifications is full refuses the commit of each transaction that notifies: a release would be rolled
+/// back, and a lock that others wait for stay taken until its lease ends. To fill the queue takes gigabytes, so functions that are
+/// found before those of the server fail as they would.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_and_waiters_need_no_notifications() {
+    let server = Arc::new(Postgres::start().await);
+    let db = server.client().await;
+    db.batch_execute(
+        "CREATE SCHEMA short;
+         CREATE TABLE short.of_room ();
+         CREATE FUNCTION short.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+           IF EXISTS (SELECT FROM short.of_room) THEN
+             RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000';
+           END IF;
+           PERFORM pg_catalog.pg_notify($1, $2);
+         END $$;
+         CREATE FUNCTION short.pg_notification_queue_usage() RETURNS float8 LANGUAGE sql AS
+           'SELECT count(*)::float8 FROM short.of_room';
+         ALTER ROLE dlock SET search_path = short, public, pg_catalog",
+    )
+    .await
+    .unwrap();
+    let setting = setting_on(server).await;
+    let there = connected(setting.server.config(), &setting.table, PATIENCE).await;
+    let (here, there) = (client(&setting.patient).await, client(&there).await);
+    let names = ["a", "b", "c"];
+    let locks = join_all(names.map(|key| here.lock(key).lease(LEASE).acquire().into_future())).await;
+    let fair = here.fair_lock("fair").lease(LEASE).acquire().await.unwrap();
+    let read = here.rw_lock("read").read().lease(LEASE).acquire().await.unwrap();
+    let permits = here.semaphore("permits").permits(1).lease(LEASE);
+    let permit = permits.acquire().await.unwrap();
+    here.latch("latch").try_set_count(1).await.unwrap();
+    let waiters = async || {
+        let latch = there.latch("latch");
+        let plain = names.map(|key| there.lock(key).acquire().into_future());
+        let (plain, fair, write, permit, latch) = tokio::join!(
+            join_all(plain),
+            there.fair_lock("fair").acquire().into_future(),
+            there.rw_lock("read").write().acquire().into_future(),
+            there.semaphore("permits").permits(1).acquire().into_future(),
+            latch.wait(),
+        );
+        for lock in plain {
+            lock.unwrap().release().await.unwrap();
+        }
+        fair.unwrap().release().await.unwrap();
+        write.unwrap().release().await.unwrap();
+        permit.unwrap().release().await.unwrap();
+        latch.unwrap();
+    };
+    let done = async {
+        eventually("its waiters are known", async || {
+            let shown =
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+            setting.number(shown).await >= 6
+        })
+        .await;
+        sleep(300 * MS).await;
+        db.batch_execute("INSERT INTO short.of_room DEFAULT VALUES")
+            .await
+            .unwrap();
+        // The first one alone, the others in one statement.
+        let mut locks = locks.into_iter().map(Result::unwrap);
+        locks.next().unwrap().release().await.unwrap();
+        for released in join_all(locks.map(|lock| lock.release())).await {
+            released.unwrap();
+        }
+        fair.release().await.unwrap();
+        read.release().await.unwrap();
+        permit.release().await.unwrap();
+        here.latch("latch").count_down().await.unwrap();
+    };
+    // Waiters that believe in their notifications look after half a minute.
+    within(SOON, "they are released and acquired", async {
+        tokio::join!(waiters(), done)
+    })
+    .await;
+    let held = "SELECT count(*) FROM {t} WHERE holder NOT IN ('', '#')";
+    assert_eq!(setting.number(held).await, 0);
+}
+
+/// How many server processes serve others, and wait. The server's own processes have no user.
+async fn waiting(setting: &Setting) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'dlock' AND state = 'active' \
+               AND (wait_event_type = 'Lock' OR wait_event = 'SyncRep')";
+    setting.number(sql).await
+}
+
+/// Asks for a while for locks that the server does not grant in time; the most processes that waited for that.
+async fn most_that_wait(setting: &Setting, store: &Arc<PostgresLocks>) -> i64 {
+    let (begun, mut most) = (Instant::now(), 0);
+    while begun.elapsed() < 8 * SEC {
+        // Of new keys: one that was carried out without a reply has its key.
+        let numbers: [u64; 4] = std::array::from_fn(|_| fastrand::u64(..));
+        let asked = numbers.map(|number| store.clone().acquire(ask(&number.to_string(), number, LEASE)));
+        for reply in join_all(asked).await {
+            assert!(reply.is_err(), "{reply:?}");
+        }
+        most = most.max(waiting(setting).await);
+    }
+    most
+}
+
+/// A server does not notice that a client is gone while it waits for its standby. A client that opens a new connection after each
+/// time-out uses up all that the server accepts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn standby_that_is_missing_leaves_no_connections_behind() {
+    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let store = connected(setting.server.config(), &setting.table, SEC).await;
+    let db = setting.server.client().await;
+    let standby = async |name: &str| {
+        let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
+        for sql in [&*set, "SELECT pg_reload_conf()"] {
+            db.batch_execute(sql).await.unwrap();
+        }
+        eventually("it is set", async || {
+            let row = db.query_one("SHOW synchronous_standby_names", &[]).await;
+            row.unwrap().get::<_, &str>(0) == name
+        })
+        .await;
+    };
+    standby("nobody").await;
+    // It takes effect once the checkpointer has read it.
+    sleep(SEC).await;
+    let most = most_that_wait(&setting, &store).await;
+    assert!((1..=4).contains(&most), "{most} wait");
+    eventually("no process is left", async || waiting(&setting).await == 0).await;
+    standby("").await;
+    let guard = client(&store).await.lock("after").acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// PgBouncer of some versions ends itself when a statement that waits is cancelled, and with it the connections of all services.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pooler_survives_steps_that_get_no_reply() {
+    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let pooler = Pooler::start(&setting.server, "transaction").await;
+    let store = connected(setting.server.config_at(pooler.addr()), &setting.table, SEC).await;
+    let mut db = setting.server.client().await;
+    let tx = db.transaction().await.unwrap();
+    tx.batch_execute(&format!("LOCK TABLE \"{}\"", setting.table))
+        .await
+        .unwrap();
+    assert!(most_that_wait(&setting, &store).await > 0);
+    tx.rollback().await.unwrap();
+    let guard = client(&store).await.lock("after").acquire().await.unwrap();
+    guard.release().await.unwrap();
+}

@@ -213,8 +213,8 @@ impl Connect<Step> for Setup {
                         session: &mut session,
                         queue: &self.queue,
                         table: &self.table,
-                        // A statement that waits for a row gets its reply before this.
-                        deadline: Instant::now() + self.connector.timeout.max(LOCK_WAIT) + REPLY,
+                        // A statement that waits for a row or a table gets its reply before this.
+                        limit: self.connector.timeout.max(LOCK_WAIT) + REPLY,
                     };
                     if let Err(error) = performing.perform(jobs).await {
                         close(session.conn);

@@ -45,7 +45,7 @@ impl Connect<Step> for Setup {
         let Session {
             client,
             mut notifications,
-            driver,
+            driver: _driver,
         } = session;
         let preparing = Statements::new(client, self.table.clone(), &self.pooled);
         let on = match timeout(self.connector.timeout, preparing).await {
@@ -77,11 +77,7 @@ impl Connect<Step> for Setup {
                     }
                     continue;
                 }
-                Next::End => {
-                    // No request is in flight: the connection closes properly.
-                    driver.detach();
-                    return None;
-                }
+                Next::End => return None,
                 Next::Wait(due) => due,
             };
             let due = async {

@@ -81,6 +81,21 @@ impl Performing<'_> {
         }
     }
 
+    /// Sends a statement whose last parameter, after these values, says whether waiters are notified.
+    async fn ask_and_tell(&self, sql: Sql, values: &[Value<'_>]) -> Result<Vec<Row>, Failure> {
+        let (tell, silent): (Value<'_>, Value<'_>) = (&self.tell, &false);
+        let asked = self.ask(sql, &[values, &[tell]].concat()).await;
+        match &asked {
+            // A session anywhere in the cluster that listens, and is in a long transaction, lets the queue of notifications
+            // fill up. A release does not depend on that: waiters look now and then.
+            Err(Failure::Answered(error)) if self.tell && failure::may_be_of_notification(error) => {
+                tracing::debug!(%error, "carried out without a notification");
+                self.ask(sql, &[values, &[silent]].concat()).await
+            }
+            _ => asked,
+        }
+    }
+
     fn answer(&self, job: Job, answer: Answer) {
         self.queue.done(&job.step);
         job.answer(Ok(answer));

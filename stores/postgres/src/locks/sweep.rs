@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use super::link::Setup;
 use super::statements::{Statements, column, one};
 use super::table::Sql;
-use crate::connect::Driver;
+use crate::connect::{Driver, answered};
 use crate::failure::Failure;
 
 /// How many rows of available locks are found by one scan of the table.
@@ -35,6 +35,9 @@ impl Sweep {
     pub(super) async fn connect(setup: &Setup) -> Result<Sweep, StoreError> {
         let Setup { connector, table, .. } = setup;
         let session = connector.connect_plain().await?;
+        answered(connector.timeout, session.find_server())
+            .await
+            .map_err(StoreError::unknown)?;
         let unprepared = Arc::new(AtomicBool::new(true));
         Ok(Sweep {
             on: Statements::new(session.client, table.clone(), &unprepared).await?,

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::link::Setup;
 use super::table::bucket;
-use crate::connect::{ONLY_READS, Session, answered};
+use crate::connect::{Session, answered};
 
 /// How often the connection is tested and groups without waiters are left, while there are waiters.
 const PING: Duration = Duration::from_secs(5);
@@ -259,8 +259,8 @@ impl Listener {
                 () = self.waiters.wanted.notified() => {}
                 () = tokio::time::sleep_until(tested + PING) => {
                     match answered(limit, self.test(&session)).await {
-                        Ok(true) => tested = Instant::now(),
-                        Ok(false) => return ONLY_READS.to_owned(),
+                        Ok(Ok(())) => tested = Instant::now(),
+                        Ok(Err(trouble)) => return trouble.to_owned(),
                         Err(trouble) => return trouble,
                     }
                 }
@@ -281,7 +281,8 @@ impl Listener {
             .map_err(|error| error.to_string())?;
         while let Some(notification) = session.notifications.recv().await {
             if notification.payload() == nonce {
-                return Ok(());
+                let heard = session.hears().await.map_err(|error| error.to_string())?;
+                return heard.map_err(str::to_owned);
             }
         }
         Err("the server closed the connection".to_owned())
@@ -295,13 +296,13 @@ impl Listener {
         session.client.query_typed(&sql, &values).await.map(drop)
     }
 
-    /// Whether the server still accepts writes, and so the holders' notifications. Also leaves groups without waiters.
-    async fn test(&self, session: &Session) -> Result<bool, tokio_postgres::Error> {
+    /// Whether the holders' notifications still arrive; if not, why. Also leaves groups without waiters.
+    async fn test(&self, session: &Session) -> Result<Result<(), &'static str>, tokio_postgres::Error> {
         let idle = self.waiters.take_idle();
         if !idle.is_empty() {
             self.join(session, &idle, "pg_advisory_unlock_shared").await?;
         }
-        session.takes_writes().await
+        session.hears().await
     }
 }
 

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::step::{Answer, Prepared, Step};
 use super::table::Table;
@@ -220,9 +221,10 @@ impl Worker {
         let client = Arc::new(client);
         let mut prepared = None;
         let mut running = Running::new();
+        let given_up = CancellationToken::new();
         let trouble = loop {
             if let Some(job) = self.next.pop_front() {
-                match self.begin(job, &client, &mut prepared).await {
+                match self.begin(job, &client, &mut prepared, &given_up).await {
                     Ok(Some(work)) => running.push(work),
                     Ok(None) => {}
                     Err(trouble) => break Some(trouble),
@@ -253,12 +255,10 @@ impl Worker {
                 },
             }
         };
-        if trouble.is_none() {
-            // No request is in flight: the connection closes properly.
-            driver.detach();
-            return None;
-        }
-        // Operations in flight learn now that no reply will arrive.
+        // No request is in flight: the connection closes properly.
+        trouble.as_ref()?;
+        // Operations in flight learn now that no reply will arrive. The driver still cancels them.
+        given_up.cancel();
         drop(driver);
         while let Some(ended) = running.next().await {
             if let Ended::Broken(job, error) = ended {
@@ -274,6 +274,7 @@ impl Worker {
         mut job: Job,
         client: &Arc<tokio_postgres::Client>,
         prepared: &mut Option<Arc<Prepared>>,
+        given_up: &CancellationToken,
     ) -> Result<Option<Pin<Box<dyn Future<Output = Ended> + Send>>>, String> {
         if !job.is_due() {
             return Ok(None);
@@ -298,7 +299,8 @@ impl Worker {
                 }
             }
         };
-        Ok(Some(Box::pin(carry_out(job, on, self.setup.clone()))))
+        let doing = carry_out(job, on, self.setup.clone(), given_up.clone());
+        Ok(Some(Box::pin(doing)))
     }
 
     fn again(&mut self, mut job: Job, error: StoreError) {
@@ -315,12 +317,20 @@ impl Worker {
     }
 }
 
-/// Sends the operation when first polled.
-async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended {
+/// Sends the operation when first polled. No reply is waited for once the connection is given up.
+async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>, given_up: CancellationToken) -> Ended {
     if !job.send_state.send() {
         return Ended::Answered;
     }
-    let answer = match timeout_at(job.deadline, job.step.run(&on, job.deadline)).await {
+    let answered = tokio::select! {
+        biased;
+        answered = timeout_at(job.deadline, job.step.run(&on, job.deadline)) => answered,
+        () = given_up.cancelled() => {
+            let error = StoreError::unknown("the connection was given up");
+            return Ended::Broken(Box::new(job), error);
+        }
+    };
+    let answer = match answered {
         Ok(Ok(answer)) => answer,
         Ok(Err(Failure::Answered(error))) => {
             job.answer(Err(error));
@@ -336,8 +346,11 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
     job.answer(Ok(answer));
     if let Some(key) = notifications {
         let until = Instant::now() + setup.connector.timeout;
-        let told = timeout_at(until, on.tell(&setup.table.name, &key)).await;
-        if !matches!(told, Ok(Ok(()))) {
+        let told = tokio::select! {
+            told = timeout_at(until, on.tell(&setup.table.name, &key)) => matches!(told, Ok(Ok(()))),
+            () = given_up.cancelled() => false,
+        };
+        if !told {
             tracing::debug!(key = key.as_str(), "the waiters of this record were not notified");
         }
     }

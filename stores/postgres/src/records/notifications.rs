@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lane::Setup;
-use crate::connect::{ONLY_READS, Session, answered};
+use crate::connect::{Session, answered};
 use dlock::record::RecordKey;
 use dlock::store::Hub;
 use dlock::store::Watch;
@@ -127,9 +127,9 @@ impl Listener {
                     heard = Instant::now();
                 }
                 () = tokio::time::sleep_until(heard + PING) => {
-                    match answered(limit, session.takes_writes()).await {
-                        Ok(true) => heard = Instant::now(),
-                        Ok(false) => return ONLY_READS.to_owned(),
+                    match answered(limit, session.hears()).await {
+                        Ok(Ok(())) => heard = Instant::now(),
+                        Ok(Err(trouble)) => return trouble.to_owned(),
                         Err(trouble) => return trouble,
                     }
                 }
@@ -142,6 +142,7 @@ impl Listener {
         let session = connector.connect().await.map_err(|error| error.message)?;
         let listen = format!("LISTEN \"{}\"", table.name);
         answered(connector.timeout, session.client.batch_execute(&listen)).await?;
+        answered(connector.timeout, session.hears()).await??;
         Ok(session)
     }
 }

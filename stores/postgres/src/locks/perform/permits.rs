@@ -81,7 +81,7 @@ impl Performing<'_> {
         let waiter = |ask: &&Ask| ask.waiter.map(|waiter| waiter.to_string()).unwrap_or_default();
         let waiters: Vec<String> = asks().map(waiter).collect();
         let buckets: Vec<i32> = asks().map(|ask| bucket(&ask.key)).collect();
-        self.ask(
+        self.ask_and_tell(
             Sql::Permit,
             &[
                 keys,
@@ -95,7 +95,6 @@ impl Performing<'_> {
                 &limits,
                 &waiters,
                 &buckets,
-                &self.tell,
             ],
         )
         .await
@@ -159,7 +158,7 @@ impl Performing<'_> {
         let refuse_after = self.on.refuse_after(job.deadline);
         let sent = Instant::now();
         let rows = self
-            .ask(
+            .ask_and_tell(
                 Sql::Count,
                 &[
                     &&*counting.key,
@@ -171,7 +170,6 @@ impl Performing<'_> {
                     &counting.repeated_for,
                     &refuse_after,
                     &bucket(&counting.key),
-                    &self.tell,
                 ],
             )
             .await;

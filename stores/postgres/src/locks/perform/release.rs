@@ -32,9 +32,7 @@ impl Performing<'_> {
             keeps = once_if_equal(keeps.iter().copied());
         }
         let sent = Instant::now();
-        let rows = self
-            .ask(sql, &[&keys, &holders, &keeps, &buckets, &self.tell])
-            .await;
+        let rows = self.ask_and_tell(sql, &[&keys, &holders, &keeps, &buckets]).await;
         let endings = rows.and_then(|rows| match sql {
             Sql::Release => Ending::of_many(one(&rows)?, jobs.len()),
             _ if rows.len() == jobs.len() => rows.iter().map(Ending::of).collect(),
