@@ -15,8 +15,8 @@ use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, Error, Notification, Socket};
 
 use super::failure;
+use super::greeting::is_greeted_by;
 use super::hosts::{Candidate, candidates};
-use super::pooler::is_greeted_by;
 use dlock::store::{Reason, StoreError};
 
 /// Opens connections to the primary, which is one of the configured hosts, and may change.

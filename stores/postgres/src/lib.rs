@@ -3,6 +3,7 @@
 
 mod connect;
 mod failure;
+mod greeting;
 mod hosts;
 mod locks;
 mod micros;
