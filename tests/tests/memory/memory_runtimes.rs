@@ -19,7 +19,7 @@ use dlock::store::{
     RenewRequest, Renewal, Scheme, Store, StoreError, StoreFuture,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, LockClient, LockKey, Loss};
+use dlock::{Error, LockClient, LockGuard, LockKey, Loss};
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use tokio::runtime::{self, Runtime};
@@ -370,8 +370,8 @@ async fn log_that_panics_keeps_no_release_from_being_repeated() {
     assert_eq!(store.releases.load(SeqCst), 2);
 }
 
-#[tokio::test(start_paused = true)]
-async fn log_that_panics_at_a_loss_keeps_no_holder_from_learning_of_its_own_and_the_client_at_work() {
+/// A store, and a client of it with ten locks that it renews.
+async fn ten_holds() -> (MemoryStore, LockClient, Vec<LockGuard>) {
     let store = MemoryStore::new();
     let client = LockClient::builder()
         .store(store.clone())
@@ -383,6 +383,12 @@ async fn log_that_panics_at_a_loss_keeps_no_holder_from_learning_of_its_own_and_
     let guards = try_join_all(locks.map(|lock| async move { lock.acquire().await }))
         .await
         .unwrap();
+    (store, client, guards)
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_that_panics_at_a_loss_keeps_no_holder_from_learning_of_its_own_and_the_client_at_work() {
+    let (store, client, guards) = ten_holds().await;
     let logged = set_default(registry().with(At("a lock was lost", || panic!("the log panics"))));
     store.clear();
     for guard in &guards {
@@ -397,17 +403,7 @@ async fn log_that_panics_at_a_loss_keeps_no_holder_from_learning_of_its_own_and_
 /// A log may be slow.
 #[tokio::test(start_paused = true)]
 async fn all_holders_learn_of_their_losses_before_the_first_is_logged() {
-    let store = MemoryStore::new();
-    let client = LockClient::builder()
-        .store(store.clone())
-        .lease(SEC)
-        .build()
-        .await
-        .unwrap();
-    let locks = (0..10).map(|n| client.lock(format!("k{n}")));
-    let guards = try_join_all(locks.map(|lock| async move { lock.acquire().await }))
-        .await
-        .unwrap();
+    let (store, _client, guards) = ten_holds().await;
     let count = Arc::new(Count::default());
     let waker = Waker::from(count.clone());
     let mut losses: Vec<_> = guards.iter().map(|guard| Box::pin(guard.lost())).collect();
