@@ -8,7 +8,8 @@ use dlock::store::doctor::Verdict;
 use dlock::{Diagnosis, Error, LockClient};
 use serde_json::json;
 
-use crate::{output, stores};
+use crate::look::{clean, json_line, told};
+use crate::{runtime, stores};
 
 /// Exit code if something needs action.
 const ILL: u8 = 1;
@@ -21,7 +22,7 @@ const ILL: u8 = 1;
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// How long callers of the service wait before they give up, as in 15s
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = some_time)]
     callers_wait: Option<Duration>,
 
     /// Only read: no tests on scratch keys
@@ -38,8 +39,22 @@ pub(crate) struct DoctorArgs {
 }
 
 /// Examines the store of this URL.
-#[tokio::main(flavor = "current_thread")]
-pub(crate) async fn run(url: String, args: &DoctorArgs) -> Result<ExitCode, Error> {
+pub(crate) fn run(url: String, args: &DoctorArgs) -> Result<ExitCode, String> {
+    runtime::block_on(carry_out(url, args))?.map_err(|error| told(&error))
+}
+
+/// No lease is short enough for callers that do not wait.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => {
+            Err("callers that do not wait gain nothing by a short lease: leave it out".to_owned())
+        }
+        Ok(time) => Ok(time),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+async fn carry_out(url: String, args: &DoctorArgs) -> Result<ExitCode, Error> {
     let client = stores::onlooker(url).build().await?;
     let code = doctor(&client, args).await;
     client.shutdown(Duration::ZERO).await;
@@ -53,8 +68,11 @@ async fn doctor(client: &LockClient, args: &DoctorArgs) -> Result<ExitCode, Erro
     }
     let diagnosis = doctor.await?;
     match args.json {
-        true => say!("{:#}", as_json(&diagnosis)),
-        false => output::print(&diagnosis),
+        true => say!("{}", json_line(&as_json(&diagnosis))),
+        false => diagnosis
+            .to_string()
+            .lines()
+            .for_each(|line| say!("{}", clean(line))),
     }
     let is_ill = |verdict| verdict == Verdict::Bad || args.strict && verdict == Verdict::Unknown;
     Ok(

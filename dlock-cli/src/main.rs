@@ -1,5 +1,7 @@
 //! The `dlock` command: runs a command under a lock, inspects the locks of a store, and measures the store.
 
+#![deny(clippy::print_stderr, clippy::print_stdout)]
+
 #[macro_use]
 mod output;
 
@@ -10,6 +12,7 @@ mod look;
 mod pages;
 #[cfg(unix)]
 mod run;
+mod runtime;
 mod stores;
 
 use std::process::ExitCode;
@@ -86,14 +89,14 @@ fn main() -> ExitCode {
         Command::RunKeeper => Ok(run::keep()),
         Command::Bench(bench) => bench::run(args.url, *bench),
         Command::BenchWorker => bench::run_worker(),
-        Command::Look(look) => look::run(args.url, look).map_err(|error| look::told(&error)),
-        Command::Doctor(doctor) => doctor::run(args.url, &doctor).map_err(|error| look::told(&error)),
+        Command::Look(look) => look::run(args.url, look),
+        Command::Doctor(doctor) => doctor::run(args.url, &doctor),
         Command::Explain { code, json } => explain::explain(code.as_deref(), json),
         Command::Completions { shell } => pages::completions(Args::command(), shell),
         Command::Man { command } => pages::man(Args::command(), command.as_deref()),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("dlock: {error}");
+        output::print_error(format_args!("dlock: {error}"));
         ExitCode::from(output::FAILED)
     })
 }

@@ -1,4 +1,4 @@
-//! Printing, for readers that may close early, such as `head`.
+//! Printing, for readers that may close early, such as `head`. A failed `println!` or `eprintln!` would panic.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -21,8 +21,13 @@ pub(crate) fn print(text: impl Display) {
         return;
     };
     if error.kind() != ErrorKind::BrokenPipe {
-        eprintln!("dlock: standard output: {error}");
+        print_error(format_args!("dlock: standard output: {error}"));
         std::process::exit(FAILED.into());
     }
     std::process::exit(NOBODY_READS);
+}
+
+/// Prints a line to standard error, if it has a reader.
+pub(crate) fn print_error(line: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -62,7 +62,7 @@ use proc_macro::TokenStream;
 /// | `lease = "1m"` | the client's, 30 s | the lease, renewed while the body runs; after a crash the lock becomes available when it expires |
 /// | `fixed_lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
 /// | `max_hold = "5m"` | none | when to end the renewal of a body that is stuck |
-/// | `min_hold = "1m"` | none | how long the lock stays held at least: for jobs on machines whose clocks differ |
+/// | `min_hold = "1m"` | none | how long the lock stays held at least, even if the body ends sooner; only with `wait = try` are calls in that time refused. For work that must run once use `#[once]` |
 /// | `max_waiters = 16` | no limit | how many calls may wait for a key in this process; more are refused at once |
 /// | `on_lost = ignore` | `cancel` | what happens to the body [when the lock is lost](#losing-the-lock) |
 /// | `on_busy = path` | – | what to return when [another client holds the lock](#errors) |

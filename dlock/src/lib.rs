@@ -48,13 +48,20 @@
 //! | a function | `#[distributed_lock(key = ...)]` |
 //! | a block of code that may call others which take the same lock | [`Lock::run`] |
 //! | full control | [`Lock::acquire`], [`Lock::try_acquire`] and the [`LockGuard`] |
-//! | endpoints | the lock layer of `dlock-tower` |
-//! | a job that must not run twice on machines whose clocks differ | [`Lock::min_hold`] |
+//! | data with many readers and some writers | [`LockClient::rw_lock`] |
+//! | several locks, all or none, without deadlocks | [`LockClient::multi`] |
+//! | waiters in order of arrival, across processes | [`LockClient::fair_lock`] |
+//! | fencing tokens shared with Redisson's fenced lock | [`LockClient::fenced_lock`] |
+//! | a limited number of holders at a time | [`LockClient::semaphore`] |
+//! | waiting until a number of steps is done elsewhere | [`LockClient::latch`] |
+//! | permits shared with Redisson's `RSemaphore` | [`LockClient::unowned_semaphore`] |
 //! | work that one process does at a time, and another one takes over | [`LockClient::leader`] |
-//! | a limited number of holders at a time | [`Semaphore`] |
-//! | waiting until a number of steps is done elsewhere | [`Latch`] |
-//! | permits shared with Redisson's `RSemaphore` | [`UnownedSemaphore`] |
+//! | work that is done once, not by each process in turn | `LockClient::once` and `#[once]` (feature `once`) |
+//! | a job that a scheduler starts on many machines, once for each firing | `LockClient::once(key).every(period)` (feature `once`) |
+//! | endpoints, jobs of a worker, messages of a queue | the layers of `dlock-tower` |
 //! | one process only | `tokio::sync::Mutex` |
+//!
+//! Not every store has every kind: [docs/choosing.md](https://github.com/dlock-rs/dlock/blob/main/docs/choosing.md).
 //!
 //! # What is promised
 //!

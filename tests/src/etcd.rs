@@ -23,9 +23,12 @@ use crate::process::{PATIENCE, Process, SharedServer};
 mod base64;
 mod cluster;
 mod peers;
+mod scripted;
+mod users;
 mod wire;
 
 pub use cluster::EtcdCluster;
+pub use scripted::{Reply, ScriptedEtcd};
 pub use wire::{Call, Grpc};
 
 /// A proxy before a server.
@@ -47,6 +50,8 @@ pub struct Etcd {
     /// directly.
     way: Option<[String; 2]>,
     options: Vec<String>,
+    /// The password of `root`, where authentication is enabled.
+    root: Mutex<Option<String>>,
 }
 
 impl Etcd {
@@ -124,6 +129,7 @@ impl Etcd {
             members: Mutex::default(),
             way: None,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
+            root: Mutex::default(),
         }
     }
 
@@ -212,15 +218,49 @@ impl Etcd {
         }
     }
 
-    /// Asks it by its gateway of JSON. `None` where there is no answer, or it refuses.
+    /// Starts a learner beside it, which is alone, and waits until the learner answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn start_learner(&self) -> Etcd {
+        let learner = Etcd::new("learner", &["--initial-cluster-state", "existing"]);
+        let body = json!({"peerURLs": [learner.peer_url()], "isLearner": true});
+        assert!(self.ask("cluster/member/add", &body).await.is_some());
+        *learner.members.lock() = format!("{},{}", self.member(), learner.member());
+        learner.begin();
+        let launched = Instant::now();
+        while learner.ask("maintenance/status", &json!({})).await.is_none() {
+            learner.is_starting(launched, "it has no status").await;
+        }
+        learner
+    }
+
+    /// Asks it by its gateway of JSON, as `root` where authentication is enabled. `None` where there is no answer, or it
+    /// refuses.
     pub async fn ask(&self, path: &str, body: &Value) -> Option<Value> {
+        let root = self.root.lock().clone();
+        match root {
+            None => self.ask_as(None, path, body).await,
+            Some(password) => {
+                let login = json!({"name": "root", "password": password});
+                let reply = self.ask_as(None, "auth/authenticate", &login).await?;
+                self.ask_as(reply["token"].as_str(), path, body).await
+            }
+        }
+    }
+
+    async fn ask_as(&self, token: Option<&str>, path: &str, body: &Value) -> Option<Value> {
         let client = reqwest::Client::builder()
             .no_proxy()
             .timeout(Duration::from_secs(10))
             .build()
             .ok()?;
         let url = format!("http://{}/v3/{path}", self.addr());
-        let reply = client.post(url).json(body).send().await.ok()?;
+        let mut request = client.post(url).json(body);
+        if let Some(token) = token {
+            request = request.header("Authorization", token);
+        }
+        let reply = request.send().await.ok()?;
         match reply.status().is_success() {
             true => reply.json().await.ok(),
             false => None,

@@ -25,7 +25,6 @@ mod workloads;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use args::BenchArgs;
@@ -35,29 +34,19 @@ use process::Around;
 use report::Report;
 use team::Team;
 
+use crate::runtime::block_on_threads;
+
 /// `dlock bench`.
 pub(crate) fn run(url: String, args: BenchArgs) -> Result<ExitCode, String> {
     let (plan, output) = args.plan(url)?;
-    runtime(plan.threads)?.block_on(lead(plan, output))
+    block_on_threads(plan.threads, lead(plan, output))?
 }
 
 /// One of the other processes, which the first one starts.
 pub(crate) fn run_worker() -> Result<ExitCode, String> {
     // The plan has the number of threads, so it is read before they are started.
     let plan = team::read_plan()?;
-    runtime(plan.threads)?.block_on(follow(plan))
-}
-
-fn runtime(threads: usize) -> Result<Runtime, String> {
-    let mut builder = match threads {
-        1 => Builder::new_current_thread(),
-        _ => Builder::new_multi_thread(),
-    };
-    builder
-        .worker_threads(threads)
-        .enable_all()
-        .build()
-        .map_err(|error| format!("the runtime does not start: {error}"))
+    block_on_threads(plan.threads, follow(plan))?
 }
 
 async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {

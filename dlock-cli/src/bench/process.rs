@@ -12,6 +12,7 @@ use super::server::{Counters, Server};
 use super::team::Team;
 use super::usage;
 use super::workloads::{Job, held};
+use crate::look::told;
 
 /// How long the tasks may take to finish before they are dropped, which is safe as well.
 const GRACE: Duration = Duration::from_secs(2);
@@ -34,9 +35,7 @@ pub(super) async fn measure(
     stop: &CancellationToken,
 ) -> Result<(Outcome, Around), String> {
     let mut around = Around::default();
-    let job = Job::prepare(plan.clone())
-        .await
-        .map_err(|error| error.to_string())?;
+    let job = Job::prepare(plan.clone()).await.map_err(|error| told(&error))?;
     let mut server = match plan.process {
         0 => Server::connect(&plan.url, plan.kind.into()).await,
         _ => None,

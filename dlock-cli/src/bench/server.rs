@@ -8,6 +8,8 @@ use percent_encoding::percent_decode_str;
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
+use crate::look::clean;
+
 /// How long the server may take to connect or to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -115,8 +117,8 @@ impl Server {
         let info = self.info(&["server"]).await?;
         let version = |name: &str| info.get(name).map(String::as_str);
         match version("valkey_version") {
-            Some(version) => Some(format!("Valkey {version}")),
-            None => Some(format!("Redis {}", version("redis_version")?)),
+            Some(version) => Some(format!("Valkey {}", clean(version))),
+            None => Some(format!("Redis {}", clean(version("redis_version")?))),
         }
     }
 

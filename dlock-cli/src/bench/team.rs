@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ pub(super) struct Worker {
     number: usize,
     child: Child,
     orders: mpsc::UnboundedSender<Order>,
-    answers: Lines<BufReader<ChildStdout>>,
+    answers: mpsc::UnboundedReceiver<Answer>,
 }
 
 /// The leader, as a worker sees it.
@@ -124,12 +124,14 @@ impl Worker {
             return Err(format!("process {number} has no input and output"));
         };
         let (orders, queue) = mpsc::unbounded_channel();
-        tokio::spawn(write_orders(input, queue, stop));
+        tokio::spawn(write_orders(input, queue, stop.clone()));
+        let (answered, answers) = mpsc::unbounded_channel();
+        tokio::spawn(read_answers(output, answered, stop));
         let worker = Worker {
             number,
             child,
             orders,
-            answers: BufReader::new(output).lines(),
+            answers,
         };
         worker.tell(Order::Plan(Box::new(plan)));
         Ok(worker)
@@ -141,9 +143,7 @@ impl Worker {
     }
 
     async fn answer(&mut self) -> Result<Answer, String> {
-        let line = self.answers.next_line().await.ok().flatten();
-        line.and_then(|line| serde_json::from_str(&line).ok())
-            .ok_or_else(|| self.silent())
+        self.answers.recv().await.ok_or_else(|| self.silent())
     }
 
     fn silent(&self) -> String {
@@ -160,6 +160,21 @@ impl Worker {
             let _ = child.kill().await;
         }
     }
+}
+
+/// Passes its answers on. If it ends without a result, the others need not go on.
+async fn read_answers(output: ChildStdout, answers: mpsc::UnboundedSender<Answer>, stop: CancellationToken) {
+    let mut lines = BufReader::new(output).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let Ok(answer) = serde_json::from_str(&line) else {
+            break;
+        };
+        let is_done = matches!(answer, Answer::Done(_));
+        if answers.send(answer).is_err() || is_done {
+            return;
+        }
+    }
+    stop.cancel();
 }
 
 async fn write_orders(

@@ -7,6 +7,7 @@ use dlock::{Error, LockClient};
 use super::args::ListArgs;
 use super::survey::{Row, Survey};
 use super::text::{clean, json_line, time};
+use crate::output;
 
 /// Lists all held locks that match.
 pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCode, Error> {
@@ -20,13 +21,13 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
     }
     // Not on standard output, which has a line for each lock.
     if rows.is_empty() && !args.json {
-        eprintln!("{}", none(args));
+        output::print_error(none(args));
     }
     let unknown = survey.rows.iter().filter(|row| row.held().is_none()).count();
     if args.older_than.is_some() && unknown > 0 {
-        eprintln!(
+        output::print_error(format_args!(
             "of {unknown} more it is not known for how long: their clients publish nothing (presence=on)"
-        );
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

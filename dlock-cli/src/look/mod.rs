@@ -20,15 +20,18 @@ use dlock::Error;
 pub(crate) use self::args::Look;
 #[cfg(unix)]
 pub(crate) use self::text::terminal_size;
-pub(crate) use self::text::{clean, told};
-use crate::stores;
+pub(crate) use self::text::{clean, json_line, told};
+use crate::{runtime, stores};
 
 /// Exit code if there is no such lock, or no such hold.
 const NOT_HELD: u8 = 1;
 
 /// Runs the command on the store of this URL.
-#[tokio::main(flavor = "current_thread")]
-pub(crate) async fn run(url: String, look: Look) -> Result<ExitCode, Error> {
+pub(crate) fn run(url: String, look: Look) -> Result<ExitCode, String> {
+    runtime::block_on(carry_out(url, look))?.map_err(|error| told(&error))
+}
+
+async fn carry_out(url: String, look: Look) -> Result<ExitCode, Error> {
     let client = stores::onlooker(url).build().await?;
     let code = match look {
         Look::Show(args) => show::show(&client, &args).await,

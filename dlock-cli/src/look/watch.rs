@@ -129,7 +129,7 @@ struct Screen {
 
 impl Screen {
     fn enter() -> Screen {
-        print!("\x1b[?1049h\x1b[?25l");
+        let _ = write!(std::io::stdout(), "\x1b[?1049h\x1b[?25l");
         Screen {
             #[cfg(unix)]
             before: keys_at_once(),
@@ -160,8 +160,8 @@ impl Drop for Screen {
 
             let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, before);
         }
-        print!("\x1b[?25h\x1b[?1049l");
-        let _ = std::io::stdout().flush();
+        let mut stdout = std::io::stdout().lock();
+        let _ = write!(stdout, "\x1b[?25h\x1b[?1049l").and_then(|()| stdout.flush());
     }
 }
 

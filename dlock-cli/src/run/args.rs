@@ -76,8 +76,9 @@ pub(crate) struct RunArgs {
     /// end.
     #[arg(long)]
     prefer_writers: bool,
-    /// Keep the lock held for at least this long from its acquisition, however soon the command ends: so that a
-    /// scheduled job runs once on machines whose clocks differ.
+    /// Keep the lock held for at least this long from its acquisition, however soon the command ends. With --try, and
+    /// longer than the clocks of the machines differ, a scheduled job then runs on the first of them only; a machine
+    /// that waits for the lock runs the job again afterwards. --every needs no such time.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     min_hold: Option<Duration>,
     /// The time between SIGTERM and SIGKILL when the lock is lost. It is part of the lease: a command whose lock cannot
@@ -177,6 +178,7 @@ pub(super) struct Plan {
 
 impl RunArgs {
     pub(super) fn plan(self) -> Result<Plan, String> {
+        self.check()?;
         let mut keys: Vec<LockKey> = Vec::new();
         for key in self.keys {
             // A command line is taken literally, including braces.
@@ -206,6 +208,19 @@ impl RunArgs {
             quiet: self.quiet,
             command: self.command,
         })
+    }
+
+    /// Refuses options that would have no effect.
+    fn check(&self) -> Result<(), String> {
+        if self.prefer_writers && self.kind != Wanted::Lock(LockKind::Write) {
+            return Err(
+                "--prefer-writers goes with --kind write: readers yield to a waiting writer".to_owned(),
+            );
+        }
+        if self.grace.is_some() && self.on_lost == OnLost::Ignore {
+            return Err("--grace has no effect with --on-lost ignore: the command is not ended".to_owned());
+        }
+        Ok(())
     }
 }
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
-#[cfg(target_os = "linux")]
-use nix::sys::wait::{Id, waitid};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use rustix::process::{WaitOptions, WaitStatus};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -23,36 +22,41 @@ pub(super) struct Running {
     changes: mpsc::UnboundedReceiver<Change>,
 }
 
-/// A change of its state.
+/// A change of its state. Signals are numbers: `nix` knows no real-time signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// Stopped by this signal; it can be resumed.
-    Stopped(Signal),
+    Stopped(i32),
     /// Exited with this status.
     Exited(i32),
     /// Ended by this signal.
-    Killed(Signal),
+    Killed(i32),
 }
 
-/// Waits for a change of the first process of this group.
-fn wait(group: Pid) -> nix::Result<WaitStatus> {
-    // Orphans that have ended exist until we have waited for them.
-    #[cfg(target_os = "linux")]
+impl Change {
+    fn of(status: WaitStatus) -> Option<Change> {
+        let exited = status.exit_status().map(Change::Exited);
+        let killed = || status.terminating_signal().map(Change::Killed);
+        let stopped = || status.stopping_signal().map(Change::Stopped);
+        exited.or_else(killed).or_else(stopped)
+    }
+}
+
+/// Waits for a change of the first process of this group. Collects the other children that have ended: orphans of the
+/// command, which would stay as zombies.
+fn wait(group: Pid) -> Change {
     loop {
-        let any = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::WNOWAIT;
-        let at_once = Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED);
-        match waitid(Id::All, any).map(|status| status.pid()) {
-            Ok(Some(orphan)) if orphan != group => {
-                let _ = waitpid(orphan, at_once);
+        match rustix::process::wait(WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) if pid.as_raw_pid() == group.as_raw() => {
+                if let Some(change) = Change::of(status) {
+                    return change;
+                }
             }
-            // Not for long: another process may have resumed it since.
-            Ok(_) => return waitpid(group, at_once),
-            // A real-time signal has ended a process: `nix` knows none of them.
-            Err(Errno::EINVAL) => break,
-            Err(error) => return Err(error),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Another task has waited for it, which none does.
+            Err(_) => return Change::Exited(i32::from(super::end::NOT_STARTED)),
         }
     }
-    waitpid(group, Some(WaitPidFlag::WUNTRACED))
 }
 
 impl Running {
@@ -68,14 +72,7 @@ impl Running {
             .name("wait".to_owned())
             .spawn(move || {
                 loop {
-                    let change = match wait(group) {
-                        Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
-                        Ok(WaitStatus::Exited(_, code)) => Change::Exited(code),
-                        Ok(WaitStatus::Signaled(_, signal, _)) => Change::Killed(signal),
-                        Ok(_) | Err(Errno::EINTR) => continue,
-                        // Another task has waited for it, which none does.
-                        Err(_) => Change::Exited(i32::from(super::end::NOT_STARTED)),
-                    };
+                    let change = wait(group);
                     if sender.send(change).is_err() || !matches!(change, Change::Stopped(_)) {
                         return;
                     }

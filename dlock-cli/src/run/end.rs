@@ -32,14 +32,14 @@ pub(super) enum End {
 impl End {
     /// By a signal while there is no command.
     pub(super) fn given_up(signal: Signal, terminal: Option<&Terminal>) -> End {
-        End::signalled(signal, terminal.is_some_and(Terminal::is_ours), true)
+        End::signalled(signal as i32, terminal.is_some_and(Terminal::is_ours), true)
     }
 
-    /// For a command that a signal has ended, or for dlock while there is none.
-    pub(super) fn signalled(signal: Signal, from_terminal: bool, told: bool) -> End {
-        match signal {
-            Signal::SIGINT | Signal::SIGQUIT if from_terminal => End::By { signal, told },
-            signal => End::With(BY_SIGNAL + signal as u8),
+    /// For a command that the signal of this number has ended, or for dlock while there is none.
+    pub(super) fn signalled(number: i32, from_terminal: bool, told: bool) -> End {
+        match Signal::try_from(number) {
+            Ok(signal @ (Signal::SIGINT | Signal::SIGQUIT)) if from_terminal => End::By { signal, told },
+            _ => End::With(BY_SIGNAL + number as u8),
         }
     }
 }

@@ -41,10 +41,6 @@ impl Hold {
                 }
                 take!(locks, client, plan, say).map(Hold::Locks)
             }
-            Wanted::Permit(_) if plan.prefer_writers => {
-                let why = "--prefer-writers goes with --kind write: a semaphore has no readers and writers";
-                return Err(End::Misused(why.to_owned()));
-            }
             Wanted::Permit(permits) => {
                 let key = plan.only_key().map_err(End::Misused)?;
                 let semaphore = client.semaphore(key.clone()).permits(permits);

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use dlock::LockClient;
 
-use crate::stores;
+use crate::{runtime, stores};
 
 use args::Plan;
 pub(crate) use args::RunArgs;
@@ -48,14 +48,7 @@ use terminal::Terminal;
 pub(crate) fn run(url: &str, args: RunArgs) -> Result<ExitCode, String> {
     let plan = args.plan()?;
     let signals = Signals::catch().map_err(|error| format!("signals cannot be waited for: {error}"))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| format!("the runtime does not start: {error}"))?;
-    let end = runtime.block_on(carried_out(url, &plan, signals));
-    // A name that is still being resolved is not waited for.
-    runtime.shutdown_background();
-    match end {
+    match runtime::block_on(carried_out(url, &plan, signals))? {
         End::With(status) => Ok(ExitCode::from(status)),
         End::By { signal, told } => {
             if !told {
@@ -91,11 +84,7 @@ async fn carried_out(url: &str, plan: &Plan, mut signals: Signals) -> End {
         Some(once) => once::run(&client, plan, once, terminal, &mut signals, say).await,
         None => locked(&client, plan, terminal, &mut signals, say).await,
     };
-    tokio::select! {
-        biased;
-        _ = signals.end() => {}
-        _ = client.shutdown(Duration::ZERO) => {}
-    }
+    let _ = signals.let_finish(client.shutdown(Duration::ZERO)).await;
     end
 }
 
@@ -116,10 +105,6 @@ async fn locked(
         Err(end) => return end,
     };
     let ended = watch::run(plan, hold.view(), grace, terminal, signals, say).await;
-    tokio::select! {
-        biased;
-        _ = signals.end() => {}
-        () = hold.end(say) => {}
-    }
+    let _ = signals.let_finish(hold.end(say)).await;
     ended.end
 }

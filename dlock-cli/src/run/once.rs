@@ -14,7 +14,7 @@ use super::end::{End, GIVEN_UP, LOST, NOT_ACQUIRED};
 use super::hold::{View, not_acquired};
 use super::once_args::OncePlan;
 use super::say::Say;
-use super::signals::Signals;
+use super::signals::{A_MOMENT, Signals};
 use super::terminal::Terminal;
 use super::watch::{self, How};
 use crate::look::clean;
@@ -22,9 +22,6 @@ use crate::look::told;
 
 /// The longest wait that the library accepts.
 const AS_LONG_AS_IT_TAKES: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// How long to wait for a settlement after a signal to end.
-const A_MOMENT: Duration = Duration::from_secs(2);
 
 /// Runs the command, unless it ran before.
 pub(super) async fn run(
@@ -64,18 +61,12 @@ pub(super) async fn run(
     };
     let host = client.active().host.clone();
     let work = plan.locks();
-    let mut settling = std::pin::pin!(settling.settle(is_success.then(|| result(&host))));
-    let settled = tokio::select! {
-        biased;
-        settled = &mut settling => settled,
-        // The outcome of the command is sent all the same, and has a moment to arrive.
-        _ = signals.end() => match tokio::time::timeout(A_MOMENT, settling).await {
-            Ok(settled) => settled,
-            Err(_) => {
-                say.line(&format!("{work}: it has ended, and the store did not confirm it within {A_MOMENT:?}"));
-                return ended.end;
-            }
-        },
+    let settling = settling.settle(is_success.then(|| result(&host)));
+    let Some(settled) = signals.let_finish(settling).await else {
+        say.line(&format!(
+            "{work}: it has ended, and the store did not confirm it within {A_MOMENT:?}"
+        ));
+        return ended.end;
     };
     match settled {
         Ok(Reply::Unrecorded(error)) => {

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::args::Plan;
 use crate::look::{clean, terminal_size};
+use crate::output::print_error;
 
 /// A shorter wait is not reported.
 const SOON: Duration = Duration::from_millis(500);
@@ -28,7 +29,7 @@ impl Say {
     /// Prints one line.
     pub(super) fn line(self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(std::io::stderr().lock(), "dlock: {text}");
+            print_error(format_args!("dlock: {text}"));
         }
     }
 

@@ -4,9 +4,13 @@
 //! dispositions with which dlock was started (under nohup(1) it ignores SIGHUP too), and a signal can end dlock itself.
 //! Started processes have them blocked as well, until they [let them through](let_through).
 
+use std::pin::pin;
+use std::time::Duration;
+
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// Signals that end a command by default.
 pub(super) const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
@@ -27,9 +31,16 @@ pub(super) fn let_through() {
     let _ = blocked.thread_unblock();
 }
 
+/// How long [`Signals::let_finish`] lets work go on after a signal.
+pub(super) const A_MOMENT: Duration = Duration::from_secs(2);
+
 /// The signals sent to this process.
 #[derive(Debug)]
-pub(super) struct Signals(mpsc::UnboundedReceiver<Signal>);
+pub(super) struct Signals {
+    arrived: mpsc::UnboundedReceiver<Signal>,
+    /// Whether one has asked to end after the end of the command.
+    hurried: bool,
+}
 
 impl Signals {
     /// From now on they only arrive here. Call this before any other thread is started, since each thread inherits its
@@ -50,12 +61,15 @@ impl Signals {
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(wait)?;
-        Ok(Signals(receiver))
+        Ok(Signals {
+            arrived: receiver,
+            hurried: false,
+        })
     }
 
     /// Waits for the next one. Cancel safe.
     pub(super) async fn next(&mut self) -> Signal {
-        match self.0.recv().await {
+        match self.arrived.recv().await {
             Some(signal) => signal,
             None => std::future::pending().await,
         }
@@ -70,6 +84,21 @@ impl Signals {
                 _ => {}
             }
         }
+    }
+
+    /// Waits for work after the end of the command, such as the release. Signals that have arrived before were for the
+    /// command. A later one leaves the work, and all that follows, a moment; `None` if that was too short.
+    pub(super) async fn let_finish<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        if !self.hurried {
+            while self.arrived.try_recv().is_ok() {}
+            tokio::select! {
+                biased;
+                done = &mut work => return Some(done),
+                _ = self.end() => self.hurried = true,
+            }
+        }
+        timeout(A_MOMENT, work).await.ok()
     }
 
     /// Stops this process and the rest of its group, as Ctrl-Z would. Returns when they are resumed, or at once if no

@@ -12,10 +12,11 @@ use std::process::{Command, ExitCode};
 
 use clap::Args;
 use nix::errno::Errno;
-use nix::sys::signal::{self, Signal};
+use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd;
 
 use super::end::{NOT_FOUND, NOT_STARTED};
+use crate::output::print_error;
 
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
@@ -83,6 +84,8 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
     super::signals::let_through();
     // Returns only on failure.
     let error = Command::new(program).args(arguments).exec();
+    // It has restored the default action, which would end this process where standard error has no reader.
+    let _ = SigSet::from_iter([Signal::SIGPIPE]).thread_block();
     if let Some(mut failure) = failure {
         let _ = failure.write_all(b"x");
     }
@@ -91,10 +94,11 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
 
 /// Reports the reason, and returns the exit status for it.
 pub(super) fn not_started(program: &OsStr, error: &io::Error) -> u8 {
-    match program.is_empty() {
-        true => eprintln!("dlock: \"\": {error}"),
-        false => eprintln!("dlock: {}: {error}", program.to_string_lossy()),
-    }
+    let name = match program.is_empty() {
+        true => "\"\"".into(),
+        false => program.to_string_lossy(),
+    };
+    print_error(format_args!("dlock: {name}: {error}"));
     match error.kind() {
         ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_STARTED,

@@ -240,7 +240,8 @@ impl Watch {
 
     /// Handles a stopped command: by itself before it begins, or by another process. If it wants the terminal it can
     /// have it. On Ctrl-Z or the like, dlock follows, as the rest of the shell's job would.
-    async fn stopped(&mut self, by: Signal, signals: &mut Signals) {
+    async fn stopped(&mut self, by: i32, signals: &mut Signals) {
+        let Ok(by) = Signal::try_from(by) else { return };
         if self.held_back && by == Signal::SIGSTOP {
             self.held_back = false;
             self.tell_keeper();
@@ -323,9 +324,9 @@ impl Watch {
         let end = match how {
             _ if lost => End::With(LOST),
             Change::Exited(code) => End::With(code as u8),
-            Change::Killed(signal) | Change::Stopped(signal) => {
-                let told = self.passed_on == Some(signal);
-                End::signalled(signal, at_terminal && (told || self.lent), told)
+            Change::Killed(number) | Change::Stopped(number) => {
+                let told = self.passed_on.is_some_and(|signal| signal as i32 == number);
+                End::signalled(number, at_terminal && (told || self.lent), told)
             }
         };
         let how = match (lost, self.passed_on, how) {

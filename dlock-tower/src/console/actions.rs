@@ -81,7 +81,7 @@ impl Actions {
                 "The token is not that of this process",
                 "send `actions.token` of api/state in the header x-dlock-console",
             )
-        } else if value(header::CONTENT_TYPE.as_str()) != Some("application/json") {
+        } else if !value(header::CONTENT_TYPE.as_str()).is_some_and(is_json) {
             problem(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "about:blank",
@@ -93,6 +93,12 @@ impl Actions {
         };
         Err(Box::new(refusal))
     }
+}
+
+/// Whether this content type is JSON, whatever its parameters.
+fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default();
+    essence.trim().eq_ignore_ascii_case("application/json")
 }
 
 /// In constant time.

@@ -10,7 +10,7 @@ use http_body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use super::extract::Idempotency;
+use super::extract::{FailedOpen, Idempotency};
 use super::fingerprint::fingerprint;
 use super::key::MAX_KEY_BYTES;
 use super::lease::Grant;
@@ -95,7 +95,9 @@ where
         }
         Ok(Decision::Refuse(problem)) => return Err(problem.into()),
         Ok(Decision::Open) => {
-            return Ok(Admitted::Open(Request::from_parts(parts, B::from_buffered(body))));
+            let mut request = Request::from_parts(parts, B::from_buffered(body));
+            request.extensions_mut().insert(FailedOpen);
+            return Ok(Admitted::Open(request));
         }
         Err(rejection) => return Err(rejection.into()),
     };

@@ -39,7 +39,7 @@ impl Capture {
         let announced = parts.headers.get(http::header::CONTENT_LENGTH);
         Capture {
             status: parts.status,
-            headers: headers::kept(&parts.headers, &settings.kept_headers),
+            headers: settings.kept_headers.of(parts.status, &parts.headers),
             action: action(parts, claim, rolled_back),
             rolled_back,
             body: Vec::new(),

@@ -45,6 +45,7 @@ pub(super) struct Claim {
     /// The locks of the outer lock layers.
     pub(super) locks: RequestLocks,
     phase: AtomicU8,
+    is_detached: AtomicBool,
 }
 
 impl Claim {
@@ -59,6 +60,7 @@ impl Claim {
             beginning: Arc::default(),
             locks,
             phase: AtomicU8::new(Phase::Waiting as u8),
+            is_detached: AtomicBool::new(false),
         }
     }
 
@@ -81,6 +83,13 @@ impl Claim {
     pub(super) fn set_not_begun(&self) {
         self.core.shared.counters.not_started();
         self.not_begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts the request, once, whose handler or body continues without its client.
+    pub(super) fn set_detached(&self) {
+        if !self.is_detached.swap(true, Ordering::Relaxed) {
+            self.core.shared.counters.detached();
+        }
     }
 
     /// Whether nothing was declared about the key, nor put into a transaction.

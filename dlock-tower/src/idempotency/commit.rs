@@ -9,12 +9,11 @@ use bytes::Bytes;
 use dlock::__chance as chance;
 use dlock::record::ClaimState;
 use dlock::store::{Reason, StoreError};
-use http::{HeaderMap, Response};
+use http::Response;
 use tokio::time::{sleep, timeout};
 
 use super::body::ResponseBody;
 use super::claim::Claim;
-use super::headers;
 use super::owned::Owned;
 use super::policy::Ending;
 use super::settlement::Settlement;
@@ -37,10 +36,10 @@ impl Claim {
         if response.body().len() > self.core.settings.response_limit {
             return Stored::Unavailable;
         }
-        let headers: HeaderMap = headers::kept(response.headers(), &self.core.settings.kept_headers);
+        let kept = &self.core.settings.kept_headers;
         Stored::Response(Box::new(Kept {
             status: response.status(),
-            headers,
+            headers: kept.of(response.status(), response.headers()),
             body: vec![response.body().clone()],
             trailers: None,
             stamp: None,
@@ -121,7 +120,7 @@ impl Owned {
         };
         match self.read().await {
             Ok(ClaimState::Completed { response }) => {
-                self.settle_by_transaction();
+                self.settle_by_transaction(&response);
                 Ended::Committed(self.committed(put, response, asker))
             }
             Ok(ClaimState::Lost) => {
@@ -152,7 +151,7 @@ impl Owned {
             let state = self.read().await;
             drop(turn);
             match state {
-                Ok(ClaimState::Completed { .. }) => return self.settle_by_transaction(),
+                Ok(ClaimState::Completed { response }) => return self.settle_by_transaction(&response),
                 Ok(ClaimState::Lost) => return self.lease.lose(),
                 Ok(ClaimState::Open) => return self.settle(rolled_back).await,
                 Err(error) if !matches!(error.reason, Reason::Unsupported | Reason::Closed) => {

@@ -22,12 +22,17 @@ use super::policy::Outcome;
 /// # let _ = charge;
 /// ```
 ///
-/// If the handler runs without a claim, the extractor answers with 500 and an error in the log; take an
-/// `Option<Idempotency>` if keys are optional.
+/// If the handler runs without a claim, the extractor answers with 500 and an error in the log. Take an
+/// `Option<Idempotency>` if keys are optional, or if the layer is set to
+/// [`fail_open`](super::IdempotencyLayer::fail_open): while the store is down there is no claim.
 #[derive(Clone)]
 pub struct Idempotency {
     pub(super) claim: Arc<Claim>,
 }
+
+/// In the extensions of a request that runs without a claim because the store is down.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FailedOpen;
 
 impl Idempotency {
     /// Returns the key, as the client sent it. It is unique for this caller, method and path only: see
@@ -129,18 +134,24 @@ mod axum_extractor {
     use axum::response::{IntoResponse, Response};
     use http::request::Parts;
 
-    use super::Idempotency;
+    use super::{FailedOpen, Idempotency};
     use crate::Rejection;
+
+    const NO_CLAIM: &str = "a handler takes `Idempotency`, and its request has claimed no key: put an \
+                            IdempotencyLayer around it that requires one, or take `Option<Idempotency>`";
+    const FAILED_OPEN: &str = "a handler takes `Idempotency`, and its request runs without a claim, because the store is \
+                               down and the layer is set to fail_open: take `Option<Idempotency>`";
 
     impl<S: Send + Sync> FromRequestParts<S> for Idempotency {
         type Rejection = Response;
 
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Idempotency, Response> {
             parts.extensions.get().cloned().ok_or_else(|| {
-                let rejection = Rejection::internal(
-                    "a handler takes `Idempotency`, and its request has claimed no key: put an \
-                     IdempotencyLayer around it that requires one, or take `Option<Idempotency>`",
-                );
+                let reason = match parts.extensions.get::<FailedOpen>() {
+                    Some(FailedOpen) => FAILED_OPEN,
+                    None => NO_CLAIM,
+                };
+                let rejection = Rejection::internal(reason);
                 rejection.log();
                 rejection.response().map(axum::body::Body::new).into_response()
             })

@@ -308,10 +308,30 @@ impl<C> IdempotencyLayer<C> {
     }
 
     /// Keeps one more header of the response and replays it, in addition to [`KEPT_HEADERS`](super::KEPT_HEADERS).
-    /// Headers of a single exchange cannot be kept: `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS and
-    /// request-id headers.
+    ///
+    /// [`check`](Self::check) refuses headers of a single exchange (`Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS
+    /// and request-id headers), and those that each replay has of its own: `Cache-Control`, which is `no-store`, and the
+    /// headers that tell of the replay.
     pub fn keep_header(self, name: HeaderName) -> Self {
-        self.set(|settings| settings.kept_headers.push(name))
+        self.set(|settings| settings.kept_headers.more.push(name))
+    }
+
+    /// Keeps all headers of the response and replays them, but for those that [`keep_header`](Self::keep_header) refuses,
+    /// those that `Connection` names, and `Retry-After` of a failure; by default those of
+    /// [`KEPT_HEADERS`](super::KEPT_HEADERS). Layers whose headers tell of the moment, such as the state of a rate limit,
+    /// belong outside.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_tower::{IdempotencyLayer, idempotency::caller};
+    ///
+    /// # let client = dlock::LockClient::memory();
+    /// let layer = IdempotencyLayer::new(client.records()?, caller::public()).keep_all_headers();
+    /// layer.check()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn keep_all_headers(self) -> Self {
+        self.set(|settings| settings.kept_headers.all = true)
     }
 
     /// Drops the handler when the client goes away; by default it continues, since the client will ask for its result
@@ -323,6 +343,9 @@ impl<C> IdempotencyLayer<C> {
 
     /// Runs requests **without protection** when the store cannot be reached, with a warning in the log each time; by
     /// default they are answered with 503. Only if running twice does little harm.
+    ///
+    /// Such a request has no claim: handlers take `Option<Idempotency>`, because the extractor
+    /// [`Idempotency`](super::Idempotency) would answer with 500.
     pub fn fail_open(self) -> Self {
         self.set(|settings| settings.fail_open = true)
     }

@@ -104,7 +104,8 @@
 //! # What a retry gets
 //!
 //! The same status, the same bytes, the same trailers, and those of the headers that are in [`KEPT_HEADERS`]
-//! or added by [`keep_header`](IdempotencyLayer::keep_header); with `Idempotent-Replayed: true`, its age and for how long
+//! or added by [`keep_header`](IdempotencyLayer::keep_header) or [`keep_all_headers`](IdempotencyLayer::keep_all_headers),
+//! and `Retry-After` of a 2xx or 3xx; with `Idempotent-Replayed: true`, its age and for how long
 //! it is kept (`Idempotent-Replayed-Age`, `Idempotent-Replayed-Expires-In`, in seconds), and `Cache-Control: no-store`. Never `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS or request-id
 //! headers of the first exchange. A response larger than
 //! [`response_limit`](IdempotencyLayer::response_limit), an event stream or an upgrade reaches the first
@@ -134,14 +135,15 @@
 //! | `idempotency-unreadable` | 503 | `UNAVAILABLE` | the record was written by a newer version of the service, or is damaged; nothing was done for this request | **try again** later with the same key; report it if that does not help |
 //! | `internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
-//! [`retry`](crate::retry) has a layer that does what is in bold. Answers that were made before any work began
+//! [`retry`](crate::retry) has a layer that does what is in bold for answers of HTTP; a client of gRPC does it by the code.
+//! Answers that were made before any work began
 //! carry the extension [`NotStarted`](crate::NotStarted); those that tell of an equal request do not.
 //!
 //! # When things fail
 //!
 //! - **The store is down at the claim**: it is asked again for a second
 //!   ([`retry_for`](IdempotencyLayer::retry_for)), then the answer is 503. The handler runs unprotected only
-//!   by [`fail_open`](IdempotencyLayer::fail_open).
+//!   by [`fail_open`](IdempotencyLayer::fail_open), and then takes `Option<Idempotency>`.
 //! - **It is down at the end**: the caller gets the true response (after 3 s at most), the claim is kept, and
 //!   the result is sent again, at most 16 at a time, until it is stored or the process ends.
 //! - **The claim is lost** (the process was stopped, or cut off from the store, for longer than the lease,
@@ -228,13 +230,12 @@ pub use caller::Caller;
 pub use extract::Idempotency;
 pub use future::ResponseFuture;
 pub use handle::IdempotencyHandle;
-pub use headers::KEPT_HEADERS;
+pub use headers::{KEPT_HEADERS, REPLAYED, REPLAYED_AGE, REPLAYED_EXPIRES_IN};
 pub use kept_answer::KeptAnswer;
 pub use key::MAX_KEY_BYTES;
 pub use keyed::KeyedRequest;
 pub use layer::IdempotencyLayer;
 pub use policy::{Class, Ending, KeepAmbiguous, Outcome, Policy, RetryAmbiguous, Verdict};
-pub use replay::{REPLAYED, REPLAYED_AGE, REPLAYED_EXPIRES_IN};
 pub use replayed::Replay;
 pub use service::IdempotencyService;
 pub use settings::{

@@ -56,8 +56,11 @@ impl Owned {
         (!claim.lease.is_settled()).then(|| Owned(claim.clone()))
     }
 
-    /// Records that the outcome is in the store already.
-    pub(super) fn settle_by_transaction(&self) {
+    /// Records that the outcome is in the store already: this, in its stored form.
+    pub(super) fn settle_by_transaction(&self, stored: &[u8]) {
+        if Stored::is_tombstone(stored) {
+            self.core.shared.counters.tombstones();
+        }
         self.lease.settle();
     }
 
@@ -159,22 +162,13 @@ impl Owned {
     /// Stores the result; or, if the store refuses the response, as a full store does, only its existence: finished
     /// work must not be done again.
     async fn store(&self, stored: &Stored) -> Result<OwnerReply, StoreError> {
-        let shared = &self.core.shared;
-        let retention = self.lease.retention();
-        let complete = |stored: &Stored| {
-            let response = stored.encode(Stamp::now(retention));
-            shared
-                .records
-                .complete(&self.lease.record, &self.lease.token, response, retention)
-        };
-        let error = match complete(stored).await {
+        let error = match self.complete(stored).await {
             Err(error) if matches!(stored, Stored::Response(_)) && is_refused(&error) => error,
             reply => return reply,
         };
-        let reply = complete(&Stored::Unavailable).await;
+        let reply = self.complete(&Stored::Unavailable).await;
         match reply {
             Ok(OwnerReply::Done) => {
-                shared.counters.tombstones();
                 tracing::warn!(
                     record = self.lease.record.as_str(),
                     %error,
@@ -185,6 +179,20 @@ impl Owned {
             Ok(reply) => Ok(reply),
             Err(_) => Err(error),
         }
+    }
+
+    async fn complete(&self, stored: &Stored) -> Result<OwnerReply, StoreError> {
+        let Core { shared, .. } = &self.core;
+        let retention = self.lease.retention();
+        let response = stored.encode(Stamp::now(retention));
+        let step = shared
+            .records
+            .complete(&self.lease.record, &self.lease.token, response, retention);
+        let reply = step.await?;
+        if reply == OwnerReply::Done && *stored == Stored::Unavailable {
+            shared.counters.tombstones();
+        }
+        Ok(reply)
     }
 }
 

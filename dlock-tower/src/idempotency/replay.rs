@@ -4,16 +4,8 @@ use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, TRAILER};
 use http::{Response, Version};
 
 use super::body::ResponseBody;
+use super::headers::{REPLAYED, REPLAYED_AGE, REPLAYED_EXPIRES_IN};
 use super::stored::Kept;
-
-/// Marks a replayed response, which was not made for this request: `true`.
-pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-
-/// How many seconds ago the replayed response was stored, by the clocks of the servers.
-pub const REPLAYED_AGE: HeaderName = HeaderName::from_static("idempotent-replayed-age");
-
-/// For how many more seconds it is kept: a later retry is carried out anew.
-pub const REPLAYED_EXPIRES_IN: HeaderName = HeaderName::from_static("idempotent-replayed-expires-in");
 
 /// Builds the response to replay.
 pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody<R>> {

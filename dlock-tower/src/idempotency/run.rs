@@ -107,7 +107,6 @@ where
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
     if is_endless(&parts) || capture.exceeds(body.size_hint().lower()) {
-        claim.core.shared.counters.tombstones();
         claim.settle(Stored::Unavailable).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
@@ -126,7 +125,6 @@ where
         match next {
             Poll::Ready(Some(Ok(frame))) if capture.take(&frame) => {}
             Poll::Ready(Some(Ok(frame))) => {
-                claim.core.shared.counters.tombstones();
                 claim.settle(Stored::Unavailable).await;
                 let (pieces, trailers) = capture.pieces();
                 break ResponseBody::stream(Stream::passing(pieces, trailers, Some(frame), body));

@@ -11,7 +11,7 @@ use http::header::HeaderName;
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
-use super::headers::is_of_one_exchange;
+use super::headers::{KeptHeaders, refusal};
 use super::policy::{Ending, KeepAmbiguous, Policy, Verdict};
 use super::replayed::Replay;
 use crate::Rejection;
@@ -73,7 +73,7 @@ pub(super) struct Settings {
     pub(super) on_orphan: OnOrphan,
     pub(super) released_on: Vec<StatusCode>,
     pub(super) policy: Arc<dyn Policy>,
-    pub(super) kept_headers: Vec<HeaderName>,
+    pub(super) kept_headers: KeptHeaders,
     pub(super) cancel_on_disconnect: bool,
     pub(super) fail_open: bool,
     pub(super) grpc_unary: bool,
@@ -105,7 +105,7 @@ impl Default for Settings {
             on_orphan: OnOrphan::TakeOver,
             released_on: Vec::new(),
             policy: Arc::new(KeepAmbiguous),
-            kept_headers: Vec::new(),
+            kept_headers: KeptHeaders::default(),
             cancel_on_disconnect: false,
             fail_open: false,
             grpc_unary: false,
@@ -187,10 +187,9 @@ impl Settings {
                 return Err(format!("invalid option {option}: {limit} bytes are too many"));
             }
         }
-        match self.kept_headers.iter().find(|name| is_of_one_exchange(name)) {
-            Some(name) => Err(format!(
-                "invalid option keep_header: {name} belongs to one response only"
-            )),
+        let mut more = self.kept_headers.more.iter();
+        match more.find_map(|name| Some((name, refusal(name)?))) {
+            Some((name, reason)) => Err(format!("invalid option keep_header: {name} {reason}")),
             None => Ok(()),
         }
     }

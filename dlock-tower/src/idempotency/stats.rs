@@ -64,7 +64,7 @@ counters! {
     unavailable: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "unavailable";
     /// Requests whose record could not be read.
     unreadable: "dlock_http_requests_total", "layer" = "idempotency", "outcome" = "error";
-    /// Handlers whose client went away, and that ran on.
+    /// Requests whose client went away, and whose handler or body went on.
     detached: "dlock_idempotency_detached_total";
     /// Owners that found their claim lost: another attempt may have run as well, and nothing was stored.
     lost: "dlock_idempotency_claim_lost_total";
@@ -74,6 +74,6 @@ counters! {
     settle_failures: "dlock_idempotency_store_failed_total", "step" = "settle";
     /// Results and releases that were given up, because what is stored there cannot be read.
     abandoned: "dlock_idempotency_abandoned_total";
-    /// Results that are not kept, only their existence: too large, or streams.
+    /// Results that are not kept, only their existence: too large, streams, broken off, or refused by the store.
     tombstones: "dlock_idempotency_tombstones_total";
 }

@@ -144,6 +144,11 @@ impl Stored {
         self.encode(at) == other.encode(at)
     }
 
+    /// Whether this is the stored form of [`Stored::Unavailable`].
+    pub(super) fn is_tombstone(bytes: &[u8]) -> bool {
+        *bytes == [VERSION, UNAVAILABLE]
+    }
+
     pub(super) fn decode(bytes: Vec<u8>) -> Result<Stored, Unreadable> {
         let mut rest = Bytes::from(bytes);
         match take_u8(&mut rest)? {

@@ -21,7 +21,7 @@ use super::origin::Origin;
 use super::owned::Owned;
 use super::settlement::Settlement;
 use super::stored::Stored;
-use crate::body::BoxError;
+use crate::body::{BoxError, add_frames};
 use crate::lock::LockLost;
 
 /// A body on its way to the first caller.
@@ -192,10 +192,7 @@ where
             return;
         };
         let (settlement, next, after): (Settlement, _, _) = match step {
-            Step::TooMuch(frame) => {
-                claim.core.shared.counters.tombstones();
-                (Stored::Unavailable.into(), Some(frame), After::Body(body))
-            }
+            Step::TooMuch(frame) => (Stored::Unavailable.into(), Some(frame), After::Body(body)),
             Step::End(frame) => {
                 // Everything announced has arrived; trailers may still follow.
                 let after = if body.is_end_stream() || frame.is_none() {
@@ -239,24 +236,15 @@ where
                     After::Body(body) => body.size_hint(),
                     After::Nothing(_) => SizeHint::with_exact(0),
                 };
-                add(&mut hint, next.iter());
+                add_frames(&mut hint, next.iter());
                 hint
             }
             State::Ended(Last::End) => SizeHint::with_exact(0),
             State::Ended(Last::Error(_)) => SizeHint::default(),
         };
-        add(&mut hint, self.before.iter());
+        add_frames(&mut hint, self.before.iter());
         hint
     }
-}
-
-fn add<'a>(hint: &mut SizeHint, frames: impl Iterator<Item = &'a Frame<Bytes>>) {
-    let more: usize = frames.filter_map(Frame::data_ref).map(Bytes::len).sum();
-    let more = more as u64;
-    if let Some(upper) = hint.upper() {
-        hint.set_upper(upper + more);
-    }
-    hint.set_lower(hint.lower() + more);
 }
 
 /// Ends the capture.
@@ -286,7 +274,7 @@ where
                     let settlement = capture.conclude_without_end(&claim);
                     kept.spawn(claim.settle(settlement));
                 } else {
-                    kept.core.shared.counters.detached();
+                    kept.set_detached();
                     let lost = locks.lost();
                     origin.go_on(&kept, locks, read_on(body, *capture, claim, lost));
                 }
@@ -343,7 +331,6 @@ async fn read_on<R>(
     let settlement = if whole {
         capture.conclude(&claim)
     } else {
-        claim.core.shared.counters.tombstones();
         Stored::Unavailable.into()
     };
     claim.settle(settlement).await;

@@ -114,7 +114,7 @@ impl<T> Drop for Work<T> {
             Phase::Waiting => self.end(None),
             Phase::Working if stops => self.end(Some(Ending::Cancelled)),
             _ => {
-                claim.core.shared.counters.detached();
+                claim.set_detached();
                 tracing::debug!(
                     record = claim.lease.record.as_str(),
                     "the client of a request went away; its handler continues"

@@ -6,7 +6,7 @@ use std::future::Future;
 use dlock::LockKey;
 use http::Request;
 
-use super::found::{ExtractKey, Found};
+use super::found::{ExtractKey, Found, Unrouted};
 use super::parts::empty;
 use crate::{Reason, Rejection};
 
@@ -211,7 +211,9 @@ pub struct Optional<E> {
 
 impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Optional<E> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
-        let (request, found) = self.of.extract(request).await?;
+        let (mut request, found) = self.of.extract(request).await?;
+        // It passes on purpose.
+        request.extensions_mut().remove::<Unrouted>();
         let found = match found.normalized() {
             Found::Missing(_) => Found::PassThrough,
             found => found,

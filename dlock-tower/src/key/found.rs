@@ -69,6 +69,11 @@ impl Found {
     }
 }
 
+/// In the extensions of a request that passes because no route was matched for it.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "only axum has routes"))]
+pub(crate) struct Unrouted;
+
 /// Takes the key of a lock from a request.
 ///
 /// Implemented by the results of the functions of [this module](super), and by closures over `&http::request::Parts`.

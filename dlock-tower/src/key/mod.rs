@@ -66,6 +66,7 @@ pub use change::{Key, Map, Optional, Or, Prefix};
 pub use closure::{FromFn, IntoFound, from_fn};
 pub use each_of::{EachOf, each_of};
 pub use fixed::{Fixed, fixed};
+pub(crate) use found::Unrouted;
 pub use found::{ExtractKey, Found};
 pub use header::{Header, header};
 pub use json::{DEFAULT_JSON_LIMIT, JsonField, json_field};

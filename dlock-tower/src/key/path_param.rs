@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use http::request::{Parts, Request};
 
 use super::change::Key;
-use super::found::{ExtractKey, Found};
+use super::found::{ExtractKey, Found, Unrouted};
 use super::parts::in_parts;
 use crate::Rejection;
 
@@ -21,11 +21,14 @@ use crate::Rejection;
 /// the outer parameters are available too. It is not available to a layer around the whole router, which runs before
 /// any route is matched.
 ///
-/// - No route matched (the fallback answers): the request passes.
+/// - No route matched (the fallback answers): the request passes. When anything but a 404 or 405 is answered, the layer logs
+///   an error, once; unless [`optional`](Key::optional) or [`or`](Key::or) say what to do.
 /// - The route has no such parameter: 500 and an error in the log, because the handler would run unlocked;
 ///   unless [`optional`](Key::optional) or [`or`](Key::or) say what to do.
-/// - The layer stands around the router: the same, without exception. A layer around a router that is itself put into another
-///   one by `nest_service` or `fallback_service` cannot be told from a fallback: it lets everything pass.
+/// - The layer stands around the router: the same, without exception.
+/// - The layer stands on a router that has the handlers behind `nest_service` or `fallback_service`: **they run without a
+///   lock**, because axum tells the layer no more than for a fallback; see above for the log. Put the layer on the router
+///   inside, use `nest`, or give such requests a key by [`or`](Key::or).
 /// - Not UTF-8: 400.
 pub fn path_param(name: impl Into<String>) -> Key<PathParam> {
     Key::new(PathParam { name: name.into() })
@@ -71,7 +74,10 @@ impl PathParam {
                 "the route {} has no parameter \"{name}\" to take a lock's key from",
                 route.as_str()
             )))),
-            None if parts.extensions.get::<OriginalUri>().is_some() => Ok(Found::PassThrough),
+            None if parts.extensions.get::<OriginalUri>().is_some() => {
+                parts.extensions.insert(Unrouted);
+                Ok(Found::PassThrough)
+            }
             None => Err(Rejection::internal(format!(
                 "path parameter \"{name}\" is not known here: put the lock layer on the axum router by \
                  `Router::layer` or `route_layer`, not around it"

@@ -12,7 +12,7 @@ use super::kept::{Hold, RequestLocks};
 use super::outcome::Outcome;
 use super::settings::{InvalidOptions, Keys, Settings};
 use crate::Rejection;
-use crate::key::{ExtractKey, Found};
+use crate::key::{ExtractKey, Found, Unrouted};
 
 /// The locks of a layer.
 pub(super) struct Locks<K> {
@@ -28,6 +28,8 @@ pub(super) struct Admitted<B> {
     pub(super) request: Request<B>,
     /// Its locks, usually one, unless it needs none or runs without.
     pub(super) hold: Option<Arc<Hold>>,
+    /// Whether it needs none because no route was matched for it.
+    pub(super) is_unrouted: bool,
 }
 
 /// Acquires the locks of a request.
@@ -53,13 +55,18 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
         }
         let found;
         (request, found) = key.extract(request).await.inspect_err(rejected)?;
+        let is_unrouted = request.extensions_mut().remove::<Unrouted>().is_some();
         let keys: Keys = match found.normalized() {
             Found::Key(key) => smallvec![key],
             Found::Keys(keys) => keys.into(),
             Found::Missing(rejection) => return Err(rejection).inspect_err(rejected),
             Found::PassThrough => {
                 settings.outcomes.count(Outcome::Passed);
-                return Ok(Admitted { request, hold: None });
+                return Ok(Admitted {
+                    request,
+                    hold: None,
+                    is_unrouted,
+                });
             }
         };
         // Once the lock is held, nothing waits for the client any more.
@@ -79,6 +86,7 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
                 Ok(Admitted {
                     request,
                     hold: Some(hold),
+                    is_unrouted: false,
                 })
             }
             // A client that drains or is shut down is not a failure of the store: the service is about to end.
@@ -89,7 +97,11 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
             {
                 tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
                 settings.outcomes.count(Outcome::Unlocked);
-                Ok(Admitted { request, hold: None })
+                Ok(Admitted {
+                    request,
+                    hold: None,
+                    is_unrouted: false,
+                })
             }
             Err(error) => {
                 settings.outcomes.count(match &error {

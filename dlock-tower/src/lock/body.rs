@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use super::kept::{Hold, release_hold};
 use super::lost::LockLost;
 use crate::asker::AnswerBody;
-use crate::body::BoxError;
+use crate::body::{BoxError, add_frames};
 use crate::{Rejection, grpc};
 
 pin_project! {
@@ -63,6 +63,7 @@ impl<B> ResponseBody<B> {
         body: B,
         hold: Arc<Hold>,
         lost: Option<BoxFuture<'static, LockLost>>,
+        announced: Option<u64>,
         grpc: bool,
     ) -> Self {
         // The frame to enter at every poll of the body.
@@ -71,6 +72,7 @@ impl<B> ResponseBody<B> {
             body: Some(body),
             scope,
             lock: Lock::Held { hold, lost },
+            unsent: announced,
             grpc,
         };
         ResponseBody {
@@ -113,7 +115,9 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Bare { body } => body.is_end_stream(),
-            Inner::Held { held } => matches!(held.lock, Lock::Gone),
+            Inner::Held { held } => {
+                matches!(held.lock, Lock::Gone) && held.body.as_ref().is_none_or(Body::is_end_stream)
+            }
             Inner::Answer { body } => body.is_end_stream(),
         }
     }
@@ -121,10 +125,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Bare { body } => body.size_hint(),
-            Inner::Held { held } => held
-                .body
-                .as_ref()
-                .map_or_else(|| SizeHint::with_exact(0), Body::size_hint),
+            Inner::Held { held } => held.size_hint(),
             Inner::Answer { body } => body.size_hint(),
         }
     }
@@ -137,6 +138,8 @@ pin_project! {
         body: Option<B>,
         scope: Scope,
         lock: Lock,
+        // How many of the announced bytes are left, if a server asks for nothing after them.
+        unsent: Option<u64>,
         grpc: bool,
     }
 
@@ -156,7 +159,7 @@ enum Lock {
     },
     Releasing {
         release: BoxFuture<'static, ()>,
-        trailers: Option<Frame<Bytes>>,
+        last: Option<Frame<Bytes>>,
     },
     Gone,
 }
@@ -168,6 +171,19 @@ fn drop_in<B>(scope: &Scope, mut body: Pin<&mut Option<B>>) {
             Poll::Ready(())
         })));
         let _ = dropped.poll(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+impl<B: Body> HeldBody<B> {
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = match &self.body {
+            Some(body) => body.size_hint(),
+            None => SizeHint::with_exact(0),
+        };
+        if let Lock::Releasing { last, .. } = &self.lock {
+            add_frames(&mut hint, last.iter());
+        }
+        hint
     }
 }
 
@@ -198,13 +214,18 @@ where
                         return Poll::Ready(Some(Err(error.into())));
                     }
                 }
-                Lock::Releasing { release, trailers } => {
+                Lock::Releasing { release, last } => {
                     ready!(release.as_mut().poll(cx));
-                    let trailers = trailers.take();
+                    let last = last.take();
                     *this.lock = Lock::Gone;
-                    return Poll::Ready(trailers.map(Ok));
+                    return Poll::Ready(last.map(Ok));
                 }
-                Lock::Gone => return Poll::Ready(None),
+                Lock::Gone => {
+                    return match this.body.as_mut().as_pin_mut() {
+                        Some(body) => body.poll_frame(cx).map_err(Into::into),
+                        None => Poll::Ready(None),
+                    };
+                }
             }
             let frame = match this.body.as_mut().as_pin_mut() {
                 Some(mut body) => {
@@ -213,24 +234,32 @@ where
                 }
                 None => None,
             };
-            match frame {
-                Some(Ok(frame)) if !frame.is_trailers() => return Poll::Ready(Some(Ok(frame))),
-                Some(Err(error)) => {
+            let last = match frame.transpose() {
+                Ok(last) => last,
+                Err(error) => {
                     drop_in(this.scope, this.body);
                     *this.lock = Lock::Gone;
                     return Poll::Ready(Some(Err(error.into())));
                 }
-                // The lock is released before the end is reported. Trailers are the end: servers ask for nothing after
-                // them.
-                end => {
-                    drop_in(this.scope, this.body.as_mut());
-                    if let Lock::Held { hold, .. } = std::mem::replace(this.lock, Lock::Gone) {
-                        *this.lock = Lock::Releasing {
-                            release: Box::pin(release_hold(Some(hold))),
-                            trailers: end.and_then(Result::ok),
-                        };
-                    }
-                }
+            };
+            let body = this.body.as_ref().as_pin_ref();
+            let has_ended =
+                last.as_ref().is_none_or(Frame::is_trailers) || body.is_none_or(|body| body.is_end_stream());
+            let sent = last.as_ref().and_then(Frame::data_ref).map_or(0, Bytes::len);
+            *this.unsent = this.unsent.map(|unsent| unsent.saturating_sub(sent as u64));
+            if !has_ended && *this.unsent != Some(0) {
+                return Poll::Ready(last.map(Ok));
+            }
+            // The lock is released before the last frame: servers ask for nothing after trailers, nor after all bytes that
+            // they have announced.
+            if has_ended {
+                drop_in(this.scope, this.body.as_mut());
+            }
+            if let Lock::Held { hold, .. } = std::mem::replace(this.lock, Lock::Gone) {
+                *this.lock = Lock::Releasing {
+                    release: Box::pin(release_hold(Some(hold))),
+                    last,
+                };
             }
         }
     }

@@ -6,7 +6,8 @@ use std::task::{Context, Poll, ready};
 
 use dlock::scope::InScope;
 use futures_util::future::BoxFuture;
-use http::{Request, Response};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{Request, Response, Version};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower::util::Oneshot;
@@ -86,6 +87,8 @@ pin_project! {
         Bare {
             #[pin]
             call: Oneshot<S, Request<B>>,
+            // Of a request for which no route was matched.
+            unrouted: Option<Arc<Settings>>,
         },
         /// The handler runs in the lock's frame. It comes first: its destructors run under the lock.
         Locked {
@@ -112,13 +115,40 @@ struct AfterAdmission<S> {
     entry: Option<Entry>,
 }
 
-/// How to answer without the handler.
-struct Answers {
+/// How to answer a request.
+pub(super) struct Answers {
     settings: Arc<Settings>,
     asker: Asker,
+    version: Version,
 }
 
 impl Answers {
+    pub(super) fn of<B>(settings: Arc<Settings>, request: &Request<B>) -> Answers {
+        Answers {
+            settings,
+            asker: Asker::of(request),
+            version: request.version(),
+        }
+    }
+
+    /// Whether the lock is held until the body of this response is sent.
+    fn hold_until_sent<R: Body>(&self, response: &Response<R>) -> bool {
+        self.settings.until_body.is_some()
+            && !response.body().is_end_stream()
+            && self.announced(response) != Some(0)
+    }
+
+    /// How many bytes the server announces, if it asks for nothing after them: those of HTTP/1 do not.
+    fn announced<R: Body>(&self, response: &Response<R>) -> Option<u64> {
+        let headers = response.headers();
+        if self.version > Version::HTTP_11 || headers.contains_key(TRANSFER_ENCODING) {
+            return None;
+        }
+        let length = headers.get(CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        length.or_else(|| response.body().size_hint().exact())
+    }
+
     fn respond<R>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
         self.settings
             .respond(rejection, &self.asker)
@@ -134,23 +164,18 @@ where
         ResponseFuture {
             state: State::Bare {
                 call: Oneshot::new(inner, request),
+                unrouted: None,
             },
         }
     }
 
-    pub(super) fn locked(
-        inner: S,
-        admission: Admission<B>,
-        entry: Option<Entry>,
-        settings: Arc<Settings>,
-        asker: Asker,
-    ) -> Self {
+    pub(super) fn locked(inner: S, admission: Admission<B>, entry: Option<Entry>, answers: Answers) -> Self {
         ResponseFuture {
             state: State::Admitting {
                 admission,
                 after: Some(AfterAdmission {
                     inner,
-                    answers: Answers { settings, asker },
+                    answers,
                     entry,
                 }),
             },
@@ -172,11 +197,11 @@ where
                 StateProj::Admitting { admission, after } => {
                     let admitted = ready!(admission.as_mut().poll(cx));
                     match (admitted, after.take()) {
-                        (Ok(Admitted { mut request, hold }), Some(after)) => {
+                        (Ok(mut admitted), Some(after)) => {
                             if let Some(entry) = after.entry {
-                                entry.admit(request.extensions_mut());
+                                entry.admit(admitted.request.extensions_mut());
                             }
-                            enter(Oneshot::new(after.inner, request), hold, after.answers)
+                            enter(after.inner, admitted, after.answers)
                         }
                         (Err(rejection), Some(after)) => {
                             let response = after.answers.respond(rejection);
@@ -186,8 +211,11 @@ where
                         (_, None) => State::Done,
                     }
                 }
-                StateProj::Bare { call } => {
+                StateProj::Bare { call, unrouted } => {
                     let outcome = ready!(call.poll(cx));
+                    if let (Some(settings), Ok(response)) = (unrouted, &outcome) {
+                        settings.note_unrouted(response.status());
+                    }
                     state.set(State::Done);
                     return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
                 }
@@ -209,14 +237,13 @@ where
                             drop(hold);
                             return Poll::Ready(Ok(response));
                         }
-                        (Ok(Ok(response)), Some(hold))
-                            if answers.settings.until_body && !response.body().is_end_stream() =>
-                        {
+                        (Ok(Ok(response)), Some(hold)) if answers.hold_until_sent(&response) => {
                             let lost = lost.take().or_else(|| hold.lost());
-                            state.set(State::Done);
+                            let announced = answers.announced(&response);
                             let grpc = grpc::has_trailers(response.headers());
+                            state.set(State::Done);
                             return Poll::Ready(Ok(
-                                response.map(|body| ResponseBody::held(body, hold, lost, grpc))
+                                response.map(|body| ResponseBody::held(body, hold, lost, announced, grpc))
                             ));
                         }
                         (Ok(outcome), hold) => State::Releasing {
@@ -244,12 +271,16 @@ where
 }
 
 /// Runs the handler, with its lock if it has one.
-fn enter<S, B>(call: Oneshot<S, Request<B>>, hold: Option<Arc<Hold>>, answers: Answers) -> State<S, B>
+fn enter<S, B>(inner: S, admitted: Admitted<B>, answers: Answers) -> State<S, B>
 where
     S: Service<Request<B>>,
 {
-    match hold {
-        None => State::Bare { call },
+    let call = Oneshot::new(inner, admitted.request);
+    match admitted.hold {
+        None => State::Bare {
+            call,
+            unrouted: admitted.is_unrouted.then_some(answers.settings),
+        },
         Some(hold) => {
             let call = hold.guard().scope(call);
             State::Locked {

@@ -157,9 +157,10 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Replaces all options of the lock. Without a [`wait`](LockOptions::wait) among them a request waits for
-    /// [`DEFAULT_WAIT`](super::DEFAULT_WAIT).
-    pub fn options(self, options: LockOptions) -> Self {
+    /// Replaces all options of the lock, and [`try_once`](Self::try_once). Without a [`wait`](LockOptions::wait) among them a
+    /// request waits for [`DEFAULT_WAIT`](super::DEFAULT_WAIT). The bound of [`until_body`](Self::until_body) stays.
+    pub fn options(mut self, options: LockOptions) -> Self {
+        self.settings.once = false;
         let wait = options.wait.unwrap_or(DEFAULT_WAIT);
         self.set(|_| options.wait(wait))
     }
@@ -213,12 +214,16 @@ impl<K, P> LockLayer<K, P> {
     /// Holds the lock until the response's body has been sent, ended in an error, or been dropped; by default until the
     /// handler has answered. The body also runs in the frame of the lock.
     ///
-    /// A client that reads slowly, or not at all, prolongs the lock, therefore `max_hold` is required. When the lock is
+    /// A client that reads slowly, or not at all, prolongs the lock, therefore `max_hold` is required. Where
+    /// [`max_hold`](Self::max_hold) is set as well, the shorter of both applies. When the lock is
     /// lost (also by `max_hold`) the body ends early with the error [`LockLost`](super::LockLost), which the server
     /// shows to the client as a broken response; with [`OnLost::RunOn`] it is sent to its end.
+    ///
+    /// The lock is released before the last byte is handed to the server, if the body or its length tells which one that is;
+    /// otherwise before its end, or its trailers.
     pub fn until_body(mut self, max_hold: Duration) -> Self {
-        self.settings.until_body = true;
-        self.max_hold(max_hold)
+        self.settings.until_body = Some(max_hold);
+        self
     }
 
     /// Sets what happens to a handler whose lock is lost; [`OnLost::Stop`] by default.

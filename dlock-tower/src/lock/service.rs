@@ -10,8 +10,7 @@ use tower_service::Service;
 use super::admission::{Locks, admit};
 use super::ahead::{PrepareBody, ReadAhead};
 use super::body::ResponseBody;
-use super::future::ResponseFuture;
-use crate::asker::Asker;
+use super::future::{Answers, ResponseFuture};
 use crate::body::BoxError;
 use crate::key::ExtractKey;
 use crate::not_started::Entry;
@@ -96,10 +95,10 @@ where
         if settings.skips(request.method()) {
             return ResponseFuture::bare(inner, request);
         }
-        let asker = Asker::of(&request);
+        let answers = Answers::of(settings.clone(), &request);
         let entry = Entry::of(request.extensions());
         let admission = admit(self.locks.clone(), self.body.clone(), request);
-        ResponseFuture::locked(inner, Box::pin(admission), entry, settings.clone(), asker)
+        ResponseFuture::locked(inner, Box::pin(admission), entry, answers)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock::{Lease, LockClient, LockKey, LockKind, LockOptions, MultiLock};
@@ -73,9 +74,12 @@ pub(super) struct Settings {
     pub(super) render: Option<Arc<Render>>,
     pub(super) fail_open: bool,
     pub(super) on_lost: OnLost,
-    pub(super) until_body: bool,
+    /// How long the lock is held at most until the body is sent; `None`: until the handler has answered.
+    pub(super) until_body: Option<Duration>,
     /// What was counted so far.
     pub(super) outcomes: Arc<Outcomes>,
+    /// Whether a request without a route was reported.
+    pub(super) has_told_unrouted: Arc<AtomicBool>,
 }
 
 impl Settings {
@@ -92,8 +96,9 @@ impl Settings {
             render: None,
             fail_open: false,
             on_lost: OnLost::Stop,
-            until_body: false,
+            until_body: None,
             outcomes: Arc::default(),
+            has_told_unrouted: Arc::default(),
         }
     }
 
@@ -119,6 +124,9 @@ impl Settings {
         };
         let options = grouped(self.options.clone(), request.extensions());
         let mut lock = client.multi(keys).kind(kind).options(options);
+        if let Some(bound) = self.until_body {
+            lock = lock.max_hold(self.options.max_hold.map_or(bound, |own| own.min(bound)));
+        }
         if self.prefer_writers {
             lock = lock.prefer_writers();
         }
@@ -156,6 +164,19 @@ impl Settings {
         match retry_after {
             Some(retry_after) => rejection.with_retry_after(retry_after),
             None => rejection,
+        }
+    }
+
+    /// Logs, once, that something else than the absence of a route answered a request for which no route was matched.
+    pub(super) fn note_unrouted(&self, status: StatusCode) {
+        let is_absent = [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED].contains(&status);
+        if !is_absent && !self.has_told_unrouted.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                %status,
+                layer = %self.by,
+                "a request ran without a lock, because the router of its lock layer matched no route: put the layer inside \
+                 of `nest_service` and `fallback_service`, or say by `optional` or `or` what such requests lock"
+            );
         }
     }
 

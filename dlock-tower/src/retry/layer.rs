@@ -9,7 +9,8 @@ use super::retry_error::{AnyError, SomeErrors};
 use super::service::RetryService;
 use super::settings::Settings;
 
-/// Gives outgoing requests an idempotency key and sends them again under it. See the [module](super).
+/// Gives outgoing requests an idempotency key and sends them again under it. For HTTP, not for gRPC. See the
+/// [module](super).
 ///
 /// ```
 /// use dlock_tower::retry::RetryLayer;

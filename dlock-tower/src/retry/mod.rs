@@ -4,6 +4,9 @@
 //! hyper-util's. It gives each request that needs one an `Idempotency-Key`, sends the request again under
 //! the same key when that is of use, and honours `Retry-After`.
 //!
+//! It is for answers of HTTP. It does not read `grpc-status`, and the status of a gRPC answer is always 200: for gRPC use the
+//! retries of the gRPC client, and send the key as metadata.
+//!
 //! ```
 //! use dlock_tower::retry::RetryLayer;
 //! use tower::{Layer, ServiceExt};

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use dlock::{Error, LockKey, Loss};
 
+/// When to try again what is likely to succeed then.
+pub(super) const SOON: Duration = Duration::from_secs(1);
+
 /// Why a request under a [`TaskLockLayer`](super::TaskLockLayer) or a [`LimitLayer`](super::LimitLayer) has no response.
 ///
 /// ```
@@ -14,6 +17,8 @@ use dlock::{Error, LockKey, Loss};
 /// fn verdict(result: Result<(), TaskError<String>>) -> &'static str {
 ///     match result {
 ///         Ok(()) => "acknowledge",
+///         // Its key is invalid, for example: it would never run.
+///         Err(error) if error.is_permanent() => "put aside",
 ///         // It has not run: this is no attempt.
 ///         Err(error) if error.is_not_started() => "requeue",
 ///         // The job failed, or it was stopped in the middle.
@@ -46,7 +51,8 @@ pub enum TaskError<E> {
         loss: Loss,
     },
     /// The lock was not acquired for another reason: the store did not answer or refused, an option or the key is invalid, too
-    /// many waiters, the client is shut down. The inner service was not called.
+    /// many waiters, the client is shut down. The inner service was not called. Whether it ever will be:
+    /// [`is_permanent`](Self::is_permanent).
     Store(Error),
     /// The error of the inner service.
     Inner(E),
@@ -79,18 +85,39 @@ impl<E> TaskError<E> {
         matches!(self, TaskError::Busy { .. })
     }
 
-    /// Whether the inner service was not called: the request can be tried again, and this was no attempt.
+    /// Whether the inner service was not called: this was no attempt. Try the request again after
+    /// [`retry_after`](Self::retry_after), unless the error [is permanent](Self::is_permanent).
     #[must_use]
     pub fn is_not_started(&self) -> bool {
         matches!(self, TaskError::Busy { .. } | TaskError::Store(_))
     }
 
+    /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid or holds other data
+    /// ([`Error::InvalidKey`], [`Error::KeyTaken`]), an option is invalid or unsupported ([`Error::InvalidOption`],
+    /// [`Error::Unsupported`]), or the lock waits for the caller itself ([`Error::WouldDeadlock`]). Put the request aside.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock_tower::task::TaskLockLayer;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// let layer = TaskLockLayer::new(dlock::LockClient::memory(), |file: &String| file.as_str().into());
+    /// let worker = layer.layer(service_fn(|file: String| async move { Ok::<_, std::io::Error>(file.len()) }));
+    /// let error = worker.oneshot(String::new()).await.unwrap_err(); // no name of a lock
+    /// assert!(error.is_not_started() && error.is_permanent());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, TaskError::Store(error) if retry_after(error).is_none())
+    }
+
     /// When to try again, if that makes sense without asking what became of the work: after a second. `None` after a loss, for
-    /// the inner service's error, and where the set-up is wrong.
+    /// the inner service's error, and where it [cannot help](Self::is_permanent).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            TaskError::Busy { error, .. } | TaskError::Store(error) => error.retry_after(),
+            TaskError::Busy { error, .. } | TaskError::Store(error) => retry_after(error),
             TaskError::Lost { .. } | TaskError::Inner(_) => None,
         }
     }
@@ -102,6 +129,15 @@ impl<E> TaskError<E> {
             TaskError::Inner(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+/// When to acquire again after this error, or `None` if that cannot help.
+pub(super) fn retry_after(error: &Error) -> Option<Duration> {
+    match error {
+        // A hold further out was lost, and the next attempt is not inside of it.
+        Error::Lost { .. } => Some(SOON),
+        error => error.retry_after(),
     }
 }
 

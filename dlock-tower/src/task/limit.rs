@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -78,8 +79,10 @@ pub struct LimitLayer<Req, K, L> {
     request: PhantomData<fn(&Req)>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Settings {
+    /// The place in the code of the holders and waiters.
+    by: &'static Location<'static>,
     options: LockOptions,
     no_place: bool,
 }
@@ -103,13 +106,18 @@ where
     L: Fn(&Req) -> u32,
 {
     /// A layer that takes from each request, by these closures, its key (the tenant) and how many requests of that key may run
-    /// at a time.
+    /// at a time. Reports and the console show the place of this call as that of the holders and waiters.
     ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] when the client's store has no limits.
+    #[track_caller]
     pub fn new(client: LockClient, key: K, limit: L) -> Result<LimitLayer<Req, K, L>, Error> {
-        let settings = Settings::default();
+        let settings = Settings {
+            by: Location::caller(),
+            options: LockOptions::new(),
+            no_place: false,
+        };
         settings.check(&client)?;
         Ok(LimitLayer {
             client,
@@ -225,14 +233,8 @@ where
         }
         let (key, limit) = ((self.key)(&request), (self.limit)(&request));
         let permits = self.settings.semaphore(&self.client, key, limit);
-        let waits = self.settings.options.wait.is_some();
+        let acquire = permits.__acquire_at(self.settings.options.wait.is_none(), self.settings.by);
         let (place, inner) = (self.place.take(), take_ready(&mut self.inner));
-        let acquire = async move {
-            match waits {
-                true => permits.acquire().await,
-                false => permits.try_acquire().await,
-            }
-        };
         Box::pin(work(place, acquire, inner, request))
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use dlock::{Error, Lock, LockClient, LockKey, LockKind, LockOptions};
+use dlock::{Error, LockClient, LockKey, LockKind, LockOptions, MultiLock};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tower_layer::Layer;
@@ -68,8 +69,10 @@ pub struct TaskLockLayer<Req, K> {
     request: PhantomData<fn(&Req)>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Settings {
+    /// The place in the code of the holders and waiters.
+    by: &'static Location<'static>,
     kind: LockKind,
     prefer_writers: bool,
     options: LockOptions,
@@ -77,8 +80,8 @@ struct Settings {
 }
 
 impl Settings {
-    fn lock(&self, client: &LockClient, key: LockKey) -> Lock {
-        let lock = client.lock(key).kind(self.kind).options(self.options.clone());
+    fn lock(&self, client: &LockClient, key: LockKey) -> MultiLock {
+        let lock = client.multi([key]).kind(self.kind).options(self.options.clone());
         match self.prefer_writers {
             true => lock.prefer_writers(),
             false => lock,
@@ -97,12 +100,20 @@ impl<Req, K> TaskLockLayer<Req, K>
 where
     K: Fn(&Req) -> LockKey,
 {
-    /// A layer that takes the keys of its requests by this closure.
+    /// A layer that takes the keys of its requests by this closure. Reports and the console show the place of this call as
+    /// that of the holders and waiters.
+    #[track_caller]
     pub fn new(client: LockClient, key: K) -> TaskLockLayer<Req, K> {
         TaskLockLayer {
             client,
             key: Arc::new(key),
-            settings: Settings::default(),
+            settings: Settings {
+                by: Location::caller(),
+                kind: LockKind::default(),
+                prefer_writers: false,
+                options: LockOptions::new(),
+                no_place: false,
+            },
             bound: Bound::default(),
             request: PhantomData,
         }
@@ -121,7 +132,7 @@ impl<Req, K> TaskLockLayer<Req, K> {
         Ok(self)
     }
 
-    /// Has readers stand back while a writer waits, see [`Lock::prefer_writers`].
+    /// Has readers stand back while a writer waits, see [`Lock::prefer_writers`](dlock::Lock::prefer_writers).
     pub fn prefer_writers(mut self) -> Self {
         self.settings.prefer_writers = true;
         self
@@ -230,14 +241,8 @@ where
             return std::future::ready(Err(TaskError::Store(super::options::no_place()))).boxed();
         }
         let lock = self.settings.lock(&self.client, (self.key)(&request));
-        let waits = self.settings.options.wait.is_some();
+        let acquire = lock.__acquire_at(self.settings.options.wait.is_none(), self.settings.by);
         let (place, inner) = (self.place.take(), take_ready(&mut self.inner));
-        let acquire = async move {
-            match waits {
-                true => lock.acquire().await,
-                false => lock.try_acquire().await,
-            }
-        };
         Box::pin(work(place, acquire, inner, request))
     }
 }

@@ -16,6 +16,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::bound::{Bound, Place};
+use super::error::{SOON, retry_after};
 use super::work::take_ready;
 
 /// The response of a request that runs once: of this attempt, or of an earlier one. Acknowledge its message.
@@ -60,7 +61,8 @@ impl<T> Done<T> {
 ///
 /// | | do | |
 /// |---|---|---|
-/// | `Elsewhere`, `Store` | requeue the message; this was no attempt | [`is_not_started`](Self::is_not_started) |
+/// | `Store` of an invalid key or option, for example | put the message aside: it would never run | [`is_permanent`](Self::is_permanent) |
+/// | `Elsewhere`, any other `Store` | requeue the message; this was no attempt | [`is_not_started`](Self::is_not_started), [`retry_after`](Self::retry_after) |
 /// | `Inner`, `Lost` | requeue the message; an attempt was made | |
 /// | `ResultUnavailable`, `Unreadable` | acknowledge the message: it was done before | [`is_done`](Self::is_done) |
 /// | `Failed`, `Orphaned` | put the message aside: no attempt follows | [`is_given_up`](Self::is_given_up) |
@@ -74,7 +76,7 @@ impl<T> Done<T> {
 ///     match result {
 ///         Ok(_) => "acknowledge",
 ///         Err(error) if error.is_done() => "acknowledge",
-///         Err(error) if error.is_given_up() => "put aside",
+///         Err(error) if error.is_given_up() || error.is_permanent() => "put aside",
 ///         Err(_) => "requeue",
 ///     }
 /// }
@@ -134,7 +136,7 @@ pub enum TaskOnceError<E> {
         why: String,
     },
     /// The store did not answer or refused, an option or the key is invalid, or the client is shut down. The inner service was
-    /// not called.
+    /// not called. Whether it ever will be: [`is_permanent`](Self::is_permanent).
     Store(Error),
     /// The error of the inner service. The layer's [`OnFailure`] says what the next attempt does.
     Inner(E),
@@ -155,10 +157,43 @@ impl<E> TaskOnceError<E> {
         }
     }
 
-    /// Whether the inner service was not called, and a later attempt may call it: this was no attempt.
+    /// Whether the inner service was not called: this was no attempt. Deliver the message again after
+    /// [`retry_after`](Self::retry_after), unless the error [is permanent](Self::is_permanent).
     #[must_use]
     pub fn is_not_started(&self) -> bool {
         matches!(self, TaskOnceError::Elsewhere { .. } | TaskOnceError::Store(_))
+    }
+
+    /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid or holds other data
+    /// ([`Error::InvalidKey`], [`Error::KeyTaken`]), or an option is invalid or unsupported ([`Error::InvalidOption`],
+    /// [`Error::Unsupported`]). Put the message aside.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, TaskOnceError::Store(error) if retry_after(error).is_none())
+    }
+
+    /// Returns when to deliver the message again after an error [before the work](Self::is_not_started): after a second, or
+    /// when the lease of the attempt elsewhere ends, if that is sooner. `None` for all other errors, and where it [cannot
+    /// help](Self::is_permanent).
+    ///
+    /// ```
+    /// use dlock::Error;
+    /// use dlock_tower::task::TaskOnceError;
+    /// use std::time::Duration;
+    ///
+    /// let draining = TaskOnceError::<String>::Store(Error::Draining);
+    /// assert_eq!(draining.retry_after(), Some(Duration::from_secs(1)));
+    ///
+    /// let invalid = TaskOnceError::<String>::Store(Error::invalid_option("lease", "it is zero"));
+    /// assert!(invalid.retry_after().is_none() && invalid.is_permanent());
+    /// ```
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            TaskOnceError::Elsewhere { remaining, .. } => Some(SOON.min(*remaining)),
+            TaskOnceError::Store(error) => retry_after(error),
+            _ => None,
+        }
     }
 
     /// Whether the work was done before, and only its response is not available: acknowledge the message.

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use dlock::{Error, Held, LockGuard, Permit};
+use dlock::{Error, Held, MultiGuard, Permit};
 use tower_service::Service;
 
 use super::bound::Taken;
@@ -40,7 +40,7 @@ macro_rules! guard {
     };
 }
 
-guard!(LockGuard);
+guard!(MultiGuard);
 guard!(Permit);
 
 /// The service that became ready, for one call; a clone of it, which did not, takes its stead.

@@ -75,7 +75,8 @@ impl Lock {
         fixed_lease,
         wait,
         max_hold,
-        /// So a scheduled job runs once on machines whose clocks differ.
+        /// A waiting [`acquire`](Self::acquire) gets the lock when that time is over: see
+        /// [`LockOptions::min_hold`] for jobs that must run once.
         min_hold,
         max_waiters,
         /// A lock that came from the store is handed off for one time slice at most: four round trips of the store, at

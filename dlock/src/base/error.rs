@@ -13,6 +13,8 @@ use crate::{LockKey, Problem};
 /// Why a lock was not acquired, not kept or not released.
 ///
 /// Messages name the lock and say what to do. Passwords never appear in them.
+/// [docs/errors.md](https://github.com/dlock-rs/dlock/blob/main/docs/errors.md) says for each error whether the work ran, and
+/// what is safe to retry.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -422,9 +424,12 @@ impl Error {
         }
     }
 
-    /// Returns the holder that blocked an acquire, if a wait of more than a second had the time to look it up: at most
-    /// once a second per client, and never for `try_acquire`. It is for logs and for the person on call, and not part
-    /// of the message, which strangers may see.
+    /// Returns the holder that blocked an acquire, if this client looked it up. A client with
+    /// [presence](crate::LockClientBuilder::presence) does so for a wait of more than a second, at most once a second,
+    /// and never for `try_acquire`. Without presence this is `None`, so always on PostgreSQL, MySQL, etcd and ZooKeeper:
+    /// there [`LockClient::inspect`](crate::LockClient::inspect) returns the holders.
+    ///
+    /// The holder is for logs and for the person on call, and not part of the message, which strangers may see.
     ///
     /// ```
     /// # fn log(error: &dlock::Error) {

@@ -89,6 +89,8 @@ impl From<&Error> for Problem {
                 let reason = reason.split(" (").next().unwrap_or_default().to_owned();
                 Error::InvalidKey { key, reason }.to_string()
             }
+            // Without what the store says of itself, which may name servers.
+            (_, Error::NotAcquired { .. }) => without_votes(error.clone()).to_string(),
             (503, _) if error.is_unavailable() && !matches!(error, Error::Draining) => {
                 "the lock store does not answer; try again".to_owned()
             }
@@ -102,6 +104,13 @@ impl From<&Error> for Problem {
             retry_after: error.retry_after(),
         }
     }
+}
+
+fn without_votes(mut error: Error) -> Error {
+    if let Error::NotAcquired { votes, .. } = &mut error {
+        *votes = None;
+    }
+    error
 }
 
 /// Logs an error that is answered with this status, as loudly as dlock-tower does: a mistake of the service as an error,

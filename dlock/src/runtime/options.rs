@@ -51,11 +51,18 @@ impl Lease {
     }
 }
 
-/// The options of an acquisition: the same for locks, sets of locks, semaphores, the layer of `dlock-tower` and
-/// `dlock run`.
+/// The options of an acquisition, for locks, sets of locks, semaphores and the layers of `dlock-tower`.
 ///
-/// Each of these types has methods of the same names, and a method `options` that sets all options at once: for options
+/// These types have methods of the same names, and a method `options` that replaces all options at once: for options
 /// that several locks share, or that come from a configuration.
+///
+/// | type | methods of the same names |
+/// |---|---|
+/// | [`Lock`](crate::Lock), [`MultiLock`](crate::MultiLock) | all |
+/// | [`Semaphore`](crate::Semaphore) | all but `local_handoffs`: permits are never handed off |
+/// | `LockLayer`, `TaskLockLayer` and `LimitLayer` of `dlock-tower` | all but `group` and `local_handoffs`, which their method `options` sets |
+/// | [`UnownedSemaphore`](crate::UnownedSemaphore) | `wait`, `max_waiters` and `group`; it has no method `options` |
+/// | `dlock run` | `--wait`, `--lease`, `--fixed-lease`, `--min-hold` |
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -127,8 +134,12 @@ impl LockOptions {
         self
     }
 
-    /// Keeps the lock held for at least this long from its acquisition on, even if it is released before: so that a
-    /// scheduled job runs once on machines whose clocks differ. No minimum by default.
+    /// Keeps the lock held for at least this long from its acquisition on, even if it is released before. No minimum by
+    /// default.
+    ///
+    /// An acquire that waits gets the lock when that time is over. So this does not make a job run once: only calls of
+    /// `try_acquire` within that time are refused. For a job that several machines start at the same time, use
+    /// `LockClient::once(key).every(period)` (feature `once`).
     pub fn min_hold(mut self, min_hold: Duration) -> LockOptions {
         self.min_hold = Some(min_hold);
         self
@@ -152,8 +163,8 @@ impl LockOptions {
 
     /// Sets the group by which metrics distinguish locks, as in `order:{order_id}`: the kind of work, never a name with
     /// a number in it. Locks without a group are in `none`; after 200 names in a process all further ones are `other`.
-    /// The attribute `#[distributed_lock]` sets the text of its key, and the layers of `dlock-tower` the matched path
-    /// of axum.
+    /// The attribute `#[distributed_lock]` sets the text of its key, and `LockLayer` of `dlock-tower`, with its feature
+    /// `axum`, the matched path. The layers for tasks set no group.
     pub fn group(mut self, group: &'static str) -> LockOptions {
         self.group = Group::of(group);
         self

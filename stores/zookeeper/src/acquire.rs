@@ -81,6 +81,9 @@ impl Core {
             },
             None => None,
         };
+        if !waits && writer.is_none() && self.busy.has(&lock) && self.is_still_busy(&lock, role).await? {
+            return Ok(AcquireReply::Busy(Busy::new(None)));
+        }
         let attempt = Attempt {
             core: self,
             lock: &lock,
@@ -100,9 +103,13 @@ impl Core {
             return Err(key_taken(counter));
         }
         match found(&made.nodes, &made.node, attempt.writer.as_ref()) {
-            Found::Nothing => attempt.granted(made, called, request.lease),
+            Found::Nothing => {
+                self.busy.forget(&lock);
+                attempt.granted(made, called, request.lease)
+            }
             Found::Holder if waits => attempt.joins(made, &request, called).await,
             Found::Holder => {
+                self.busy.add(&lock);
                 let others = made.nodes.iter().filter(|node| node.name != made.node.name);
                 self.tell(&lock, &self.watches.meet(&lock, Seen::of(others)));
                 attempt.undo(&made.node, made.epoch).await?;
@@ -117,6 +124,17 @@ impl Core {
 }
 
 impl Core {
+    /// Whether a new node of this role would not get the lock. It is asked before a node is created for a lock that was busy:
+    /// others cannot tell a node that is about to be deleted from that of a holder.
+    async fn is_still_busy(&self, lock: &Arc<str>, role: Role) -> Result<bool, StoreError> {
+        let nodes = self.nodes(lock).await?;
+        if !nodes.iter().any(|node| is_in_the_way(node, role)) {
+            return Ok(false);
+        }
+        self.tell(lock, &self.watches.meet(lock, Seen::of(nodes.iter())));
+        Ok(true)
+    }
+
     /// The node of a write grant of this lock that is held in this session.
     fn writer(&self, lock: &str, grant: GrantId) -> Option<Node> {
         let (of, node, _) = self.grants.held(grant, self.session.epoch())?;
@@ -154,7 +172,7 @@ impl Attempt<'_> {
     async fn make(&self) -> Result<Made, StoreError> {
         let session = &self.core.session;
         for attempt in 0..ATTEMPTS {
-            let (container, create, children) = if attempt == 0 && self.core.was_made(self.lock) {
+            let (container, create, children) = if attempt == 0 && self.core.made.has(self.lock) {
                 let [create, children] = session.send([self.create(), self.core.children(self.lock, false)]);
                 (Container::There, create, children)
             } else {
@@ -176,7 +194,7 @@ impl Attempt<'_> {
                     counter: family_beside(&names, None),
                 });
             }
-            self.core.is_gone(self.lock);
+            self.core.made.forget(self.lock);
             match container {
                 Container::There => {}
                 Container::Rootless => self.core.make_root().await?,
@@ -210,7 +228,7 @@ impl Attempt<'_> {
         };
         match answer.reply {
             Ok(_) | Err(Code::NODE_EXISTS) => {
-                self.core.is_made(self.lock);
+                self.core.made.add(self.lock);
                 Ok(Container::There)
             }
             Err(Code::NO_NODE) => Ok(Container::Rootless),
@@ -365,11 +383,15 @@ fn found(nodes: &[Node], own: &Node, writer: Option<&Node>) -> Found {
         return Found::Other(other.role);
     }
     // A nested reader has the number of its writer.
-    let in_the_way = |node: &Node| own.role != Role::Read || node.role == Role::Write;
-    match before().any(in_the_way) {
+    match before().any(|node| is_in_the_way(node, own.role)) {
         true => Found::Holder,
         false => Found::Nothing,
     }
+}
+
+/// Whether a node behind this one, of such a role, does not have the lock.
+fn is_in_the_way(node: &Node, behind: Role) -> bool {
+    node.role.is_of_family(behind) && (behind != Role::Read || node.role == Role::Write)
 }
 
 #[cfg(test)]

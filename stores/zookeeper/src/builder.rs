@@ -16,6 +16,8 @@ const PORT: u16 = 2181;
 const ROOT: &str = "/dlock";
 /// The default of `jute.maxbuffer`, in bytes.
 const LARGEST_REQUEST: usize = 0xf_ffff;
+/// No servers have a shorter `tickTime`: with less, a lease would be longer than they keep the session.
+const SHORTEST_TICK: Duration = Duration::from_millis(10);
 /// The default session timeout.
 const SESSION: Duration = Duration::from_secs(30);
 
@@ -105,8 +107,8 @@ impl ZookeeperLocksBuilder {
     }
 
     /// Sets an upper bound for the `tickTime` of the servers: within this time a server reports to its leader that a
-    /// client is alive. By default half of the session, which is always enough; at most three quarters of the session
-    /// that the servers grant. A holder must renew within the session less this time.
+    /// client is alive. By default half of the session, which is always enough; at least 10 ms, and at most three quarters
+    /// of the session that the servers grant. A holder must renew within the session less this time.
     pub fn tick(mut self, tick: Duration) -> Self {
         self.tick = Some(tick);
         self
@@ -172,10 +174,17 @@ impl ZookeeperLocksBuilder {
         if self.tick.is_some_and(|tick| tick >= self.session) {
             return Err(("tick", "it must be shorter than the session".to_owned()));
         }
+        if self.tick.is_some_and(|tick| tick < SHORTEST_TICK) {
+            let why = format!("it must be the tickTime of the servers, or more: at least {SHORTEST_TICK:?}");
+            return Err(("tick", why));
+        }
         let (acl, credentials) = match self.credentials {
             None => (Acl::Open, None),
             Some((user, _)) if user.is_empty() || user.contains(':') => {
                 return Err(("user", "it must not be empty, and have no colon".to_owned()));
+            }
+            Some((_, password)) if password.is_empty() => {
+                return Err(("password", "it must not be empty".to_owned()));
             }
             Some((user, password)) => (
                 self.acl.unwrap_or(Acl::Creator),

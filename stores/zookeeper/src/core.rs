@@ -16,7 +16,7 @@ use crate::session::{Answer, Epoch, NoReply, PendingReply, Session, refused};
 use crate::steps::Steps;
 use crate::wire::{Code, Mode, Reply, Request, Stat};
 
-/// For how many locks the client remembers that their node exists.
+/// How many locks are remembered at once.
 const REMEMBERED: usize = 65_536;
 
 pub(crate) struct Core {
@@ -30,7 +30,31 @@ pub(crate) struct Core {
     pub(crate) followers: Followers,
     pub(crate) steps: Steps,
     /// Locks whose node existed recently, so that an acquire does not create it again.
-    made: Mutex<HashSet<Arc<str>>>,
+    pub(crate) made: Remembered,
+    /// Locks that others held when this client last asked, so that an acquire looks first.
+    pub(crate) busy: Remembered,
+}
+
+/// The names of some locks.
+#[derive(Default)]
+pub(crate) struct Remembered(Mutex<HashSet<Arc<str>>>);
+
+impl Remembered {
+    pub(crate) fn has(&self, lock: &str) -> bool {
+        self.0.lock().contains(lock)
+    }
+
+    pub(crate) fn add(&self, lock: &Arc<str>) {
+        let mut locks = self.0.lock();
+        if locks.len() >= REMEMBERED {
+            locks.clear();
+        }
+        locks.insert(lock.clone());
+    }
+
+    pub(crate) fn forget(&self, lock: &str) {
+        self.0.lock().remove(lock);
+    }
 }
 
 impl Core {
@@ -45,7 +69,8 @@ impl Core {
             watches: Watches::default(),
             followers: Followers::default(),
             steps: Steps::default(),
-            made: Mutex::default(),
+            made: Remembered::default(),
+            busy: Remembered::default(),
         }
     }
 
@@ -57,22 +82,6 @@ impl Core {
     /// The path of a node inside the node of a lock.
     pub(crate) fn path_of(&self, lock: &str, name: &str) -> String {
         format!("{}/{lock}/{name}", self.root)
-    }
-
-    pub(crate) fn was_made(&self, lock: &str) -> bool {
-        self.made.lock().contains(lock)
-    }
-
-    pub(crate) fn is_made(&self, lock: &Arc<str>) {
-        let mut made = self.made.lock();
-        if made.len() >= REMEMBERED {
-            made.clear();
-        }
-        made.insert(lock.clone());
-    }
-
-    pub(crate) fn is_gone(&self, lock: &str) {
-        self.made.lock().remove(lock);
     }
 
     /// Creates the node of a lock. The server removes it some time after its last child is gone.

@@ -70,7 +70,7 @@ impl ZookeeperLocks {
     async fn forgets(&self, lock: Arc<str>) -> Result<(), StoreError> {
         let core = &self.0.core;
         let path = core.path(&lock);
-        core.is_gone(&lock);
+        core.made.forget(&lock);
         let answer = core.session.ask(Request::Delete { path }).answer().await?;
         match answer.reply {
             Ok(_) | Err(Code::NO_NODE) => Ok(()),

@@ -1,14 +1,19 @@
 //! Inspection: the holders of locks, for people and tools.
 
 use dlock::LockKey;
-use dlock::store::{GrantId, Holder, Kind, StoreError};
+use dlock::store::{GrantId, Holder, Kind, Reason, StoreError};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream;
 
 use crate::core::{Core, data as read, holders, names};
 use crate::layout::leases_of;
 use crate::names::{Node, Role, key_of_node, marked};
 use crate::session::refused;
 use crate::wire::{Code, Reply, Request};
+
+/// How many locks of a list are read at a time.
+const AT_ONCE: usize = 32;
 
 impl Core {
     pub(crate) async fn inspect(&self, lock: &str) -> Result<Vec<Holder>, StoreError> {
@@ -63,7 +68,8 @@ impl Core {
         Ok(found)
     }
 
-    /// Lists the locks whose names, including the prefix of the store, begin with `prefix`.
+    /// Lists the locks whose names, including the prefix of the store, begin with `prefix`, as far as this client may read
+    /// them.
     pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<(String, Holder)>, StoreError> {
         let path = self.root.clone();
         let sync = Request::Sync { path: path.clone() };
@@ -76,13 +82,20 @@ impl Core {
             Ok(_) => return Err(StoreError::unknown("the answer of another request came")),
             Err(code) => return Err(refused(code, "to list the locks")),
         };
+        let keys = names.into_iter().filter_map(|name| {
+            let key = key_of_node(&name).filter(|key| key.starts_with(prefix))?;
+            Some(async move { (key, self.inspect(&name).await) })
+        });
+        let mut looks = stream::iter(keys).buffered(AT_ONCE);
         let mut found = Vec::new();
-        for name in names {
-            let Some(key) = key_of_node(&name).filter(|key| key.starts_with(prefix)) else {
-                continue;
-            };
-            let holders = self.inspect(&name).await?;
-            found.extend(holders.into_iter().map(|holder| (key.clone(), holder)));
+        while let Some((key, holders)) = looks.next().await {
+            match holders {
+                Ok(holders) => found.extend(holders.into_iter().map(|holder| (key.clone(), holder))),
+                Err(error) if error.reason == Reason::Refused => {
+                    tracing::warn!(key, %error, "a lock that this client may not read is left out of the list");
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(found)
     }

@@ -3,6 +3,7 @@
 //! The servers agree on a `multi` that only checks that nodes exist as on any write. So its reply shows that the leader
 //! has a quorum, which proves that the session is kept, and that none of the nodes was removed.
 
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,9 +107,12 @@ impl Core {
                 path: path.clone(),
                 watch: false,
             });
-        // Follows a write of the same session, which the server has applied.
+        // The connection may be to another server by now, which is behind.
+        let sync = Request::Sync {
+            path: self.root.clone(),
+        };
         let mut found = Vec::new();
-        for pending in self.session.ask_all(looks) {
+        for pending in self.session.ask_all(iter::once(sync).chain(looks)) {
             found.push(match pending.answer().await {
                 Ok(Answer { reply: Ok(_), .. }) => true,
                 Ok(Answer {
@@ -121,7 +125,7 @@ impl Core {
                 Err(no_reply) => return Err((sent, no_reply.into())),
             });
         }
-        let (mut there, mut found) = (Vec::new(), found.into_iter());
+        let (mut there, mut found) = (Vec::new(), found.into_iter().skip(1));
         for one in sent {
             // All of its nodes are passed.
             let exists = found.by_ref().take(one.nodes()).filter(|exists| *exists).count() == one.nodes();

@@ -59,7 +59,11 @@ async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
         builder = builder.tick(tick);
     }
     if let Some(user) = user {
-        let (user, password) = user.split_once(':').unwrap_or((user, ""));
+        let Some((user, password)) = user.split_once(':') else {
+            return Err(wrong(
+                "a login is a user and a password: zookeeper://user:password@host",
+            ));
+        };
         builder = builder.credentials(decoded(user, "user")?, decoded(password, "password")?);
     }
     match (acl.as_deref(), user) {

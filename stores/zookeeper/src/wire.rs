@@ -45,6 +45,21 @@ impl Code {
     pub(crate) const SESSION_EXPIRED: Code = Code(-112);
     pub(crate) const THROTTLED: Code = Code(-127);
 
+    /// What the user can do about a refusal.
+    pub(crate) fn advice(self) -> Option<&'static str> {
+        match self.0 {
+            -102 => Some("the access list of that node has no such right for this client, or for its user"),
+            -114 => Some("the servers want a user, as in zookeeper://user:password@host"),
+            -119 => Some("that server has lost the majority, and only reads"),
+            -124 => Some(
+                "the servers want clients to log in: zookeeper://user:password@host does it by the scheme digest, and \
+                 SASL is not supported",
+            ),
+            -125 => Some("the quota of a node above the locks is used up"),
+            _ => None,
+        }
+    }
+
     /// Whether the server may have carried out the request nevertheless.
     pub(crate) fn is_unknown(self) -> bool {
         // system error, runtime inconsistency, connection loss, marshalling, operation timeout, session moved
@@ -71,6 +86,7 @@ impl fmt::Display for Code {
             -115 => "AuthFailed",
             -118 => "SessionMoved",
             -119 => "NotReadOnly",
+            -124 => "SessionClosedRequireSaslAuth",
             -125 => "QuotaExceeded",
             -127 => "Throttled",
             code => return write!(f, "error {code}"),

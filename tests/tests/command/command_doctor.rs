@@ -44,10 +44,30 @@ async fn doctor_ends_with_the_status_of_the_worst_finding() {
     let text = String::from_utf8(impatient.stdout).expect("text");
     assert!(text.starts_with("bad      takeover"), "{text}");
     assert!(text.contains("What happens here if"), "{text}");
+    let never = doctor(&server.url(), &["--callers-wait", "0s"]).await;
+    let said = String::from_utf8_lossy(&never.stderr);
+    assert_eq!(never.status.code(), Some(2), "{never:?}");
+    assert!(said.contains("--callers-wait") && said.contains("0s"), "{said}");
     server.kill();
     let away = doctor(&server.url(), &["--json"]).await;
     assert_eq!(away.status.code(), Some(2), "{away:?}");
     assert!(away.stdout.is_empty() && !away.stderr.is_empty(), "{away:?}");
+}
+
+/// The server quotes the name of its user.
+#[tokio::test]
+async fn text_of_the_server_cannot_disguise_a_finding() {
+    let builder = Server::builder(Flavor::Valkey);
+    let server = builder
+        .acl("a\u{202e}b on >pw ~* &* +@all -info -config|get -latency|latest")
+        .start()
+        .await;
+    for json in [&[][..], &["--json"]] {
+        let url = server.url_as("a%E2%80%AEb", "pw");
+        let output = doctor(&url, &[json, &["--read-only"]].concat()).await;
+        let said = String::from_utf8(output.stdout).expect("text");
+        assert!(said.contains("202e") && !said.contains('\u{202e}'), "{said}");
+    }
 }
 
 #[tokio::test]

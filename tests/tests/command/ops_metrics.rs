@@ -13,10 +13,10 @@ const DASHBOARD: &str = include_str!("../../../ops/grafana-dashboard.json");
 const ALERTS: &str = include_str!("../../../ops/alerts.yaml");
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
-/// Every metric that is exported, and its labels.
-type Metrics = BTreeMap<String, BTreeSet<String>>;
+/// Every metric that is exported, and the values of its labels.
+type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Prometheus' text format, as far as it is needed: names, labels, and that each line has a number.
+/// Prometheus' text format, as far as it is needed: names, labels with values, and that each line has a number.
 fn parsed(text: &str) -> Metrics {
     let mut metrics = Metrics::new();
     for line in text
@@ -29,11 +29,9 @@ fn parsed(text: &str) -> Metrics {
         assert!(value.parse::<f64>().is_ok(), "{line:?}");
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
         let all = metrics.entry(name.to_owned()).or_default();
-        all.extend(
-            labels_in(labels.trim_end_matches('}'))
-                .into_iter()
-                .map(|(label, _)| label),
-        );
+        for (label, value) in labels_in(labels.trim_end_matches('}')) {
+            all.entry(label).or_default().insert(value);
+        }
     }
     metrics
 }
@@ -72,7 +70,7 @@ fn expressions(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// The metrics that an expression names, with the labels that it selects them by.
+/// The metrics that a text names, with the labels that it selects them by.
 fn named(expression: &str) -> Vec<(String, Vec<(String, String)>)> {
     let mut all = Vec::new();
     let mut rest = expression;
@@ -186,7 +184,6 @@ async fn dashboard_and_alerts_name_only_what_a_running_shop_exports() {
             .map(str::to_owned),
     );
     assert!(on_dashboard >= 10 && found.len() >= on_dashboard + 6, "{found:?}");
-    let mut used = BTreeSet::new();
     for expression in &found {
         let all = named(expression);
         assert!(!all.is_empty(), "no metric in {expression:?}");
@@ -194,23 +191,32 @@ async fn dashboard_and_alerts_name_only_what_a_running_shop_exports() {
             let labels = metrics
                 .get(name)
                 .unwrap_or_else(|| panic!("{name} is not exported:\n{text}"));
-            for (label, _) in selected {
-                assert!(
-                    label.starts_with('$') || labels.contains(label),
-                    "{name} has no label {label}: {labels:?}"
-                );
+            for (label, values) in selected {
+                let exported = labels
+                    .get(label)
+                    .unwrap_or_else(|| panic!("{name} has no label {label}: {labels:?}"));
+                // A value that never comes makes `=` select nothing, and `!=` leave out nothing.
+                for value in values.split('|') {
+                    assert!(
+                        exported.contains(value),
+                        "no {name} has {label}={value:?}: {exported:?}"
+                    );
+                }
             }
-            used.insert(name.clone());
         }
         for label in grouped_by(expression) {
-            let is_there = all.iter().any(|(name, _)| metrics[name].contains(&label));
+            let is_there = all.iter().any(|(name, _)| metrics[name].contains_key(&label));
             assert!(
                 is_there || label == "instance",
                 "no metric of {expression:?} has a label {label}"
             );
         }
     }
-    // Each metric of dlock is on the page, and each of the page's table exists.
+}
+
+#[tokio::test]
+async fn page_names_the_metrics_that_a_running_shop_exports() {
+    let (metrics, text) = exported().await;
     for name in metrics.keys().filter(|name| name.starts_with("dlock_")) {
         let base = ["_bucket", "_sum", "_count"]
             .iter()
@@ -221,12 +227,24 @@ async fn dashboard_and_alerts_name_only_what_a_running_shop_exports() {
             "docs/metrics.md does not name {base}"
         );
     }
+    let rows = PAGE.lines().filter(|line| line.starts_with("| `dlock_"));
+    let in_table: Vec<_> = rows
+        .filter_map(|row| row.split(" | ").next())
+        .flat_map(named)
+        .collect();
+    assert!(in_table.len() >= 12, "{in_table:?}");
+    for (name, _) in in_table {
+        let is_exported = ["", "_bucket"]
+            .iter()
+            .any(|end| metrics.contains_key(&format!("{name}{end}")));
+        assert!(is_exported, "{name} is not exported:\n{text}");
+    }
     for metric in [
         "dlock_wait_seconds_bucket",
         "dlock_hold_seconds_bucket",
         "dlock_store_request_seconds_bucket",
     ] {
-        assert!(metrics[metric].contains("le"), "{metric} has buckets");
+        assert!(metrics[metric].contains_key("le"), "{metric} has buckets");
     }
 }
 

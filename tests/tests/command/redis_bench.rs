@@ -145,13 +145,13 @@ const WORKLOADS: &[(&str, &[&str])] = &[
         "held",
         &[
             "--seconds",
-            "0.7",
+            "5",
             "--keys",
             "300",
             "--tasks",
             "8",
             "--lease",
-            "1s",
+            "12s",
         ],
     ),
     ("reentrant", SHORT),
@@ -168,6 +168,7 @@ fn assert_own_figures(of: &Value, workload: &str) {
                 (&300.into(), &0.into(), &300.into())
             );
             assert!(number(held, "least_left_s") > 0.0, "{of}");
+            assert!(number(held, "renewals") > 0.0, "{of}");
         }
         "layer" | "idempotency" => {
             assert!(number(&of["bare"], "p50_us") > 0.0, "{of}");
@@ -334,7 +335,7 @@ async fn a_worker_that_dies_is_told_of() {
         "--processes",
         "2",
         "--seconds",
-        "2",
+        "3600",
         "--warmup",
         "0",
     ];
@@ -513,6 +514,7 @@ async fn what_makes_no_sense_is_told_at_once() {
     let parallel = &["--workload", "parallel"];
     assert_refused("redis://u:secret@[x", parallel, "invalid lock store URL").await;
     assert_refused("redis://127.0.0.1:1", parallel, "could not be reached").await;
+    assert_refused("redis://127.0.0.1:1", parallel, "[E0005]").await;
     let worker = tokio::task::spawn_blocking(|| {
         let mut command = child::command(bins::dlock());
         command.arg("bench-worker");

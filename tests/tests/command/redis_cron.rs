@@ -28,11 +28,12 @@ fn blocks(language: &str) -> Vec<&'static str> {
 struct Fleet {
     server: Server,
     shop: PathBuf,
+    /// As in the variable `TZ`.
+    time_zone: &'static str,
 }
 
 impl Fleet {
-    async fn new() -> Fleet {
-        tokio::task::spawn_blocking(bins::dlock).await.unwrap();
+    async fn new(time_zone: &'static str) -> Fleet {
         let server = Server::start(Flavor::from_env()).await;
         let shop = server.data_dir().join("shop");
         fs::create_dir(&shop).unwrap();
@@ -55,7 +56,11 @@ impl Fleet {
         let date = "#!/bin/sh\nexec /bin/date -d yesterday \"$@\"\n";
         fs::write(shop.join("date"), date).unwrap();
         fs::set_permissions(shop.join("date"), fs::Permissions::from_mode(0o755)).unwrap();
-        Fleet { server, shop }
+        Fleet {
+            server,
+            shop,
+            time_zone,
+        }
     }
 
     /// Has the shell run a line of the page, as a machine of the fleet.
@@ -74,7 +79,7 @@ impl Fleet {
         let mut command = child::command("sh");
         command.args(["-c", &line]).env("PATH", path);
         command.env("DLOCK_URL", self.server.url()).stdin(Stdio::null());
-        command.envs(env.iter().copied());
+        command.env("TZ", self.time_zone).envs(env.iter().copied());
         tokio::task::spawn_blocking(move || bins::output(command, PATIENCE))
             .await
             .unwrap()
@@ -103,34 +108,45 @@ fn command_of(line: &str) -> String {
     rest.replace("\\%", "%")
 }
 
-/// Begins early enough in a slot of five minutes that the next one does not begin before the end.
-async fn in_one_slot(test: impl AsyncFn()) {
-    const SLOT: u64 = 300;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    // The nearest slot changes in the middle.
-    let until_next = SLOT - (now + SLOT / 2) % SLOT;
-    if until_next < 30 {
-        tokio::time::sleep(Duration::from_secs(until_next + 1)).await;
+/// The half of a slot of five minutes: the nearest slot changes in the middle of one, the day at the beginning.
+fn half_slot() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    now.as_secs() / 150
+}
+
+/// Returns what a round brings that begins and ends in one slot. If the slot changes meanwhile, the round is repeated.
+async fn in_one_slot<T>(round: impl AsyncFn() -> T) -> T {
+    // While the command is built, the slot may change.
+    tokio::task::spawn_blocking(bins::dlock).await.unwrap();
+    loop {
+        let begun = half_slot();
+        let outcome = round().await;
+        if half_slot() == begun {
+            return outcome;
+        }
     }
-    test().await;
 }
 
 #[tokio::test]
 async fn lines_of_the_crontab_run_once_on_three_machines() {
-    in_one_slot(async || {
-        let fleet = Fleet::new().await;
-        let crontab = blocks("cron").join("\n");
-        let lines: Vec<_> = crontab
-            .lines()
-            .filter(|line| line.contains("dlock run"))
-            .collect();
-        assert_eq!(lines.len(), 4, "{crontab}");
-        for line in &lines {
-            let command = command_of(line);
-            fleet.on(3, &command).await;
-            fleet.on(1, &command).await;
-        }
-        let mut log = fleet.log();
+    let crontab = blocks("cron").join("\n");
+    let lines: Vec<_> = crontab
+        .lines()
+        .filter(|line| line.contains("dlock run"))
+        .collect();
+    assert_eq!(lines.len(), 4, "{crontab}");
+    // The second is that of Kathmandu, in a form that needs no list of time zones.
+    for (time_zone, noon) in [("UTC0", "T12:00:00Z"), ("<+0545>-5:45", "T06:15:00Z")] {
+        let mut log = in_one_slot(async || {
+            let fleet = Fleet::new(time_zone).await;
+            for line in &lines {
+                let command = command_of(line);
+                fleet.on(3, &command).await;
+                fleet.on(1, &command).await;
+            }
+            fleet.log()
+        })
+        .await;
         log.sort();
         let jobs: Vec<_> = log.iter().map(|line| line.split(' ').next().unwrap()).collect();
         assert_eq!(
@@ -142,29 +158,30 @@ async fn lines_of_the_crontab_run_once_on_three_machines() {
             let slot = line.split(' ').nth(1).unwrap();
             match line.split(' ').next() {
                 Some("close-the-month") => assert_eq!(slot, "none"),
-                Some("noon-report") => assert!(slot.ends_with("T12:00:00Z"), "{line}"),
+                Some("noon-report") => assert!(slot.ends_with(noon), "{line}"),
                 _ => assert!(slot.ends_with("0:00Z") || slot.ends_with("5:00Z"), "{line}"),
             }
         }
-    })
-    .await;
+    }
 }
 
 #[tokio::test]
 async fn unit_of_systemd_runs_once() {
-    in_one_slot(async || {
-        let fleet = Fleet::new().await;
-        let unit = blocks("ini").join("\n");
-        let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
-        fleet.on(3, line.expect("the unit starts something")).await;
-        assert_eq!(fleet.log().len(), 1, "{:?}", fleet.log());
+    let unit = blocks("ini").join("\n");
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let line = line.expect("the unit starts something");
+    let log = in_one_slot(async || {
+        let fleet = Fleet::new("UTC0").await;
+        fleet.on(3, line).await;
+        fleet.log()
     })
     .await;
+    assert_eq!(log.len(), 1, "{log:?}");
 }
 
 #[tokio::test]
 async fn pods_of_a_cron_job_run_their_slot_once() {
-    let fleet = Fleet::new().await;
+    let fleet = Fleet::new("UTC0").await;
     let yaml = blocks("yaml").join("\n");
     let args = yaml.split_once("args:\n").unwrap().1.trim();
     let script = args.strip_prefix("- ").expect("one argument");

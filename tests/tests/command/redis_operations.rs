@@ -1,6 +1,7 @@
 //! What the person on call finds out with the command, by incidents: a holder that is killed, stopped, hung or cut off;
 //! services that wait for each other; a hold that has to be broken.
 
+use std::convert::Infallible;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -581,8 +582,12 @@ async fn watch_prints_what_is_held_and_waited_for_once() {
 async fn documented_permissions_suffice_for_both_sides() {
     built().await;
     let server = Server::start(Flavor::from_env()).await;
-    permissions::give(&server, "svc", &["Locks", "Presence"]).await;
+    permissions::give(&server, "svc", &["Locks", "Presence", "Records"]).await;
     permissions::give(&server, "oncall", &["Presence"]).await;
+    let records = permissions::of("svc", "Records");
+    server
+        .command(&[&["ACL", "SETUSER", "oncall"], &records[..]].concat())
+        .await;
     let url = format!("{}?{LASTING}&control=on", server.url_as("svc", "password"));
     let oncall = format!("{}?{LASTING}", server.url_as("oncall", "password"));
     let client = LockClient::connect(&url).await.unwrap();
@@ -607,6 +612,16 @@ async fn documented_permissions_suffice_for_both_sides() {
     .await;
     assert_eq!(code(&broken), 0, "{broken:?}");
     within(2 * PATIENCE, "the loss", guard.lost()).await;
+    let imported = client.once("shop:import").run(async |_| Ok::<_, Infallible>(7));
+    imported.await.unwrap();
+    let shown = dlock(&oncall, &["record", "show", "shop:import", "--result"]).await;
+    assert_eq!(code(&shown), 0, "{shown:?}");
+    let forgotten = dlock(
+        &oncall,
+        &["record", "forget", "shop:import", "--reason", "wrong month"],
+    )
+    .await;
+    assert_eq!(code(&forgotten), 0, "{forgotten:?}");
     server
         .command(&["ACL", "SETUSER", "oncall", "-client|list"])
         .await;

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use dlock::LockClient;
@@ -109,6 +110,7 @@ async fn its_exit_status_is_that_of_the_command() {
         ("kill -TERM $$", 143),
         ("kill -SEGV $$", 139),
         ("kill -INT $$", 130),
+        ("kill -35 $$", 163),
     ] {
         let ended = run(&url, &["k", "--", "sh", "-c", script]).await;
         assert_eq!((code(&ended), ended.stderr.as_str()), (status, ""), "{script}");
@@ -257,6 +259,18 @@ async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
         (
             &["--grace", "200s", "k", "--", "echo"],
             "--grace cannot be 3m 20s",
+        ),
+        (
+            &["--grace", "1s", "--on-lost", "ignore", "k", "--", "echo"],
+            "--grace has no effect with --on-lost ignore",
+        ),
+        (
+            &["--prefer-writers", "k", "--", "echo"],
+            "--prefer-writers goes with --kind write",
+        ),
+        (
+            &["--prefer-writers", "--kind", "read", "k", "--", "echo"],
+            "--prefer-writers goes with --kind write",
         ),
         (&["--kind", "lokc", "k", "--", "echo"], "one of lock, fair"),
         (
@@ -584,6 +598,55 @@ async fn what_a_command_leaves_in_the_background_when_it_ends_by_itself_is_left_
     signal::kill(left, Signal::SIGKILL).expect("it goes on");
 }
 
+/// Waits for the end of the shell, which has said its process id.
+async fn shell_has_ended(running: &Running) {
+    let shell = Path::new("/proc").join(running.said().trim());
+    eventually("the shell has ended", || async { !shell.exists() }).await;
+}
+
+/// As of a service manager that asks again while the command takes its time.
+#[tokio::test]
+async fn signals_that_arrive_before_the_release_do_not_prevent_it() {
+    let (_server, url) = server().await;
+    let deaf = "sh -c \"trap '' TERM; while :; do sleep 0.05; done\"";
+    let script = format!("{deaf} & echo $$; wait");
+    for options in [&["k"][..], &["--once", "work"]] {
+        let args = [&["--grace", "1s"], options].concat();
+        let running = Running::script(&url, &args, &script);
+        running.says("\n").await;
+        running.signal(Signal::SIGTERM);
+        shell_has_ended(&running).await;
+        for again in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            running.signal(again);
+        }
+        assert_eq!(code(&running.all_ended().await), 143);
+        let next = run(&url, &[&["--try"], options, &["--", "echo", "run"]].concat()).await;
+        assert_eq!((code(&next), next.stdout.as_str()), (0, "run\n"), "{next:?}");
+    }
+}
+
+#[tokio::test]
+async fn signals_during_the_release_leave_it_a_moment_only() {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = format!("{}?lease=300s&timeout=20s&retry_for=300s", server.url());
+    for options in [&["k"][..], &["--once", "work"]] {
+        let running = Running::script(&url, options, "echo $$; read line; exit 5");
+        running.says("\n").await;
+        server.stop();
+        running.write(b"\n");
+        shell_has_ended(&running).await;
+        let asked_to_end = async {
+            while running.is_running() {
+                running.signal(Signal::SIGTERM);
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        };
+        within(6 * SOON, "its end", asked_to_end).await;
+        server.cont();
+        assert_eq!(code(&running.all_ended().await), 5);
+    }
+}
+
 #[tokio::test]
 async fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing() {
     let (server, url) = server().await;
@@ -720,6 +783,36 @@ async fn orphan_that_a_real_time_signal_ends_does_not_end_the_command() {
     assert_eq!(code(&busy), 75, "{busy:?}");
     running.write(b"\n");
     assert_eq!(code(&running.all_ended().await), 5);
+}
+
+/// As under a supervisor whose log has ended.
+#[tokio::test]
+async fn status_is_the_same_where_standard_error_has_no_reader() {
+    let (server, url) = server().await;
+    let script = server.data_dir().join("no-interpreter");
+    let script = script.to_str().unwrap();
+    // By another process: no child that this one starts meanwhile has it open for writing.
+    let write = format!("printf '#!/nowhere\n' > {script}; chmod 755 {script}");
+    let written = child::command("sh").args(["-c", &write]).status().unwrap();
+    assert!(written.success());
+    for (args, status) in [
+        (&["run", "k", "--", "no-such-command-anywhere"][..], 127),
+        (&["run", "k", "--", "/etc/passwd"], 126),
+        (&["run", "k", "--", script], 127),
+        (&["run", "--try", "k", "--", "sh", "-c", "exit 5"], 5),
+        (&["run", "--once", "a", "b", "--", "true"], 2),
+        (&["explain", "E9999"], 2),
+        (&["list"], 0),
+    ] {
+        // Away from the terminal that the tests may have been started from.
+        let mut command = child::command("setsid");
+        let (_, writer) = std::io::pipe().unwrap();
+        command.arg(dlock_tests::bins::dlock()).args(["--url", &url]);
+        command.args(args).stderr(writer);
+        let running = tokio::task::spawn_blocking(move || command.status());
+        let ended = within(10 * SOON, "the command ends", running).await;
+        assert_eq!(ended.unwrap().unwrap().code(), Some(status), "{args:?}");
+    }
 }
 
 /// As some supervisors start their programs.

@@ -185,7 +185,12 @@ async fn failures_and_crashes_follow_the_policy() {
         // What a signal ended has not failed.
         (
             &["--on-failure", "keep"],
-            &[("kill -KILL $$", 137), ("exit 1", 1), ("true", 77)],
+            &[
+                ("kill -KILL $$", 137),
+                ("kill -35 $$", 163),
+                ("exit 1", 1),
+                ("true", 77),
+            ],
         ),
         (
             &["--attempts", "3"],

@@ -742,6 +742,7 @@ mod actions {
             (&[("x-dlock-console", "")], 403),
             (&[("x-dlock-console", "00000000000000000000000000000000")], 403),
             (&[("content-type", "text/plain")], 415),
+            (&[("content-type", "application/json-seq")], 415),
         ] {
             for what in ["break", "revoke", "forget"] {
                 let (found, answer) = post(&app, what, body.clone(), headers).await;
@@ -770,6 +771,8 @@ mod actions {
                 "nobody",
             ),
             (&[("sec-fetch-site", "")], "nobody"),
+            (&[("content-type", "application/json; charset=utf-8")], "nobody"),
+            (&[("content-type", "Application/JSON ;charset=utf-8")], "nobody"),
         ] {
             let body = json!({ "key": "k", "holder": holder, "reason": "r" });
             assert_eq!(

@@ -767,3 +767,60 @@ async fn an_empty_body_is_kept_too_and_lengths_are_known() {
     }
     assert_eq!(seen.load(Ordering::SeqCst), 1);
 }
+
+/// One whose client leaves the handler, whose body is then read on by no client either, is one request.
+#[tokio::test(start_paused = true)]
+async fn request_that_goes_on_without_its_client_counts_once() {
+    let layer = layer();
+    let run = Counting::default();
+    let service = around(
+        &layer,
+        run.answering(|_| async {
+            sleep(SECOND * 5).await;
+            Response::new(slowly(vec![data(5)], SECOND))
+        }),
+    );
+    let gone = tokio::time::timeout(SECOND, service.clone().oneshot(post("k")));
+    assert!(gone.await.is_err());
+    assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    assert!(send(&service, post("k")).await.is_replay());
+    assert_eq!((run.count(), layer.stats().detached), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_result_of_which_only_the_existence_is_kept_counts_once() {
+    type Pieces = fn() -> Vec<Result<Frame<Bytes>, &'static str>>;
+    let breaks: Pieces = || vec![data(5), broken()];
+    let large: Pieces = || vec![data(5), data(100)];
+    for (pause, pieces, waits) in [
+        (Duration::ZERO, breaks, true),
+        (Duration::ZERO, large, true),
+        (SECOND, breaks, true),
+        (SECOND, large, true),
+        (SECOND, breaks, false),
+        (SECOND, large, false),
+    ] {
+        for cancels in [false, true] {
+            let layer = layer().response_limit(100);
+            let layer = if cancels {
+                layer.cancel_on_disconnect()
+            } else {
+                layer
+            };
+            let run = Counting::default();
+            let service = around(
+                &layer,
+                run.answering(move |_| async move { Response::new(slowly(pieces(), pause)) }),
+            );
+            let first = service.clone().oneshot(post("k")).await.unwrap();
+            match waits {
+                true => drop(first.into_body().collect().await),
+                false => drop(first),
+            }
+            layer.handle().shutdown(SECOND * 10).await;
+            let again = send(&service, post("k")).await;
+            assert_eq!(again.problem(), problem(409, "result-unavailable"));
+            assert_eq!(layer.stats().tombstones, 1, "{pause:?} {waits} {cancels}");
+        }
+    }
+}

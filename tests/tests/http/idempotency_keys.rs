@@ -334,6 +334,10 @@ async fn options_that_make_no_sense_are_told() {
         layer().wait(Duration::MAX),
         layer().keep_header(http::header::SET_COOKIE),
         layer().keep_header(HeaderName::from_static("access-control-allow-origin")),
+        layer().keep_header(http::header::CACHE_CONTROL),
+        layer().keep_header(dlock_tower::idempotency::REPLAYED),
+        layer().keep_header(dlock_tower::idempotency::REPLAYED_AGE),
+        layer().keep_header(dlock_tower::idempotency::REPLAYED_EXPIRES_IN),
     ];
     for (n, layer) in wrong.into_iter().enumerate() {
         assert!(layer.check().is_err(), "{n}");

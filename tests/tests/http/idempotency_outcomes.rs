@@ -309,6 +309,79 @@ async fn a_replay_has_the_allowed_headers_whole_and_no_others() {
     assert_eq!(got, wanted);
 }
 
+/// A handler that answers with these headers.
+fn with_headers(
+    status: u16,
+    headers: &'static [(&'static str, &'static str)],
+) -> impl tower::Service<Req, Response = Res, Error = std::convert::Infallible, Future: Send>
++ Clone
++ Send
++ 'static {
+    tower::service_fn(move |_: Req| async move {
+        let mut response = with_status(status, 1);
+        for (name, value) in headers {
+            response
+                .headers_mut()
+                .append(*name, HeaderValue::from_static(value));
+        }
+        Ok(response)
+    })
+}
+
+/// A replay of a result says as much of its body, and protects the browser as well, as the first answer. A failure that is
+/// kept is not worth another try.
+#[tokio::test]
+async fn replay_has_digests_protections_and_when_to_ask_again_for_a_result() {
+    const GIVEN: [(&str, &str); 6] = [
+        ("content-digest", "sha-256=:AA==:"),
+        ("repr-digest", "sha-256=:AA==:"),
+        ("accept-patch", "text/plain"),
+        ("content-security-policy", "default-src 'none'"),
+        ("x-content-type-options", "nosniff"),
+        ("retry-after", "5"),
+    ];
+    for (status, kept) in [(202, 6), (303, 6), (503, 5), (409, 5)] {
+        let service = around(&layer(), with_headers(status, &GIVEN));
+        send(&service, post("k")).await;
+        let replay = send(&service, post("k")).await;
+        assert!(replay.is_replay(), "{status}");
+        for (name, value) in &GIVEN[..kept] {
+            assert_eq!(replay.header(name), Some(*value), "{status}");
+        }
+        assert_eq!(replay.header("retry-after").is_some(), kept == 6, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn replay_has_all_headers_but_those_of_one_exchange_where_that_was_asked_for() {
+    const GIVEN: [(&str, &str); 9] = [
+        ("x-price", "5"),
+        ("x-price", "6"),
+        ("vary", "accept"),
+        ("x-hop", "1"),
+        ("connection", "x-hop"),
+        ("set-cookie", "session=1"),
+        ("x-request-id", "1"),
+        ("access-control-allow-origin", "*"),
+        ("cache-control", "max-age=60"),
+    ];
+    let service = around(&layer().keep_all_headers(), with_headers(200, &GIVEN));
+    send(&service, post("k")).await;
+    let replay = send(&service, post("k")).await;
+    let mut names: Vec<&str> = replay
+        .parts
+        .headers
+        .keys()
+        .map(http::HeaderName::as_str)
+        .collect();
+    names.retain(|name| !name.starts_with("idempotent-replayed"));
+    names.sort_unstable();
+    assert_eq!(names, ["cache-control", "vary", "x-price"]);
+    let prices = replay.parts.headers.get_all("x-price").iter();
+    assert!(prices.eq(["5", "6"]));
+    assert_eq!(replay.header("cache-control"), Some("no-store"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn results_are_kept_for_their_own_time() {
     let run = Counting::default();

@@ -6,11 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::idempotency_support::*;
+use axum::{Router, routing};
+use dlock_tests::Log;
 use dlock_tower::Idempotency;
 use dlock_tower::idempotency::Outcome;
-use http::Response;
+use http::{Request, Response};
 use http_body_util::Full;
 use tokio::time::{Instant, sleep};
+use tower::ServiceExt;
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_down_at_the_claim_refuses_and_nothing_runs() {
@@ -55,6 +58,33 @@ async fn it_lets_requests_run_open_only_where_that_was_asked_for() {
     store.faults.set_down(true);
     assert_eq!(send(&service, post("k")).await.text(), "run 1");
     assert_eq!(send(&service, post("k")).await.text(), "run 2");
+}
+
+/// A handler that insists on its claim cannot run open, and the log says what to do.
+#[tokio::test(start_paused = true)]
+async fn handler_that_insists_on_its_claim_does_not_run_open() {
+    async fn insists(_: Idempotency) -> &'static str {
+        "claimed"
+    }
+    async fn asks(claim: Option<Idempotency>) -> &'static str {
+        claim.map_or("open", |_| "claimed")
+    }
+    let log = Log::default();
+    let _listening = log.listen();
+    let store = Faulty::new();
+    store.faults.set_down(true);
+    let app = Router::new()
+        .route("/insists", routing::post(insists))
+        .route("/asks", routing::post(asks))
+        .layer(store.layer().fail_open());
+    let status = async |path| {
+        let request = Request::post(path).header("idempotency-key", "k");
+        let request = request.body(axum::body::Body::empty()).unwrap();
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    assert_eq!(status("/asks").await, 200);
+    assert_eq!((log.count("fail_open"), status("/insists").await), (0, 500));
+    assert_eq!((log.count("fail_open"), log.count("Option<Idempotency>")), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -234,3 +234,14 @@ async fn committed_response_is_sent_when_a_second_transaction_put_another_one() 
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn response_that_is_too_large_for_its_transaction_counts_as_one_that_is_not_kept() {
+    for end in [End::Answers(200), End::Panics, End::StoreAway] {
+        let store = Faulty::new();
+        let layer = store.layer().response_limit(3);
+        let (_, second, runs) = two(&store, &layer, true, end).await;
+        assert_eq!(second.problem(), problem(409, "result-unavailable"), "{end:?}");
+        assert_eq!((layer.stats().tombstones, runs), (1, 1), "{end:?}");
+    }
+}

@@ -11,6 +11,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use dlock::{Held, LockClient};
+use dlock_tests::Log;
 use dlock_tower::key::{ExtractKey, json_field, method_and_path, path, path_param};
 use dlock_tower::{HeldLock, LockLayer, NotStarted};
 use http::{Method, StatusCode};
@@ -97,6 +98,47 @@ mod path_parameters {
             .route("/accounts/{id}", get(key))
             .layer(layer(path_param("id")));
         assert_eq!(got(&app, "/elsewhere").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn handler_that_runs_unlocked_for_want_of_a_route_is_reported_once() {
+        let log = Log::default();
+        let _listening = log.listen();
+        let told = || log.count("the router of its lock layer matched no route");
+        let inner = || Router::new().route("/accounts/{id}", get(key));
+        let by_id = layer(path_param("id"));
+        let app = Router::new().nest_service("/api", inner()).layer(by_id.clone());
+        assert_eq!(got(&app, "/api/elsewhere").await.0, 404);
+        assert_eq!(answer(&app, Method::POST, "/api/accounts/7").await.0, 405);
+        assert_eq!(told(), 0);
+        for _ in 0..2 {
+            assert_eq!(got(&app, "/api/accounts/7").await, said("no lock"));
+        }
+        assert_eq!(told(), 1);
+        let app = Router::new()
+            .fallback_service(inner())
+            .layer(layer(path_param("id")));
+        assert_eq!(got(&app, "/accounts/7").await, said("no lock"));
+        assert_eq!(told(), 2);
+        // It stands inside, or says what such requests lock.
+        for (app, says) in [
+            (Router::new().nest_service("/api", inner().layer(by_id)), "7"),
+            (
+                Router::new()
+                    .nest_service("/api", inner())
+                    .layer(layer(path_param("id").optional())),
+                "no lock",
+            ),
+            (
+                Router::new()
+                    .nest_service("/api", inner())
+                    .layer(layer(path_param("id").or(path()))),
+                "/api/accounts/7",
+            ),
+        ] {
+            assert_eq!(got(&app, "/api/accounts/7").await, said(says));
+        }
+        assert_eq!(told(), 2);
     }
 
     #[tokio::test]

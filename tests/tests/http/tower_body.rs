@@ -9,13 +9,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::{LockClient, Loss};
+use dlock::{LockClient, LockOptions, Loss};
 use dlock_tower::key::fixed;
 use dlock_tower::lock::LockLost;
 use dlock_tower::{LockLayer, OnLost};
-use http::{HeaderMap, Request, Response};
-use http_body_util::{BodyExt, Empty};
-use hyper::body::{Body, Frame};
+use http::{HeaderMap, Request, Response, Version};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -83,8 +83,43 @@ impl Drop for Script {
     }
 }
 
+/// A body that knows how many bytes are left.
+struct OfLength(Script, u64);
+
+impl Body for OfLength {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        let frame = Pin::new(&mut self.0).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            self.1 -= frame.data_ref().map_or(0, |data| data.len() as u64);
+        }
+        frame
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.1)
+    }
+}
+
 /// Sends a request through a layer on key `k`, whose handler answers with `body`.
 async fn sent<B>(
+    layer: LockLayer<impl dlock_tower::key::ExtractKey<()>>,
+    body: B,
+) -> Response<dlock_tower::lock::ResponseBody<B>>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    sent_over(Version::HTTP_11, layer, body).await
+}
+
+async fn sent_over<B>(
+    version: Version,
     layer: LockLayer<impl dlock_tower::key::ExtractKey<()>>,
     body: B,
 ) -> Response<dlock_tower::lock::ResponseBody<B>>
@@ -97,12 +132,9 @@ where
         let body = body.lock().take().expect("called once");
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
-    layer
-        .streaming()
-        .layer(handler)
-        .oneshot(Request::new(()))
-        .await
-        .unwrap()
+    let mut request = Request::new(());
+    *request.version_mut() = version;
+    layer.streaming().layer(handler).oneshot(request).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,6 +173,68 @@ async fn lock_is_free_before_the_end_of_a_body_without_trailers_is_told() {
     assert!(body.frame().await.is_none());
     drop(other.lock("k").try_acquire().await.expect("free"));
     assert!(body.is_end_stream() && body.frame().await.is_none());
+}
+
+/// A server asks a body that says that it has ended for nothing more.
+#[tokio::test(start_paused = true)]
+async fn lock_is_free_before_the_last_frame_of_a_body_that_ends_with_it() {
+    let (client, other) = pair().await;
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let layer = LockLayer::new(client.clone(), fixed("k")).until_body(MAX);
+        let mut body = sent_over(version, layer, Full::<Bytes>::from("ab"))
+            .await
+            .into_body();
+        assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
+        drop(other.lock("k").try_acquire().await.expect("free"));
+        assert!(body.is_end_stream() && body.frame().await.is_none());
+    }
+}
+
+/// An HTTP/1 server asks for nothing after the bytes that it has announced; one of HTTP/2 asks for trailers.
+#[tokio::test(start_paused = true)]
+async fn lock_is_free_before_the_last_byte_that_http_1_announces() {
+    let (client, other) = pair().await;
+    for (version, is_free) in [(Version::HTTP_11, true), (Version::HTTP_2, false)] {
+        let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), "3".parse().unwrap())]);
+        let (body, _) = Script::new([Step::Data("a"), Step::Data("b"), Step::Trailers(trailers.clone())]);
+        let layer = LockLayer::new(client.clone(), fixed("k")).until_body(MAX);
+        let mut body = sent_over(version, layer, OfLength(body, 2)).await.into_body();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+        assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "b");
+        assert_eq!(
+            other.lock("k").try_acquire().await.is_ok(),
+            is_free,
+            "{version:?}"
+        );
+        assert!(!body.is_end_stream());
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_trailers().unwrap(),
+            trailers
+        );
+        drop(other.lock("k").try_acquire().await.expect("free"));
+        assert!(body.frame().await.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bound_of_until_body_outlives_other_options() {
+    let client = LockClient::memory();
+    let bounded = || LockLayer::new(client.clone(), fixed("k")).until_body(10 * SECOND);
+    for (layer, seconds) in [
+        (bounded().options(LockOptions::new()), 10.0),
+        (bounded().max_hold(20 * SECOND), 10.0),
+        (bounded().max_hold(5 * SECOND), 5.0),
+    ] {
+        let (body, _) = Script::new([Step::Never]);
+        let mut body = sent(layer, body).await.into_body();
+        let started = tokio::time::Instant::now();
+        let end = timeout(MAX, body.frame()).await.expect("it is bounded");
+        assert!(end.unwrap().unwrap_err().is::<LockLost>());
+        let took = started.elapsed().as_secs_f64();
+        assert!((took - seconds).abs() < 0.5, "{took} instead of {seconds}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

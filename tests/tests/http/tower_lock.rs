@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::stores::memory::MemoryStore;
-use dlock::{Held, LockClient, Loss};
+use dlock::{Held, LockClient, LockOptions, Loss};
 use dlock_tests::watched;
 use dlock_tower::key::{fixed, from_fn, header};
 use dlock_tower::{LockLayer, NotStarted, OnLost, Reason, Rejection};
@@ -313,6 +313,30 @@ mod what_the_others_are_told {
         });
         assert_eq!(response.unwrap().status(), 200);
         assert_eq!(started.elapsed().as_secs(), 92);
+    }
+
+    /// `options` replaces all that was said before, also that a request does not wait.
+    #[tokio::test(start_paused = true)]
+    async fn options_replace_try_once() {
+        let (client, other) = pair().await;
+        let _held = other.lock("7").acquire().await.unwrap();
+        let options = LockOptions::new().wait(2 * SECOND);
+        let layer = LockLayer::new(client, header("k")).try_once().options(options);
+        let started = Instant::now();
+        let busy = layer
+            .clone()
+            .layer(service_fn(ok))
+            .oneshot(request("7"))
+            .await
+            .unwrap();
+        assert_eq!((busy.status().as_u16(), started.elapsed()), (423, 2 * SECOND));
+        let busy = layer
+            .try_once()
+            .layer(service_fn(ok))
+            .oneshot(request("7"))
+            .await
+            .unwrap();
+        assert_eq!((busy.status().as_u16(), started.elapsed()), (423, 2 * SECOND));
     }
 
     #[tokio::test(start_paused = true)]

@@ -551,3 +551,123 @@ async fn readiness_is_that_of_the_inner_service_and_the_one_that_was_ready_is_ca
     let error: tower::BoxError = worker.oneshot(job("a", 1)).await.unwrap_err().into();
     assert_eq!(error.to_string(), "inner");
 }
+
+#[tokio::test(start_paused = true)]
+async fn request_that_can_never_run_is_told_apart() {
+    let client = recording().await;
+    let lock = TaskLockLayer::new(client.clone(), account);
+    let limit = tenants(client.clone(), Arc::new(AtomicU32::new(1)));
+    let once = TaskOnceLayer::new(client.clone(), account).unwrap();
+    let writer = lock.clone().kind(LockKind::Write).unwrap();
+    let reader = client.lock("r").kind(LockKind::Read).acquire().await.unwrap();
+    let waits_for_itself = reader.scope(writer.layer(service_fn(does)).oneshot(job("r", 1)));
+    for never in [
+        lock.layer(service_fn(does)).oneshot(job("", 1)).await,
+        lock.clone()
+            .lease(Duration::ZERO)
+            .layer(service_fn(does))
+            .oneshot(job("a", 1))
+            .await,
+        limit.layer(service_fn(does)).oneshot(job("", 1)).await,
+        waits_for_itself.await,
+    ] {
+        let error = never.unwrap_err();
+        assert!(error.is_permanent() && error.is_not_started(), "{error:?}");
+        assert_eq!(error.retry_after(), None, "{error:?}");
+    }
+    let never = once
+        .layer(service_fn(does))
+        .oneshot(job("", 1))
+        .await
+        .unwrap_err();
+    assert!(never.is_permanent() && never.is_not_started(), "{never:?}");
+    assert_eq!(
+        (never.retry_after(), never.is_given_up(), never.is_done()),
+        (None, false, false)
+    );
+
+    // A hold further out was lost: the next attempt, outside of it, acquires the lock anew.
+    let outer = client.lock("a").max_hold(50 * MS).acquire().await.unwrap();
+    sleep(100 * MS).await;
+    let again = outer
+        .scope(lock.layer(service_fn(does)).oneshot(job("a", 1)))
+        .await
+        .unwrap_err();
+    assert!(matches!(again, TaskError::Store(Error::Lost { .. })), "{again:?}");
+    assert!(!again.is_permanent() && again.is_not_started());
+    assert_eq!(again.retry_after(), Some(1000 * MS));
+
+    client.shutdown(Duration::ZERO).await;
+    let closed = lock
+        .layer(service_fn(does))
+        .oneshot(job("a", 1))
+        .await
+        .unwrap_err();
+    assert!(
+        !closed.is_permanent() && closed.retry_after().is_some(),
+        "{closed:?}"
+    );
+    let closed = once
+        .layer(service_fn(does))
+        .oneshot(job("a", 1))
+        .await
+        .unwrap_err();
+    assert!(
+        !closed.is_permanent() && closed.retry_after().is_some(),
+        "{closed:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_that_is_done_elsewhere_is_tried_again_when_the_lease_ends_or_sooner() {
+    let client = recording().await;
+    for (lease, expected) in [(10_000 * MS, 1000 * MS), (600 * MS, 600 * MS)] {
+        let layer = TaskOnceLayer::new(client.clone(), account)
+            .unwrap()
+            .lease(lease)
+            .keep(60_000 * MS);
+        let running = tokio::spawn(
+            layer
+                .layer(service_fn(|_: Job| pending::<Result<(), String>>()))
+                .oneshot(job("m", 1)),
+        );
+        sleep(MS).await;
+        let consumer = layer.layer(service_fn(|_: Job| async { Ok::<_, String>(()) }));
+        let after = consumer
+            .oneshot(job("m", 1))
+            .await
+            .unwrap_err()
+            .retry_after()
+            .unwrap();
+        assert!(after <= expected && after + 100 * MS > expected, "{after:?}");
+        running.abort();
+        assert!(running.await.is_err());
+        sleep(MS).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn holder_is_where_the_layer_was_made() {
+    let client = LockClient::memory();
+    let lock = TaskLockLayer::new(client.clone(), account);
+    let limit = LimitLayer::new(client.clone(), account, |_: &Job| 1).unwrap();
+    let line = line!();
+    let holder = async || {
+        sleep(50 * MS).await;
+        client.active().holds[0].location.clone()
+    };
+    let (_, location) = tokio::join!(lock.layer(service_fn(does)).oneshot(job("a", 100)), holder());
+    assert!(
+        location.contains(&format!("tower_task.rs:{}:", line - 2)),
+        "{location}"
+    );
+    let pauses = service_fn(|_: Job| async {
+        sleep(100 * MS).await;
+        Ok::<_, String>(())
+    });
+    let (_, location) = tokio::join!(limit.layer(pauses).oneshot(job("t", 100)), holder());
+    assert!(
+        location.contains(&format!("tower_task.rs:{}:", line - 1)),
+        "{location}"
+    );
+}

@@ -33,6 +33,7 @@ mod memory_records;
 mod memory_runtimes;
 mod memory_slots;
 mod memory_small_store;
+mod memory_test_store;
 mod memory_threads;
 mod memory_traces;
 mod memory_turns;

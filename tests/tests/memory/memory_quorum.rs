@@ -276,6 +276,15 @@ fn a_minority_may_be_away_and_a_majority_is_told_apart() {
         );
         assert!(votes.starts_with("0 of 5 servers granted it"), "{votes}");
         assert!(error.to_string().contains("d: no server is there"), "{error}");
+        let told_to_clients = error.problem().detail;
+        assert!(
+            told_to_clients.starts_with("lock \"k\" is held"),
+            "{told_to_clients}"
+        );
+        assert!(
+            !told_to_clients.contains("no server is there"),
+            "{told_to_clients}"
+        );
         guard.release().await.unwrap();
         b.lock("k").try_acquire().await.unwrap().release().await.unwrap();
         m[1].set(Is::Down);

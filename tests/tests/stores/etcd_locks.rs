@@ -622,23 +622,9 @@ async fn transaction_of_several_locks_needs_all_of_them() {
 async fn user_with_a_wrong_password_or_without_rights_is_told() {
     let server = Etcd::start().await;
     let namespace = "shop/";
-    let requests = [
-        ("auth/user/add", json!({"name": "root", "password": "secret"})),
-        ("auth/role/add", json!({"name": "root"})),
-        ("auth/user/grant", json!({"user": "root", "role": "root"})),
-        ("auth/user/add", json!({"name": "shop", "password": "p@ss/word"})),
-        ("auth/role/add", json!({"name": "shop"})),
-        ("auth/user/grant", json!({"user": "shop", "role": "shop"})),
-        // "shop/" up to "shop0"
-        (
-            "auth/role/grant",
-            json!({"name": "shop", "perm": {"permType": "READWRITE", "key": "c2hvcC8=", "range_end": "c2hvcDA="}}),
-        ),
-        ("auth/enable", json!({})),
-    ];
-    for (path, body) in requests {
-        assert!(server.ask(path, &body).await.is_some(), "{path}");
-    }
+    server.add_user("root", "secret", None).await;
+    server.add_user("shop", "p@ss/word", Some(namespace)).await;
+    server.enable_authentication("secret").await;
     let open = |login: &str, namespace: &str| {
         let url = server
             .url(namespace)

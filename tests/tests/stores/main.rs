@@ -12,6 +12,7 @@ mod etcd_faults;
 mod etcd_locks;
 mod etcd_lost;
 mod etcd_permits;
+mod etcd_refusals;
 mod etcd_support;
 mod etcd_waiters;
 mod full_disk;

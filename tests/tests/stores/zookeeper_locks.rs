@@ -54,6 +54,35 @@ async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
     drop(client.lock("k").try_acquire().await.unwrap());
 }
 
+/// The node of a writer that tries in vain is in the queue for a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_are_not_kept_out_by_writers_that_try_in_vain() {
+    let (server, root) = (Zookeeper::shared().await, fresh_root());
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(client(&patient(server.addr(), &root, LONG).await).await);
+    }
+    let [reads, writes, reads_too] = <[LockClient; 3]>::try_from(clients).unwrap();
+    let _reading = reads.rw_lock("k").read().acquire().await.unwrap();
+    let write = async || writes.rw_lock("k").write().try_acquire().await.unwrap_err();
+    assert!(write().await.is_busy());
+    let trying = async {
+        loop {
+            assert!(write().await.is_busy());
+        }
+    };
+    let reading = async {
+        for _ in 0..300 {
+            let read = reads_too.rw_lock("k").read().try_acquire().await;
+            read.expect("only readers have it").release().await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = trying => {}
+        () = reading => {}
+    }
+}
+
 /// In other libraries: each wait leaves a watch behind, and the server keeps them all. At most two here for each lock that
 /// is waited for, on its nodes and on its creation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

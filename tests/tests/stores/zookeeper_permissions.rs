@@ -113,6 +113,30 @@ async fn user_with_what_the_page_lists_can_do_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_that_a_user_may_not_read_is_left_out_of_the_list() {
+    let server = Zookeeper::shared().await;
+    let root = format!("/permissions-{:016x}", fastrand::u64(..));
+    let as_user = async |user: &str| {
+        let builder = ZookeeperLocks::builder(&server.addr().to_string()).root(&root);
+        let builder = builder.credentials(user, "password").timeout(PATIENCE);
+        client(&builder.connect().await.unwrap()).await
+    };
+    let all = ZookeeperLocks::builder(&server.addr().to_string()).root(&root);
+    let all = client(&all.timeout(PATIENCE).connect().await.unwrap()).await;
+    let _open = all.lock("open").acquire().await.unwrap();
+    let (one, other) = (as_user("one").await, as_user("other").await);
+    let _hidden = one.lock("hidden").acquire().await.unwrap();
+    let listed = async |client: &LockClient| {
+        let listed = client.list("").await.unwrap();
+        let mut keys: Vec<_> = listed.iter().map(|(key, _)| key.as_str().to_owned()).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(listed(&one).await, ["hidden", "open"]);
+    assert_eq!(listed(&other).await, ["open"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn right_that_is_missing_is_told_and_nothing_stays() {
     let server = Zookeeper::shared().await;
     let no_new = granted(&server, ("auth::cr", "auth::cra"), "setAcl /shop/locks auth::r").await;

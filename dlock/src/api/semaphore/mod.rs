@@ -238,6 +238,16 @@ impl Semaphore {
         self.take(1, false, Location::caller())
     }
 
+    /// For the layers: an acquire, or a try, as if it was called there.
+    #[doc(hidden)]
+    pub fn __acquire_at(
+        &self,
+        once: bool,
+        by: &'static Location<'static>,
+    ) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
+        self.take(1, once, by)
+    }
+
     /// Acquires `count` permits, all or none, waiting as long as [`wait`](Self::wait) allows. A caller that asks for
     /// more than the total lets all others pass, and joins the end of the queue when enough permits have been added.
     ///

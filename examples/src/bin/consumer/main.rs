@@ -11,7 +11,7 @@
 //! | `ledger.rs`: an effect that a repetition does not double | a consumer that was killed between the effect and the layer's record |
 //!
 //! Only messages that are done, or that no attempt may follow, are acknowledged. All other messages stay pending and
-//! are delivered again.
+//! are delivered again: when [`TaskOnceError::retry_after`] says, or after `--idle`.
 
 mod ledger;
 mod stream;
@@ -178,14 +178,17 @@ async fn settle(
             stream.acknowledge(id).await
         }
         Err(error) if error.is_done() => stream.acknowledge(id).await,
-        Err(error) if error.is_given_up() => {
+        Err(error) if error.is_given_up() || error.is_permanent() => {
             tracing::error!("{id} is put aside: {error}");
             stream.put_aside(id).await
         }
         // It stays pending, and is delivered again.
         Err(error) => {
             tracing::info!("{id} not done: {error}");
-            Ok(())
+            match error.retry_after() {
+                Some(pause) => stream.deliver_after(id, pause).await,
+                None => Ok(()),
+            }
         }
     }
 }

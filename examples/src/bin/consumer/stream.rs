@@ -165,6 +165,20 @@ impl Stream {
         }
     }
 
+    /// Has a pending message delivered again after this time, if that is sooner than it would be otherwise.
+    pub(crate) async fn deliver_after(&self, id: &str, pause: Duration) -> RedisResult<()> {
+        let idle = self.idle.saturating_sub(pause).as_millis() as u64;
+        let mut claim = redis::cmd("XCLAIM");
+        claim
+            .arg(&self.name)
+            .arg(GROUP)
+            .arg(&self.consumer)
+            .arg(0)
+            .arg(id);
+        claim.arg("IDLE").arg(idle).arg("JUSTID");
+        claim.query_async(&mut self.writes.clone()).await
+    }
+
     pub(crate) async fn acknowledge(&self, id: &str) -> RedisResult<()> {
         let mut acknowledge = redis::cmd("XACK");
         acknowledge.arg(&self.name).arg(GROUP).arg(id);

@@ -167,7 +167,7 @@ async fn exports(args: &Args, client: LockClient) -> Result<(), BoxDynError> {
     );
     let later = RetryPolicy::retries(3)
         .with_backoff(pauses?.make_backoff())
-        .retry_if(|error: &TaskError<BoxDynError>| error.is_not_started());
+        .retry_if(|error: &TaskError<BoxDynError>| error.is_not_started() && !error.is_permanent());
     WorkerBuilder::new("export")
         .backend(queue)
         .retry(later)

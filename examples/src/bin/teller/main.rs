@@ -174,6 +174,8 @@ fn status(error: TaskError<Status>) -> Status {
         TaskError::Inner(status) => status,
         // It has not begun: try again.
         TaskError::Busy { .. } => Status::aborted(error.to_string()),
+        // It would never begin.
+        error if error.is_permanent() => Status::internal(error.to_string()),
         TaskError::Store(_) => Status::unavailable(error.to_string()),
         // It was interrupted: its outcome is unknown.
         _ => Status::unknown(error.to_string()),

@@ -6,6 +6,8 @@ use std::time::Duration;
 use dlock::store::{Reason, StoreError};
 use tonic::transport::Endpoint;
 
+use super::pem::Pem;
+
 /// How often an idle connection with a watch is pinged. Servers end a connection that sends more than one ping in 5 s.
 const PING: Duration = Duration::from_secs(10);
 
@@ -58,6 +60,24 @@ impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Contains a private key.
         f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Checks what the builder was given; otherwise returns its method and the reason.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        if let Some(authority) = &self.authority {
+            Pem::Authority
+                .check(authority)
+                .map_err(|reason| ("ca_certificate", reason))?;
+        }
+        if let Some((certificate, key)) = &self.own {
+            Pem::Certificate
+                .check(certificate)
+                .and_then(|()| Pem::PrivateKey.check(key))
+                .map_err(|reason| ("client_certificate", reason))?;
+        }
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ impl Config {
             let is_cut = tls.is_none() && !trouble.is_answer();
             let mut error = match trouble {
                 Trouble::NotSent(message) => StoreError::unknown(format!("{server}: {message}")),
-                Trouble::Status(status) => failure::of(status, server).error(),
+                Trouble::Status(status) => failure::of(status, server, login.is_some()).error(),
             };
             if is_cut {
                 error.message += ": if the server speaks TLS, use etcds:// instead of etcd://";
@@ -68,6 +68,10 @@ impl Config {
             Err(Trouble::Status(status)) if status.code() == tonic::Code::PermissionDenied => return Ok(rpc),
             Err(trouble) => return Err(failed(trouble)),
         };
+        if status.is_learner {
+            let message = format!("{server} is a learner, which serves no locks until it is promoted");
+            return Err(StoreError::not_done(Reason::Unreachable, message));
+        }
         match version::check(&status.version) {
             Err(reason) if !allow_old_server => Err(StoreError::not_done(
                 Reason::Refused,

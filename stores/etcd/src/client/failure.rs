@@ -11,6 +11,8 @@ use tonic::{Code, Status};
 pub(crate) enum Failure {
     /// The request was certainly not carried out and this connection is unusable; another server may carry it out.
     Elsewhere(StoreError),
+    /// The server has too much to do, and certainly did not carry the request out; it may do so a moment later.
+    Busy(StoreError),
     /// The server replied with a refusal.
     Answered(Refusal, StoreError),
     /// The connection is unusable, and it is unknown whether the request was carried out.
@@ -24,15 +26,20 @@ pub(crate) enum Refusal {
     NoLease,
     /// The server's space is used up. The request that exceeds the quota may itself have been carried out.
     Full,
-    /// The request has more operations than the server accepts.
+    /// The request has more operations or bytes than the server accepts.
     TooLarge,
+    /// The user lacks rights, so nothing was done.
+    Denied,
     Other,
 }
 
 impl Failure {
     pub(crate) fn error(self) -> StoreError {
         match self {
-            Failure::Elsewhere(error) | Failure::Answered(_, error) | Failure::Broken(error) => error,
+            Failure::Elsewhere(error)
+            | Failure::Busy(error)
+            | Failure::Answered(_, error)
+            | Failure::Broken(error) => error,
         }
     }
 
@@ -41,14 +48,29 @@ impl Failure {
         matches!(self, Failure::Answered(why, _) if *why == refusal)
     }
 
+    /// Whether the server replied that it does not carry the request out, now or later.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Failure::Answered(_, error) if error.reason == Reason::Refused)
+    }
+
     /// Whether a late copy of the request may still be carried out: it was sent, and has no reply.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Failure::Broken(error) if error.outcome == Outcome::Unknown)
     }
 }
 
-/// Classifies the failure of a request that was sent to `address`.
-pub(crate) fn of(status: Status, address: &str) -> Failure {
+/// Whether a server refuses for this reason what it allows after a login: the token expired, or rights were changed. Or
+/// there was no authentication yet when a client with a login connected.
+pub(crate) fn wants_login(reason: &str, has_login: bool) -> bool {
+    let has = |part: &str| reason.contains(part);
+    has("invalid auth token")
+        || has("revision of auth store is old")
+        || has("auth: revision in header is old")
+        || has_login && has("user name is empty")
+}
+
+/// Classifies the failure of a request that a client, with a login or without, has sent to `address`.
+pub(crate) fn of(status: Status, address: &str, has_login: bool) -> Failure {
     let text = status.message().to_owned();
     let said = |advice: &str| format!("etcd at {address} said: {text}{advice}");
     let not_done =
@@ -69,25 +91,33 @@ pub(crate) fn of(status: Status, address: &str) -> Failure {
         error.outcome = Outcome::Unknown;
         return Failure::Answered(Refusal::Full, error);
     }
-    if has("too many operations") || has("request is too large") {
-        return Failure::Answered(Refusal::TooLarge, not_done(Reason::Refused, ""));
+    let too_large = |option: &str| {
+        let advice = format!(": its option {option} is the limit");
+        Failure::Answered(Refusal::TooLarge, not_done(Reason::Refused, &advice))
+    };
+    if has("too many operations") {
+        return too_large("--max-txn-ops");
     }
-    // The token expired, or rights were changed: a new login helps.
-    if has("invalid auth token")
-        || has("revision of auth store is old")
-        || has("auth: revision in header is old")
-    {
+    // The second is gRPC's, for a message that the server does not read. Of a reply that it does not send, gRPC says "trying
+    // to send message larger than max".
+    if has("request is too large") || has("received message larger than max") {
+        return too_large("--max-request-bytes");
+    }
+    if wants_login(&text, has_login) {
         return Failure::Elsewhere(not_done(Reason::Unreachable, ""));
     }
     // Reported before the request is proposed to the other members.
-    if has("no leader") || has("not capable") || has("too many requests") {
+    if has("too many requests") {
+        return Failure::Busy(not_done(Reason::Unreachable, ""));
+    }
+    if has("no leader") || has("not capable") || has("not supported for learner") {
         return Failure::Elsewhere(not_done(Reason::Unreachable, ""));
     }
     match status.code() {
-        Code::PermissionDenied => other(not_done(
-            Reason::Refused,
-            ": the user needs readwrite on the prefix of the locks",
-        )),
+        Code::PermissionDenied => {
+            let advice = ": the user needs readwrite on the prefix of the locks";
+            Failure::Answered(Refusal::Denied, not_done(Reason::Refused, advice))
+        }
         Code::Unauthenticated => other(not_done(Reason::Refused, "")),
         Code::InvalidArgument if has("user name is empty") => {
             other(not_done(Reason::Refused, ": it wants a user and a password"))
@@ -135,7 +165,7 @@ mod tests {
     use super::*;
 
     fn failed(code: Code, message: &str) -> Failure {
-        of(Status::new(code, message), "a:2379")
+        of(Status::new(code, message), "a:2379", false)
     }
 
     #[test]
@@ -151,6 +181,10 @@ mod tests {
             ),
             failed(Code::Internal, "what is this?"),
             failed(Code::OutOfRange, "Error, decoded message length too large"),
+            failed(
+                Code::ResourceExhausted,
+                "grpc: trying to send message larger than max (9 vs. 8)",
+            ),
         ];
         for failure in unknown {
             assert_eq!(outcome(failure.clone()), Outcome::Unknown, "{failure:?}");
@@ -161,10 +195,57 @@ mod tests {
             failed(Code::PermissionDenied, "etcdserver: permission denied"),
             failed(Code::InvalidArgument, "etcdserver: user name is empty"),
             failed(Code::Unauthenticated, "etcdserver: invalid auth token"),
+            failed(
+                Code::ResourceExhausted,
+                "grpc: received message larger than max (9 vs. 8)",
+            ),
+            failed(
+                Code::FailedPrecondition,
+                "etcdserver: rpc not supported for learner",
+            ),
         ];
         for failure in not_done {
             assert_eq!(outcome(failure.clone()), Outcome::NotDone, "{failure:?}");
         }
+    }
+
+    #[test]
+    fn request_that_is_too_large_is_told_with_the_limit() {
+        for (message, option) in [
+            (
+                "grpc: received message larger than max (9 vs. 8)",
+                "--max-request-bytes",
+            ),
+            ("etcdserver: request is too large", "--max-request-bytes"),
+            ("etcdserver: too many operations in txn request", "--max-txn-ops"),
+        ] {
+            let failure = failed(Code::ResourceExhausted, message);
+            assert!(failure.is(Refusal::TooLarge), "{failure:?}");
+            let error = failure.error();
+            assert!(error.message.contains(option), "{error}");
+        }
+    }
+
+    /// It connected before there was authentication.
+    #[test]
+    fn client_with_a_login_logs_in_anew_where_the_server_knows_no_user() {
+        let unknown = |has_login| {
+            let message = "etcdserver: user name is empty";
+            of(Status::new(Code::InvalidArgument, message), "a:2379", has_login)
+        };
+        assert!(matches!(unknown(true), Failure::Elsewhere(_)));
+        assert!(unknown(false).is(Refusal::Other));
+    }
+
+    #[test]
+    fn learner_is_left_for_another_server_and_a_busy_one_is_not() {
+        let learner = failed(
+            Code::FailedPrecondition,
+            "etcdserver: rpc not supported for learner",
+        );
+        assert!(matches!(learner, Failure::Elsewhere(_)), "{learner:?}");
+        let busy = failed(Code::ResourceExhausted, "etcdserver: too many requests");
+        assert!(matches!(busy, Failure::Busy(_)), "{busy:?}");
     }
 
     #[test]

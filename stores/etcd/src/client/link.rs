@@ -18,7 +18,7 @@ use super::failure::{self, Failure};
 use super::proto::LeaseKeepAliveResponse;
 use super::rpc::{Call, Rpc, Trouble};
 
-/// The shortest and the longest pause after a round of connection attempts.
+/// The shortest and the longest pause before a request is sent again, and between connections that answer no request.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 /// One connection.
@@ -52,8 +52,10 @@ struct State {
     link: Option<Link>,
     /// The round that runs while there is no connection.
     round: Option<Round>,
-    /// The pause after the next round that fails.
+    /// The next pause between connections; the shortest one after a reply.
     pause: Duration,
+    /// Whether the last connection was left before a request on it had a reply.
+    is_useless: bool,
     /// The server to try next.
     next: usize,
     made: u64,
@@ -72,6 +74,7 @@ impl Links {
             link: None,
             round: None,
             pause: PAUSE.0,
+            is_useless: false,
             next,
             made: 0,
             trouble: None,
@@ -158,19 +161,25 @@ impl Links {
         }
     }
 
-    /// Returns the pause after a round that failed.
+    /// Returns the pause between two connections.
     fn pause(&self) -> Duration {
         let mut state = self.state.lock();
         let pause = state.pause;
         state.pause = (2 * pause).min(PAUSE.1);
-        pause.mul_f64(0.5 + fastrand::f64())
+        about(pause)
+    }
+
+    /// Returns the pause before the next connection, if the last one answered no request.
+    fn pause_after_useless(&self) -> Option<Duration> {
+        let is_useless = std::mem::take(&mut self.state.lock().is_useless);
+        is_useless.then(|| self.pause())
     }
 
     fn connected(&self, server: &str, rpc: Rpc) {
         let mut state = self.state.lock();
         state.made += 1;
         state.trouble = None;
-        (state.round, state.pause) = (None, PAUSE.0);
+        state.round = None;
         if std::mem::take(&mut state.told) {
             tracing::info!(%server, "connected to the lock store again");
         }
@@ -192,8 +201,16 @@ impl Links {
             .is_some_and(|current| current.number == link.number)
         {
             state.link = None;
+            state.is_useless = link.replies.load(Ordering::Relaxed) == 0;
             state.trouble = Some(why.to_owned());
             self.in_use.send_replace(0);
+        }
+    }
+
+    /// Records a reply to a request.
+    fn replied(&self, link: &Link) {
+        if link.replies.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.state.lock().pause = PAUSE.0;
         }
     }
 
@@ -237,6 +254,7 @@ impl Links {
         F: Future<Output = Result<T, Trouble>>,
     {
         let mut failed: Option<StoreError> = None;
+        let mut pause = PAUSE.0;
         loop {
             let link = match self.get(deadline).await {
                 Ok(link) => link,
@@ -245,14 +263,16 @@ impl Links {
             let (before, sent) = (link.replies.load(Ordering::Relaxed), Instant::now());
             let failure = match timeout_at(deadline, send(link.rpc.clone())).await {
                 Ok(Ok(reply)) => {
-                    link.replies.fetch_add(1, Ordering::Relaxed);
+                    self.replied(&link);
                     return Ok(reply);
                 }
                 Ok(Err(Trouble::NotSent(message))) => {
                     let message = format!("etcd at {}: {message}", link.address);
                     Failure::Elsewhere(StoreError::not_done(Reason::Unreachable, message))
                 }
-                Ok(Err(Trouble::Status(status))) => failure::of(status, &link.address),
+                Ok(Err(Trouble::Status(status))) => {
+                    failure::of(status, &link.address, self.config.login.is_some())
+                }
                 Err(_) => {
                     let error = StoreError::unknown(self.silence());
                     // If it was sent just before its deadline, or other requests got replies meanwhile, the connection
@@ -264,9 +284,9 @@ impl Links {
                     return Err(Failure::Broken(error));
                 }
             };
-            match failure {
+            let error = match failure {
                 Failure::Answered(..) => {
-                    link.replies.fetch_add(1, Ordering::Relaxed);
+                    self.replied(&link);
                     return Err(failure);
                 }
                 Failure::Broken(error) => {
@@ -275,21 +295,35 @@ impl Links {
                 }
                 Failure::Elsewhere(error) => {
                     self.is_broken(&link, &error.message);
-                    let pause = Instant::now() + PAUSE.0.mul_f64(0.5 + fastrand::f64());
-                    if pause >= deadline {
-                        return Err(Failure::Elsewhere(error));
-                    }
-                    failed = Some(error);
-                    sleep_until(pause).await;
+                    error
                 }
+                Failure::Busy(error) => {
+                    self.replied(&link);
+                    error
+                }
+            };
+            let again = Instant::now() + about(pause);
+            if again >= deadline {
+                return Err(Failure::Elsewhere(error));
             }
+            failed = Some(error);
+            pause = (2 * pause).min(PAUSE.1);
+            sleep_until(again).await;
         }
     }
 }
 
-/// Tries each server once, and pauses if none can be used. Fails if one of them refuses permanently; once there was a
-/// connection only if all of them do, since one that is away may come back.
+/// Varies a pause, so that clients do not go on together.
+fn about(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fastrand::f64())
+}
+
+/// Tries each server once, after a pause if the last connection was useless, and pauses if none can be used. Fails if one of
+/// them refuses permanently; once there was a connection only if all of them do, since one that is away may come back.
 async fn connect(links: Weak<Links>, config: Config) -> Result<(), StoreError> {
+    if let Some(pause) = links.upgrade().and_then(|links| links.pause_after_useless()) {
+        sleep(pause).await;
+    }
     let (mut refused, mut all_refuse) = (None, true);
     for _ in 0..config.servers.len() {
         let Some(server) = links.upgrade().map(|links| links.next_server()) else {

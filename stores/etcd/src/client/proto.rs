@@ -341,6 +341,8 @@ pub(crate) struct StatusResponse {
     pub(crate) raft_index: u64,
     #[prost(uint64, tag = "7")]
     pub(crate) raft_applied: u64,
+    #[prost(bool, tag = "10")]
+    pub(crate) is_learner: bool,
     /// 0 from servers older than 3.6.
     #[prost(int64, tag = "12")]
     pub(crate) db_size_quota: i64,

@@ -20,7 +20,7 @@ use super::pool::Pool;
 use super::positions::Positions;
 use super::queues::LockQueues;
 use super::waiters::Waiters;
-use crate::client::{Config, Links, Login};
+use crate::client::{Config, Links, Login, Tls};
 
 /// The default namespace.
 const NAMESPACE: &str = "dlock/";
@@ -168,7 +168,7 @@ impl EtcdLocksBuilder {
         if !cfg!(feature = "tls") && self.config.tls.is_some() {
             return Err(("tls", "encryption needs the feature \"tls\" of dlock-etcd"));
         }
-        Ok(())
+        self.config.tls.as_ref().map_or(Ok(()), Tls::check)
     }
 
     async fn open(self) -> Result<EtcdLocks, StoreError> {

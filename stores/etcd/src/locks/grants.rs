@@ -100,6 +100,7 @@ impl Grants {
     pub(crate) fn insert(&self, id: GrantId, grant: Grant) {
         let mut state = self.state.lock();
         let ends = grant.ends;
+        grant.session.is_needed_until(ends);
         *state.keys.entry(grant.key.clone()).or_default() += 1;
         state.insert(id, grant);
         self.look_at(state, id, ends);
@@ -182,6 +183,7 @@ impl Grants {
         };
         change(grant);
         grant.ends = ends;
+        grant.session.is_needed_until(ends);
         self.look_at(state, id, ends);
     }
 

@@ -80,7 +80,7 @@ impl Pool {
     fn pick(&self, seconds: u64, keys: usize) -> Option<Arc<Session>> {
         let mut sessions = self.sessions.lock();
         let all = sessions.get_mut(&seconds)?;
-        all.retain(|session| !session.ended());
+        all.retain(|session| !session.ended() && !session.is_retired());
         let room = all.iter().filter(|session| session.members() + keys <= MOST);
         let session = room.max_by_key(|session| session.members())?.clone();
         session.reserve(keys);

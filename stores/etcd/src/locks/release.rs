@@ -69,8 +69,21 @@ pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) ->
         inner.grants.look_again(id, left);
         return Ok(());
     }
-    let ended = end(&inner, id, &grant, deadline).await;
-    ended.map(drop).map_err(Failure::error)
+    match end(&inner, id, &grant, deadline).await {
+        Ok(_) => Ok(()),
+        // Its key went with the lease of its session.
+        Err(failure) if failure.is_refused() && grant.session.ended() => {
+            inner.positions.remove(id);
+            inner.grants.remove(id);
+            Ok(())
+        }
+        Err(failure) => {
+            if failure.is_refused() {
+                grant.session.retire();
+            }
+            Err(failure.error())
+        }
+    }
 }
 
 /// Ends the position of a waiter that has sent no request for too long, or what a request may have left whose reply was

@@ -6,6 +6,7 @@ use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
 use percent_encoding::percent_decode_str;
 
 use super::{EtcdLocks, EtcdLocksBuilder};
+use crate::client::Pem;
 
 /// The default port.
 const PORT: &str = "2379";
@@ -59,11 +60,13 @@ async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
         return Err(wrong("its certificates are for etcds://, which is encrypted"));
     }
     if let Some(ca) = ca {
-        builder = builder.ca_certificate(file("ca", &ca).await?);
+        builder = builder.ca_certificate(file("ca", &ca, Pem::Authority).await?);
     }
     match (cert, key) {
         (Some(cert), Some(key)) => {
-            builder = builder.client_certificate(file("cert", &cert).await?, file("key", &key).await?);
+            let cert = file("cert", &cert, Pem::Certificate).await?;
+            let key = file("key", &key, Pem::PrivateKey).await?;
+            builder = builder.client_certificate(cert, key);
         }
         (None, None) => {}
         _ => return Err(wrong("its options cert and key go together")),
@@ -115,11 +118,14 @@ fn servers(address: &str) -> Result<EtcdLocksBuilder, StoreError> {
     }
 }
 
-async fn file(option: &str, path: &str) -> Result<Vec<u8>, StoreError> {
-    tokio::fs::read(path).await.map_err(|error| {
-        let message = format!("its option {option} names the file \"{path}\", which cannot be read: {error}");
-        StoreError::not_done(Reason::WrongUrl, message)
-    })
+async fn file(option: &str, path: &str, pem: Pem) -> Result<Vec<u8>, StoreError> {
+    let named = format!("its option {option} names the file \"{path}\", which cannot be");
+    let text = tokio::fs::read(path)
+        .await
+        .map_err(|error| wrong(&format!("{named} read: {error}")))?;
+    pem.check(&text)
+        .map_err(|reason| wrong(&format!("{named} used: {reason}")))?;
+    Ok(text)
 }
 
 fn wrong(reason: &str) -> StoreError {

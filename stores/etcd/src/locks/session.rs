@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::client::proto::{
-    LeaseGrantRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, PutRequest, RequestOp, TxnRequest,
-    TxnResponse,
+    LeaseGrantRequest, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, PutRequest,
+    RequestOp, TxnRequest, TxnResponse,
 };
 use crate::client::{Failure, Links, Refusal};
 use crate::clock::Moment;
@@ -50,6 +50,7 @@ pub(crate) struct Session {
     /// How many keys are on the lease.
     members: AtomicUsize,
     is_over: AtomicBool,
+    is_retired: AtomicBool,
     asked: watch::Sender<Asked>,
     /// How many of the requests are answered, and the last round.
     done: watch::Sender<(u64, Arc<Round>)>,
@@ -63,6 +64,8 @@ struct State {
     kept: Moment,
     /// When a lock was last put on the lease or removed from it.
     used: Moment,
+    /// When the last of its grants ends, unless it is renewed.
+    needed_until: Moment,
 }
 
 /// The requests for rounds.
@@ -143,10 +146,12 @@ impl Session {
                 epoch: None,
                 kept,
                 used: kept,
+                needed_until: kept,
             }),
             writing: tokio::sync::Mutex::default(),
             members: AtomicUsize::new(0),
             is_over: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
             asked: watch::Sender::new(Asked {
                 count: 0,
                 placed: kept,
@@ -252,6 +257,27 @@ impl Session {
         self.members() == 0 && self.state.lock().used.elapsed() > self.ttl
     }
 
+    /// Records that a grant on the lease ends at this moment, unless it is renewed.
+    pub(crate) fn is_needed_until(&self, ends: Moment) {
+        let mut state = self.state.lock();
+        state.needed_until = state.needed_until.max(ends);
+    }
+
+    /// Gives the session no more locks, and ends it with the last of its grants: the server refuses to delete the key of one
+    /// that is over, which goes with the lease.
+    pub(crate) fn retire(&self) {
+        self.is_retired.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is retired, and all of its grants are over.
+    fn is_spent(&self) -> bool {
+        self.is_retired() && self.state.lock().needed_until <= Moment::now()
+    }
+
     /// Whether the server has ended the lease.
     pub(crate) fn ended(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
@@ -337,9 +363,14 @@ impl Session {
                 return ended();
             }
             if !is_round && leave_idle(&self) {
-                let deadline = Instant::now() + links.config.timeout;
-                // If this fails, the lease expires.
-                let _ = links.call(LeaseRevokeRequest { id: self.id }, deadline).await;
+                let _ = self.revoke(&links).await;
+                return;
+            }
+            if !is_round && self.is_spent() {
+                if self.revoke(&links).await.is_err() {
+                    sleep(self.ttl).await;
+                }
+                self.end();
                 return;
             }
             let mut upto = 0;
@@ -378,6 +409,12 @@ impl Session {
                 self.answer(upto, Arc::new(Round { sent, link, found }));
             }
         }
+    }
+
+    /// Ends the lease. If this fails, the lease expires.
+    async fn revoke(&self, links: &Links) -> Result<LeaseRevokeResponse, Failure> {
+        let deadline = Instant::now() + links.config.timeout;
+        links.call(LeaseRevokeRequest { id: self.id }, deadline).await
     }
 
     /// Renews the lease, or records that it has ended.

@@ -1,13 +1,15 @@
 //! Fencing tokens in the user's own transactions: the server compares them.
 
+use std::collections::BTreeSet;
+
 use dlock::store::{Bind, BoundGrant, Outcome, StoreError};
 use dlock::{Error, LockKey};
 use tokio::time::Instant;
 
 use super::EtcdLocks;
 use super::acquire::TOKEN_BITS;
-use crate::client::Failure;
-use crate::client::proto::{Compare, RequestOp, TxnRequest};
+use crate::client::proto::{Compare, Request, RequestOp, TxnRequest};
+use crate::client::{Failure, Refusal};
 
 /// The condition that a lock is held: this revision created the key of the grant.
 ///
@@ -186,6 +188,22 @@ impl FencedTransaction {
         self
     }
 
+    /// Returns the caller's keys, for messages.
+    fn keys(&self) -> String {
+        let conditions = self.conditions[self.bound.len()..].iter().map(|one| &one.key);
+        let steps = self.steps.iter().filter_map(|step| match &step.request {
+            Some(Request::Put(put)) => Some(&put.key),
+            Some(Request::Delete(delete)) => Some(&delete.key),
+            _ => None,
+        });
+        let keys: BTreeSet<_> = conditions.chain(steps).collect();
+        let quoted: Vec<_> = keys
+            .iter()
+            .map(|key| format!("\"{}\"", key.escape_ascii()))
+            .collect();
+        quoted.join(", ")
+    }
+
     /// Commits the transaction atomically. It may have up to 128 conditions and operations.
     ///
     /// # Errors
@@ -199,6 +217,7 @@ impl FencedTransaction {
     /// lost.
     pub async fn commit(self) -> Result<Committed, TransactionError> {
         let links = &self.locks.0.links;
+        let keys = self.keys();
         let range = |compare: &Compare| RequestOp::range(compare.key.clone(), Vec::new(), 1);
         let txn = TxnRequest {
             failure: self.conditions[..self.bound.len()].iter().map(range).collect(),
@@ -207,7 +226,11 @@ impl FencedTransaction {
         };
         let deadline = Instant::now() + links.config.timeout;
         let reply = links.call(txn, deadline).await.map_err(|failure: Failure| {
-            let error = failure.error();
+            let is_denied = failure.is(Refusal::Denied);
+            let mut error = failure.error();
+            if is_denied && !keys.is_empty() {
+                error.message += &format!(", and rights on the keys of this transaction: {keys}");
+            }
             match error.outcome {
                 Outcome::NotDone => TransactionError::Failed(error),
                 Outcome::Unknown => TransactionError::Unknown(error),

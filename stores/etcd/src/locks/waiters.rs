@@ -24,7 +24,7 @@ use crate::client::proto::{
     EventKind, Filter, KeyValue, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest,
     WatchResponse,
 };
-use crate::client::{Link, Links};
+use crate::client::{Link, Links, wants_login};
 
 /// The pause before the next attempt to watch; meanwhile waiters poll.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -255,11 +255,11 @@ impl Watcher {
         loop {
             tokio::select! {
                 reply = replies.message() => match reply {
-                    Ok(Some(reply)) => {
-                        if let Some(order) = self.hear(&reply) {
-                            let _ = send.send(order);
-                        }
-                    }
+                    Ok(Some(reply)) => match self.hear(&reply) {
+                        Ok(Some(order)) => drop(send.send(order)),
+                        Ok(None) => {}
+                        Err(why) => return Some(self.refused(&link, &why)),
+                    },
                     Ok(None) => return Some(self.broken(&link, "the server ended the watches")),
                     Err(status) => return Some(self.broken(&link, &status.to_string())),
                 },
@@ -282,24 +282,34 @@ impl Watcher {
         format!("etcd at {}: {why}", link.address)
     }
 
-    /// Notifies the waiters of a reply. Returns the request that the reply requires, if any.
-    fn hear(&mut self, reply: &WatchResponse) -> Option<WatchRequest> {
-        let name = self.ids.get(&reply.watch_id)?.clone();
+    /// Describes that the server refuses to watch. A new login may help; otherwise requests go on by this connection.
+    fn refused(&self, link: &Link, reason: &str) -> String {
+        let why = format!("the server refuses to watch: {reason}");
+        match wants_login(reason, self.links.config.login.is_some()) {
+            true => self.broken(link, &why),
+            false => format!("etcd at {}: {why}", link.address),
+        }
+    }
+
+    /// Notifies the waiters of a reply. Returns the request that the reply requires, if any; fails with the reason of the
+    /// server if it refuses to watch.
+    fn hear(&mut self, reply: &WatchResponse) -> Result<Option<WatchRequest>, String> {
+        let refused = Err(reply.cancel_reason.clone());
+        let Some(name) = self.ids.get(&reply.watch_id).cloned() else {
+            // Newer servers do not say which watch they refuse.
+            let is_refused = reply.canceled && reply.watch_id < 0;
+            return if is_refused { refused } else { Ok(None) };
+        };
+        if reply.canceled && reply.created {
+            return refused;
+        }
         if reply.canceled {
             // Too far behind, for example. A new watch starts, and its waiters ask when it is confirmed.
             tracing::debug!(%name, why = %reply.cancel_reason, "a watch was cancelled");
-            return Some(self.create(name));
+            return Ok(Some(self.create(name)));
         }
         if reply.created {
-            if std::mem::take(&mut self.told) {
-                tracing::info!("notifications of releases again");
-            }
-            let from = reply.header.as_ref().map_or(0, |header| header.revision);
-            self.positions.watched(&name, Some(from));
-            if let Some(watched) = self.watched.get_mut(&name) {
-                watched.is_confirmed = true;
-                watched.topics.iter().for_each(|topic| self.hub.confirm(topic));
-            }
+            self.is_confirmed(&name, reply);
         }
         for event in &reply.events {
             let Some(key) = &event.kv else { continue };
@@ -309,7 +319,21 @@ impl Watcher {
                 self.hub.tell(&name);
             }
         }
-        None
+        Ok(None)
+    }
+
+    /// Records that the server watches a lock.
+    fn is_confirmed(&mut self, name: &Name, reply: &WatchResponse) {
+        let from = reply.header.as_ref().map_or(0, |header| header.revision);
+        self.positions.watched(name, Some(from));
+        if let Some(watched) = self.watched.get_mut(name) {
+            watched.is_confirmed = true;
+            watched.topics.iter().for_each(|topic| self.hub.confirm(topic));
+        }
+        if self.told && self.watched.values().all(|watched| watched.is_confirmed) {
+            self.told = false;
+            tracing::info!("notifications of releases again");
+        }
     }
 
     /// Notifies the waiters that a deleted key concerns.

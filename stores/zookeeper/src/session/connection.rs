@@ -1,10 +1,11 @@
 //! One connection to a server: incoming and outgoing frames.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use crate::wire::{self, Welcome};
@@ -45,6 +46,21 @@ fn closed(error: io::Error) -> io::Error {
     }
 }
 
+/// Connects to one of the addresses of a host; an address that does not answer leaves time for the others.
+async fn reach(host: &str, within: Duration) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = lookup_host(host).await?.collect();
+    let share = within / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        match timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => failed = error,
+            Err(_) => failed = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(failed)
+}
+
 impl Connection {
     /// Connects, and requests a session.
     pub(super) async fn dial(
@@ -55,7 +71,7 @@ impl Connection {
     ) -> io::Result<(Connection, Welcome)> {
         let millis = i32::try_from(session.as_millis()).unwrap_or(i32::MAX);
         let dialled = timeout(within, async {
-            let stream = TcpStream::connect(host).await?;
+            let stream = reach(host, within).await?;
             stream.set_nodelay(true)?;
             let mut connection = Connection {
                 stream,

@@ -39,6 +39,16 @@ pub(crate) struct Config {
     pub(crate) largest_request: usize,
 }
 
+impl Config {
+    /// How long a connection may take: one of many servers that is silent must leave time for the others, before the session
+    /// is over.
+    fn dials_within(&self) -> Duration {
+        let servers = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
+        let share = self.session / 4 / servers;
+        self.timeout.min(share.max(Duration::from_millis(500)))
+    }
+}
+
 /// An event of a session that no request caused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -119,6 +129,20 @@ struct State {
     trouble: Option<String>,
 }
 
+impl State {
+    fn queue(&mut self, request: Request, deadline: Instant) -> PendingReply {
+        let (reply, pending) = oneshot::channel();
+        if !self.ended {
+            self.waiting.push_back(Op {
+                request,
+                deadline,
+                reply,
+            });
+        }
+        PendingReply(pending)
+    }
+}
+
 impl Session {
     fn new(config: Config) -> Session {
         Session {
@@ -132,18 +156,7 @@ impl Session {
     pub(crate) fn send<const N: usize>(&self, requests: [Request; N]) -> [PendingReply; N] {
         let deadline = Instant::now() + self.config.timeout;
         let mut state = self.state.lock();
-        let pending = requests.map(|request| {
-            let (reply, pending) = oneshot::channel();
-            let op = Op {
-                request,
-                deadline,
-                reply,
-            };
-            if !state.ended {
-                state.waiting.push_back(op);
-            }
-            PendingReply(pending)
-        });
+        let pending = requests.map(|request| state.queue(request, deadline));
         drop(state);
         self.wake.notify_one();
         pending
@@ -155,9 +168,15 @@ impl Session {
         pending
     }
 
-    /// Queues a list of requests.
+    /// As [`send`](Self::send), with a list of requests.
     pub(crate) fn ask_all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<PendingReply> {
-        requests.into_iter().map(|request| self.ask(request)).collect()
+        let deadline = Instant::now() + self.config.timeout;
+        let mut state = self.state.lock();
+        let requests = requests.into_iter();
+        let pending = requests.map(|request| state.queue(request, deadline)).collect();
+        drop(state);
+        self.wake.notify_one();
+        pending
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -275,7 +294,10 @@ impl Session {
 
 /// The error for a request that the servers refused.
 pub(crate) fn refused(code: Code, what: &str) -> StoreError {
-    let message = format!("ZooKeeper refused {what}: {code}");
+    let mut message = format!("ZooKeeper refused {what}: {code}");
+    if let Some(advice) = code.advice() {
+        message = format!("{message}; {advice}");
+    }
     if code.is_unknown() {
         return StoreError::unknown(message);
     }

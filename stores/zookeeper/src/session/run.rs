@@ -168,7 +168,7 @@ impl Owner {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{host}: {error}"));
         loop {
             let sent = Moment::now();
-            let dialled = Connection::dial(&host, config.timeout, config.session, &self.ticket).await;
+            let dialled = Connection::dial(&host, config.dials_within(), config.session, &self.ticket).await;
             let (connection, welcome) = dialled.map_err(named)?;
             if welcome.timeout_ms > 0 && welcome.id != 0 {
                 return self

@@ -236,6 +236,7 @@ mod tests {
             leader: 7,
             raft_index: 100,
             raft_applied: 100,
+            is_learner: false,
             db_size_quota: 2 << 30,
         }
     }

@@ -27,9 +27,14 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A client of it has the locks of all kinds, semaphores, latches, and work that is done once. It publishes nothing about
+//! itself ([`LockClientBuilder::presence`](crate::LockClientBuilder::presence) fails); [`LockClient::memory`] has that.
+//!
 //! Everything uses tokio's clock. Under `#[tokio::test(start_paused = true)]`, which needs tokio's feature `test-util`
 //! (`cargo add --dev tokio --features test-util`), leases, waits and renewals of an hour take no time: move the clock
 //! with `tokio::time::sleep`, not with `advance`, which jumps over the renewals in between.
+
+mod scripted;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -41,15 +46,11 @@ use parking_lot::Mutex;
 
 use crate::base::moment::LONGEST_LEASE;
 use crate::runtime::client::Shared;
-use crate::store::Capabilities;
-use crate::store::counter::Counters;
-use crate::store::counter::{CounterReply, CounterRequest};
-use crate::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
-};
+use crate::store::{AcquireReply, AcquireRequest, GrantId, Reason, ReleaseRequest, Store, StoreError};
 use crate::stores::memory::MemoryStore;
-use crate::{LockClient, LockClientBuilder, LockKey, Loss};
+use crate::{LockClient, LockClientBuilder, LockKey, LockKind, Loss};
+
+use self::scripted::Scripted;
 
 /// An in-memory store that can be made to fail. Clones share the store.
 ///
@@ -100,6 +101,12 @@ pub enum Step {
     Renew,
     /// An operation on the permits of a semaphore, or on a latch.
     Count,
+    /// A claim of work that is done once: by `client.once`, `#[once]`, or an idempotency key.
+    Claim,
+    /// The renewal of a claim.
+    Extend,
+    /// The end of a claim: its result is stored, or it is given up.
+    Settle,
 }
 
 /// How an operation fails.
@@ -163,21 +170,63 @@ impl TestStore {
     }
 
     /// Gives the lock to another client, whoever holds it, and keeps it held until the returned value is dropped.
+    ///
+    /// # Panics
+    ///
+    /// Where the name is that of a read-write lock that was held, or of a semaphore with a number of permits.
+    /// [`busy_as`](Self::busy_as) is for a read-write lock; of a semaphore, acquire the permits with another
+    /// [`client`](Self::client).
+    #[track_caller]
     pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
         self.busy_for(key, LONGEST_LEASE)
     }
 
-    /// Gives the lock to another client, with a fixed lease of at most a year; dropping the returned value ends the
-    /// lease early.
+    /// As [`busy`](Self::busy), with a fixed lease of at most a year; dropping the returned value ends the lease early.
+    ///
+    /// # Panics
+    ///
+    /// As [`busy`](Self::busy).
+    #[track_caller]
     pub fn busy_for(&self, key: impl Into<LockKey>, lease: Duration) -> Busy {
-        let key = key.into();
-        let lease = lease.min(LONGEST_LEASE);
+        self.give_away(LockKind::Mutex, key.into(), lease)
+    }
+
+    /// As [`busy`](Self::busy), for a lock of this kind: another client is the writer of a read-write lock, or one of its
+    /// readers.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::LockKind;
+    ///
+    /// let store = dlock::testing::TestStore::new();
+    /// let catalog = store.client().rw_lock("catalog");
+    ///
+    /// let _reader = store.busy_as(LockKind::Read, "catalog");
+    /// assert!(catalog.read().try_acquire().await.is_ok());
+    /// assert!(catalog.write().try_acquire().await.is_err_and(|error| error.is_busy()));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Where the name is that of a lock of another sort, or of a semaphore.
+    #[track_caller]
+    pub fn busy_as(&self, kind: LockKind, key: impl Into<LockKey>) -> Busy {
+        self.give_away(kind, key.into(), LONGEST_LEASE)
+    }
+
+    #[track_caller]
+    fn give_away(&self, kind: LockKind, key: LockKey, lease: Duration) -> Busy {
         self.lose(key.clone());
         let grant = GrantId::new(crate::base::chance::uuid(), 1);
-        let request = AcquireRequest::new(Kind::Mutex, key.clone(), grant, lease);
-        drop(Store::acquire(Arc::new(self.memory.clone()), request));
+        let request = AcquireRequest::new(kind.into(), key.clone(), grant, lease.min(LONGEST_LEASE));
+        match Store::acquire(Arc::new(self.memory.clone()), request).now_or_never() {
+            Some(Ok(AcquireReply::Acquired(_))) => {}
+            reply => panic!("\"{key}\" cannot be made busy as a lock of this kind ({kind:?}): {reply:?}"),
+        }
         Busy {
             store: self.memory.clone(),
+            kind,
             key,
             grant,
         }
@@ -206,7 +255,8 @@ impl TestStore {
         }
     }
 
-    /// With `true` the store is unreachable: every operation fails, until it is set to `false` again.
+    /// With `true` the store is unreachable: every operation fails, until it is set to `false` again. Waiters keep their
+    /// subscriptions, and nothing is sent to them.
     pub fn set_down(&self, down: bool) {
         self.script.lock().down = down;
     }
@@ -221,6 +271,14 @@ impl TestStore {
     #[must_use]
     pub fn watched(&self) -> usize {
         self.memory.watched()
+    }
+
+    /// Runs an operation for which the script has no [`Step`].
+    fn reach<T>(&self, work: impl FnOnce() -> T) -> Result<T, StoreError> {
+        match self.script.lock().down {
+            false => Ok(work()),
+            true => Err(unreachable()),
+        }
     }
 
     fn fault(&self, step: Step) -> Option<Fault> {
@@ -240,10 +298,7 @@ impl TestStore {
     fn play<T>(&self, step: Step, work: impl FnOnce() -> T) -> Result<T, StoreError> {
         match self.fault(step) {
             None => Ok(work()),
-            Some(Fault::Unreachable) => Err(StoreError::not_done(
-                Reason::Unreachable,
-                "the test says that the store is unreachable",
-            )),
+            Some(Fault::Unreachable) => Err(unreachable()),
             Some(Fault::Refused) => Err(StoreError::not_done(
                 Reason::Refused,
                 "the test says that the store refuses",
@@ -255,6 +310,10 @@ impl TestStore {
             }
         }
     }
+}
+
+fn unreachable() -> StoreError {
+    StoreError::not_done(Reason::Unreachable, "the test says that the store is unreachable")
 }
 
 impl fmt::Debug for TestStore {
@@ -282,97 +341,14 @@ impl fmt::Debug for TestStore {
 #[must_use = "the lock is released when this is dropped"]
 pub struct Busy {
     store: MemoryStore,
+    kind: LockKind,
     key: LockKey,
     grant: GrantId,
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let request = ReleaseRequest::new(Kind::Mutex, self.key.clone(), self.grant);
+        let request = ReleaseRequest::new(self.kind.into(), self.key.clone(), self.grant);
         drop(Store::release(Arc::new(self.store.clone()), request));
-    }
-}
-
-/// The memory store with the scripted faults.
-struct Scripted(TestStore);
-
-impl Scripted {
-    fn memory(&self) -> Arc<MemoryStore> {
-        Arc::new(self.0.memory.clone())
-    }
-}
-
-/// The memory store runs its operations when they are called; this returns their replies.
-async fn answered<T, F>(step: Result<F, StoreError>) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    step?.await
-}
-
-impl Store for Scripted {
-    fn capabilities(&self) -> Capabilities {
-        self.0.memory.capabilities()
-    }
-
-    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        Box::pin(answered(
-            self.0
-                .play(Step::Acquire, || Store::acquire(self.memory(), request)),
-        ))
-    }
-
-    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
-        Store::together(&self.0.memory, kind, key)
-    }
-
-    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
-        Box::pin(answered(
-            self.0
-                .play(Step::Acquire, || Store::acquire_all(self.memory(), requests)),
-        ))
-    }
-
-    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        Box::pin(answered(
-            self.0
-                .play(Step::Release, || Store::release(self.memory(), request)),
-        ))
-    }
-
-    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        let count = requests.len();
-        let replied = answered(self.0.play(Step::Renew, || Store::renew(self.memory(), requests)));
-        // As other stores do, it answers each of them.
-        Box::pin(replied.map(move |replied| Ok(replied.unwrap_or_else(|error| vec![Err(error); count]))))
-    }
-
-    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
-        Store::inspect(self.memory(), key)
-    }
-
-    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        Store::list(self.memory(), prefix)
-    }
-
-    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
-        Store::force_release(self.memory(), key)
-    }
-
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Store::watch(self.memory(), kind, key, grant)
-    }
-
-    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
-        Some(self)
-    }
-}
-
-impl Counters for Scripted {
-    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
-        Box::pin(answered(
-            self.0
-                .play(Step::Count, || Counters::count(self.memory(), request)),
-        ))
     }
 }

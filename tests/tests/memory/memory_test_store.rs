@@ -1,0 +1,96 @@
+//! The store for the tests of others, `dlock::testing`: what it fails, and what it keeps busy.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use dlock::testing::{Fault, Step, TestStore};
+use dlock::{Error, LockKind, OnceError, OnceReply};
+use dlock_tests::paused;
+
+#[test]
+fn work_that_is_done_once_meets_the_faults_of_its_steps() {
+    paused(async {
+        let store = TestStore::new();
+        let mail = store.client().once("mail-7");
+        let send = || mail.run(|_| async { Ok::<_, Infallible>("sent".to_owned()) });
+
+        store.fail_next(Step::Claim, Fault::Refused);
+        assert!(matches!(
+            send().await,
+            Err(OnceError::Store(Error::Refused { .. }))
+        ));
+        store.set_down(true);
+        let down = send().await;
+        assert!(
+            matches!(&down, Err(OnceError::Store(error)) if error.is_unavailable()),
+            "{down:?}"
+        );
+        store.set_down(false);
+
+        // The result is stored, and its reply is lost: it is sent again, and the work is done.
+        store.fail_next(Step::Settle, Fault::AnswerLost);
+        assert!(matches!(send().await, Ok(OnceReply::Ran(_))));
+        assert!(matches!(send().await, Ok(OnceReply::Earlier(_))));
+    });
+}
+
+#[test]
+fn a_claim_that_cannot_be_renewed_is_lost() {
+    paused(async {
+        let store = TestStore::new();
+        let mail = store.client().once("mail-7").lease(Duration::from_secs(3));
+        for _ in 0..100 {
+            store.fail_next(Step::Extend, Fault::Unreachable);
+        }
+        let reply = mail
+            .run(|_| async {
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                Ok::<_, Infallible>(())
+            })
+            .await;
+        assert!(matches!(reply, Err(OnceError::Lost { .. })), "{reply:?}");
+    });
+}
+
+#[test]
+fn nothing_can_be_seen_or_done_while_the_store_is_down() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let guard = client.lock("k").acquire().await.unwrap();
+        store.set_down(true);
+        assert!(client.inspect("k").await.unwrap_err().is_unavailable());
+        assert!(client.force_release("k").await.unwrap_err().is_unavailable());
+        store.set_down(false);
+        assert!(guard.is_held());
+        assert!(client.inspect("k").await.unwrap().is_some());
+        assert!(client.force_release("k").await.unwrap());
+    });
+}
+
+#[test]
+fn read_write_locks_are_busy_by_a_reader_or_a_writer() {
+    paused(async {
+        let store = TestStore::new();
+        let catalog = store.client().rw_lock("catalog");
+        let reader = store.busy_as(LockKind::Read, "catalog");
+        drop(catalog.read().try_acquire().await.unwrap());
+        assert!(catalog.write().try_acquire().await.unwrap_err().is_busy());
+        drop(reader);
+        let writer = store.busy_as(LockKind::Write, "catalog");
+        assert!(catalog.read().try_acquire().await.unwrap_err().is_busy());
+        drop(writer);
+        drop(catalog.write().try_acquire().await.unwrap());
+    });
+}
+
+#[test]
+#[should_panic(expected = "\"room\" cannot be made busy as a lock of this kind (Mutex)")]
+fn a_semaphore_is_not_made_busy_as_a_lock() {
+    paused(async {
+        let store = TestStore::new();
+        let room = store.client().semaphore("room").permits(1);
+        let _permit = room.try_acquire().await.unwrap();
+        let _busy = store.busy("room");
+    });
+}
