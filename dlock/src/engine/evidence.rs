@@ -70,20 +70,30 @@ impl Evidence {
     pub(crate) fn failed(
         &mut self,
         asked: Moment,
-        error: StoreError,
+        mut error: StoreError,
         patience: Duration,
         now: Moment,
     ) -> Result<Duration, StoreError> {
         self.asked = None;
+        let is_passing = error.is_passing();
+        // What an earlier request did stays unknown, whatever is known about this one.
+        if self.is_in_doubt() {
+            error.outcome = Outcome::Unknown;
+        }
         // Counted from the first failed request.
         let since = self.failing.as_ref().map_or(asked, |(since, _)| *since);
         let failing_for = now.since(since);
-        if !error.is_passing() || failing_for >= patience || broken!(GivesUpAtTheFirstFailure) {
+        if !is_passing || failing_for >= patience || broken!(GivesUpAtTheFirstFailure) {
             return Err(error);
         }
         self.failing = Some((since, error));
         // The pause grows with the time since the first failure.
         Ok(FIRST_PAUSE + failing_for / 4)
+    }
+
+    /// Whether a request since the last reply may have been carried out.
+    fn is_in_doubt(&self) -> bool {
+        (self.failing.as_ref()).is_some_and(|(_, error)| error.outcome == Outcome::Unknown)
     }
 
     /// When `retry_for` ends.
@@ -140,11 +150,12 @@ impl Evidence {
             self.failing = None;
         }
         if let Some((since, error)) = head.failing {
-            // The request of another call: it sent none itself.
-            let error = StoreError {
-                outcome: Outcome::NotDone,
-                ..error
+            // The request of another call says nothing of what its own have done.
+            let outcome = match self.is_in_doubt() {
+                true => Outcome::Unknown,
+                false => Outcome::NotDone,
             };
+            let error = StoreError { outcome, ..error };
             let earlier = self.failing.take();
             let since = earlier.map_or(since.max(started), |(earlier, _)| earlier);
             self.failing = Some((since, error));
@@ -302,6 +313,26 @@ mod tests {
                 false,
                 Said::Unknown,
             ),
+            // What a request did whose reply was lost stays unknown, until a later one has a reply.
+            (
+                vec![
+                    (0, Fails(StoreError::unknown("cut off"))),
+                    (9, Fails(unreachable())),
+                ],
+                900,
+                false,
+                Said::Unknown,
+            ),
+            (
+                vec![
+                    (0, Fails(StoreError::unknown("cut off"))),
+                    (5, Busy(None)),
+                    (9, Fails(unreachable())),
+                ],
+                900,
+                false,
+                Said::NotDone,
+            ),
             (
                 vec![(0, Fails(unreachable())), (9, Busy(None))],
                 900,
@@ -356,6 +387,20 @@ mod tests {
         assert_eq!(evidence.patience_ends(PATIENCE), Some(at(3000)));
         evidence.is_busy(None, at(3100));
         assert_eq!(evidence.patience_ends(PATIENCE), None);
+    }
+
+    #[test]
+    fn last_failure_leaves_unknown_what_an_earlier_request_did() {
+        for (first, outcome) in [
+            (StoreError::unknown("cut off"), Outcome::Unknown),
+            (unreachable(), Outcome::NotDone),
+        ] {
+            let mut own = after(vec![(0, Fails(first))]);
+            own.learn(after(vec![(1, Fails(unreachable()))]), at(0));
+            let refused = StoreError::not_done(Reason::Refused, "no permission");
+            let last = own.failed(at(9), refused, PATIENCE, at(9)).unwrap_err();
+            assert_eq!((last.outcome, last.reason), (outcome, Reason::Refused));
+        }
     }
 
     #[test]

@@ -35,6 +35,30 @@ fn work_that_is_done_once_meets_the_faults_of_its_steps() {
 }
 
 #[test]
+fn what_a_lost_reply_did_stays_unknown_whatever_fails_after_it() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        for step in [Step::Acquire, Step::Claim] {
+            store.fail_next(step, Fault::AnswerLost);
+            for _ in 0..1000 {
+                store.fail_next(step, Fault::Unreachable);
+            }
+        }
+        let unknown = |error: Error| assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
+        unknown(client.lock("k").acquire().await.unwrap_err());
+        let mail = client
+            .once("mail-7")
+            .run(|_| async { Ok::<_, Infallible>(()) })
+            .await;
+        match mail {
+            Err(OnceError::Store(error)) => unknown(error),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
 fn a_claim_that_cannot_be_renewed_is_lost() {
     paused(async {
         let store = TestStore::new();

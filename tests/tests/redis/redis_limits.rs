@@ -15,6 +15,22 @@ use tower::{Layer, ServiceExt, service_fn};
 
 const MS: Duration = Duration::from_millis(1);
 
+/// A limit stores nothing at the name itself, so a lock of that name is granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permit_is_renewed_and_released_beside_a_lock_of_its_name() {
+    let server = Server::start(Flavor::from_env()).await;
+    let lease = Duration::from_secs(3);
+    let client = LockClient::builder().url(&server.url()).lease(lease).build();
+    let client = client.await.unwrap();
+    let semaphore = || client.semaphore("k").limit(1);
+    let permit = semaphore().acquire().await.unwrap();
+    let lock = client.lock("k").try_acquire().await.unwrap();
+    sleep(lease + lease / 2).await;
+    permit.release().await.unwrap();
+    lock.release().await.unwrap();
+    semaphore().try_acquire().await.unwrap().release().await.unwrap();
+}
+
 /// A job of the tenant, under the limit that was configured when it was sent.
 struct Job {
     limit: u32,

@@ -117,7 +117,7 @@ impl Asking {
             self.count()?;
             let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
             self.sent = clock::now();
-            let error = match self.step().await {
+            let mut error = match self.step().await {
                 Ok(reply) => {
                     self.in_doubt = false;
                     if !matches!(reply.0, Some(ClaimReply::Claimed { .. })) {
@@ -128,8 +128,10 @@ impl Asking {
                 Err(error) => error,
             };
             self.in_doubt = was_in_doubt || error.outcome == Outcome::Unknown;
-            if !self.in_doubt {
-                self.counted = None;
+            match self.in_doubt {
+                // An earlier request may have claimed it, whatever is known about this one.
+                true => error.outcome = Outcome::Unknown,
+                false => self.counted = None,
             }
             let gone_by = clock::now().saturating_duration_since(begun);
             if error.reason != Reason::Unreachable || gone_by + pause > self.target.retry_for {

@@ -132,7 +132,9 @@ impl Semaphore {
     ///
     /// Supported in memory, on etcd, PostgreSQL, ZooKeeper, Redis and Valkey, but not by a quorum; others refuse it with
     /// [`Error::Unsupported`]. Do not use the name as Redisson's `RPermitExpirableSemaphore` as well: Redisson does not
-    /// see the limit, and when it finds expired permits it stores a number of permits, which limits dlock from then on.
+    /// see the limit, and when it finds expired permits it stores a number of permits, which limits dlock from then on. On
+    /// Redis and Valkey a lock of the same name is granted beside the permits of a limit, and no permit while it is held:
+    /// give locks other names.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

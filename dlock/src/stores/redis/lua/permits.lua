@@ -62,13 +62,12 @@ local function add_permit_steps()
     return ask('ZREM', semaphore.held_key, unpack(ask('ZRANGE', semaphore.held_key, 0, count - 1)))
   end
 
-  -- The number of free permits, nil where no total is set. Permits whose leases have ended become free here.
-  local function look(semaphore)
-    semaphore.free = number_at(semaphore.free_key)
+  -- Frees the permits whose leases have ended.
+  local function free_expired(semaphore)
     local expired = ask('ZCOUNT', semaphore.held_key, '-inf', now_ms)
     if is_wrong_type(expired) then error({ taken = type_of(semaphore.held_key) }) end
     if is_error(expired) then error({ failed = expired.err }) end
-    if expired == 0 then return semaphore.free end
+    if expired == 0 then return end
     local count = math.min(expired, MOST)
     semaphore.left_over = expired - count
     change(semaphore, count)
@@ -78,7 +77,24 @@ local function add_permit_steps()
       error({ failed = gone.err })
     end
     tell_free(semaphore)
+  end
+
+  -- The number of free permits, nil where no total is set.
+  local function look(semaphore)
+    semaphore.free = number_at(semaphore.free_key)
+    free_expired(semaphore)
     return semaphore.free
+  end
+
+  -- The same for a holder. Permits without a total leave the name itself free, and a lock may have taken it since.
+  local function look_as_holder(semaphore)
+    local ok, number = pcall(number_at, semaphore.free_key)
+    if ok then
+      semaphore.free = number
+    elseif type(number) ~= 'table' or number.taken ~= 'hash' then
+      error(number)
+    end
+    free_expired(semaphore)
   end
 
   local function held(semaphore) return run('ZCARD', semaphore.held_key) - semaphore.left_over end
@@ -295,7 +311,7 @@ local function add_permit_steps()
   function steps.release_permit(key, ids, grant, keep)
     local semaphore = semaphore_of(key)
     begin_to_write(semaphore)
-    local ok, failure = pcall(look, semaphore)
+    local ok, failure = pcall(look_as_holder, semaphore)
     -- Other data in its place is a loss like any other.
     if type(failure) == 'table' and failure.taken then return 0 end
     if not ok then error(failure) end
@@ -330,7 +346,7 @@ local function add_permit_steps()
   function steps.renew_permit(key, ids, lease)
     local semaphore = semaphore_of(key)
     begin_to_write(semaphore)
-    look(semaphore)
+    look_as_holder(semaphore)
     if #held_of(semaphore, ids) < #ids then return 0 end
     local set = hold(semaphore, ids, 'XX', digits(now_ms + lease))
     if set then error({ failed = set.err }) end
