@@ -87,8 +87,8 @@
 //! 6. **The handler has answered**: the lock is released, then the answer goes out. That costs a round trip
 //!    to the store, and the receiver of the answer finds the lock free, in every process. When the store does
 //!    not answer, the response waits for it for the client's `retry_for` (3 s) and goes out all the same;
-//!    the lease ends the lock. With [`until_body`](LockLayer::until_body) the lock is released when the
-//!    body has been sent.
+//!    the lease ends the lock. With [`until_body`](LockLayer::until_body) the lock is released just before
+//!    the last bytes of the body are sent.
 //! 7. **The handler fails or panics, or the client goes away**: what is left of the handler is dropped
 //!    first, and then the lock is released. Work that goes on without the client keeps the lock: a handler
 //!    under an [idempotency key](idempotency), whichever of the two layers stands outside, and what a

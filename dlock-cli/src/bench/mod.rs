@@ -58,15 +58,16 @@ async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {
     let stop = CancellationToken::new();
     tokio::spawn(end_on_signal(stop.clone()));
     let mut team = Team::start(&plan, &stop)?;
-    let (mine, around) = match process::measure(&plan, &mut team, &stop).await {
-        Ok(measured) => measured,
-        Err(why) => {
-            team.dismiss().await;
-            return Err(why);
-        }
+    let measured = process::measure(&plan, &mut team, &stop).await;
+    let others = match measured {
+        Ok(_) => team.outcomes().await,
+        Err(_) => Ok(Vec::new()),
     };
+    // Whatever failed, they release what they hold.
+    team.dismiss().await;
+    let (mine, around) = measured?;
     let mut outcomes = vec![mine];
-    outcomes.extend(team.outcomes().await?);
+    outcomes.extend(others?);
     show(&plan, &outcomes, around, stop.is_cancelled(), output)
 }
 

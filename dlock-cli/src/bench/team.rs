@@ -75,12 +75,12 @@ impl Team {
     }
 
     /// Waits until the others are done; returns their results.
-    pub(super) async fn outcomes(self) -> Result<Vec<Outcome>, String> {
+    pub(super) async fn outcomes(&mut self) -> Result<Vec<Outcome>, String> {
         let Team::Leader(workers) = self else {
             return Ok(Vec::new());
         };
         let mut outcomes = Vec::new();
-        for mut worker in workers {
+        for worker in workers {
             let outcome = loop {
                 match tokio::time::timeout(PATIENCE, worker.answer()).await {
                     Ok(Ok(Answer::Arrived)) => {}
@@ -90,7 +90,6 @@ impl Team {
                 }
             };
             outcomes.push(outcome);
-            worker.end().await;
         }
         Ok(outcomes)
     }

@@ -105,6 +105,7 @@ async fn locked(
         Err(end) => return end,
     };
     let ended = watch::run(plan, hold.view(), grace, terminal, signals, say).await;
+    signals.command_has_ended();
     let _ = signals.let_finish(hold.end(say)).await;
     ended.end
 }

@@ -50,6 +50,7 @@ pub(super) async fn run(
         Admitted::Answered(answer) => return not_run(answer, plan, say),
     };
     let ended = watch::run(plan, View::Claim(claim.clone()), grace, terminal, signals, say).await;
+    signals.command_has_ended();
     let is_success = match ended.how {
         How::Ended(Change::Exited(status)) => status == 0,
         How::NotStarted => {

@@ -38,7 +38,7 @@ pub(super) const A_MOMENT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Signals {
     arrived: mpsc::UnboundedReceiver<Signal>,
-    /// Whether one has asked to end after the end of the command.
+    /// Whether one has asked to end, while there was no command.
     hurried: bool,
 }
 
@@ -80,22 +80,29 @@ impl Signals {
         loop {
             match self.next().await {
                 Signal::SIGTSTP => take(Signal::SIGTSTP),
-                signal if ENDING.contains(&signal) => return signal,
+                signal if ENDING.contains(&signal) => {
+                    self.hurried = true;
+                    return signal;
+                }
                 _ => {}
             }
         }
     }
 
-    /// Waits for work after the end of the command, such as the release. Signals that have arrived before were for the
-    /// command. A later one leaves the work, and all that follows, a moment; `None` if that was too short.
+    /// Forgets the signals that have arrived: they were for the command, which has ended.
+    pub(super) fn command_has_ended(&mut self) {
+        while self.arrived.try_recv().is_ok() {}
+    }
+
+    /// Waits for work without a command, such as the release. A signal leaves the work, and all that follows, a moment; `None`
+    /// if that was too short.
     pub(super) async fn let_finish<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         if !self.hurried {
-            while self.arrived.try_recv().is_ok() {}
             tokio::select! {
                 biased;
                 done = &mut work => return Some(done),
-                _ = self.end() => self.hurried = true,
+                _ = self.end() => {}
             }
         }
         timeout(A_MOMENT, work).await.ok()

@@ -174,12 +174,16 @@ pub struct Or<E, O> {
 
 impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let was_unrouted = is_unrouted(&request);
         let (request, first) = self.first.extract(request).await?;
         let first = first.normalized();
         if let Found::Key(_) | Found::Keys(_) = first {
             return Ok((request, first));
         }
-        let (request, other) = self.other.extract(request).await?;
+        let (request, other) = self
+            .other
+            .extract(passes_on_purpose(request, was_unrouted))
+            .await?;
         let found = match (first, other.normalized()) {
             (Found::Missing(first), Found::Missing(other))
                 if [first.reason(), other.reason()] == [Reason::InvalidKey; 2] =>
@@ -191,6 +195,18 @@ impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
         };
         Ok((request, found))
     }
+}
+
+fn is_unrouted<B>(request: &Request<B>) -> bool {
+    request.extensions().get::<Unrouted>().is_some()
+}
+
+/// What lets a request pass without a route on purpose leaves it as unrouted as it was before.
+fn passes_on_purpose<B>(mut request: Request<B>, was_unrouted: bool) -> Request<B> {
+    if !was_unrouted {
+        request.extensions_mut().remove::<Unrouted>();
+    }
+    request
 }
 
 /// See [`Key::optional`].
@@ -211,9 +227,9 @@ pub struct Optional<E> {
 
 impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Optional<E> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
-        let (mut request, found) = self.of.extract(request).await?;
-        // It passes on purpose.
-        request.extensions_mut().remove::<Unrouted>();
+        let was_unrouted = is_unrouted(&request);
+        let (request, found) = self.of.extract(request).await?;
+        let request = passes_on_purpose(request, was_unrouted);
         let found = match found.normalized() {
             Found::Missing(_) => Found::PassThrough,
             found => found,

@@ -28,7 +28,7 @@ pub(super) struct Admitted<B> {
     pub(super) request: Request<B>,
     /// Its locks, usually one, unless it needs none or runs without.
     pub(super) hold: Option<Arc<Hold>>,
-    /// Whether it needs none because no route was matched for it.
+    /// Whether a lock is left out because no route was matched for it.
     pub(super) is_unrouted: bool,
 }
 
@@ -86,7 +86,7 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
                 Ok(Admitted {
                     request,
                     hold: Some(hold),
-                    is_unrouted: false,
+                    is_unrouted,
                 })
             }
             // A client that drains or is shut down is not a failure of the store: the service is about to end.

@@ -88,7 +88,7 @@ pin_project! {
             #[pin]
             call: Oneshot<S, Request<B>>,
             // Of a request for which no route was matched.
-            unrouted: Option<Arc<Settings>>,
+            unrouted: Option<Answers>,
         },
         /// The handler runs in the lock's frame. It comes first: its destructors run under the lock.
         Locked {
@@ -120,6 +120,8 @@ pub(super) struct Answers {
     settings: Arc<Settings>,
     asker: Asker,
     version: Version,
+    /// Whether a lock was left out because no route was matched for the request.
+    is_unrouted: bool,
 }
 
 impl Answers {
@@ -128,6 +130,13 @@ impl Answers {
             settings,
             asker: Asker::of(request),
             version: request.version(),
+            is_unrouted: false,
+        }
+    }
+
+    fn note<R, E>(&self, outcome: &Result<Response<R>, E>) {
+        if let (true, Ok(response)) = (self.is_unrouted, outcome) {
+            self.settings.note_unrouted(response.status());
         }
     }
 
@@ -213,8 +222,8 @@ where
                 }
                 StateProj::Bare { call, unrouted } => {
                     let outcome = ready!(call.poll(cx));
-                    if let (Some(settings), Ok(response)) = (unrouted, &outcome) {
-                        settings.note_unrouted(response.status());
+                    if let Some(answers) = unrouted {
+                        answers.note(&outcome);
                     }
                     state.set(State::Done);
                     return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
@@ -229,6 +238,9 @@ where
                         Some(hold) => ready!(hold.poll_handler(lost, cx, |cx| call.poll(cx))),
                         None => Ok(ready!(call.poll(cx))),
                     };
+                    if let Ok(outcome) = &outcome {
+                        answers.note(outcome);
+                    }
                     match (outcome, hold.take()) {
                         (Err(LockLost { key, loss }), hold) => {
                             let response = answers.respond(Rejection::lost(&key, loss));
@@ -271,15 +283,16 @@ where
 }
 
 /// Runs the handler, with its lock if it has one.
-fn enter<S, B>(inner: S, admitted: Admitted<B>, answers: Answers) -> State<S, B>
+fn enter<S, B>(inner: S, admitted: Admitted<B>, mut answers: Answers) -> State<S, B>
 where
     S: Service<Request<B>>,
 {
     let call = Oneshot::new(inner, admitted.request);
+    answers.is_unrouted = admitted.is_unrouted;
     match admitted.hold {
         None => State::Bare {
             call,
-            unrouted: admitted.is_unrouted.then_some(answers.settings),
+            unrouted: answers.is_unrouted.then_some(answers),
         },
         Some(hold) => {
             let call = hold.guard().scope(call);

@@ -211,16 +211,17 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Holds the lock until the response's body has been sent, ended in an error, or been dropped; by default until the
-    /// handler has answered. The body also runs in the frame of the lock.
+    /// Holds the lock until the last bytes of the response's body are handed to the server, or it ended in an error, or was
+    /// dropped; by default until the handler has answered. The body also runs in the frame of the lock.
     ///
     /// A client that reads slowly, or not at all, prolongs the lock, therefore `max_hold` is required. Where
     /// [`max_hold`](Self::max_hold) is set as well, the shorter of both applies. When the lock is
     /// lost (also by `max_hold`) the body ends early with the error [`LockLost`](super::LockLost), which the server
     /// shows to the client as a broken response; with [`OnLost::RunOn`] it is sent to its end.
     ///
-    /// The lock is released before the last byte is handed to the server, if the body or its length tells which one that is;
-    /// otherwise before its end, or its trailers.
+    /// The lock is released just before the last frame, if the body says that it has ended with it; over HTTP/1 also if that
+    /// frame completes the announced length, because such a server asks for nothing after it. Otherwise it is released before
+    /// the end or the trailers. What a body does after its last announced byte is not under the lock.
     pub fn until_body(mut self, max_hold: Duration) -> Self {
         self.settings.until_body = Some(max_hold);
         self

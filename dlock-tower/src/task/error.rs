@@ -7,6 +7,8 @@ use dlock::{Error, LockKey, Loss};
 
 /// When to try again what is likely to succeed then.
 pub(super) const SOON: Duration = Duration::from_secs(1);
+/// When to try again where the key holds other data.
+const LATER: Duration = Duration::from_secs(10);
 
 /// Why a request under a [`TaskLockLayer`](super::TaskLockLayer) or a [`LimitLayer`](super::LimitLayer) has no response.
 ///
@@ -92,9 +94,9 @@ impl<E> TaskError<E> {
         matches!(self, TaskError::Busy { .. } | TaskError::Store(_))
     }
 
-    /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid or holds other data
-    /// ([`Error::InvalidKey`], [`Error::KeyTaken`]), an option is invalid or unsupported ([`Error::InvalidOption`],
-    /// [`Error::Unsupported`]), or the lock waits for the caller itself ([`Error::WouldDeadlock`]). Put the request aside.
+    /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid
+    /// ([`Error::InvalidKey`]), an option is invalid or unsupported ([`Error::InvalidOption`], [`Error::Unsupported`]), or the
+    /// lock waits for the caller itself ([`Error::WouldDeadlock`]). Put the request aside.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -112,8 +114,9 @@ impl<E> TaskError<E> {
         matches!(self, TaskError::Store(error) if retry_after(error).is_none())
     }
 
-    /// When to try again, if that makes sense without asking what became of the work: after a second. `None` after a loss, for
-    /// the inner service's error, and where it [cannot help](Self::is_permanent).
+    /// When to try again, if that makes sense without asking what became of the work: after a second, or after 10 where the key
+    /// holds other data ([`Error::KeyTaken`]). `None` after a loss, for the inner service's error, and where it [cannot
+    /// help](Self::is_permanent).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -137,6 +140,8 @@ pub(super) fn retry_after(error: &Error) -> Option<Duration> {
     match error {
         // A hold further out was lost, and the next attempt is not inside of it.
         Error::Lost { .. } => Some(SOON),
+        // Another kind of lock, which ends, or a record of a newer version, which a newer process reads.
+        Error::KeyTaken { .. } => Some(LATER),
         error => error.retry_after(),
     }
 }

@@ -164,16 +164,17 @@ impl<E> TaskOnceError<E> {
         matches!(self, TaskOnceError::Elsewhere { .. } | TaskOnceError::Store(_))
     }
 
-    /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid or holds other data
-    /// ([`Error::InvalidKey`], [`Error::KeyTaken`]), or an option is invalid or unsupported ([`Error::InvalidOption`],
-    /// [`Error::Unsupported`]). Put the message aside.
+    /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid
+    /// ([`Error::InvalidKey`]), or an option is invalid or unsupported ([`Error::InvalidOption`], [`Error::Unsupported`]). Put
+    /// the message aside.
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         matches!(self, TaskOnceError::Store(error) if retry_after(error).is_none())
     }
 
     /// Returns when to deliver the message again after an error [before the work](Self::is_not_started): after a second, or
-    /// when the lease of the attempt elsewhere ends, if that is sooner. `None` for all other errors, and where it [cannot
+    /// when the lease of the attempt elsewhere ends, if that is sooner; after 10 where the key holds other data, such as a record
+    /// of a newer version ([`Error::KeyTaken`]). `None` for all other errors, and where it [cannot
     /// help](Self::is_permanent).
     ///
     /// ```

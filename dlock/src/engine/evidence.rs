@@ -26,6 +26,8 @@ pub(crate) struct Evidence {
     asked: Option<Moment>,
     /// The longest time that a reply took.
     slowest: Duration,
+    /// Whether a request of this call had no reply, and none since had one: it may have been carried out.
+    in_doubt: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +55,7 @@ impl Evidence {
 
     /// Records that the store replied to the request, with any reply.
     pub(crate) fn replied(&mut self) {
-        self.asked = None;
+        (self.asked, self.in_doubt) = (None, false);
     }
 
     /// Records the reply that another client holds the lock, whose lease ends then.
@@ -62,7 +64,7 @@ impl Evidence {
             self.slowest = self.slowest.max(now.since(asked));
         }
         self.busy = Some(Busy { until, last: None });
-        self.failing = None;
+        (self.failing, self.in_doubt) = (None, false);
     }
 
     /// Records that the request sent at `sent` failed. Returns the pause before the next one, without jitter, or the
@@ -76,10 +78,8 @@ impl Evidence {
     ) -> Result<Duration, StoreError> {
         self.asked = None;
         let is_passing = error.is_passing();
-        // What an earlier request did stays unknown, whatever is known about this one.
-        if self.is_in_doubt() {
-            error.outcome = Outcome::Unknown;
-        }
+        self.in_doubt |= error.outcome == Outcome::Unknown;
+        error.outcome = self.outcome(false);
         // Counted from the first failed request.
         let since = self.failing.as_ref().map_or(asked, |(since, _)| *since);
         let failing_for = now.since(since);
@@ -91,9 +91,13 @@ impl Evidence {
         Ok(FIRST_PAUSE + failing_for / 4)
     }
 
-    /// Whether a request since the last reply may have been carried out.
-    fn is_in_doubt(&self) -> bool {
-        (self.failing.as_ref()).is_some_and(|(_, error)| error.outcome == Outcome::Unknown)
+    /// What the requests of this call have done, of which one may be in flight: whatever is known about the last, an earlier
+    /// one may have been carried out.
+    fn outcome(&self, sent: bool) -> Outcome {
+        match self.in_doubt || sent {
+            true => Outcome::Unknown,
+            false => Outcome::NotDone,
+        }
     }
 
     /// When `retry_for` ends.
@@ -123,6 +127,7 @@ impl Evidence {
                 last: None,
             }),
             slowest: self.slowest,
+            in_doubt: self.in_doubt,
             ..Evidence::default()
         };
     }
@@ -151,10 +156,7 @@ impl Evidence {
         }
         if let Some((since, error)) = head.failing {
             // The request of another call says nothing of what its own have done.
-            let outcome = match self.is_in_doubt() {
-                true => Outcome::Unknown,
-                false => Outcome::NotDone,
-            };
+            let outcome = self.outcome(false);
             let error = StoreError { outcome, ..error };
             let earlier = self.failing.take();
             let since = earlier.map_or(since.max(started), |(earlier, _)| earlier);
@@ -170,8 +172,9 @@ impl Evidence {
         if broken!(NoAnswerIsBusy) {
             return Verdict::NotAcquired { remaining: None };
         }
+        let outcome = self.outcome(sent);
         if let Some((_, error)) = self.failing {
-            return Verdict::Failed(error);
+            return Verdict::Failed(StoreError { outcome, ..error });
         }
         let patience = SILENCE.max(self.slowest * 4);
         let is_silent = |asked: Moment| now.since(asked) > patience;
@@ -190,10 +193,8 @@ impl Evidence {
                     None => "was not asked",
                 };
                 let message = format!("the store {what} within the {waited:.1?} of waiting");
-                Verdict::Failed(match sent {
-                    true => StoreError::unknown(message),
-                    false => StoreError::not_done(Reason::Unreachable, message),
-                })
+                let error = StoreError::not_done(Reason::Unreachable, message);
+                Verdict::Failed(StoreError { outcome, ..error })
             }
         }
     }
@@ -324,6 +325,12 @@ mod tests {
                 Said::Unknown,
             ),
             (
+                vec![(0, Fails(unreachable())), (50, Asks)],
+                900,
+                true,
+                Said::Unknown,
+            ),
+            (
                 vec![
                     (0, Fails(StoreError::unknown("cut off"))),
                     (5, Busy(None)),
@@ -396,6 +403,8 @@ mod tests {
             (unreachable(), Outcome::NotDone),
         ] {
             let mut own = after(vec![(0, Fails(first))]);
+            // Of another call, before and after it failed.
+            own.learn(after(vec![(0, Busy(None))]), at(0));
             own.learn(after(vec![(1, Fails(unreachable()))]), at(0));
             let refused = StoreError::not_done(Reason::Refused, "no permission");
             let last = own.failed(at(9), refused, PATIENCE, at(9)).unwrap_err();

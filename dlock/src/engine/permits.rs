@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::base::moment::Moment;
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::timing::{ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, jittered};
-use crate::store::StoreError;
+use crate::store::{Outcome, StoreError};
 
 /// How a call waits.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +102,9 @@ impl<'e> MorePermits<'e> {
                 self.evidence.replied();
                 Next::Report(Report::Enough)
             }
-            Event::Failed { error, fraction } => {
+            Event::Failed { mut error, fraction } => {
+                // It has only looked.
+                error.outcome = Outcome::NotDone;
                 let failed = (self.evidence).failed(sent.unwrap_or(now), error, self.rules.patience, now);
                 match failed {
                     Ok(pause) => waits(jittered(pause, fraction()), true),
@@ -111,7 +113,7 @@ impl<'e> MorePermits<'e> {
             }
             Event::WaitOver => {
                 let evidence = std::mem::take(self.evidence);
-                let verdict = evidence.verdict(self.rules.started, now, sent.is_some());
+                let verdict = evidence.verdict(self.rules.started, now, false);
                 Next::Report(Report::GaveUp(verdict))
             }
             Event::Closed => Next::Report(Report::Closed),
@@ -239,11 +241,8 @@ mod tests {
             (2, counted(0, 2), "pause 100"),
             (90, Event::WaitOver, "busy for None"),
         ]);
-        // The request in flight may still be carried out.
-        run(vec![
-            (0, Event::Due, "ask"),
-            (5000, Event::WaitOver, "failed in doubt"),
-        ]);
+        // The request in flight has only looked.
+        run(vec![(0, Event::Due, "ask"), (5000, Event::WaitOver, "failed")]);
     }
 
     #[test]

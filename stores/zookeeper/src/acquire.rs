@@ -127,7 +127,11 @@ impl Core {
     /// Whether a new node of this role would not get the lock. It is asked before a node is created for a lock that was busy:
     /// others cannot tell a node that is about to be deleted from that of a holder.
     async fn is_still_busy(&self, lock: &Arc<str>, role: Role) -> Result<bool, StoreError> {
-        let nodes = self.nodes(lock).await?;
+        let nodes = self.nodes(lock).await.map_err(|mut error| {
+            // Nothing was asked for.
+            error.outcome = Outcome::NotDone;
+            error
+        })?;
         if !nodes.iter().any(|node| is_in_the_way(node, role)) {
             return Ok(false);
         }

@@ -14,12 +14,20 @@ impl Etcd {
             .await;
         self.asked("auth/role/add", json!({"name": user})).await;
         if let Some(prefix) = prefix {
-            let mut rights = range(prefix);
-            rights["permType"] = "READWRITE".into();
-            self.asked("auth/role/grant", json!({"name": user, "perm": rights}))
-                .await;
+            self.grant_rights(user, prefix, "READWRITE").await;
         }
         self.grant_role(user, user).await;
+    }
+
+    /// Gives a role these rights (`READ` or `READWRITE`) on the keys that begin so, instead of others.
+    ///
+    /// # Panics
+    /// When the server refuses.
+    pub async fn grant_rights(&self, role: &str, prefix: &str, rights: &str) {
+        let mut perm = range(prefix);
+        perm["permType"] = rights.into();
+        self.asked("auth/role/grant", json!({"name": role, "perm": perm}))
+            .await;
     }
 
     /// Gives a user a role.
@@ -28,15 +36,6 @@ impl Etcd {
     /// When the server refuses.
     pub async fn grant_role(&self, user: &str, role: &str) {
         self.asked("auth/user/grant", json!({"user": user, "role": role}))
-            .await;
-    }
-
-    /// Takes a role from a user.
-    ///
-    /// # Panics
-    /// When the server refuses.
-    pub async fn revoke_role(&self, user: &str, role: &str) {
-        self.asked("auth/user/revoke", json!({"name": user, "role": role}))
             .await;
     }
 

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use dlock::{Held, LockClient};
 use dlock_tests::Log;
-use dlock_tower::key::{ExtractKey, json_field, method_and_path, path, path_param};
+use dlock_tower::key::{ExtractKey, each_of, header, json_field, method_and_path, path, path_param};
 use dlock_tower::{HeldLock, LockLayer, NotStarted};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -139,6 +139,24 @@ mod path_parameters {
             assert_eq!(got(&app, "/api/accounts/7").await, said(says));
         }
         assert_eq!(told(), 2);
+        // Another part of the key has nothing to say about it, whether it finds a key or passes on purpose.
+        let both = |optional: &str| {
+            let keys = each_of((path_param("id"), header(optional).optional()));
+            Router::new().nest_service("/api", inner()).layer(layer(keys))
+        };
+        let app = both("x-none");
+        assert_eq!(got(&app, "/api/accounts/7").await, said("no lock"));
+        assert_eq!(told(), 3);
+        let app = both("host");
+        let request = Request::get("/api/accounts/7").header("host", "h");
+        let answer = app.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!((answer.status(), told()), (StatusCode::OK, 4));
+        let none = |_: &http::request::Parts| None::<String>;
+        let app = Router::new()
+            .nest_service("/api", inner())
+            .layer(layer(path_param("id").or(none)));
+        got(&app, "/api/accounts/7").await;
+        assert_eq!(told(), 4);
     }
 
     #[tokio::test]

@@ -586,6 +586,21 @@ async fn request_that_can_never_run_is_told_apart() {
         (None, false, false)
     );
 
+    // The key holds other data, and may not for long.
+    let reader = client.lock("taken").kind(LockKind::Read).acquire().await.unwrap();
+    let taken = lock
+        .layer(service_fn(does))
+        .oneshot(job("taken", 1))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(taken, TaskError::Store(Error::KeyTaken { .. })),
+        "{taken:?}"
+    );
+    assert!(!taken.is_permanent() && taken.is_not_started());
+    assert_eq!(taken.retry_after(), Some(10_000 * MS));
+    drop(reader);
+
     // A hold further out was lost: the next attempt, outside of it, acquires the lock anew.
     let outer = client.lock("a").max_hold(50 * MS).acquire().await.unwrap();
     sleep(100 * MS).await;

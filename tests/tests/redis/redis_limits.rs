@@ -20,7 +20,7 @@ const MS: Duration = Duration::from_millis(1);
 async fn permit_is_renewed_and_released_beside_a_lock_of_its_name() {
     let server = Server::start(Flavor::from_env()).await;
     let lease = Duration::from_secs(3);
-    let client = LockClient::builder().url(&server.url()).lease(lease).build();
+    let client = LockClient::builder().url(server.url()).lease(lease).build();
     let client = client.await.unwrap();
     let semaphore = || client.semaphore("k").limit(1);
     let permit = semaphore().acquire().await.unwrap();

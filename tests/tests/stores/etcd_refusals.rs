@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use crate::etcd_support::{LEASE, SEC, ask, client, connected, granted, setting};
+use crate::etcd_support::{LEASE, SEC, ask, client, connected, connected_in_time, granted, setting};
 
 const NAMESPACE: &str = "shop/";
 const PASSWORD: &str = "p@ss/word";
@@ -69,13 +69,13 @@ async fn lock_whose_user_may_not_delete_it_any_more_ends_with_its_lease() {
     server.enable_authentication("secret").await;
     let client = client(&shop(&server).await).await;
     let guard = client.lock("k").lease(2 * SEC).acquire().await.unwrap();
-    server.revoke_role("shop", "shop").await;
+    server.grant_rights("shop", NAMESPACE, "READ").await;
     let refused = guard.release().await.unwrap_err();
     assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
     assert_eq!(server.keys("shop/q/").await.len(), 1);
     let no_lock = async || server.keys("shop/q/").await.is_empty();
     within(10 * SEC, "the lease ends", eventually("no lock is left", no_lock)).await;
-    server.grant_role("shop", "shop").await;
+    server.grant_rights("shop", NAMESPACE, "READWRITE").await;
     let again = client.lock("k").lease(2 * SEC).acquire().await.unwrap();
     again.release().await.unwrap();
 }
@@ -91,12 +91,12 @@ async fn lock_that_is_renewed_is_kept_beside_one_that_cannot_be_deleted() {
         client.lock("kept").lease(2 * SEC),
     );
     let (gone, kept) = (gone.acquire().await.unwrap(), kept.acquire().await.unwrap());
-    server.revoke_role("shop", "shop").await;
+    server.grant_rights("shop", NAMESPACE, "READ").await;
     gone.release().await.unwrap_err();
     sleep(5 * SEC).await;
     assert!(kept.is_held());
     is_confirmed(&kept).await;
-    server.grant_role("shop", "shop").await;
+    server.grant_rights("shop", NAMESPACE, "READWRITE").await;
     kept.release().await.unwrap();
     eventually("no lock is left", async || {
         server.keys("shop/q/").await.is_empty()
@@ -215,10 +215,11 @@ async fn busy_server_is_asked_again_on_the_same_connection() {
 #[tokio::test]
 async fn server_that_is_always_busy_is_told_and_not_asked_all_the_time() {
     let server = ScriptedEtcd::start(refuses_leases(usize::MAX, 8, "etcdserver: too many requests")).await;
-    let locks = connected(builder_at(server.addr(), NAMESPACE).timeout(2 * SEC)).await;
+    let locks = connected_in_time(|| builder_at(server.addr(), NAMESPACE).timeout(2 * SEC)).await;
+    let before = server.connections();
     let error = locks.clone().acquire(ask("k", 1, LEASE)).await.unwrap_err();
     assert!(error.message.contains("too many requests"), "{error}");
-    assert_eq!((error.outcome, server.connections()), (Outcome::NotDone, 1));
+    assert_eq!((error.outcome, server.connections()), (Outcome::NotDone, before));
     assert!(server.count("LeaseGrant") < 20, "{}", server.count("LeaseGrant"));
 }
 
@@ -226,7 +227,7 @@ async fn server_that_is_always_busy_is_told_and_not_asked_all_the_time() {
 #[tokio::test]
 async fn connection_after_connection_that_serves_no_request_takes_longer_and_longer() {
     let server = ScriptedEtcd::start(refuses_leases(usize::MAX, 14, "etcdserver: no leader")).await;
-    let locks = connected(builder_at(server.addr(), NAMESPACE).timeout(SEC / 2)).await;
+    let locks = connected_in_time(|| builder_at(server.addr(), NAMESPACE).timeout(SEC / 2)).await;
     for number in 0..6 {
         let error = locks.clone().acquire(ask("k", number, LEASE)).await.unwrap_err();
         assert_eq!(error.outcome, Outcome::NotDone, "{error}");
@@ -256,7 +257,7 @@ async fn watch_that_is_refused_for_its_login_is_asked_for_by_a_new_connection() 
         Reply::usual(method)
     };
     let server = ScriptedEtcd::start(script).await;
-    let locks = connected(builder_at(server.addr(), NAMESPACE)).await;
+    let locks = connected(builder_at(server.addr(), NAMESPACE).timeout(PATIENCE)).await;
     let _watch = watch(&locks);
     eventually("it watches anew", async || server.count("Watch") == 2).await;
     sleep(SEC).await;

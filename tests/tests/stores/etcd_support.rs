@@ -48,6 +48,15 @@ pub(super) async fn connected(builder: EtcdLocksBuilder) -> Arc<EtcdLocks> {
     Arc::new(builder.connect().await.expect("the server is there"))
 }
 
+/// As [`connected`], for a store that waits for a short time only.
+pub(super) async fn connected_in_time(builder: impl Fn() -> EtcdLocksBuilder) -> Arc<EtcdLocks> {
+    Arc::new(
+        answered(|| builder().connect())
+            .await
+            .expect("the server is there"),
+    )
+}
+
 pub(super) async fn client(store: &Arc<EtcdLocks>) -> LockClient {
     let built = LockClient::builder().store((**store).clone()).retry_for(PATIENCE);
     built.build().await.expect("the server is there")

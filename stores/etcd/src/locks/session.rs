@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::client::proto::{
-    LeaseGrantRequest, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, PutRequest,
-    RequestOp, TxnRequest, TxnResponse,
+    LeaseGrantRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, PutRequest, RequestOp, TxnRequest,
+    TxnResponse,
 };
 use crate::client::{Failure, Links, Refusal};
 use crate::clock::Moment;
@@ -363,15 +363,16 @@ impl Session {
                 return ended();
             }
             if !is_round && leave_idle(&self) {
-                let _ = self.revoke(&links).await;
+                let deadline = Instant::now() + links.config.timeout;
+                // If this fails, the lease expires.
+                let _ = links.call(LeaseRevokeRequest { id: self.id }, deadline).await;
                 return;
             }
             if !is_round && self.is_spent() {
-                if self.revoke(&links).await.is_err() {
-                    sleep(self.ttl).await;
-                }
+                // Not revoked: a lock that is just being put on it has what is left of the lease.
+                sleep(self.ttl).await;
                 self.end();
-                return;
+                return ended();
             }
             let mut upto = 0;
             if is_round {
@@ -409,12 +410,6 @@ impl Session {
                 self.answer(upto, Arc::new(Round { sent, link, found }));
             }
         }
-    }
-
-    /// Ends the lease. If this fails, the lease expires.
-    async fn revoke(&self, links: &Links) -> Result<LeaseRevokeResponse, Failure> {
-        let deadline = Instant::now() + links.config.timeout;
-        links.call(LeaseRevokeRequest { id: self.id }, deadline).await
     }
 
     /// Renews the lease, or records that it has ended.

@@ -46,54 +46,56 @@ fn closed(error: io::Error) -> io::Error {
     }
 }
 
-/// Connects to one of the addresses of a host; an address that does not answer leaves time for the others.
-async fn reach(host: &str, within: Duration) -> io::Result<TcpStream> {
-    let addresses: Vec<SocketAddr> = lookup_host(host).await?.collect();
-    let share = within / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in addresses {
-        match timeout(share, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => failed = error,
-            Err(_) => failed = io::ErrorKind::TimedOut.into(),
-        }
-    }
-    Err(failed)
-}
-
 impl Connection {
-    /// Connects, and requests a session.
+    /// Connects to one of the addresses of a host, and requests a session. An address that does not answer leaves time for the
+    /// others.
     pub(super) async fn dial(
         host: &str,
         within: Duration,
         session: Duration,
         ticket: &Ticket,
     ) -> io::Result<(Connection, Welcome)> {
-        let millis = i32::try_from(session.as_millis()).unwrap_or(i32::MAX);
-        let dialled = timeout(within, async {
-            let stream = reach(host, within).await?;
-            stream.set_nodelay(true)?;
-            let mut connection = Connection {
-                stream,
-                incoming: Vec::with_capacity(4096),
-                outgoing: Vec::new(),
-                written: 0,
-            };
-            connection.queue(wire::hello(millis, ticket.id, &ticket.password));
-            while connection.has_outgoing() {
-                connection.write().await?;
+        let found = timeout(within, lookup_host(host)).await;
+        let addresses: Vec<SocketAddr> = found.map_err(|_| io::ErrorKind::TimedOut)??.collect();
+        let share = within / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+        let mut dialled = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        for address in addresses {
+            let greeted = timeout(share, Connection::greet(address, session, ticket));
+            dialled = greeted
+                .await
+                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            if dialled.is_ok() {
+                break;
             }
-            loop {
-                if let Some(frame) = connection.frame()? {
-                    let welcome = Welcome::decode(&frame).map_err(|_| broken("it is no ZooKeeper server"))?;
-                    return Ok((connection, welcome));
-                }
-                connection.read().await.map_err(closed)?;
-            }
-        });
+        }
         dialled
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    async fn greet(
+        address: SocketAddr,
+        session: Duration,
+        ticket: &Ticket,
+    ) -> io::Result<(Connection, Welcome)> {
+        let millis = i32::try_from(session.as_millis()).unwrap_or(i32::MAX);
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let mut connection = Connection {
+            stream,
+            incoming: Vec::with_capacity(4096),
+            outgoing: Vec::new(),
+            written: 0,
+        };
+        connection.queue(wire::hello(millis, ticket.id, &ticket.password));
+        while connection.has_outgoing() {
+            connection.write().await?;
+        }
+        loop {
+            if let Some(frame) = connection.frame()? {
+                let welcome = Welcome::decode(&frame).map_err(|_| broken("it is no ZooKeeper server"))?;
+                return Ok((connection, welcome));
+            }
+            connection.read().await.map_err(closed)?;
+        }
     }
 
     pub(super) fn queue(&mut self, message: Vec<u8>) {

@@ -39,16 +39,6 @@ pub(crate) struct Config {
     pub(crate) largest_request: usize,
 }
 
-impl Config {
-    /// How long a connection may take: one of many servers that is silent must leave time for the others, before the session
-    /// is over.
-    fn dials_within(&self) -> Duration {
-        let servers = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
-        let share = self.session / 4 / servers;
-        self.timeout.min(share.max(Duration::from_millis(500)))
-    }
-}
-
 /// An event of a session that no request caused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -218,6 +208,14 @@ impl Session {
     /// How long the servers keep the session of a silent client.
     pub(crate) fn lasts(&self) -> Duration {
         self.state.lock().lasts
+    }
+
+    /// How long a connection that resumes the session may take: a silent server must leave time for the others, before the
+    /// session is over.
+    fn dials_within(&self) -> Duration {
+        let servers = u32::try_from(self.config.hosts.len()).unwrap_or(u32::MAX).max(1);
+        let share = self.lasts() / 4 / servers;
+        self.config.timeout.min(share.max(Duration::from_millis(500)))
     }
 
     /// Records a connection to a server that keeps the session for `lasts`.

@@ -167,12 +167,16 @@ impl Owner {
         self.host += 1;
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{host}: {error}"));
         loop {
-            let sent = Moment::now();
-            let dialled = Connection::dial(&host, config.dials_within(), config.session, &self.ticket).await;
+            let within = match self.ticket.id {
+                0 => config.timeout,
+                _ => self.session.dials_within(),
+            };
+            let (sent, until) = (Moment::now(), Instant::now() + within);
+            let dialled = Connection::dial(&host, within, config.session, &self.ticket).await;
             let (connection, welcome) = dialled.map_err(named)?;
             if welcome.timeout_ms > 0 && welcome.id != 0 {
                 return self
-                    .welcome(connection, welcome, sent, host.clone())
+                    .welcome(connection, welcome, (sent, until), host.clone())
                     .await
                     .map_err(named);
             }
@@ -191,7 +195,7 @@ impl Owner {
         &mut self,
         mut connection: Connection,
         welcome: Welcome,
-        sent: Moment,
+        (sent, until): (Moment, Instant),
         host: String,
     ) -> io::Result<Link> {
         let config = &self.session.config;
@@ -206,7 +210,7 @@ impl Owner {
         }
         if let Some(credentials) = &config.credentials {
             connection.queue(wire::auth(credentials));
-            authorize(&mut connection, Instant::now() + config.timeout).await?;
+            authorize(&mut connection, until).await?;
         }
         self.ticket = Ticket {
             id: welcome.id,
