@@ -240,7 +240,7 @@ fn failed_request_is_repeated_after_a_pause_until_the_patience_ends() {
                 "wait until 3675 (listen at 3000) (poll by 4675) (send as head)",
             ),
             (3675, Event::Due, "send (poll by 6175)"),
-            (3675, Event::PatienceOver, "failed"),
+            (3675, Event::PatienceOver, "failed in doubt"),
         ],
     );
 }

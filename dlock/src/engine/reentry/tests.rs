@@ -297,7 +297,7 @@ fn call_that_gives_up_says_what_the_store_has_said() {
             (2, unreachable(), "pause 50"),
             (52, Event::Due, "look"),
             (52, Event::Admitted, "ask until 3000"),
-            (3000, Event::PatienceOver, "failed"),
+            (3000, Event::PatienceOver, "failed in doubt"),
         ],
     );
     let refused = fails(StoreError::not_done(Reason::Refused, "no permission"));
