@@ -23,6 +23,9 @@ use crate::plan::{Millis, Plan, StoreClock};
 use crate::trace::Who;
 use crate::world::{tell, with};
 
+/// What a store that is full says of a request that it refuses.
+pub(crate) const FULL: &str = "the store is full";
+
 /// When the world begins, by the wall clocks of stores: a day of 2026.
 pub(crate) const BEGINS: Duration = Duration::from_secs(1_767_225_600);
 /// What the clocks of stores show when the world begins, so that they can go back.
@@ -243,7 +246,7 @@ impl SimStore {
             Mood::Full => takes,
             Mood::Refuses => !looks,
         };
-        refused.then(|| StoreError::not_done(Reason::RefusedForNow, "the store is full"))
+        refused.then(|| StoreError::not_done(Reason::RefusedForNow, FULL))
     }
 
     fn is_given_back(&self, request: &AcquireRequest) -> bool {

@@ -6,6 +6,7 @@ use dlock::store::Kind;
 
 use super::{WAITING, Waiter};
 use crate::plan::{Millis, Runtimes};
+use crate::store::FULL;
 use crate::world::World;
 
 /// So many of those that wait may not be in the queue at this moment: one has the lock and is not polled yet, the head does
@@ -56,7 +57,12 @@ impl World {
 
     /// A call ended with an error while its wait was not over, by the one clock of the world.
     pub(crate) fn gave_up(&mut self, waiter: &Waiter, error: &Error) {
-        let fails = matches!(error, Error::Unreachable { .. } | Error::OutcomeUnknown { .. });
+        let fails = match error {
+            Error::Unreachable { .. } => true,
+            // It says what the last request met, which a refusal made the last.
+            Error::OutcomeUnknown { message, .. } => message != FULL,
+            _ => false,
+        };
         // By a clock that may run fast.
         let patience = self.plan.settings.retry_for;
         let least = (patience - patience / 100).saturating_sub(5);
