@@ -279,7 +279,7 @@ impl<E: fmt::Debug + fmt::Display> std::error::Error for TaskOnceError<E> {
 ///
 /// The first request claims the key, runs, and its response is kept; later ones get that response ([`Done::Earlier`]) in one
 /// round trip. What a crashed attempt leaves, the next one repeats: an effect happens **at least once**, and never in two
-/// attempts at a time; with [`OnOrphan::Leave`] at most once. For exactly once, the effect has to be one that a repetition does
+/// attempts at a time; with [`OnOrphan::Leave`] and [`OnFailure::Keep`] at most once. For exactly once, the effect has to be one that a repetition does
 /// not double, or goes into one transaction with the record. [`Once`] has the promises. A response is kept as JSON: [`Once::run`]
 /// says what that changes.
 ///

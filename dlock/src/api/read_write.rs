@@ -140,7 +140,7 @@ impl LockGuard {
                 reason: format!("lock \"{}\" is held to {}, not to write", write.key, write.kind),
             });
         }
-        let (renewed, lease) = (write.renewed, write.lease());
+        let (renewed, lease, note) = (write.renewed, write.lease(), write.note());
         let options = Options {
             kind: Kind::Read,
             lock: LockOptions {
@@ -160,6 +160,9 @@ impl LockGuard {
         handle
             .with_timers(call.read_instead(self.hold().hold_ref(), scope))
             .await
-            .map(LockGuard::from)
+            .map(|read| {
+                read.grant().note_of_acquisition(&note);
+                LockGuard::from(read)
+            })
     }
 }

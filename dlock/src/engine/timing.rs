@@ -85,11 +85,19 @@ pub fn pause_after_failed_renewal(left: Duration, lease: Duration) -> Duration {
     }
 }
 
+/// The shortest pause between two extensions of a claim that a transaction of its owner has.
+const SHORTEST_WHILE_HELD: Duration = Duration::from_millis(50);
+
 /// The pause before a claim is extended again that a transaction of its owner has: after a rollback, others take it over as
 /// soon as its lease is over.
 pub fn pause_while_held(left: Duration, lease: Duration) -> Duration {
-    const SHORTEST: Duration = Duration::from_millis(50);
-    (left / 4).min(lease / 6).max(SHORTEST)
+    (left / 4).min(lease / 6).max(SHORTEST_WHILE_HELD)
+}
+
+/// Whether a transaction of its owner, which keeps others from taking a claim over, outlasts the lease: it ends before
+/// the reply to the next extension.
+pub(crate) fn outlasts_lease(left: Duration, lease: Duration) -> bool {
+    left <= (lease / 8).max(3 * SHORTEST_WHILE_HELD)
 }
 
 /// Returns the remaining lease of a holder, or `None` if it does not expire. A time longer than an option accepts

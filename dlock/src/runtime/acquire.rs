@@ -159,7 +159,7 @@ impl AcquireCall {
         self.nested = scope.is_inside(self.handle.shared());
         let outcome = self.go(&begun, &scope).await;
         if let (Ok(hold), Some(_)) = (&outcome, &self.options.note) {
-            hold.grant().set_note(self.options.note.clone());
+            hold.grant().note_of_acquisition(&self.options.note);
         }
         begun.told(outcome, &self.key)
     }

@@ -354,6 +354,14 @@ impl Grant {
         self.state.lock().room.set_note(note);
     }
 
+    /// Sets the note of an acquisition, unless it has entered an enclosing hold, whose note stays.
+    pub(crate) fn note_of_acquisition(&self, note: &Option<Arc<str>>) {
+        let mut state = self.state.lock();
+        if note.is_some() && state.room.holds().count() == 1 {
+            state.room.set_note(note.clone());
+        }
+    }
+
     /// Returns the requested lease.
     pub(crate) fn lease(&self) -> Duration {
         Duration::from_nanos(self.lease)

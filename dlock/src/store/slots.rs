@@ -150,7 +150,7 @@ impl SlotReply {
 }
 
 /// The outcome of a claim for a slot. Checked in this order: a repeated claim, too far ahead, clock went back, missed,
-/// and then as any [claim](ClaimReply).
+/// and then as any [claim](ClaimReply). A record of work without slots is a mismatch, whatever the slot.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

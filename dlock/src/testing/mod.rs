@@ -52,6 +52,9 @@ use crate::{LockClient, LockClientBuilder, LockKey, LockKind, Loss};
 
 use self::scripted::Scripted;
 
+/// How often [`TestStore::busy`] takes the lock from a waiter that was faster.
+const TRIES: u32 = 1000;
+
 /// An in-memory store that can be made to fail. Clones share the store.
 ///
 /// ```
@@ -169,12 +172,13 @@ impl TestStore {
         Ok(client)
     }
 
-    /// Gives the lock to another client, whoever holds it, and keeps it held until the returned value is dropped.
+    /// Gives the lock to another client, whoever holds it, and keeps it held until the returned value is dropped. The
+    /// holder has [lost](Self::lose) it when this returns.
     ///
     /// # Panics
     ///
-    /// Where the name is that of a read-write lock that was held, or of a semaphore with a number of permits.
-    /// [`busy_as`](Self::busy_as) is for a read-write lock; of a semaphore, acquire the permits with another
+    /// Where the name is that of a read-write lock that is held, or of a semaphore with a number of permits; its holders
+    /// keep it. [`busy_as`](Self::busy_as) is for a read-write lock; of a semaphore, acquire the permits with another
     /// [`client`](Self::client).
     #[track_caller]
     pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
@@ -192,7 +196,7 @@ impl TestStore {
     }
 
     /// As [`busy`](Self::busy), for a lock of this kind: another client is the writer of a read-write lock, or one of its
-    /// readers.
+    /// readers, beside those that it has. Only a writer that has the lock loses it to a reader.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -209,7 +213,8 @@ impl TestStore {
     ///
     /// # Panics
     ///
-    /// Where the name is that of a lock of another sort, or of a semaphore.
+    /// Where the name is that of a lock of another sort, or of a semaphore; or as a reader, where a writer waits to which
+    /// [readers yield](crate::RwLock::prefer_writers).
     #[track_caller]
     pub fn busy_as(&self, kind: LockKind, key: impl Into<LockKey>) -> Busy {
         self.give_away(kind, key.into(), LONGEST_LEASE)
@@ -217,12 +222,27 @@ impl TestStore {
 
     #[track_caller]
     fn give_away(&self, kind: LockKind, key: LockKey, lease: Duration) -> Busy {
-        self.lose(key.clone());
+        // The place of a fair lock, ahead of its queue.
+        let kind = match kind {
+            LockKind::Fair => LockKind::Mutex,
+            other => other,
+        };
         let grant = GrantId::new(crate::base::chance::uuid(), 1);
-        let request = AcquireRequest::new(kind.into(), key.clone(), grant, lease.min(LONGEST_LEASE));
-        match Store::acquire(Arc::new(self.memory.clone()), request).now_or_never() {
-            Some(Ok(AcquireReply::Acquired(_))) => {}
-            reply => panic!("\"{key}\" cannot be made busy as a lock of this kind ({kind:?}): {reply:?}"),
+        let ask = || {
+            let request = AcquireRequest::new(kind.into(), key.clone(), grant, lease.min(LONGEST_LEASE));
+            Store::acquire(Arc::new(self.memory.clone()), request).now_or_never()
+        };
+        let mut reply = ask();
+        // Waiters of other threads may be faster.
+        for _ in 0..TRIES {
+            if !matches!(reply, Some(Ok(AcquireReply::Busy(_)))) {
+                break;
+            }
+            self.lose(key.clone());
+            reply = ask();
+        }
+        if !matches!(reply, Some(Ok(AcquireReply::Acquired(_)))) {
+            panic!("\"{key}\" cannot be made busy as a lock of this kind ({kind:?}): {reply:?}");
         }
         Busy {
             store: self.memory.clone(),

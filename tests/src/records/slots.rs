@@ -212,8 +212,18 @@ pub async fn slots_and_other_work_of_one_name_do_not_mix(a: &Records, b: &Record
     has(a, ask(&with), first, 1).await;
     claimed(a, ask(&without), 1).await;
     assert_eq!(reply(b, ask(&with)).await, ClaimReply::Mismatch);
-    let mixed = outcome(b, &without, first).await;
-    assert_eq!(mixed, SlotOutcome::Claim(ClaimReply::Mismatch));
+    // Whatever the slot.
+    for time in [first, first + 1000 * DAY] {
+        let mixed = outcome(b, &without, time).await;
+        assert_eq!(mixed, SlotOutcome::Claim(ClaimReply::Mismatch));
+    }
+    // The record of a slot stays when its claim is released, and so does that it is one of slots.
+    let released = fresh_key();
+    let request = ask(&released);
+    has(a, request.clone(), first, 1).await;
+    assert_eq!(a.release(&released, &request.token).await.unwrap(), Done);
+    assert_eq!(reply(b, ask(&released)).await, ClaimReply::Mismatch);
+    has(b, ask(&released), first, 1).await;
 }
 
 /// If many callers claim a slot at once, one gets it.

@@ -26,6 +26,7 @@ mod memory_metrics;
 mod memory_multi;
 mod memory_multi_busy;
 mod memory_once;
+mod memory_once_faults;
 mod memory_permits;
 mod memory_quorum;
 mod memory_read_write;

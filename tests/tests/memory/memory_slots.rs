@@ -9,7 +9,7 @@ use dlock::{Error, LockClient, OnceError, SlotReply};
 use dlock_tests::paused_for;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -98,6 +98,38 @@ fn loop_begins_each_slot_when_the_store_does() {
                 assert!(matches!(reply.unwrap(), SlotReply::Ran(true)));
             }
         }
+    });
+}
+
+/// As in the loop of a program that also waits for something else, whose handling takes until after the beginning.
+#[test]
+fn loop_that_waited_for_a_slot_and_was_away_when_it_began_does_not_leave_it_out() {
+    paused(async {
+        let clients = clients(1).await;
+        until(&clients[0], 10 * SEC, SEC).await;
+        let mut slots = clients[0].once("w").every(10 * SEC).slots();
+        let mut next = async |within: Duration| {
+            let reply = slots.next(async |claim| Ok::<_, String>((claim.slot(), claim.skipped())));
+            timeout(within, reply)
+                .await
+                .ok()
+                .map(|reply| match reply.unwrap() {
+                    SlotReply::Ran((slot, skipped)) => (slot.unwrap(), skipped),
+                    other => panic!("{other:?}"),
+                })
+        };
+        let (first, _) = next(20 * SEC).await.unwrap();
+        assert_eq!(next(5 * SEC).await, None);
+        sleep(6 * SEC).await;
+        let (second, skipped) = next(SEC).await.expect("it has begun");
+        assert_eq!((second, skipped), (first + 10 * SEC, 0));
+        // Away for several: the last of them, and the next one after that.
+        assert_eq!(next(5 * SEC).await, None);
+        sleep(33 * SEC).await;
+        let (third, skipped) = next(SEC).await.expect("it has begun");
+        assert_eq!((third, skipped), (second + 30 * SEC, 2));
+        let (fourth, skipped) = next(20 * SEC).await.unwrap();
+        assert_eq!((fourth, skipped), (third + 10 * SEC, 0));
     });
 }
 

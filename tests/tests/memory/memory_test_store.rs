@@ -1,6 +1,9 @@
 //! The store for the tests of others, `dlock::testing`: what it fails, and what it keeps busy.
 
 use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock::testing::{Fault, Step, TestStore};
@@ -105,6 +108,71 @@ fn read_write_locks_are_busy_by_a_reader_or_a_writer() {
         assert!(catalog.read().try_acquire().await.unwrap_err().is_busy());
         drop(writer);
         drop(catalog.write().try_acquire().await.unwrap());
+    });
+}
+
+/// Its holders lose nothing where that is refused, and readers do not lose theirs to a reader.
+#[test]
+fn a_lock_is_taken_from_its_holder_only_where_that_makes_it_busy() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let catalog = client.rw_lock("catalog");
+        let mine = catalog.read().acquire().await.unwrap();
+        let (one, other) = (
+            store.busy_as(LockKind::Read, "catalog"),
+            store.busy_as(LockKind::Read, "catalog"),
+        );
+        assert!(mine.is_held());
+        assert_eq!(client.holders("catalog").await.unwrap().len(), 3);
+        drop((one, other));
+        let unfit = catch_unwind(AssertUnwindSafe(|| store.busy("catalog")));
+        assert!(unfit.is_err());
+        assert!(mine.is_held());
+        drop(store.busy_as(LockKind::Write, "catalog"));
+        assert!(!mine.is_held());
+
+        let fair = client.fair_lock("queue");
+        let (mine, waits) = (fair.acquire().await.unwrap(), store.client());
+        let waiter = tokio::spawn(async move { waits.fair_lock("queue").acquire().await.unwrap().is_held() });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let busy = store.busy_as(LockKind::Fair, "queue");
+        assert!(!mine.is_held());
+        assert!(!waiter.is_finished());
+        drop(busy);
+        assert!(waiter.await.unwrap());
+    });
+}
+
+#[test]
+fn a_lock_is_taken_from_waiters_on_other_threads_too() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = TestStore::new();
+        let done = Arc::new(AtomicBool::new(false));
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let (lock, done) = (store.client().lock("hot"), done.clone());
+                tokio::spawn(async move {
+                    while !done.load(Ordering::Relaxed) {
+                        let guard = lock.acquire().await.unwrap();
+                        tokio::task::yield_now().await;
+                        _ = guard.release().await;
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..300 {
+            drop(store.busy("hot"));
+            tokio::task::yield_now().await;
+        }
+        done.store(true, Ordering::Relaxed);
+        for task in tasks {
+            task.await.unwrap();
+        }
     });
 }
 

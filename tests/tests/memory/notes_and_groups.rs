@@ -63,6 +63,30 @@ async fn notes_are_those_of_the_call_until_the_guard_says_something_else() {
     assert_eq!(notes(&client), ["1", "2", "3", "3", "4"]);
 }
 
+/// The person on call reads what the long work is for, not what a helper of it did for a moment.
+#[tokio::test]
+async fn what_enters_a_hold_leaves_it_its_note() {
+    let client = LockClient::memory();
+    let (outer, step) = (client.lock("a").note("export"), client.lock("a").note("step 2"));
+    let with_more = client.multi(["a", "b"]).note("both");
+    outer
+        .run(async |_| {
+            let inside = step.acquire().await.unwrap();
+            assert_eq!(notes(&client), ["export"]);
+            drop(inside);
+            let inside = with_more.acquire().await.unwrap();
+            assert_eq!(notes(&client)[0], "export");
+            drop(inside);
+        })
+        .await
+        .unwrap();
+    // What keeps reading does so for the same reason.
+    let write = client.rw_lock("d").write().note("edit").acquire().await.unwrap();
+    let read = write.downgrade().await.unwrap();
+    assert_eq!(notes(&client), ["edit"]);
+    drop(read);
+}
+
 #[tokio::test]
 async fn notes_of_waiting_calls_are_known() {
     let client = LockClient::memory();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dlock::Error;
-use dlock::record::{ClaimReply, ClaimRequest, ClaimState, OwnerReply, Records};
+use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ForgetReply, OwnerReply, Records};
 use dlock::store::{Outcome, Reason, StoreError};
 use dlock_postgres::PostgresRecords;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, within};
@@ -188,6 +188,27 @@ async fn a_connection_that_breaks_before_the_reply_costs_a_repetition() {
         true,
     )
     .await;
+}
+
+/// The second time it would remove what another process has done since, or find nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_may_have_been_removed_is_not_removed_again() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let beside = patient(server.config(), &table).await;
+    let round = async || {
+        let proxy = PgProxy::start(server.addr());
+        let behind = connected(server.config_at(proxy.addr()), &table, PATIENCE).await;
+        let claim = Step::Replay.prepare(&beside).await;
+        let fault = proxy.swallow(1, Swallow::Cut, |request| request.runs("Removes a record"));
+        let outcome = within(SOON, "the removal", behind.forget(&claim.key)).await;
+        if !fault.fired() {
+            return Err(outcome);
+        }
+        is_unknown(outcome);
+        assert_eq!(beside.forget(&claim.key).await.unwrap(), ForgetReply::Missing);
+        Ok(())
+    };
+    in_rounds("the removal is sent before its time is over", round).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

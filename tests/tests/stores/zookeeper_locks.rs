@@ -54,9 +54,9 @@ async fn what_zookeeper_has_not_is_refused_before_anything_is_sent() {
     drop(client.lock("k").try_acquire().await.unwrap());
 }
 
-/// The node of a writer that tries in vain is in the queue for a moment.
+/// The node of a writer whose try fails is in the queue for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_are_not_kept_out_by_writers_that_try_in_vain() {
+async fn readers_are_not_kept_out_by_writers_whose_tries_fail() {
     let (server, root) = (Zookeeper::shared().await, fresh_root());
     let mut clients = Vec::new();
     for _ in 0..3 {

@@ -7,6 +7,7 @@ use super::attempt::{At, Gone, Guards, Round, Step, acquire_groups, groups};
 use super::in_order::FailedRounds;
 use super::{Keys, MultiGuard};
 use crate::api::guard::LockGuard;
+use crate::api::held::View;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::ASK_IN_SET_EVERY;
@@ -66,8 +67,10 @@ impl MultiCall {
         self.first.nested = scope.is_inside(self.first.handle.shared());
         // Boxed, since the future of a single lock, as each request of a lock layer has it, would be as large.
         let outcome = Box::pin(self.go(&begun, &scope)).await;
-        if let (Ok(guard), Some(note)) = (&outcome, &self.first.options.note) {
-            guard.note(note);
+        if let (Ok(guard), Some(_)) = (&outcome, &self.first.options.note) {
+            for grant in View::grants(guard) {
+                grant.note_of_acquisition(&self.first.options.note);
+            }
         }
         begun.told(outcome, &self.keys)
     }

@@ -31,7 +31,8 @@ type Keys = SmallVec<[LockKey; 1]>;
 ///
 /// - **No call waits while it holds a part.** When one of the locks is busy, none is kept: the call waits for the busy
 ///   one and then takes all at once. So sets of locks cannot deadlock, whatever they have in common and in whatever
-///   order they are named, nor can they with locks that are taken one by one.
+///   order they are named, nor can they with locks that are taken one by one. What an enclosing frame holds stays held while
+///   the call waits for the rest: there a [`wait`](Self::wait) ends a deadlock.
 /// - **No call starves.** A call that found one of the locks available and another one busy eight times takes them one
 ///   after the other instead, in the order of their names and each as a queued waiter, and keeps (and renews) what it
 ///   holds while it waits for the next. Other such calls use the same order, so they cannot deadlock. But a caller may

@@ -17,13 +17,14 @@ use super::stored;
 use crate::base::waking::waking;
 use crate::base::{broken, chance, clock};
 use crate::engine::grant::safety_margin;
-use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal, pause_while_held};
+use crate::engine::timing::{FIRST_PAUSE, outlasts_lease, pause_after_failed_renewal, pause_while_held};
 use crate::runtime::calls::{called, reply_of};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::ending::Ending;
 use crate::store::records::{
-    ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records, SlotOutcome, SlotReply, SlotRequest,
+    ClaimReply, ClaimRequest, ClaimToken, OnOrphan, OwnerReply, RecordKey, Records, SlotOutcome, SlotReply,
+    SlotRequest,
 };
 use crate::store::{Outcome, Reason, StoreError};
 use crate::{Error, LockKey, Loss};
@@ -38,6 +39,7 @@ pub(super) struct Target {
     pub(super) record: RecordKey,
     pub(super) lease: Duration,
     pub(super) keep: Duration,
+    pub(super) on_orphan: OnOrphan,
     pub(super) retry_for: Duration,
     pub(super) runtime: runtime::Handle,
     /// The client, if there is one: it does not shut down before its claims are settled.
@@ -494,7 +496,8 @@ impl OnceClaim {
     /// the claim is lost.
     ///
     /// On PostgreSQL, after the rollback of a transaction of the work that lasted longer than the lease, it is certain only
-    /// once the claim was extended again, 50 ms later: do not go on with effects outside of the database before that.
+    /// once the claim was extended again: 50 ms later, or half a lease later for a process that was cut off from the server
+    /// at that moment. Do not go on with effects outside of the database before that.
     #[must_use]
     pub fn is_held(&self) -> bool {
         current(&self.deadline).is_some_and(|until| clock::now() < until)
@@ -562,10 +565,13 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
                 next = sent + lease / 3;
             }
             Ok(Ok(OwnerReply::Held)) => {
-                // The store saw that a moment ago. The next extension waits for the row for a quarter of the lease at most.
                 let now = clock::now();
-                tell(Some(held_until(sent, lease).max(now + lease / 2)));
-                next = now + pause_while_held((sent + lease).saturating_duration_since(now), lease);
+                let left = (sent + lease).saturating_duration_since(now);
+                if outlasts_lease(left, lease) {
+                    // The next extension waits for the row for a quarter of the lease at most.
+                    tell(Some(held_until(sent, lease).max(now + lease / 2)));
+                }
+                next = now + pause_while_held(left, lease);
             }
             failed => {
                 let error = failed.as_ref().ok().and_then(|step| step.as_ref().err());
@@ -589,6 +595,8 @@ fn settle(
     let until = clock::now()
         + match settlement {
             Settlement::Keep(_) => target.keep,
+            // What an ended lease leaves behind is an orphan, which nobody takes over.
+            Settlement::Release if target.on_orphan == OnOrphan::Leave => target.keep,
             // By then the lease has ended it.
             Settlement::Abandon | Settlement::Release => target.lease,
         };
@@ -641,7 +649,8 @@ async fn keep(target: Arc<Target>, token: ClaimToken, result: Vec<u8>) -> Result
     };
     let name = &target.name;
     Event::ClaimNotSettled { name, error: &error }.emit();
-    complete(stored::unavailable()).await.map_err(|_| error)
+    let marked = complete(stored::unavailable()).await;
+    marked.map_err(|of_mark| if is_final(&of_mark) { error } else { of_mark })
 }
 
 /// Whether the store decided to refuse it, perhaps only for now.

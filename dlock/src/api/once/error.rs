@@ -44,8 +44,8 @@ pub enum OnceError<E> {
         attempt: u32,
     },
 
-    /// The claim was lost while the work ran here: the work was dropped, or its result came too late, and another
-    /// process may do it again.
+    /// The claim was lost: its lease was over before the work began here, the work was dropped, or its result came too
+    /// late. Another process may do it again.
     #[error("attempt {attempt} of the work lost its claim")]
     #[non_exhaustive]
     Lost {

@@ -141,7 +141,8 @@ pub enum OnceReply<T> {
         remaining: Duration,
     },
     /// The work ran here, but the store did not confirm its result in time. The client keeps sending it in the
-    /// background; if the lease ends before it arrives, another process may do the work again.
+    /// background, unless the store refuses it for good; if the lease ends before it arrives, another process may do the
+    /// work again.
     Unrecorded(T, Error),
 }
 

@@ -69,6 +69,7 @@ impl Once {
             record: record_of(&self.key)?,
             lease: self.lease_or_default(),
             keep: self.keep_or_default(),
+            on_orphan: self.on_orphan,
             retry_for,
             runtime,
             client,
@@ -165,6 +166,11 @@ impl Once {
             return Err(OnceError::Failed { attempts: most });
         }
         let view = claim.view();
+        if !view.is_held() && !broken!(OnceGoesOnWithoutClaim) {
+            // Its reply came too late. No work was started under it.
+            self.settled(target, claim, Settlement::Release).await;
+            return Err(self.lost(attempt));
+        }
         let output = tokio::select! {
             biased;
             () = claim.lost(), if !broken!(OnceGoesOnWithoutClaim) => return Err(self.lost(attempt)),

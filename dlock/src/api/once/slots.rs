@@ -24,8 +24,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The slots to come; created by [`OnceEvery::slots`].
 ///
-/// The first one is the first slot that begins after this was created. Slots that pass while the work of the last one
-/// runs are left out.
+/// The first one is the first slot that begins after the first call of [`next`](Self::next). Slots that pass while the
+/// work of the last one runs are left out.
 ///
 /// ```no_run
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -52,6 +52,8 @@ pub struct Slots {
     clock: Option<Reading>,
     /// The last slot that was asked for, since the epoch.
     last: Option<Duration>,
+    /// The slot that a call waits for, or waited for when it was dropped.
+    aimed: Option<Duration>,
     failed: bool,
 }
 
@@ -87,6 +89,7 @@ impl Slots {
             every,
             clock: None,
             last: None,
+            aimed: None,
             failed: false,
         }
     }
@@ -102,7 +105,8 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it sleeps, nothing has happened, and the next call waits for the same slot. After that, as
+    /// Dropped while it sleeps, nothing has happened, and the next call is for the same slot, or for a later one that has
+    /// begun by then. After that, as
     /// [`Once::run`](super::Once::run).
     pub async fn next<T, E, W, Fut>(&mut self, work: W) -> Result<SlotReply<T>, OnceError<E>>
     where
@@ -118,6 +122,7 @@ impl Slots {
             }
         };
         self.last = Some(slot);
+        self.aimed = None;
         let result = self.every.slot(UNIX_EPOCH + slot).run_with_time(work).await;
         let now = match &result {
             Ok((_, now)) | Err((_, now)) => *now,
@@ -144,11 +149,16 @@ impl Slots {
             },
         };
         let begun = floor(reading.now(), period);
+        if self.aimed.is_some_and(|aimed| aimed <= begun) {
+            // It began while nobody waited.
+            return Ok(begun);
+        }
         let mut slot = begun + period;
         if let Some(last) = self.last {
             // Not the same slot twice, and not for ever behind a clock that was set back.
             slot = slot.max((last + period).min(begun + 2 * period));
         }
+        self.aimed = Some(slot);
         let far = slot.saturating_sub(reading.now());
         if far > BELIEVED {
             self.sleep(far - BEFORE).await?;

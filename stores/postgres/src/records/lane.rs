@@ -1,8 +1,8 @@
 //! A permanent connection, and its send queue.
 //!
 //! Operations are sent in call order, without waiting for each other's replies. When a connection breaks, operations in
-//! flight are sent again on the next one, because every operation on records may be repeated; an operation without a
-//! reply at its deadline has an unknown outcome.
+//! flight are sent again on the next one, because every operation on records but [`Step::Forget`] may be repeated; an
+//! operation without a reply at its deadline has an unknown outcome.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -304,7 +304,7 @@ impl Worker {
     }
 
     fn again(&mut self, mut job: Job, error: StoreError) {
-        if job.is_due() {
+        if job.is_due() && !(error.outcome == Outcome::Unknown && matches!(job.step, Step::Forget(_))) {
             match error.outcome {
                 Outcome::Unknown => job.repeated = true,
                 Outcome::NotDone if !job.repeated => job.send_state.take_back(),

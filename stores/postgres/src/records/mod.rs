@@ -29,9 +29,10 @@
 //! # Behaviour
 //!
 //! - Each operation is one statement and one round trip. All times are the server's (`clock_timestamp()`).
-//! - No operation waits for a row that a transaction has locked. For all other requests such a claim is in progress;
-//!   extending it is answered by [`OwnerReply::Held`](dlock::record::OwnerReply), and tried again soon, since
-//!   after a rollback its lease may be over; completing, releasing or reading it from outside is retried until the
+//! - No statement waits for a row that a transaction has locked. For all other requests such a claim is in progress;
+//!   extending it is answered by [`OwnerReply::Held`](dlock::record::OwnerReply), at once or, when its lease is over, after a
+//!   quarter of the lease and half of the timeout at most, and tried again soon, since after a rollback others take it
+//!   over; completing, releasing or reading it from outside is retried until the
 //!   transaction has ended.
 //! - A broken connection is replaced, and operations in flight are sent again; an operation always ends within the
 //!   timeout. After a failure with [`Outcome::Unknown`](dlock::store::Outcome::Unknown) the server may or may not have

@@ -275,19 +275,19 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
             None => late(),
         };
     }
+    if kept && last.is_none() {
+        return claim(ClaimReply::Mismatch);
+    }
     if asked > latest {
         return reply(asked, SlotOutcome::TooFarAhead);
     }
     let is_old: bool = column(row, "old")?;
-    let (Some(state), true) = (state, kept) else {
+    let (Some(state), Some(last), true) = (state, last, kept) else {
         // There was no record or it has expired, and another claim was faster.
         return match is_old {
             true => reply(asked, SlotOutcome::Missed),
             false => Ok(Look::Held),
         };
-    };
-    let Some(last) = last else {
-        return claim(ClaimReply::Mismatch);
     };
     let attempt = number(column(row, "seen_attempt")?);
     let remaining: i64 = column(row, "remaining")?;

@@ -158,7 +158,7 @@ impl super::PostgresRecords {
 impl PostgresClaim {
     /// Stores the result in the transaction, as the last statement before its commit. One round trip.
     ///
-    /// From this call to the end of the transaction the claim cannot be taken over, and extending it does not wait.
+    /// From this call to the end of the transaction the claim cannot be taken over.
     /// Storing the same result twice is allowed.
     ///
     /// # Errors

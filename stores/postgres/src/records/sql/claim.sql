@@ -7,17 +7,17 @@ WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 ), seen AS MATERIALIZED (
   SELECT t.*, t.token = $2 AS mine, t.fingerprint = $3 AS same,
-         t.expires_at > clock.now AND (t.version <> 1 OR t.state <> 'released') AS kept,
+         t.expires_at > clock.now AND (t.version <> 1 OR t.state <> 'released' OR {slot} IS NOT NULL) AS kept,
          (extract(epoch FROM t.lease_until - clock.now) * 1000000)::int8 AS remaining
     FROM {table} t, clock WHERE t.key = $1
 ), free AS MATERIALIZED (
   SELECT t.key,
-         t.expires_at <= clock.now OR t.state = 'released' AS anew,
+         t.expires_at <= clock.now OR t.state = 'released' AND {slot} IS NULL AS anew,
          t.expires_at > clock.now AND t.state = 'claimed' AND t.token = $2 AS mine
     FROM {table} t, clock
    WHERE t.key = $1 AND (
            t.expires_at <= clock.now
-           OR t.version = 1 AND t.state = 'released' AND t.token <> $2
+           OR t.version = 1 AND t.state = 'released' AND t.token <> $2 AND {slot} IS NULL
            OR t.version = 1 AND t.state = 'claimed' AND t.fingerprint = $3
               AND (t.token = $2 OR t.lease_until <= clock.now)
            OR t.version = 1 AND t.state = 'orphaned' AND t.fingerprint = $3 AND t.token <> $2)
