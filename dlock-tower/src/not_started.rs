@@ -8,13 +8,15 @@ use http::Extensions;
 
 /// States, in the extensions of a response, that the requested work has not begun.
 ///
-/// The layers of this crate put it into every answer that they give before the handler runs. Outer layers read it to
+/// The layers of this crate put it into every answer that they give before the handler runs, but for those of
+/// [`IdempotencyLayer`](crate::IdempotencyLayer) that tell of an equal request. Outer layers read it to
 /// distinguish "nothing happened, try again" from "the progress is unknown": a 503 without it may have had effects. An
 /// [`IdempotencyLayer`](crate::IdempotencyLayer) releases the key of such a request.
 ///
 /// It concerns one request. The layer counts it only if it was made [of](Self::of) the extensions of the request that
 /// the layer has passed in: a handler that passes on the answer of another router, or the answer to another request,
-/// keeps its key. In axum a router that is the service of a single route (`route_service`) counts as another one; nest
+/// keeps its key. Around a whole router, on a fallback, or without axum, the layer cannot tell another router from its own: there
+/// a handler that passes *its own* request on to one must remove the mark from the answer. In axum a router that is the service of a single route (`route_service`) counts as another one; nest
 /// it.
 ///
 /// A layer in between may send a request more than once, and the mark of one copy says nothing of the others. So the mark

@@ -175,6 +175,11 @@ impl Asking {
             let remaining = match self.ask().await {
                 Ok(ClaimReply::InProgress { remaining, .. }) => remaining,
                 Ok(reply) => return self.decided(reply),
+                // It was in progress elsewhere a moment ago, so it does not run beside that, not even unprotected.
+                Err(error) if watch.is_some() && error.reason == Reason::Unreachable => {
+                    self.core.shared.counters.in_progress();
+                    return Ok(Decision::Refuse(Problem::InProgress));
+                }
                 Err(error) => return self.failed(&error),
             };
             let left = deadline.saturating_duration_since(Instant::now());

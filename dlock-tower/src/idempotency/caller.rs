@@ -250,7 +250,7 @@ where
 ///
 /// struct User { id: u64 }
 ///
-/// // An integer, a text, bytes, a UUID or a `Caller`; `None` is answered with 401.
+/// // An integer, a text, a UUID or a `Caller`; `None` is answered with 401.
 /// let by_id = caller::extension(|user: &User| user.id);
 /// let if_known = caller::extension(|user: &User| (user.id != 0).then_some(user.id));
 /// # let _ = (by_id, if_known);

@@ -127,17 +127,29 @@ impl Owned {
                 self.lease.lose();
                 open(self, false)
             }
-            Ok(ClaimState::Open) => open(self, true),
+            Ok(ClaimState::Open) => {
+                self.renew_again();
+                open(self, true)
+            }
             Err(error) if !matches!(error.reason, Reason::Unsupported) => {
                 self.core.shared.counters.settle_failures();
                 Ended::Unknown(self)
             }
             Err(error) => {
                 tracing::error!(%error, "a handler has put its response into a transaction of another store");
+                self.renew_again();
                 open(self, false)
             }
-            Ok(_) => open(self, false),
+            Ok(_) => {
+                self.renew_again();
+                open(self, false)
+            }
         }
+    }
+
+    /// Renews the claim from now on: no transaction has it any more, and the body of the response may take long.
+    fn renew_again(&self) {
+        self.core.shared.renewals.start(&self.lease);
     }
 
     /// Reads the record until the outcome of the transaction is known. If it was not committed, does `rolled_back`
@@ -145,7 +157,7 @@ impl Owned {
     pub(super) async fn settle_by_record(self, otherwise: Settlement, rolled_back: Settlement) {
         const LONGEST: Duration = Duration::from_secs(5);
         let mut pause = Duration::from_millis(50);
-        self.core.shared.renewals.start(&self.lease);
+        self.renew_again();
         loop {
             let turn = self.core.shared.repeats.acquire().await;
             let state = self.read().await;

@@ -42,7 +42,8 @@ impl Idempotency {
         &self.claim.key
     }
 
-    /// Returns the name of the record: a hash of caller, method, path and key. It can be sent to other services as
+    /// Returns the name of the record: a hash of namespace, host (if [keys are of one](super::IdempotencyLayer::per_host)), caller, method, path or route, and
+    /// key. It can be sent to other services as
     /// *their* idempotency key.
     #[must_use]
     pub fn record_key(&self) -> &RecordKey {
@@ -92,7 +93,7 @@ impl Idempotency {
     /// From here on the claim is not renewed, and the layer reads the record before it decides anything: a lost reply
     /// to the COMMIT looks like a failure. If the transaction was committed, the layer sends exactly this response,
     /// whatever the handler answers. Otherwise nothing has happened: the key is released if the handler's answer is
-    /// [ambiguous](super::Class::Ambiguous) (a 5xx, a panic), and a result (a 409) is kept. So have no effect outside
+    /// [ambiguous](super::Class::Ambiguous) (a 5xx, a panic), and a result (a 409) is kept, unless the store does not answer at that moment. So have no effect outside
     /// the transaction.
     #[must_use = "the layer expects it in the record"]
     pub fn in_transaction(&self, response: http::Response<bytes::Bytes>) -> Vec<u8> {

@@ -219,7 +219,7 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.on_replay = Some(Arc::new(on_replay)))
     }
 
-    /// Limits the bytes of a request body; 1 MiB by default. The body is read before anything else; a longer one is
+    /// Limits the bytes of a request body; 1 MiB by default. The body is read before the key is claimed; a longer one is
     /// answered with 413.
     pub fn body_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.body_limit = bytes)

@@ -144,7 +144,7 @@
 //! - **The store is down at the claim**: it is asked again for a second
 //!   ([`retry_for`](IdempotencyLayer::retry_for)), then the answer is 503. The handler runs unprotected only
 //!   by [`fail_open`](IdempotencyLayer::fail_open), and then takes `Option<Idempotency>`.
-//! - **It is down at the end**: the caller gets the true response (after 3 s at most), the claim is kept, and
+//! - **It is down at the end**: the caller gets the true response (after 3 s at most, 6 s with a response in a transaction), the claim is kept, and
 //!   the result is sent again, at most 16 at a time, until it is stored or the process ends.
 //! - **The claim is lost** (the process was stopped, or cut off from the store, for longer than the lease,
 //!   and a retry took over): the caller gets the true response, nothing is stored, and it is

@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use futures_util::poll;
-use http::{Request, Response, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tower_service::Service;
@@ -41,7 +41,8 @@ where
         claim.settle(Settlement::Release).await;
         return Err(error);
     }
-    let (asker, version) = (Asker::of(&request), request.version());
+    let asker = Asker::of(&request);
+    let (version, method) = (request.version(), request.method().clone());
     let idempotency = Idempotency {
         claim: (*claim).clone(),
     };
@@ -58,7 +59,7 @@ where
     match (claim.end_transaction(&asker).await, answer) {
         (Ended::Committed(response), _) => Ok(response),
         (Ended::Open { claim, rolled_back }, Ok(response)) => {
-            Ok(keep(claim, response, version, rolled_back).await)
+            Ok(keep(claim, response, (version, method), rolled_back).await)
         }
         (Ended::Open { claim, rolled_back }, Err(error)) => {
             let settlement = claim.verdict_on_failure(&Ending::ServiceError, rolled_back);
@@ -77,11 +78,10 @@ where
 /// Returns the response, and finds out later whether the handler's transaction was committed.
 fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>> {
     let (parts, body) = response.into_parts();
-    let settlement = |rolled_back| {
-        let released = Capture::new(&parts, &claim, rolled_back).released();
-        released.unwrap_or_else(|| Stored::Unavailable.into())
-    };
-    let (otherwise, rolled_back) = (settlement(false), settlement(true));
+    let released = |rolled_back| Capture::new(&parts, &claim, rolled_back).released();
+    let otherwise = released(false).unwrap_or_else(|| Stored::Unavailable.into());
+    // Nothing has happened, and the response is not there to be kept: a retry gets its own.
+    let rolled_back = released(true).unwrap_or(Settlement::Release);
     let kept = (*claim).clone();
     kept.spawn(claim.settle_by_record(otherwise, rolled_back));
     Response::from_parts(parts, ResponseBody::bare(body))
@@ -89,11 +89,11 @@ fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R
 
 /// Stores what is kept of a response, and returns the response unchanged.
 ///
-/// `version`: of the request. `rolled_back`: all effects of the handler were in a transaction that was not committed.
+/// `version` and `method`: of the request. `rolled_back`: all effects of the handler were in a transaction that was not committed.
 async fn keep<R>(
     claim: Owned,
     response: Response<R>,
-    version: Version,
+    (version, method): (Version, Method),
     rolled_back: bool,
 ) -> Response<ResponseBody<R>>
 where
@@ -110,7 +110,7 @@ where
         claim.settle(Stored::Unavailable).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
-    if body.is_end_stream() {
+    if body.is_end_stream() || method == Method::HEAD || has_no_body(parts.status) {
         capture.expect_no_body();
     } else {
         capture.expect_bytes(body.size_hint().exact());
@@ -151,4 +151,11 @@ where
         }
     };
     Response::from_parts(parts, body)
+}
+
+/// Whether a response has no body, whatever length it announces.
+///
+/// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
+fn has_no_body(status: StatusCode) -> bool {
+    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }

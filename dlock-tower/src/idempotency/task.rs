@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -41,10 +42,13 @@ impl<T> Work<T> {
     }
 
     /// Drops the work and has its claim settled; `None` if the handler was not begun. First the handler is dropped,
-    /// then the claim.
+    /// then the claim; if dropping it panics, of which the panic hook tells, the claim is settled all the same.
     fn end(&mut self, ending: Option<Ending<'static>>) {
         let owned = Owned::unsettled(&self.claim);
-        let not_begun = self.claim.beginning.stop(|| self.future = None);
+        let not_begun = self.claim.beginning.stop(|| {
+            let future = self.future.take();
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
+        });
         let ending = match ending {
             // An inner layer was still waiting, for a lock; unless something was declared or stored before.
             Some(Ending::Cancelled) if not_begun && self.claim.is_untouched() => None,

@@ -6,7 +6,7 @@ use http::HeaderValue;
 use super::sent::Sent;
 use crate::body::BoxError;
 
-/// A request that got no response.
+/// A request that got no response, or whose client was not ready for another try after one that is worth a retry.
 ///
 /// It is unknown whether the server carried it out. [`key`](Self::key) is the key under which it was sent, even if the
 /// layer generated it: a caller that sends the same request later, under the same key, does not repeat the work.

@@ -50,7 +50,7 @@
 //! The pause is what `Retry-After` says, otherwise it grows from try to try; it is drawn at random, so that
 //! clients that failed together do not come back together. After [`attempts`](RetryLayer::attempts) tries,
 //! or when the next one would begin after [`total_time`](RetryLayer::total_time), the caller gets the last
-//! outcome as it is. An answer "in progress" is no failed attempt: only the total time bounds how often the layer
+//! outcome as it is. So it does not where the service is not ready for the next try: then it gets that error. An answer "in progress" is no failed attempt: only the total time bounds how often the layer
 //! asks for the result. No try is cut short: put a timeout inside of this layer, and it counts as a failure. Only for
 //! the body of a 409 that tells a problem does the layer itself wait, for at most 5 s.
 //!

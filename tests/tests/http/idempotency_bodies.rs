@@ -471,6 +471,36 @@ async fn response_that_has_no_body_may_announce_one() {
     }
 }
 
+/// A body that does not know that it is empty, as that of a proxy.
+#[tokio::test]
+async fn response_that_has_no_body_may_be_a_stream() {
+    let not_modified = |mut response: Response<Streamed>| {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response
+    };
+    for method in ["HEAD", "POST"] {
+        let layer = layer().methods([http::Method::HEAD, http::Method::POST]);
+        let run = Counting::default();
+        let answering = run.answering(move |_| async move {
+            let response = of_ten_bytes(slowly(Vec::new(), Duration::ZERO));
+            match method {
+                "HEAD" => response,
+                _ => not_modified(response),
+            }
+        });
+        let service = around(&layer, answering);
+        for replayed in [false, true] {
+            let answer = send(&service, request(method, "/pay", "k", "")).await;
+            let status = if method == "HEAD" { 200 } else { 304 };
+            assert_eq!(
+                (answer.status(), answer.is_replay()),
+                (status, replayed),
+                "{method}"
+            );
+        }
+    }
+}
+
 /// A request that ends before its `Content-Length` was cut off on its way: it claims nothing.
 #[tokio::test]
 async fn request_shorter_than_its_content_length_claims_nothing() {

@@ -133,6 +133,30 @@ async fn dropped_request_releases_the_key_when_lock_layers_inside_still_wait() {
     assert_eq!((answer.both(), answer.is_replay()), ((200, "run 1"), false));
 }
 
+/// It is settled as any handler that was cancelled.
+#[tokio::test(start_paused = true)]
+async fn dropped_handler_whose_destructor_panics_keeps_the_key() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("as told");
+        }
+    }
+    let (layer, run) = (layer().cancel_on_disconnect(), Counting::default());
+    let service = around(
+        &layer,
+        run.answering(|_| async move {
+            let _panics = Panics;
+            sleep(SECOND * 60).await;
+            Response::new(Full::<Bytes>::default())
+        }),
+    );
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    sleep(SECOND * 60).await;
+    let answer = send(&service, post("k")).await;
+    assert_eq!((answer.problem(), run.count()), (problem(500, "failed"), 1));
+}
+
 /// A lock layer that still waits says nothing of a handler that a layer in between has begun another time.
 #[tokio::test(start_paused = true)]
 async fn dropped_request_keeps_the_key_when_it_was_let_in_another_time() {

@@ -60,6 +60,29 @@ async fn it_lets_requests_run_open_only_where_that_was_asked_for() {
     assert_eq!(send(&service, post("k")).await.text(), "run 2");
 }
 
+/// What is known to be at work is not done beside that, also where requests run unprotected.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_its_equal_does_not_run_open() {
+    let (store, run) = (Faulty::new(), Counting::default());
+    let service = around(
+        &store.layer().fail_open().wait(SECOND * 60),
+        run.taking(SECOND * 20),
+    );
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await }
+    });
+    sleep(SECOND).await;
+    let down = async {
+        sleep(SECOND).await;
+        store.faults.set_down(true);
+    };
+    let (second, ()) = tokio::join!(send(&service, post("k")), down);
+    assert_eq!((second.problem(), run.count()), (problem(409, "in-progress"), 1));
+    store.faults.set_down(false);
+    assert_eq!(first.await.unwrap().text(), "run 1");
+}
+
 /// A handler that insists on its claim cannot run open, and the log says what to do.
 #[tokio::test(start_paused = true)]
 async fn handler_that_insists_on_its_claim_does_not_run_open() {

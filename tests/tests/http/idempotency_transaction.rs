@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 use crate::idempotency_support::*;
 use bytes::Bytes;
 use dlock_tower::{Idempotency, IdempotencyLayer};
+use futures_util::stream::{self, StreamExt};
 use http::{Response, StatusCode};
-use http_body_util::Full;
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
 use tokio::time::sleep;
 use tower::Service;
 
@@ -144,6 +146,8 @@ async fn rolled_back_transaction_releases_the_key_unless_the_handler_refused() {
         (End::Answers(503), (200, "run 2", 2)),
         (End::Panics, (200, "run 2", 2)),
         (End::StoreAwayAndFails, (200, "run 2", 2)),
+        // Its answer is gone when the record tells.
+        (End::StoreAway, (200, "run 2", 2)),
     ];
     for (end, wanted) in cases {
         let store = Faulty::new();
@@ -177,6 +181,44 @@ async fn transactional_handler_that_fails_before_its_record_releases_the_key() {
             assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
         }
         assert_eq!(run.count(), runs, "{status}");
+    }
+}
+
+/// The claim is renewed again, as that of a handler without a transaction.
+#[tokio::test(start_paused = true)]
+async fn body_after_a_transaction_that_was_rolled_back_may_outlast_the_lease() {
+    let store = Faulty::new();
+    for layer in [store.layer(), layer()] {
+        let run = Counting::default();
+        let counting = run.clone();
+        let handler = tower::service_fn(move |request: Req| {
+            let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+            let _ = claim.in_transaction(Response::default());
+            counting.next();
+            let pieces = stream::iter(0..10).then(|n| async move {
+                sleep(SECOND * 5).await;
+                Ok::<_, Infallible>(Frame::data(Bytes::from(n.to_string())))
+            });
+            async { Ok::<_, Infallible>(Response::new(StreamBody::new(pieces).boxed_unsync())) }
+        });
+        let service = around(&layer, handler);
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, post("k")).await }
+        });
+        for _ in 0..4 {
+            sleep(SECOND * 11).await;
+            assert_eq!(
+                send(&service, post("k")).await.problem(),
+                problem(409, "in-progress")
+            );
+        }
+        assert_eq!(first.await.unwrap().text(), "0123456789");
+        let again = send(&service, post("k")).await;
+        assert_eq!(
+            (again.text(), again.is_replay(), run.count()),
+            ("0123456789", true, 1)
+        );
     }
 }
 
