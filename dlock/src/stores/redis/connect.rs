@@ -81,6 +81,14 @@ struct Looked {
     is_loading: bool,
 }
 
+/// A connection for notifications.
+pub(super) struct Listening {
+    pub(super) open: Open,
+    pub(super) address: Address,
+    /// The [changes](Endpoint::changes) before it was opened.
+    pub(super) changes: u64,
+}
+
 impl Connector {
     pub(super) fn new(access: Arc<ConnectSettings>, endpoint: Endpoint) -> Connector {
         Connector {
@@ -110,11 +118,17 @@ impl Connector {
         self.releases_by_commands() && self.endpoint.is_fixed()
     }
 
-    /// A connection for notifications, which runs by itself, and its address.
-    pub(super) async fn open(&self) -> Result<(Open, Address), StoreError> {
+    /// A connection for notifications, which runs by itself.
+    pub(super) async fn open(&self) -> Result<Listening, StoreError> {
         self.at_its_place(async |address| {
+            let changes = self.endpoint.changes();
             let open = self.access.open(&address).await;
-            Ok((open.map_err(|error| explain(&address, error))?, address))
+            let open = open.map_err(|error| explain(&address, error))?;
+            Ok(Listening {
+                open,
+                address,
+                changes,
+            })
         })
         .await
     }

@@ -64,12 +64,21 @@ impl Endpoint {
         }
     }
 
-    /// Completes when the address changes, or another server was found at a fixed address.
-    pub(super) async fn left(&self, address: &Address) {
+    /// Returns how often another server was found at a fixed address.
+    pub(super) fn changes(&self) -> u64 {
+        match self {
+            Endpoint::Fixed(fixed) => *fixed.changes.borrow(),
+            Endpoint::Master(_) => 0,
+        }
+    }
+
+    /// Completes when the address changes, or another server was found at a fixed address after these
+    /// [changes](Self::changes).
+    pub(super) async fn left(&self, address: &Address, changes: u64) {
         match self {
             Endpoint::Fixed(fixed) => {
-                let mut changes = fixed.changes.subscribe();
-                if changes.changed().await.is_err() {
+                let mut now = fixed.changes.subscribe();
+                if now.wait_for(|now| *now != changes).await.is_err() {
                     std::future::pending::<()>().await;
                 }
             }
@@ -100,5 +109,31 @@ impl fmt::Display for Endpoint {
             Endpoint::Fixed(fixed) => fixed.address.fmt(f),
             Endpoint::Master(master) => master.fmt(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_was_found_while_a_connection_was_opened_is_another_one() {
+        let address = Address::Tcp {
+            host: "localhost".to_owned(),
+            port: 6379,
+        };
+        let endpoint = Endpoint::fixed(address.clone());
+        let changes = endpoint.changes();
+        assert!(endpoint.left(&address, changes).now_or_never().is_none());
+        endpoint.changed();
+        assert!(endpoint.left(&address, changes).now_or_never().is_some());
+        assert!(
+            endpoint
+                .left(&address, endpoint.changes())
+                .now_or_never()
+                .is_none()
+        );
     }
 }

@@ -24,12 +24,11 @@ use tokio::time::Instant;
 
 use self::batch::Batch;
 use super::cluster::Shard;
-use super::connect::Connector;
+use super::connect::{Connector, Listening};
 use super::script;
 use super::settings::Open;
 use crate::base::chance;
 use crate::base::observed::log;
-use crate::store::url::Address;
 use crate::store::{Hub, Reason, StoreError};
 
 /// How often the connection is tested while there are waiters.
@@ -136,7 +135,7 @@ struct Actor {
     /// When an idle connection is doubted, unless an answer comes before.
     doubtful_from: Option<Instant>,
     /// The replacement connection.
-    spare: Option<(Open, Address)>,
+    spare: Option<Listening>,
     /// Whether the trouble was logged already.
     told: bool,
     /// Whether it was logged that the server refuses subscriptions.
@@ -162,7 +161,7 @@ struct Channel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Must be requested.
-    HandoffTerms,
+    Wanted,
     Asked,
     Stands,
     /// Not permitted for this user; perhaps on the next connection.
@@ -189,7 +188,7 @@ impl Actor {
     fn note(&mut self, order: Order) {
         match order {
             Order::Subscribe(channel, way) => {
-                let state = State::HandoffTerms;
+                let state = State::Wanted;
                 self.channels.insert(channel.clone(), Channel { way, state });
                 self.wanted.push_back(channel);
             }
@@ -215,6 +214,8 @@ impl Actor {
     async fn keep_connected(&mut self) -> Result<(), Closed> {
         let mut pause = SHORTEST_PAUSE;
         loop {
+            // A connection begins with all channels.
+            self.wanted.clear();
             let now = Instant::now();
             if self.connects_at.is_none_or(|at| at <= now) {
                 let opened = match self.spare.take() {
@@ -222,8 +223,8 @@ impl Actor {
                     None => self.open().await?,
                 };
                 let trouble = match opened {
-                    Ok((open, address)) => {
-                        let trouble = self.serve(open, address).await?;
+                    Ok(listening) => {
+                        let trouble = self.serve(listening).await?;
                         // The server is there but no subscription succeeded: it may take long until one does.
                         if self.told {
                             self.put_off();
@@ -266,7 +267,7 @@ impl Actor {
     }
 
     /// Connects. That may take long, and waiters poll in the meantime.
-    async fn open(&mut self) -> Result<Result<(Open, Address), StoreError>, Closed> {
+    async fn open(&mut self) -> Result<Result<Listening, StoreError>, Closed> {
         let connector = self.connector.clone();
         let mut opening = pin!(connector.open());
         let mut polls = Instant::now() + POLL;
@@ -323,8 +324,12 @@ impl Actor {
     }
 
     /// Serves until the connection is unusable, and returns why.
-    async fn serve(&mut self, open: Open, address: Address) -> Result<String, Closed> {
-        let mut open = open;
+    async fn serve(&mut self, listening: Listening) -> Result<String, Closed> {
+        let Listening {
+            mut open,
+            address,
+            changes,
+        } = listening;
         let Open {
             connection: sink,
             pushes,
@@ -334,7 +339,7 @@ impl Actor {
         self.begin();
         self.heard = Instant::now();
         let endpoint = self.connector.endpoint.clone();
-        let left = endpoint.left(&address);
+        let left = endpoint.left(&address, changes);
         tokio::pin!(left);
         let mut polled = self.heard;
         let opening = self.connector.clone();
@@ -407,7 +412,7 @@ impl Actor {
         self.probe = None;
         self.is_old = false;
         for channel in self.channels.values_mut() {
-            channel.state = State::HandoffTerms;
+            channel.state = State::Wanted;
         }
         self.wanted = self.channels.keys().cloned().collect();
     }
@@ -433,10 +438,8 @@ impl Actor {
             && let Some(channel) = self.wanted.pop_front()
         {
             let words = |way| self.words(way).0;
-            let Some(Channel { way, .. }) = self
-                .channels
-                .get(&channel)
-                .filter(|it| it.state == State::HandoffTerms)
+            let Some(Channel { way, .. }) =
+                self.channels.get(&channel).filter(|it| it.state == State::Wanted)
             else {
                 continue;
             };
@@ -556,7 +559,7 @@ impl Actor {
     }
 
     fn want(&mut self, channel: Arc<str>) {
-        self.enter(&channel, State::HandoffTerms);
+        self.enter(&channel, State::Wanted);
         self.wanted.push_back(channel);
     }
 
@@ -616,4 +619,43 @@ async fn answered(batch: &mut Option<Batch>) -> Result<(), Option<String>> {
 fn is_unknown_to(error: &RedisError, command: &str) -> bool {
     let text = error.to_string();
     text.contains("unknown command") && text.contains(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::options::Tls;
+    use crate::store::url::{Address, Login};
+    use crate::stores::redis::endpoint::Endpoint;
+    use crate::stores::redis::settings::ConnectSettings;
+
+    /// As where the login of the second connection is refused while the first one stays.
+    #[tokio::test]
+    async fn nothing_is_left_of_waiters_that_came_and_went_while_there_was_no_connection() {
+        let login = Login {
+            tls: false,
+            user: None,
+            password: None,
+            database: 0,
+        };
+        let settings = ConnectSettings::new(login, "test".to_owned(), POLL, &Tls::default()).unwrap();
+        let nowhere = Address::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port: 1,
+        };
+        let connector = Connector::new(Arc::new(settings), Endpoint::fixed(nowhere));
+        let hub = Arc::default();
+        let subscriptions = PubSub::start(connector, hub, None, &tokio::runtime::Handle::current());
+        let (stays, goes): (Arc<str>, Arc<str>) = ("stays".into(), "goes".into());
+        subscriptions.subscribe(&stays, Way::Plain);
+        for _ in 0..1000 {
+            subscriptions.subscribe(&goes, Way::Plain);
+            subscriptions.unsubscribe(goes.clone());
+        }
+        let until = Instant::now() + Duration::from_secs(10);
+        while Arc::strong_count(&goes) > 1 {
+            assert!(Instant::now() < until, "{}", Arc::strong_count(&goes));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 }

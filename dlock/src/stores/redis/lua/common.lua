@@ -67,7 +67,7 @@ local function reserve(key, lease)
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
   if key then run('PEXPIRE', key, lease) end
   last = upto
-  token = math.max(least, upto - math.min(ARGV[3], REACH) + 1)
+  token = math.max(least, upto - math.max(math.min(ARGV[3], REACH), acquires + 1) + 1)
 end
 
 -- (wanted, key, lease in ms): fencing tokens for an acquire, once nothing can fail any more; the first, and how many.

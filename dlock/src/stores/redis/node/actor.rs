@@ -131,7 +131,7 @@ impl Served {
             wires: Wires::new(connected),
             contacts: Contacts::new(),
             left: (!endpoint.is_fixed())
-                .then(|| -> Timer { Box::pin(async move { endpoint.left(&address).await }) }),
+                .then(|| -> Timer { Box::pin(async move { endpoint.left(&address, 0).await }) }),
             spare: None,
             was_tried: false,
         }
@@ -312,6 +312,9 @@ impl Actor {
             true => before != self.run_id,
             false => self.was_demoted,
         };
+        if is_known && is_another {
+            self.late_copies.settle_all();
+        }
         for (cmd, reply) in self.former_connections.replace(&self.run_id, connected.id) {
             let close = self.plain(
                 cmd,
