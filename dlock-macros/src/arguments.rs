@@ -105,9 +105,13 @@ impl Arguments {
 
     fn take(&mut self, attrs: &Attributes, name: &impl ToTokens) {
         let conditions = &attrs.conditions;
+        let name = name.to_token_stream();
+        // Only where it is needed: a crate that forbids the lint refuses the attribute.
+        let underscored = name.to_string().starts_with('_');
+        let allowed = underscored.then(|| quote!(#[allow(clippy::used_underscore_binding)]));
         self.take.push(quote_spanned! {Span::mixed_site()=>
             #(#conditions)*
-            #[allow(clippy::used_underscore_binding)]
+            #allowed
             let _ = &#name;
         });
     }

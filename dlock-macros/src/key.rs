@@ -4,7 +4,7 @@ use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::parse::ParseStream;
 use syn::spanned::Spanned;
-use syn::{Error, Expr, Ident, Index, Lit, LitInt, LitStr, Member, Result, parenthesized};
+use syn::{Error, Expr, Ident, Index, Lit, LitStr, Member, Result, parenthesized};
 
 use crate::value::bare;
 
@@ -170,7 +170,10 @@ impl Chain {
         let at = text.span().resolved_at(Span::mixed_site());
         let fields = parts.map(|part| {
             if part.starts_with(|first: char| first.is_ascii_digit()) {
-                let index = LitInt::new(part, at).base10_parse().ok()?;
+                if !part.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return None;
+                }
+                let index = part.parse().ok()?;
                 return Some(Member::Unnamed(Index { index, span: at }));
             }
             ident(part, at).map(Member::Named)
@@ -371,5 +374,15 @@ mod tests {
         assert!(error("{0}").contains("key("));
         assert!(error("{order.id()}").contains("order.id()"));
         assert!(error("{a + b}").contains("a + b"));
+        for name in [
+            "pair.0 + 1",
+            "pair.0()",
+            "pair.0[1]",
+            "pair.0u8",
+            "pair.1e5",
+            "pair.0x1",
+        ] {
+            assert!(error(&format!("{{{name}}}")).contains(name), "{name}");
+        }
     }
 }

@@ -55,7 +55,7 @@ use proc_macro::TokenStream;
 /// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
 /// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
 /// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
-/// | `group = "orders"` | the text of `key = "…"`, or none | the name of these locks in metrics and traces: the same text for all calls |
+/// | `group = "orders"` | the text of `key = "…"` (of the first with a text of several), or none | the name of these locks in metrics and traces: the same text for all calls |
 /// | `prefer_writers = true` | `false` | with `kind = write`: [readers yield](#kinds) to waiting calls |
 /// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no limit | the longest wait for the lock; `wait = try` asks once |
@@ -119,7 +119,9 @@ use proc_macro::TokenStream;
 ///
 /// `keys = [from, to]` takes several locks at once (`dlock::MultiLock`), all of them or none. Calls with common keys
 /// cannot deadlock, in whatever order they name them: a call asks for all keys in one operation, and only if some of
-/// them stay busy does it take them one by one, in an order that is the same for all calls. Each element is a value as
+/// them stay busy does it take them one by one, in an order that is the same for all calls. A call inside of a function
+/// that holds some of the keys asks for the others, and those stay held while it waits: give it a `wait`, or take all of
+/// them outside. Each element is a value as
 /// for `key =`; any other expression is iterated over, and yields `LockKey`s or values that convert into one. A key
 /// that is named twice counts once.
 ///
@@ -248,8 +250,9 @@ use proc_macro::TokenStream;
 ///
 /// # Re-entry
 ///
-/// A locked function that is called inside another one with the same key enters at once. Its options are ignored: those
-/// of the outermost one apply. Branches that run side by side inside (`join!`, `select!`) exclude each other. A spawned
+/// A locked function that is called inside another one with the same key enters at once, if both use the same client or
+/// clones of it. The lease is that of the outermost one (`lease`, `fixed_lease`, `max_hold`, `min_hold`); what happens to
+/// the body of each on a loss or an error, its own options say. Branches that run side by side inside (`join!`, `select!`) exclude each other. A spawned
 /// task does not inherit the lock: if the body awaits a task that takes the same key, it waits for itself, until `wait`
 /// ends it.
 ///
@@ -329,7 +332,8 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 /// | `attempts = 3` | no limit | how many attempts may fail before the failure is kept |
 /// | `crate = path` | `::dlock` | the `dlock` crate, if it has another name |
 ///
-/// The arguments are moved into the body. The function keeps its signature.
+/// The arguments that the body names are moved into it; the others are dropped when the function returns. The function
+/// keeps its signature.
 ///
 /// It cannot be used under `#[async_trait]`: put it on a separate `async fn`, and call that from the method. Attributes
 /// that remove the `async` go below it.

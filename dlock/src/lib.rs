@@ -88,7 +88,7 @@
 //! # Re-entry
 //!
 //! Code that runs inside a holder's future (a [`Lock::run`] closure, a locked function, a request under the lock layer,
-//! [`LockGuard::scope`]) may take the same lock again at once. Branches that run side by side there (`join!`,
+//! [`LockGuard::scope`]) may take the same lock again at once, through the same client or a clone of it. Branches that run side by side there (`join!`,
 //! `select!`, `buffered`) still exclude each other. Spawned tasks do not inherit; see [`scope`]. A bare guard encloses
 //! no code: a second acquire of its lock in the same function waits, as with a `tokio::sync::Mutex`.
 //!
@@ -154,6 +154,12 @@ pub mod __claim {
     //! The rules of claims for the layers.
 
     pub use crate::engine::timing::{pause_after_failed_renewal, pause_while_held};
+}
+#[doc(hidden)]
+pub mod __text {
+    //! The rules of what is shown to people, for the command.
+
+    pub use crate::base::text::is_wild;
 }
 #[doc(hidden)]
 pub use api::macro_support as __macro;

@@ -3,15 +3,10 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use dlock::__text::is_wild;
 use serde_json::Value;
 
-/// Whether a character can affect a terminal, or disguise a text.
-fn is_wild(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
-/// Escapes such characters in a text.
+/// Escapes what can affect a terminal, or disguise a text.
 pub(crate) fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
@@ -108,6 +103,13 @@ mod tests {
         let line = json_line(&Value::String(evil.to_owned()));
         assert!(!line.chars().any(is_wild), "{line}");
         assert_eq!(serde_json::from_str::<String>(&line).unwrap(), evil);
+        let hidden = "\u{ad}\u{61c}\u{115f}\u{180e}\u{2066}\u{3164}\u{ffa0}\u{fff9}\u{e0041}";
+        for c in hidden.chars() {
+            assert_eq!(clean(&c.to_string()), c.escape_default().to_string());
+        }
+        for plain in ["Größe 東京", "שלום", "❤\u{fe0f}"] {
+            assert_eq!(clean(plain), plain);
+        }
     }
 
     #[test]

@@ -139,7 +139,8 @@ impl Lock {
 
     /// Acquires the lock, waiting as long as [`wait`](Self::wait) allows.
     ///
-    /// Inside a frame that holds the same lock it re-enters, without waiting and without a request to the store. A guard
+    /// Inside a frame that holds the same lock, taken through this client or a clone, it re-enters, without waiting for
+    /// others and without a request to the store (a reader inside a writer: [`RwLock`](crate::RwLock)). A guard
     /// alone is no frame: beside a guard of the same lock this waits for that guard. [`LockGuard::reenter`] gives a second
     /// guard, and [`LockGuard::scope`] makes a frame.
     ///
@@ -147,7 +148,8 @@ impl Lock {
     ///
     /// - [`Error::NotAcquired`] when other holders had the lock until the wait time was over.
     /// - [`Error::Lost`] when the enclosing frame has lost it.
-    /// - [`Error::WouldDeadlock`] when the enclosing frame has it as another kind, such as a reader that wants to write.
+    /// - [`Error::WouldDeadlock`] when the enclosing frame has it as another kind of lock that excludes this one, such as a
+    ///   reader that wants to write.
     /// - [`Error::Draining`] when the client [drains](crate::LockClient::drain), unless this is inside a hold of it.
     /// - [`Error::Unsupported`] for a kind or an option that the store does not have.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
@@ -161,8 +163,8 @@ impl Lock {
     /// Cancel safe: dropped at any point it leaves no lock, no queue position and no subscription, and a wake-up that
     /// it consumed goes to the next waiter. A request in flight is undone in the background.
     ///
-    /// Keep polling it: if a woken future is not polled for one to two seconds, it loses its turn, and a lock that was
-    /// handed off to it goes to the next waiter. When it is polled again, it continues to wait ahead of later waiters.
+    /// Keep polling it: if a woken future is not polled for one to two seconds, or 100 ms where it enters an enclosing
+    /// frame, it loses its turn, and a lock that was handed off to it goes to the next waiter. When it is polled again, it continues to wait ahead of later waiters.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
         guarded(self.call(false, Location::caller()))

@@ -21,6 +21,7 @@ pub mod request;
 pub(crate) mod reused;
 #[cfg(dlock_sim)]
 pub(crate) mod sim;
+pub(crate) mod text;
 pub(crate) mod waking;
 
 pub(crate) use self::broken::broken;

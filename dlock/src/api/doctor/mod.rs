@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 pub use self::what_if::Consequence;
+use crate::base::text::is_wild;
 use crate::store::doctor::{Examination, Failover, Finding, LeaseEnd, StoreReport, Verdict};
 use crate::{Error, LockClient, LockKey};
 
@@ -151,9 +152,9 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Text of a server for a terminal: nothing in it moves the cursor.
+/// Text of a server for a terminal: nothing in it moves the cursor, or disguises the text.
 fn printable(text: &str) -> String {
-    let shown = |c: char| match c.is_control() {
+    let shown = |c: char| match is_wild(c) {
         true => c.escape_default().to_string(),
         false => c.to_string(),
     };
@@ -257,6 +258,7 @@ mod tests {
     #[test]
     fn text_of_a_server_moves_no_cursor() {
         assert_eq!(printable("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
+        assert_eq!(printable("a\u{202e}b\u{61c}"), "a\\u{202e}b\\u{61c}");
         assert_eq!(printable("Übergröße …"), "Übergröße …");
     }
 
