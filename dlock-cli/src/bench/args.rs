@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 /// Measures what a store achieves from here: acquisitions and releases per second, the latency of an acquire, how
 /// fairly the lock is shared, and what it costs client and server.
 ///
-/// It uses its own locks, whose names begin with a random prefix for each run, and leaves none behind: also when Ctrl-C
-/// ends it, which prints the results so far. Every figure is of this machine, this network and this server while
-/// nothing else uses them; compare figures that were taken in turns. docs/bench.md says how each is taken.
+/// It uses its own locks, whose names begin with a random prefix for each run, and leaves none behind (of --kind fenced,
+/// the counter of each key): also when Ctrl-C ends it, which prints the results so far. Every figure is of this machine,
+/// this network and this server while nothing else uses them; compare figures that were taken in turns. docs/bench.md
+/// says how each is taken.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// The operation to repeat.

@@ -106,7 +106,11 @@ pub(crate) struct WhyArgs {
 
 /// Watch the locks that are held and waited for, full-screen: waits first, then near misses, then the rest.
 ///
-/// Ends with q or Ctrl-C. Exit status: 0, or 2 if the store cannot be read.
+/// Ends with q or Ctrl-C, and shows the error while the store cannot be read. With --once or --json, or without a
+/// terminal, it prints instead, and ends with the first error.
+///
+/// Exit status: 0; 2 if the store cannot be reached at first, or read while it prints; 128 + N when signal N ended it; 141
+/// when the reader of what it prints is gone.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
     /// Only names like this: a prefix, or a pattern in which * matches anything.

@@ -128,12 +128,20 @@ impl Diagnosis {
             }
         }
         let answers = written.as_ref().is_some_and(|report| report.answers);
-        if answers && let Some(answer) = client.ask(id).await? {
+        // The mailbox of a client that does not read it gets full.
+        let (answer, unasked) = match answers {
+            true => match client.ask(id).await {
+                Err(Error::Refused { message, .. }) => (None, Some(message)),
+                answer => (answer?, None),
+            },
+            false => (None, None),
+        };
+        if let Some(answer) = answer {
             return Ok(Diagnosis::new(State::Alive, "it answers", Some(answer)));
         }
         if let Some(report) = &written
             && !report.is_overdue()
-            && !answers
+            && (!answers || unasked.is_some())
         {
             let because = format!("it published a report {} ago", time(report.age));
             return Ok(Diagnosis::new(State::Alive, because, written));
@@ -151,24 +159,29 @@ impl Diagnosis {
             .flatten()
             .map(|seen| seen.address.clone())
             .next();
-        let mut diagnosis = silent(written, connections, &hidden).await;
+        let mut diagnosis = silent(written, unasked.as_deref(), connections, &hidden).await;
         diagnosis.address = address;
         Ok(diagnosis)
     }
 }
 
-/// Diagnoses a client that neither answers nor publishes; `why` says why its connections are not visible, if so.
+/// Diagnoses a client that neither answers nor publishes; `unasked` says why it could not be asked, `hidden` why its
+/// connections are not visible, if so.
 async fn silent(
     report: Option<ClientReport>,
+    unasked: Option<&str>,
     connections: Option<Vec<Connection>>,
     hidden: &str,
 ) -> Diagnosis {
     let heard = match &report {
-        Some(report) if report.answers => format!(
-            "it does not answer; its last report came {} ago",
-            time(report.age)
-        ),
-        Some(report) => format!("its last report came {} ago", time(report.age)),
+        Some(report) => {
+            let asked = match unasked {
+                Some(why) => format!("it cannot be asked ({}); ", clean(why)),
+                None if report.answers => "it does not answer; ".to_owned(),
+                None => String::new(),
+            };
+            format!("{asked}its last report came {} ago", time(report.age))
+        }
         None => "it published nothing".to_owned(),
     };
     let here = report

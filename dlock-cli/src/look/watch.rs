@@ -129,7 +129,8 @@ struct Screen {
 
 impl Screen {
     fn enter() -> Screen {
-        let _ = write!(std::io::stdout(), "\x1b[?1049h\x1b[?25l");
+        // A line that is wider than its number of characters must not wrap.
+        let _ = write!(std::io::stdout(), "\x1b[?1049h\x1b[?7l\x1b[?25l");
         Screen {
             #[cfg(unix)]
             before: keys_at_once(),
@@ -161,7 +162,7 @@ impl Drop for Screen {
             let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, before);
         }
         let mut stdout = std::io::stdout().lock();
-        let _ = write!(stdout, "\x1b[?25h\x1b[?1049l").and_then(|()| stdout.flush());
+        let _ = write!(stdout, "\x1b[?25h\x1b[?7h\x1b[?1049l").and_then(|()| stdout.flush());
     }
 }
 

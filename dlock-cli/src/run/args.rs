@@ -93,7 +93,7 @@ pub(crate) struct RunArgs {
     /// command was run before [default: 0 then].
     #[arg(long, short = 'E', value_name = "N")]
     conflict_exit_code: Option<u8>,
-    /// Print nothing but errors in the arguments.
+    /// Print nothing but errors in the arguments, and why the command could not be started.
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]

@@ -89,9 +89,11 @@ impl Signals {
         }
     }
 
-    /// Forgets the signals that have arrived: they were for the command, which has ended.
-    pub(super) fn command_has_ended(&mut self) {
-        while self.arrived.try_recv().is_ok() {}
+    /// Takes the signals that have arrived: they were for the command, which has ended. Returns the last one that asks to
+    /// end.
+    pub(super) fn command_has_ended(&mut self) -> Option<Signal> {
+        let arrived = std::iter::from_fn(|| self.arrived.try_recv().ok());
+        arrived.filter(|signal| ENDING.contains(signal)).last()
     }
 
     /// Waits for work without a command, such as the release. A signal leaves the work, and all that follows, a moment; `None`

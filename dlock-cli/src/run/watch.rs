@@ -76,7 +76,7 @@ pub(super) async fn run(
         }
     };
     let change = watch.until_ended(signals).await;
-    watch.end(change).await
+    watch.end(change, signals).await
 }
 
 struct Watch {
@@ -99,7 +99,7 @@ struct Watch {
     lost: bool,
     /// When to kill the processes that do not end by themselves.
     kill_at: Option<Instant>,
-    /// The last ending signal that was passed on.
+    /// The last ending signal that was passed on, or that came with the end of the command.
     passed_on: Option<Signal>,
     /// Completes when the message about the loss is printed.
     told: Option<oneshot::Receiver<()>>,
@@ -163,7 +163,13 @@ impl Watch {
                 biased;
                 change = self.running.change() => match change {
                     Change::Stopped(signal) => self.stopped(signal, signals).await,
-                    ended => return ended,
+                    ended => {
+                        // One that a whole service gets may end the command before this process sees it.
+                        if let Some(signal) = signals.command_has_ended() {
+                            self.signalled(signal);
+                        }
+                        return ended;
+                    }
                 },
                 // Before the look, which would find no time left.
                 loss = &mut lost, if !self.lost => {
@@ -301,7 +307,7 @@ impl Watch {
     }
 
     /// Handles the end of the command: the rest of its group, and the message.
-    async fn end(mut self, how: Change) -> Ended {
+    async fn end(mut self, how: Change, signals: &mut Signals) -> Ended {
         if self.on_lost == OnLost::End && !self.lost && !self.held.is_held() {
             self.lost = true;
             let line = format!("{}: lost before the command had ended", self.locks);
@@ -317,6 +323,8 @@ impl Watch {
         if let Some(keeper) = self.keeper {
             keeper.dismiss().await;
         }
+        // The thread that waits for signals may be a moment late.
+        self.passed_on = self.passed_on.or(signals.command_has_ended());
         let at_terminal = self.terminal.is_some_and(|terminal| {
             terminal.take_back(self.running.group);
             terminal.is_ours()

@@ -39,6 +39,7 @@ struct SurveyTask {
 }
 
 struct Seen {
+    at: Instant,
     until: Instant,
     /// `None` if the survey panicked: no other one is made before `until`.
     survey: Option<Arc<Survey>>,
@@ -55,14 +56,14 @@ impl Look {
         }
     }
 
-    /// Returns the matching locks as JSON, with the token of actions; `None` if the survey panicked.
+    /// Returns the matching locks as JSON, with the token of actions, and the age of the survey; `None` if it panicked.
     pub(super) async fn at(
         &self,
         client: &LockClient,
         timeline: &Timeline,
         token: Option<&str>,
         filter: Filter,
-    ) -> Option<Bytes> {
+    ) -> Option<(Bytes, Duration)> {
         let seen = self.seen(client).await?;
         let survey = seen.survey.clone()?;
         let written = |filter| {
@@ -75,11 +76,14 @@ impl Look {
                 Bytes::from(seen.to_string())
             })
         };
-        if !filter.is_open() {
-            return written(filter).await.ok();
-        }
-        let all = seen.all.get_or_try_init(|| written(filter)).await;
-        all.ok().cloned()
+        let json = match filter.is_open() {
+            true => {
+                let all = seen.all.get_or_try_init(|| written(filter)).await;
+                all.ok()?.clone()
+            }
+            false => written(filter).await.ok()?,
+        };
+        Some((json, seen.at.elapsed()))
     }
 
     /// Returns the survey; `None` if it panicked.
@@ -110,8 +114,10 @@ impl Look {
         let handle = tokio::spawn(async move {
             let began = Instant::now();
             let survey = AssertUnwindSafe(survey(client)).catch_unwind().await;
+            let at = Instant::now();
             sender.send_replace(Some(Arc::new(Seen {
-                until: Instant::now() + every.max(began.elapsed() * REST),
+                at,
+                until: at + every.max((at - began) * REST),
                 survey: survey.ok().flatten(),
                 all: OnceCell::new(),
             })));

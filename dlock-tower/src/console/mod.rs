@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `GET` of where it is mounted | the page: one file, which loads nothing else |
 //! | `GET api/state`, `?find=TEXT&only=SORT` | locks with holders and waiters, clients, deadlocks, this process, what is unknown and why |
-//! | `GET api/lock?key=KEY` | one lock: its holders are looked up and asked at this moment, other waiters are those of the last survey |
+//! | `GET api/lock?key=KEY` | one lock: its holders are looked up and asked at this moment, other waiters are those of the last survey; without the store, the holds of this process |
 //! | `POST api/break`, `api/revoke`, `api/forget` | with [`allow_actions`](Console::allow_actions): what an operator has done |
 //!
 //! The locks are those of the store and the prefix of its client. Holders and waiters of other processes are known only
@@ -68,9 +68,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{Query, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use dlock::operations::{ClientReport, SurveyedLock};
+use dlock::store::Holder;
 use dlock::{LockClient, LockKey};
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -279,7 +280,11 @@ async fn state(State(shared): Asked, Query(query): Query<HashMap<String, String>
     let filter = Filter::of(&query);
     let look = shared.look.at(&shared.client, &shared.timeline, token, filter);
     match look.await {
-        Some(json) => answer::data(json),
+        // The clock of the browser may be wrong.
+        Some((json, age)) => {
+            let age = [("x-dlock-age-ms", view::millis(age).to_string())];
+            (age, answer::data(json)).into_response()
+        }
         None => answer::problem(
             StatusCode::SERVICE_UNAVAILABLE,
             "urn:dlock:problem:unavailable",
@@ -320,19 +325,31 @@ async fn lock(State(shared): Asked, Query(mut query): Query<HashMap<String, Stri
     };
     // The name comes from a list of existing names, braces included.
     match now(&shared, LockKey::raw(key)).await {
-        Ok(lock) => answer::data(view::of_lock(&lock, &shared.client.id()).to_string()),
+        Ok((lock, unknown)) => {
+            let unknown = unknown.map(|error| error.to_string());
+            answer::data(view::of_lock(&lock, unknown.as_deref(), &shared.client.id()).to_string())
+        }
         Err(error) => answer::failed(&error),
     }
 }
 
-async fn now(shared: &Shared, key: LockKey) -> Result<SurveyedLock, dlock::Error> {
+/// Returns a lock, and the error if the store did not tell its holders: then they are those of this process.
+async fn now(shared: &Shared, key: LockKey) -> Result<(SurveyedLock, Option<dlock::Error>), dlock::Error> {
     let client = &shared.client;
     let survey = shared.look.survey(client).await;
+    let found = client.holders(key.clone()).await;
     let own = Arc::new(client.active());
-    let holders = client.holders(key.clone()).await?;
+    let (holders, unknown) = match found {
+        Ok(holders) => (holders, None),
+        Err(error) => match own_holds(&own, &key) {
+            none if none.is_empty() => return Err(error),
+            holders => (holders, Some(error)),
+        },
+    };
     // One client may have many of them, as readers.
     let written = holders.iter().filter_map(|holder| holder.client.as_ref());
-    let answering = written.filter(|report| report.answers && report.client != own.client);
+    let answering =
+        written.filter(|report| report.answers && !report.is_overdue() && report.client != own.client);
     let asked: HashSet<String> = answering.map(|report| report.client.clone()).collect();
     let asked = asked.into_iter().map(|id| async move {
         let answer = client.ask(&id).await.ok().flatten();
@@ -357,7 +374,14 @@ async fn now(shared: &Shared, key: LockKey) -> Result<SurveyedLock, dlock::Error
     let mut known = HashSet::new();
     let mut clients: Vec<_> = iter::once(own).chain(of_holders).chain(surveyed).collect();
     clients.retain(|report| known.insert(report.client.clone()));
-    Ok(SurveyedLock::new(key, holders, clients))
+    Ok((SurveyedLock::new(key, holders, clients), unknown))
+}
+
+/// What this process holds, known without the store.
+fn own_holds(own: &Arc<ClientReport>, key: &LockKey) -> Vec<Holder> {
+    let of_key = own.holds.iter().filter(|hold| hold.key == *key);
+    let holder = of_key.map(|hold| Holder::new(hold.kind, hold.grant.clone(), 1, Some(hold.lease_left)));
+    holder.map(|holder| holder.known(Some(own.clone()))).collect()
 }
 
 async fn elsewhere() -> Response {

@@ -48,9 +48,12 @@ pub(super) fn of_survey(survey: &Survey, filter: &Filter) -> Value {
     })
 }
 
-/// Returns a lock with its holders and waiters; `own` is the id of the client of this process.
-pub(super) fn of_lock(lock: &SurveyedLock, own: &str) -> Value {
-    few_of_lock(lock, own, MANY)
+/// Returns a lock with its holders and waiters, and why other holders are unknown; `own` is the id of the client of this
+/// process.
+pub(super) fn of_lock(lock: &SurveyedLock, unknown: Option<&str>, own: &str) -> Value {
+    let mut of = few_of_lock(lock, own, MANY);
+    of["unknown"] = json!(unknown.map(short));
+    of
 }
 
 fn few_of_lock(lock: &SurveyedLock, own: &str, most: usize) -> Value {

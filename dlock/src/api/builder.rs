@@ -138,13 +138,15 @@ impl LockClientBuilder {
 
     /// Sets whether this client publishes its presence: service, machine, address, process and version, and for each of
     /// the 32 oldest holds and the 32 oldest waits of more than a second the name, file and line, and
-    /// [note](crate::Lock::note). `false` by default; in a URL `presence=on`.
+    /// [note](crate::Lock::note); of more than 4,096 of them, the oldest of any 4,096. `false` by default; in a URL
+    /// `presence=on`.
     ///
     /// Presence is one entry per client, at most 16 KiB, written at most once a second and at least every 5 s. It
-    /// expires one minute or two leases after the last write, whichever is later. An idle client writes nothing; no
-    /// acquire or release waits for a write. Presence is for the person on call, see [`LockClient::clients`]. No lock
-    /// depends on it: a client that is not permitted to write it works without. In memory, on Redis, Valkey and quorums;
-    /// other stores keep no such entries, and [`build`](Self::build) refuses it there.
+    /// expires one minute or two leases after the last write, whichever is later. A client that has been idle for a few
+    /// seconds removes it, and writes nothing; no acquire or release waits for a write. Presence is for the person on
+    /// call, see [`LockClient::clients`]. No lock depends on it: a client that is not permitted to write it works
+    /// without. In memory, on Redis, Valkey and quorums; other stores keep no such entries, and [`build`](Self::build)
+    /// refuses it there.
     pub fn presence(mut self, presence: bool) -> Self {
         self.presence = Some(presence);
         self

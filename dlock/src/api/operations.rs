@@ -78,7 +78,7 @@ impl LockClient {
 
     /// Returns the clients of the same store and prefix that hold or wait for something, as they published it. A client
     /// that is gone, or cannot reach the store, is listed for another minute, or two of its leases if that is longer,
-    /// and is [overdue](ClientReport::is_overdue). Idle clients, and clients without
+    /// and is [overdue](ClientReport::is_overdue). Clients that have been idle for a few seconds, and clients without
     /// [presence](crate::LockClientBuilder::presence), are not listed. The store scans all of its keys for this: meant
     /// for people and tools.
     ///
@@ -109,7 +109,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for a malformed client id, or a failure of the store. Cancel safe.
+    /// [`Error::InvalidOption`] for a malformed client id, [`Error::Refused`] also if the client has not read its last 64
+    /// questions, or a failure of the store. Cancel safe.
     pub async fn ask(&self, client: &str) -> Result<Option<ClientReport>, Error> {
         const WHAT: &str = "the question to a client";
         let client = client_id(client)?;

@@ -57,7 +57,8 @@ pub struct SurveyedLock {
     pub key: LockKey,
     /// Its holders, with their clients' reports.
     pub holders: Vec<Holder>,
-    /// The calls that wait for it, as far as is known, the longest wait first.
+    /// The calls that wait for it, as far as is known, the longest wait first. Those of a client that fell silent are as it
+    /// published them last: see [`ClientReport::is_overdue`].
     pub waits: Vec<(Arc<ClientReport>, WaitReport)>,
 }
 

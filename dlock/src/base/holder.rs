@@ -30,7 +30,7 @@ pub struct Holder {
     /// or `prepared transaction`.
     pub id: String,
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a released
-    /// lock is kept by its `min_hold`.
+    /// lock is kept by its `min_hold`. For a permit on Redis and Valkey always 1.
     pub holds: u64,
     /// The remaining lease; `None` if the hold does not expire, or [not by a lease](Self::ends_with).
     pub remaining: Option<Duration>,

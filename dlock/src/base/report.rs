@@ -13,6 +13,8 @@ use crate::base::kind::Kind;
 const VERSION: &str = "dlock 1";
 /// The maximum length of the text, in bytes.
 pub(crate) const MOST_BYTES: usize = 16 * 1024;
+/// How many holds, and how many waits, a client publishes.
+pub(crate) const PUBLISHED: usize = 32;
 /// The maximum length of a note and of a service name, in characters.
 const MOST_CHARS: usize = 200;
 
@@ -51,10 +53,11 @@ pub struct ClientReport {
     pub started: SystemTime,
     /// Whether it answers [requests](crate::LockClient::ask).
     pub answers: bool,
-    /// What it holds, the oldest first. A published report has the oldest 32 of those that it has held for a second.
+    /// What it holds, the oldest first. A published report has the oldest 32 of those that it has held for a second; of
+    /// more than 4,096, the oldest of any 4,096.
     pub holds: Vec<HoldReport>,
     /// What it waits for, the longest wait first. A published report has the oldest 32 of those that have lasted a
-    /// second.
+    /// second; of more than 4,096, the oldest of any 4,096.
     pub waits: Vec<WaitReport>,
     /// How many holds it has in all.
     pub held: usize,
@@ -334,7 +337,7 @@ pub enum ProcessState {
     Stopped,
     /// It ran on this machine and is gone.
     Gone,
-    /// It is on another machine, or in another container.
+    /// It is on another machine or in another container, or this one hides the processes of other users.
     Elsewhere,
 }
 
@@ -346,6 +349,11 @@ impl ClientReport {
         if self.place.machine.is_empty() || self.place.machine != here.machine {
             return ProcessState::Elsewhere;
         }
+        self.state_by(stat)
+    }
+
+    /// Returns the state of the process as `stat` tells that of the processes of its machine.
+    fn state_by(&self, stat: impl Fn(&str) -> Option<(char, String)>) -> ProcessState {
         match stat(&self.process.to_string()) {
             Some((_, began)) if began != self.place.began => ProcessState::Gone,
             Some((state, _)) => match state {
@@ -353,6 +361,8 @@ impl ClientReport {
                 'Z' | 'X' | 'x' => ProcessState::Gone,
                 _ => ProcessState::Runs,
             },
+            // There is always a first process: those of others are hidden (hidepid).
+            None if stat("1").is_none() => ProcessState::Elsewhere,
             None => ProcessState::Gone,
         }
     }
@@ -363,7 +373,8 @@ impl ClientReport {
         self.age > self.every * 2
     }
 
-    /// Returns the report as text of at most [`MOST_BYTES`]: what does not fit is left out, the youngest first.
+    /// Returns the report as text of at most [`MOST_BYTES`]: what does not fit is left out, the youngest first, and first
+    /// what would not be published.
     pub(crate) fn write(&self) -> String {
         let began = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut text = format!("{VERSION}\n");
@@ -387,34 +398,12 @@ impl ClientReport {
                 &self.kept.as_millis().to_string(),
             ],
         );
+        let (waits, more_waits) = self.waits.split_at(self.waits.len().min(PUBLISHED));
+        let (holds, more_holds) = self.holds.split_at(self.holds.len().min(PUBLISHED));
         // Waits first: chains are made of them.
-        for wait in &self.waits {
-            let mut fields = vec![
-                wait.kind.to_string(),
-                wait.waited.as_millis().to_string(),
-                task(wait.task),
-                wait.key.as_str().to_owned(),
-                wait.location.clone(),
-                wait.note.clone().unwrap_or_default(),
-            ];
-            fields.extend(wait.inside.iter().cloned());
-            fits(&mut text, "wait", &fields);
-        }
-        for hold in &self.holds {
-            let mut fields = vec![
-                hold.kind.to_string(),
-                hold.held.as_millis().to_string(),
-                task(hold.task),
-                hold.key.as_str().to_owned(),
-                hold.location.clone(),
-                hold.note.clone().unwrap_or_default(),
-                hold.grant.clone(),
-                hold.token.to_string(),
-                hold.lease_left.as_millis().to_string(),
-                String::from(if hold.suspect { "1" } else { "0" }),
-            ];
-            fields.extend(hold.reentered.iter().cloned());
-            fits(&mut text, "hold", &fields);
+        for (waits, holds) in [(waits, holds), (more_waits, more_holds)] {
+            waits.iter().for_each(|wait| wait.write(&mut text));
+            holds.iter().for_each(|hold| hold.write(&mut text));
         }
         text
     }
@@ -439,6 +428,40 @@ impl ClientReport {
             }
         }
         report
+    }
+}
+
+impl WaitReport {
+    fn write(&self, text: &mut String) {
+        let mut fields = vec![
+            self.kind.to_string(),
+            self.waited.as_millis().to_string(),
+            task(self.task),
+            self.key.as_str().to_owned(),
+            self.location.clone(),
+            self.note.clone().unwrap_or_default(),
+        ];
+        fields.extend(self.inside.iter().cloned());
+        fits(text, "wait", &fields);
+    }
+}
+
+impl HoldReport {
+    fn write(&self, text: &mut String) {
+        let mut fields = vec![
+            self.kind.to_string(),
+            self.held.as_millis().to_string(),
+            task(self.task),
+            self.key.as_str().to_owned(),
+            self.location.clone(),
+            self.note.clone().unwrap_or_default(),
+            self.grant.clone(),
+            self.token.to_string(),
+            self.lease_left.as_millis().to_string(),
+            String::from(if self.suspect { "1" } else { "0" }),
+        ];
+        fields.extend(self.reentered.iter().cloned());
+        fits(text, "hold", &fields);
     }
 }
 
@@ -724,5 +747,41 @@ mod tests {
         assert!(text.len() <= MOST_BYTES);
         let read = ClientReport::read(text.as_bytes(), Duration::ZERO).unwrap();
         assert!(read.holds.len() > 50 && read.waits.len() == 1);
+    }
+
+    #[test]
+    fn many_waits_leave_room_for_the_holds_and_many_holds_for_the_waits() {
+        let mut report = report();
+        let numbered = |number: u64| WaitReport {
+            task: Some(number),
+            ..report.waits[0].clone()
+        };
+        report.waits = (0..1000).map(numbered).collect();
+        report.holds = vec![report.holds[0].clone(); 1000];
+        let text = report.write();
+        assert!(text.len() <= MOST_BYTES);
+        let read = ClientReport::read(text.as_bytes(), Duration::ZERO).unwrap();
+        assert!(read.holds.len() >= PUBLISHED && read.waits.len() > PUBLISHED);
+        // The oldest ones, in their order.
+        assert_eq!(read.waits[..], report.waits[..read.waits.len()]);
+    }
+
+    #[test]
+    fn process_that_is_hidden_is_not_said_to_be_gone() {
+        let report = report();
+        let init = || Some(('S', "1".to_owned()));
+        let only_init = |process: &str| (process == "1").then(init).flatten();
+        assert_eq!(report.state_by(only_init), ProcessState::Gone);
+        assert_eq!(report.state_by(|_| None), ProcessState::Elsewhere);
+        let other = |_: &str| Some(('S', format!("{}9", report.place.began)));
+        assert_eq!(report.state_by(other), ProcessState::Gone);
+        for (state, is) in [
+            ('R', ProcessState::Runs),
+            ('T', ProcessState::Stopped),
+            ('Z', ProcessState::Gone),
+        ] {
+            let found = report.state_by(|_| Some((state, report.place.began.clone())));
+            assert_eq!(found, is, "{state}");
+        }
     }
 }

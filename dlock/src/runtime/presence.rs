@@ -3,7 +3,8 @@
 //!
 //! One task per client. It sleeps while nothing is held and nothing waits. Otherwise it checks once a second, and
 //! writes when something older than a second has changed, and every few seconds besides. So a lock that is held for a
-//! moment is never published, and no acquire or release waits for this.
+//! moment is never published, and no acquire or release waits for this. Once a client has been idle for a few seconds, its
+//! entry is removed.
 
 pub(crate) mod mailbox;
 
@@ -21,7 +22,7 @@ use crate::base::chance::{HashMap, HashSet};
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::report::{
-    ClientReport, HoldReport, Intervention, LossReason, Place, WaitReport, host, shortened,
+    ClientReport, HoldReport, Intervention, LossReason, PUBLISHED, Place, WaitReport, host, shortened,
 };
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
@@ -37,13 +38,11 @@ const TICK: Duration = Duration::from_secs(1);
 const EVERY: Duration = Duration::from_secs(5);
 /// How long at least an entry is kept.
 const KEPT: Duration = Duration::from_secs(60);
-/// How many holds, and how many waits, are published.
-const WRITTEN: usize = 32;
-/// How many holds, and how many waits, are examined.
+/// How many holds, and how many waits, are examined for what is published. Where there are more, any of them.
 const LOOKED_AT: usize = 4096;
 /// The pause after a store that panicked.
 pub(crate) const AFTER_A_PANIC: Duration = Duration::from_secs(1);
-/// How long a client without permission to write waits before it tries again.
+/// How long a client that may not write, or cannot for another lasting reason, waits before it tries again.
 const REFUSED: Duration = Duration::from_secs(60);
 
 /// The identity of a client.
@@ -96,7 +95,7 @@ impl Shared {
     /// Returns what this client holds and waits for: all of it, or the part that is published.
     pub(crate) fn report(&self, written: bool) -> ClientReport {
         let (most, shown) = match written {
-            true => (LOOKED_AT, WRITTEN),
+            true => (LOOKED_AT, PUBLISHED),
             false => (usize::MAX, usize::MAX),
         };
         let now = Moment::of(clock::now());
@@ -190,14 +189,20 @@ impl Shared {
 
     /// Removes the entry of this client, at its end.
     pub(crate) async fn leave_presence(&self) {
-        let identity = &self.identity;
-        identity.left.store(true, Ordering::Relaxed);
-        if identity.written.load(Ordering::Relaxed)
-            && let Some(operations) = self.store.clone().operations()
-        {
-            let removed = operations.remove(EntryName::of_client("client", self.issuer().uuid));
+        self.identity.left.store(true, Ordering::Relaxed);
+        if let Some(operations) = self.store.clone().operations() {
+            self.unpublish(&operations).await;
+        }
+    }
+
+    async fn unpublish(&self, operations: &Arc<dyn Operations>) {
+        let written = &self.identity.written;
+        if written.load(Ordering::Relaxed) {
+            let name = EntryName::of_client("client", self.issuer().uuid);
+            let removed = operations.clone().remove(name);
             // Otherwise it expires.
             let _ = tokio::time::timeout(self.settings.timeout, removed).await;
+            written.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -268,10 +273,13 @@ pub(crate) async fn attend(shared: &Arc<Shared>, over: impl Future<Output = ()>)
     }
 }
 
-/// Writes for as long as something is held or waited for.
+/// Writes until nothing has been held or waited for during the time between two writes. So the entry of a busy client
+/// stays, and that of a client that became idle is removed before it is overdue.
 async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: &mut Mailbox) {
     let name = EntryName::of_client("client", shared.issuer().uuid);
     let mut last: Option<(Moment, Vec<String>)> = None;
+    let mut tried = HashMap::default();
+    let mut busy = Moment::of(clock::now());
     let mut next = clock::now() + TICK;
     loop {
         tokio::select! {
@@ -282,15 +290,19 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
             }
         }
         next = clock::now() + TICK;
-        if !shared.is_active() {
+        let now = Moment::of(clock::now());
+        if shared.is_active() {
+            busy = now;
+        } else if last.is_none() || now.since(busy) >= shared.written_every() {
             shared.watchdog.beat.sleeps();
             // Something may have begun in between.
             if !shared.is_active() {
+                shared.unpublish(operations).await;
                 return;
             }
             shared.watchdog.beat.rouse();
         }
-        look_up(shared).await;
+        look_up(shared, &mut tried).await;
         let report = shared.report(true);
         let grants = report.holds.iter().map(|hold| hold.grant.clone());
         let calls = report
@@ -321,7 +333,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
             Ok(Ok(())) => last = Some((now, content)),
             Ok(Err(error)) => {
                 Event::NotWritten { error: Some(&error) }.emit();
-                if !error.is_passing() {
+                if !error.is_outlasted() {
                     next = clock::now() + REFUSED;
                 }
             }
@@ -331,14 +343,21 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
     }
 }
 
-/// Looks up the holder for the longest wait, if that has lasted a second.
-async fn look_up(shared: &Arc<Shared>) {
+/// Looks up the holder for the longest wait, if that has lasted a second. Where no holder is found, the other locks have
+/// their turns first; `tried` has when each was tried.
+async fn look_up(shared: &Arc<Shared>, tried: &mut HashMap<LockKey, Moment>) {
     let now = Moment::of(clock::now());
     let mut calls = shared.waits.calls(LOOKED_AT);
     calls.retain(|(_, call)| now.since(call.since) >= TICK && !call.is_looked_up());
-    let Some((_, first)) = calls.iter().min_by_key(|(_, call)| call.since) else {
+    let still = calls.iter().filter_map(|(_, call)| tried.remove_entry(&call.key));
+    *tried = still.collect();
+    let first = calls
+        .iter()
+        .min_by_key(|(_, call)| (tried.get(&call.key).copied(), call.since));
+    let Some((_, first)) = first else {
         return;
     };
+    tried.insert(first.key.clone(), now);
     let looked_up = shared.holders(first.key.clone());
     let Ok(Ok(holders)) = tokio::time::timeout(shared.settings.timeout, looked_up).await else {
         return;
@@ -359,4 +378,240 @@ async fn know_address(shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
     };
     let found = shared.identity.address.get_or_init(find);
     let _ = tokio::time::timeout(TICK, found).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::sync::atomic::AtomicUsize;
+
+    use parking_lot::Mutex;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::LockClient;
+    use crate::store::{
+        AcquireReply, AcquireRequest, Capabilities, GrantId, Kind, Reason, ReleaseReply, ReleaseRequest,
+        RenewRequest, Renewal, Store, StoreFuture, Watch,
+    };
+    use crate::stores::memory::MemoryStore;
+
+    const SEC: Duration = Duration::from_secs(1);
+    const MS: Duration = Duration::from_millis(1);
+    /// A lock whose holder the store does not tell.
+    const UNSEEN: &str = "unseen";
+
+    /// A store in memory that counts what is published.
+    #[derive(Clone, Default)]
+    struct Board {
+        memory: Arc<MemoryStore>,
+        puts: Arc<AtomicUsize>,
+        removals: Arc<AtomicUsize>,
+        /// Why the next puts are refused.
+        refusals: Arc<Mutex<Vec<Reason>>>,
+        removal_takes: Duration,
+    }
+
+    impl Board {
+        async fn client(&self) -> LockClient {
+            let builder = LockClient::builder().store(self.clone()).presence(true);
+            builder.build().await.unwrap()
+        }
+
+        async fn entries(&self) -> usize {
+            Operations::clients(self.memory.clone()).await.unwrap().len()
+        }
+
+        fn puts(&self) -> usize {
+            self.puts.load(Ordering::Relaxed)
+        }
+
+        fn removals(&self) -> usize {
+            self.removals.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Store for Board {
+        fn capabilities(&self) -> Capabilities {
+            self.memory.capabilities()
+        }
+
+        fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+            self.memory.clone().acquire(request)
+        }
+
+        fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+            self.memory.clone().release(request)
+        }
+
+        fn renew(
+            self: Arc<Self>,
+            requests: Vec<RenewRequest>,
+        ) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+            self.memory.clone().renew(requests)
+        }
+
+        fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+            match key.as_str() {
+                UNSEEN => Box::pin(ready(Ok(Vec::new()))),
+                _ => self.memory.clone().inspect(key),
+            }
+        }
+
+        fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+            Store::watch(self.memory.clone(), kind, key, grant)
+        }
+
+        fn operations(self: Arc<Self>) -> Option<Arc<dyn Operations>> {
+            Some(self)
+        }
+    }
+
+    impl Operations for Board {
+        fn put(
+            self: Arc<Self>,
+            name: EntryName,
+            value: Vec<u8>,
+            ttl: Duration,
+            tell: bool,
+        ) -> StoreFuture<()> {
+            self.puts.fetch_add(1, Ordering::Relaxed);
+            match self.refusals.lock().pop() {
+                Some(reason) => Box::pin(ready(Err(StoreError::not_done(reason, "no")))),
+                None => self.memory.clone().put(name, value, ttl, tell),
+            }
+        }
+
+        fn get(self: Arc<Self>, name: EntryName) -> StoreFuture<Option<Entry>> {
+            self.memory.clone().get(name)
+        }
+
+        fn remove(self: Arc<Self>, name: EntryName) -> StoreFuture<()> {
+            self.removals.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                sleep(self.removal_takes).await;
+                self.memory.clone().remove(name).await
+            })
+        }
+
+        fn post(
+            self: Arc<Self>,
+            name: EntryName,
+            id: String,
+            message: Vec<u8>,
+            ttl: Duration,
+        ) -> StoreFuture<u64> {
+            self.memory.clone().post(name, id, message, ttl)
+        }
+
+        fn mail(self: Arc<Self>, name: EntryName) -> StoreFuture<Vec<Vec<u8>>> {
+            self.memory.clone().mail(name)
+        }
+
+        fn clients(self: Arc<Self>) -> StoreFuture<Vec<Uuid>> {
+            self.memory.clone().clients()
+        }
+
+        fn watch(self: Arc<Self>, name: &EntryName) -> Watch {
+            Operations::watch(self.memory.clone(), name)
+        }
+
+        fn audit(self: Arc<Self>, fields: Vec<(String, String)>) -> StoreFuture<()> {
+            self.memory.clone().audit(fields)
+        }
+
+        fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool> {
+            self.memory.clone().end(key, holder)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entry_of_an_idle_client_is_removed_before_it_is_overdue() {
+        let board = Board::default();
+        let client = board.client().await;
+        for held in [2500, 4900, 5100, 9300] {
+            let guard = client.lock("k").acquire().await.unwrap();
+            sleep(held * MS).await;
+            assert_eq!(board.entries().await, 1);
+            guard.release().await.unwrap();
+            while let [report] = &client.clients().await.unwrap()[..] {
+                assert!(!report.is_overdue(), "{report:?}");
+                sleep(100 * MS).await;
+            }
+        }
+        // From then on it is silent.
+        let before = (board.puts(), board.removals());
+        assert_eq!(before.1, 4);
+        sleep(100 * SEC).await;
+        assert_eq!((board.puts(), board.removals()), before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entry_of_a_client_that_is_idle_for_moments_stays_and_is_written_as_seldom() {
+        let board = Board::default();
+        let client = board.client().await;
+        for _ in 0..100 {
+            let guard = client.lock("k").acquire().await.unwrap();
+            sleep(330 * MS).await;
+            guard.release().await.unwrap();
+            sleep(400 * MS).await;
+        }
+        assert_eq!((board.entries().await, board.removals()), (1, 0));
+        // In 73 s.
+        assert!(board.puts() <= 15, "{}", board.puts());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hold_that_begins_while_the_entry_is_removed_is_published() {
+        let board = Board {
+            removal_takes: SEC,
+            ..Board::default()
+        };
+        let client = board.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        sleep(3 * SEC).await;
+        guard.release().await.unwrap();
+        let idle = clock::now();
+        while board.removals() == 0 {
+            assert!(idle.elapsed() < 20 * SEC);
+            sleep(100 * MS).await;
+        }
+        let guard = client.lock("k").acquire().await.unwrap();
+        sleep(4 * SEC).await;
+        let reports = client.clients().await.unwrap();
+        assert_eq!(reports[0].holds.len(), 1, "{reports:?}");
+        drop(guard);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_publishes_again_at_once_after_a_refusal_that_passes() {
+        for (reason, after) in [(Reason::RefusedForNow, SEC), (Reason::Refused, REFUSED)] {
+            let board = Board::default();
+            board.refusals.lock().push(reason);
+            let client = board.client().await;
+            let _guard = client.lock("k").acquire().await.unwrap();
+            sleep(TICK + after / 2).await;
+            assert_eq!(board.entries().await, 0);
+            sleep(after).await;
+            assert_eq!(board.entries().await, 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_learns_its_holder_though_that_of_another_lock_is_unknown() {
+        let board = Board::default();
+        let (a, b) = (board.client().await, board.client().await);
+        let guards = (
+            a.lock(UNSEEN).acquire().await.unwrap(),
+            a.lock("k").acquire().await.unwrap(),
+        );
+        for _ in 0..2 {
+            let lock = b.lock(UNSEEN).wait(100 * SEC);
+            tokio::spawn(async move { lock.acquire().await.map(drop) });
+        }
+        sleep(10 * MS).await;
+        let error = b.lock("k").wait(5 * SEC).acquire().await.unwrap_err();
+        assert!(error.holder().is_some(), "{error}");
+        drop(guards);
+    }
 }

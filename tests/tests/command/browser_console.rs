@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use dlock::LockClient;
 use dlock_tests::bins::Checkout;
 use dlock_tests::{Flavor, Server, eventually};
 use dlock_tower::console::Console;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tower::ServiceExt;
 
 use crate::browser_support::Browser;
 
@@ -190,6 +191,13 @@ async fn everything_can_be_done_by_the_keyboard() {
         page.count("#locks tbody tr").await == 2
     })
     .await;
+    // They can be switched off, for those who dictate.
+    page.click("#keys").await;
+    page.client.refresh().await.unwrap();
+    page.shows("#locks tbody tr:nth-child(2)", "order:2").await;
+    page.types("p").await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(page.text("#live").await, "live");
     // Everything that can be clicked can be reached, and says what it is.
     let nameless = "return [...document.querySelectorAll('button, input, a')]
         .filter((one) => one.tabIndex < 0 || !(one.textContent.trim() || one.ariaLabel)).length";
@@ -305,18 +313,29 @@ async fn hostile_names_and_notes_are_shown_and_do_nothing() {
     let _guard = client.lock(MARKUP).note(MARKUP).acquire().await.unwrap();
     let hold = format!("{}:1", client.id());
     let long = "k".repeat(64 * 1024);
-    for name in ["wild\u{1b}[2J\u{202e}\n\u{0}name", long.as_str()] {
+    // It looks like the other one.
+    let twin = format!("{}l", &long[1..]);
+    let wild = "wild\u{1b}[2J\u{202e}\n\u{0}\u{3164}\u{e0041}name";
+    for name in [wild, &long, &twin] {
         server.command(&["HSET", name, &hold, "1"]).await;
         server.command(&["PEXPIRE", name, "600000"]).await;
     }
     let page = Browser::open(&mounted(&client).await).await;
-    eventually("all three are shown", async || {
-        page.count("#locks tbody tr").await == 3
-    })
-    .await;
+    let shows = async |count| {
+        let what = format!("{count} are shown");
+        eventually(&what, async || page.count("#locks tbody tr").await == count).await;
+    };
+    shows(4).await;
+    // Drawn again, they are still two rows, of which one can go.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    server.command(&["DEL", &twin]).await;
+    shows(3).await;
     let all = page.text("#locks tbody").await;
     assert!(all.contains(MARKUP), "{all}");
-    assert!(all.contains("wild\\u{1b}[2J\\u{202e}\\u{a}\\u{0}name"), "{all}");
+    assert!(
+        all.contains("wild\\u{1b}[2J\\u{202e}\\u{a}\\u{0}\\u{3164}\\u{e0041}name"),
+        "{all}"
+    );
     assert!(all.len() < 4000, "the long one is shortened");
     page.fits().await;
     for row in 1..=3 {
@@ -375,6 +394,109 @@ async fn outage_and_sign_out_are_said_and_what_was_known_stays() {
     page.shows("#locks tbody", "mine").await;
     signed_in.store(true, Ordering::Relaxed);
     page.shows("#live", "live").await;
+    page.close().await;
+}
+
+/// What a proxy in front of several processes can do.
+#[tokio::test]
+async fn action_whose_answer_is_lost_may_have_been_done_and_a_process_that_only_reads_does_nothing() {
+    let client = client("memory://console-proxy", "ops").await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let (loses, other) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+    let reader = Console::new(client.clone()).router();
+    let proxy = {
+        let (loses, other) = (loses.clone(), other.clone());
+        from_fn(move |request: Request, next: Next| {
+            let (loses, other) = (loses.load(Ordering::Relaxed), other.load(Ordering::Relaxed));
+            let reader = reader.clone();
+            async move {
+                let is_action = request.method() == Method::POST;
+                let answer = match other {
+                    true => reader.oneshot(request).await.unwrap(),
+                    false => next.run(request).await,
+                };
+                match is_action && loses {
+                    true => (StatusCode::GATEWAY_TIMEOUT, Html("<h1>504</h1>")).into_response(),
+                    false => answer,
+                }
+            }
+        })
+    };
+    let console = Console::new(client.clone()).allow_actions(true).router();
+    let app = Router::new().nest_service("/locks", console.layer(proxy));
+    let page = Browser::open(&format!("{}/locks", serve(app).await)).await;
+    page.click("#locks tbody button").await;
+    page.shows("#detail-body .holder", "Held by").await;
+    page.click("#detail-body form input").await;
+    page.types("it burns").await;
+    page.types(ENTER).await;
+    page.shows("#detail-body output", "may or may not have been done")
+        .await;
+    guard.revoked().await.expect("it was done");
+    loses.store(false, Ordering::Relaxed);
+    other.store(true, Ordering::Relaxed);
+    // The page sees that process.
+    eventually("no record can be forgotten there", async || {
+        page.ask("return document.getElementById('records').hidden", vec![])
+            .await
+            == json!(true)
+    })
+    .await;
+    page.types(ENTER).await;
+    page.shows("#detail-body output", "Not done").await;
+    page.close().await;
+}
+
+#[tokio::test]
+async fn age_is_that_of_the_survey_and_only_news_are_read_aloud() {
+    let client = LockClient::memory();
+    client.drain();
+    let console = Console::new(client).refresh(Duration::from_secs(60)).router();
+    let page = Browser::open(&serve(console).await).await;
+    page.shows("#alerts", "This process drains").await;
+    // The clock of the browser is slow.
+    let prepare = "const now = Date.now;
+        Date.now = () => now() - 60000;
+        window.said = 0;
+        const all = { childList: true, characterData: true, subtree: true };
+        for (const region of document.querySelectorAll('[aria-live=polite], [role=status]')) {
+            new MutationObserver((news) => { window.said += news.length; }).observe(region, all);
+        }
+        return document.getElementById('alerts').ariaLive";
+    assert_eq!(page.ask(prepare, vec![]).await, json!("polite"));
+    page.shows("#as-of", " s old").await;
+    let age = page.text("#as-of").await;
+    eventually("it grows", async || page.text("#as-of").await != age).await;
+    assert_eq!(page.text("#live").await, "live");
+    assert_eq!(page.ask("return window.said", vec![]).await, json!(0));
+    page.close().await;
+}
+
+#[tokio::test]
+async fn events_of_other_days_have_their_date() {
+    let client = LockClient::memory();
+    let page = Browser::open(&mounted(&client).await).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let waiter = tokio::spawn(client.lock("k").acquire());
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    guard.release().await.unwrap();
+    let _guard = waiter.await.unwrap().unwrap();
+    page.shows("#timeline", "waited").await;
+    let has_date = "const time = document.querySelector('#timeline time');
+        return time.textContent.startsWith(new Date(time.dateTime).toLocaleDateString())";
+    assert_eq!(page.ask(has_date, vec![]).await, json!(false), "today");
+    let earlier = "const asked = window.fetch;
+        window.fetch = async (...of) => {
+            const answer = await asked(...of);
+            const state = await answer.json();
+            for (const event of state.events?.entries ?? []) event.at_ms -= 48 * 3600 * 1000;
+            return new Response(JSON.stringify(state), { headers: answer.headers });
+        }";
+    page.ask(earlier, vec![]).await;
+    eventually("its date is shown", async || {
+        page.ask(has_date, vec![]).await == json!(true)
+    })
+    .await;
     page.close().await;
 }
 

@@ -205,10 +205,23 @@ async fn holder_that_is_cut_off_is_told_from_one_that_hangs() {
     });
     begins.recv().unwrap();
     is_known(&url, "cut").await;
-    is_known(&url, "hangs").await;
+    let hangs = is_known(&url, "hangs").await;
     proxy.refuse();
     proxy.cut();
     state_becomes(&url, "hangs", "hung").await;
+    // Others ask it again and again, until its mailbox is full.
+    let (id, _) = hangs["holder"]["id"].as_str().unwrap().split_once(':').unwrap();
+    let asker = LockClient::connect(&url).await.unwrap();
+    let asked = (0..80).map(|_| asker.ask(id));
+    let asked = futures_util::future::join_all(asked).await;
+    assert!(asked.iter().any(Result::is_err), "{asked:?}");
+    state_becomes(&url, "hangs", "hung").await;
+    let (state, because) = diagnosis(&url, "hangs").await;
+    assert!(
+        state == "hung" && because.contains("mailbox"),
+        "{state}: {because}"
+    );
+    assert_eq!(code(&dlock(&url, &["why", "hangs"]).await), 0);
     state_becomes(&url, "cut", "cut off").await;
     drop(hang);
     thread.join().unwrap();

@@ -625,6 +625,37 @@ async fn signals_that_arrive_before_the_release_do_not_prevent_it() {
     }
 }
 
+/// As of a service manager that asks all processes of a service to end, of which the command is the faster one.
+#[tokio::test]
+async fn command_that_ends_by_a_signal_that_dlock_gets_as_well_has_not_failed() {
+    let (_server, url) = server().await;
+    let args = ["--once", "--on-failure", "keep", "work"];
+    let script = "trap 'exit 143' TERM; echo $$; while :; do sleep 0.01; done";
+    let is = async |pid: Pid, state: &str| {
+        eventually(&format!("{pid} is {state}"), || async {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.contains(&format!(") {state} "))
+        })
+        .await;
+    };
+    for round in 0..20 {
+        let running = Running::script(&url, &args, script);
+        running.says("\n").await;
+        let command = Pid::from_raw(running.said().trim().parse().expect("a process id"));
+        // Both wait for dlock when it continues: the signal, and the end of the command.
+        running.signal(Signal::SIGSTOP);
+        is(running.pid(), "T").await;
+        running.signal(Signal::SIGTERM);
+        signal::kill(command, Signal::SIGTERM).expect("it runs");
+        is(command, "Z").await;
+        running.signal(Signal::SIGCONT);
+        let ended = running.all_ended().await;
+        assert_eq!(code(&ended), 143, "round {round}: {ended:?}");
+    }
+    let next = run(&url, &[&args[..], &["--", "echo", "run"]].concat()).await;
+    assert_eq!((code(&next), next.stdout.as_str()), (0, "run\n"), "{next:?}");
+}
+
 #[tokio::test]
 async fn signals_during_the_release_leave_it_a_moment_only() {
     let server = Server::start(Flavor::from_env()).await;

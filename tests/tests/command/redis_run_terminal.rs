@@ -316,11 +316,14 @@ async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
 async fn watch_is_left_by_a_key_or_ctrl_c_after_any_number_of_refreshes() {
     let shell = Shell::start("").await;
     for leave in ["q", CTRL_C] {
-        shell.enters("${D% run} watch --every 100ms", "q: quit").await;
+        // Names may be wider than their number of characters: lines do not wrap.
+        shell.enters("${D% run} watch --every 100ms", "\x1b[?7l").await;
+        shell.shows("q: quit").await;
         for _ in 0..5 {
             shell.shows("q: quit").await;
         }
         shell.types(leave);
+        shell.shows("\x1b[?7h").await;
         shell.shows(PROMPT).await;
     }
 }

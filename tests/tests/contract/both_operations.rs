@@ -1,6 +1,6 @@
 //! What clients say of themselves, and what the person on call can do, on every store.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::operations::{Intervention, LossReason, ProcessState};
 use dlock::{HoldState, LockClient, Loss};
@@ -55,6 +55,21 @@ on_every_store! {
             tokio::time::sleep(500 * MS).await;
         }
         assert_eq!(a.clients().await.unwrap(), []);
+    }
+
+    async fn client_that_became_idle_is_listed_no_longer(store: &Store) {
+        let (a, b) = (visible(store).await, visible(store).await);
+        let guard = a.lock("k").acquire().await.unwrap();
+        let waited = b.lock("k").wait(4 * PATIENCE);
+        let waiter = tokio::spawn(async move { waited.acquire().await.map(drop) });
+        eventually("both are listed", || async { a.clients().await.unwrap().len() == 2 }).await;
+        waiter.abort();
+        guard.release().await.unwrap();
+        let idle = Instant::now();
+        eventually("none is listed", || async { a.clients().await.unwrap().is_empty() }).await;
+        // Their entries alone would last for a minute.
+        assert!(idle.elapsed() < Duration::from_secs(40), "{:?}", idle.elapsed());
+        assert!(a.survey("k", false).await.locks.is_empty());
     }
 
     async fn client_that_is_not_to_be_seen_writes_nothing(store: &Store) {

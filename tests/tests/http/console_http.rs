@@ -278,7 +278,10 @@ async fn store_that_does_not_answer_leaves_what_this_process_knows() {
     let gaps = state["unknown"].as_array().unwrap();
     assert_eq!(gaps[0]["what"], "the locks of other processes");
     assert_eq!(gaps.len(), 2, "{gaps:?}");
-    let answer = get(&app, "/ops/locks/api/lock?key=mine").await;
+    let mine = json(get(&app, "/ops/locks/api/lock?key=mine").await).await;
+    assert_eq!(mine["holders"][0]["is_own"], true, "{mine}");
+    assert!(mine["unknown"].is_string(), "{mine}");
+    let answer = get(&app, "/ops/locks/api/lock?key=other").await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(json(answer).await["type"], "urn:dlock:problem:unavailable");
     drop(guard);
@@ -560,12 +563,16 @@ fn many_pages_look_at_the_store_once() {
         let guard = client.lock("k").acquire().await.unwrap();
         let first = json(get(&app, "/c/api/state").await).await;
         guard.release().await.unwrap();
-        assert_eq!(
-            json(get(&app, "/c/api/state").await).await,
-            first,
-            "the same look"
-        );
-        tokio::time::sleep(SECOND * 10).await;
+        tokio::time::sleep(SECOND * 4).await;
+        let second = get(&app, "/c/api/state").await;
+        let age: u64 = second.headers()["x-dlock-age-ms"]
+            .to_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!((4000..5000).contains(&age), "{age}");
+        assert_eq!(json(second).await, first, "the same look");
+        tokio::time::sleep(SECOND * 6).await;
         assert_eq!(
             json(get(&app, "/c/api/state").await).await["locks"],
             Value::Array(Vec::new())
@@ -1074,6 +1081,32 @@ mod surveys {
             assert_eq!(one["holders"][0]["is_own"], true);
         }
         assert_eq!(scans().await, of_page);
+    }
+
+    /// Its mailbox would fill.
+    #[tokio::test]
+    async fn details_of_a_lock_ask_no_client_whose_report_is_overdue() {
+        let server = Server::start(Flavor::Redis).await;
+        let holder = LockClient::builder()
+            .url(server.url())
+            .presence(true)
+            .control(true);
+        let holder = holder.build().await.unwrap();
+        let ops = LockClient::builder().url(server.url()).build().await.unwrap();
+        let app = app(&ops);
+        let _guard = holder.lock("k").acquire().await.unwrap();
+        let report = format!("dlock:client:{}", holder.id());
+        let state = async || {
+            let one = json(get(&app, "/ops/locks/api/lock?key=k").await).await;
+            one["holders"][0]["state"].clone()
+        };
+        eventually("its report is there", async || state().await == "alive").await;
+        let is_silent = async || {
+            // Its remaining time tells its age.
+            server.command(&["PEXPIRE", &report, "3000"]).await;
+            state().await == "silent"
+        };
+        eventually("it is not asked", is_silent).await;
     }
 
     #[test]

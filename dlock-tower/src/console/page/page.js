@@ -7,7 +7,8 @@ const PATIENCE = 15000;
 
 // ---- texts of others: shown as text only, with what could look like something else escaped
 
-const WILD = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\u2028\u2029]/gu;
+// Emoji have variation selectors.
+const WILD = /[[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{DI}\u2028\u2029]--[\uFE00-\uFE0F]]/gv;
 const shown = (text) => String(text).replace(WILD, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 const element = (tag, className, text) => {
   const made = document.createElement(tag);
@@ -30,7 +31,11 @@ const lasting = (ms) => {
   if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor(s / 60) % 60} m`;
   return `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`;
 };
-const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });
+const clock = (at) => {
+  const date = new Date(at);
+  const time = date.toLocaleTimeString([], { hourCycle: "h23" });
+  return date.toDateString() === new Date().toDateString() ? time : `${date.toLocaleDateString()} ${time}`;
+};
 const place = (one) => one.service === null ? null
   : `${one.service} on ${one.host || "an unknown host"}, process ${one.process}`;
 
@@ -38,15 +43,20 @@ const place = (one) => one.service === null ? null
 function list(parent, items, idOf, make, draw) {
   const focused = document.activeElement;
   const before = new Map([...parent.children].map((child) => [child.dataset.id, child]));
-  const ids = items.map(idOf);
-  const wanted = new Set(ids);
+  const wanted = new Map();
+  for (const [index, item] of items.entries()) {
+    let id = idOf(item, index);
+    // Names that were shortened may look equal.
+    while (wanted.has(id)) id += "#";
+    wanted.set(id, item);
+  }
   for (const [id, child] of before) if (!wanted.has(id)) child.remove();
   let at = parent.firstElementChild;
-  for (const [index, item] of items.entries()) {
-    let child = before.get(ids[index]);
+  for (const [id, item] of wanted) {
+    let child = before.get(id);
     if (!child) {
       child = make(item);
-      child.dataset.id = ids[index];
+      child.dataset.id = id;
     }
     draw(child, item);
     if (child === at) at = at.nextElementSibling;
@@ -83,23 +93,28 @@ async function ask(path, options = {}) {
   const answer = await fetch(BASE + path, { signal, cache: "no-store", ...options });
   const kind = answer.headers.get("content-type") ?? "";
   if (!kind.includes("json")) {
+    if (answer.status >= 500) throw new Error(`${answer.status}: a proxy has no answer`);
     throw new Refusal(`${answer.status} and no data: you may be signed out. Reload the page to sign in.`);
   }
   const body = await answer.json();
-  if (answer.ok) return body;
-  const hint = (answer.status === 401 || answer.status === 403) && !body.type?.startsWith("urn:dlock:") ? " Reload the page to sign in." : "";
+  if (answer.ok) return { ...body, age_ms: Number(answer.headers.get("x-dlock-age-ms")) };
+  const isOurs = body.type?.startsWith("urn:dlock:");
+  if (answer.status >= 500 && !isOurs) throw new Error(`${answer.status}: a proxy has no answer`);
+  const hint = (answer.status === 401 || answer.status === 403) && !isOurs ? " Reload the page to sign in." : "";
   throw new Refusal(`${answer.status}: ${body.detail ?? body.title ?? "refused"}.${hint}`, body.type);
 }
 
 /** Has something done. Behind a balancer each request may reach another process, whose token is another one. */
 async function act(what, body) {
   for (let tries = 1; ; tries += 1) {
+    if (!known.actions) throw new Refusal("Not done: the process that answered last only reads.");
     const headers = { "content-type": "application/json", "x-dlock-console": known.actions.token };
     try {
       return await ask(`api/${what}`, { method: "POST", headers, body: JSON.stringify(body) });
     } catch (error) {
       if (error.kind !== "urn:dlock:problem:console-token" || tries === 5) throw error;
-      known = await ask("api/state");
+      // The refusal says that nothing was done.
+      known = await ask("api/state").catch(() => { throw error; });
     }
   }
 }
@@ -113,27 +128,28 @@ async function poll() {
       const state = await ask(`api/state?${asked}`);
       if (!paused && asked === wish()) {
         known = { ...state, asked };
-        // A large store is looked at less often.
-        const age = Date.now() - state.at_ms;
-        live(age > 5000 ? `live, as of ${clock(state.at_ms)}` : "live", "good");
+        live("live", "good");
         draw();
       }
     } catch (error) {
-      const since = known ? `; shown is ${clock(known.at_ms)}` : "";
-      if (!paused) live(error instanceof Refusal ? error.message : `no answer${since}; asking again`, "bad");
+      if (!paused) live(error instanceof Refusal ? error.message : "no answer; asking again", "bad");
     }
     if ($("detail").open) await drawDetail();
   }
   clearTimeout(timer);
   timer = setTimeout(poll, EVERY);
 }
+/** What changes with each answer is not in the status: it would be read aloud each time. */
 function live(text, mood) {
   put($("live"), text, `tag ${mood}`);
+  // A large store is looked at less often.
+  const age = known?.age_ms > 5000 ? `${lasting(known.age_ms)} old` : "";
+  put($("as-of"), mood === "good" || !known ? age : `as of ${clock(known.at_ms)}`);
   document.body.classList.toggle("stale", mood === "bad");
 }
 function pause() {
   paused = !paused;
-  if (paused) live(`paused, as of ${known ? clock(known.at_ms) : "never"}`, "warn");
+  if (paused) live("paused", "warn");
   else poll();
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
@@ -298,6 +314,7 @@ function drawEvents(node, events, withKey) {
     return line;
   }, (line, event) => {
     put(line.children[0], clock(event.at_ms));
+    line.children[0].dateTime = new Date(event.at_ms).toISOString();
     put(line.children[1], event.times > 1 ? `${event.what} ×${event.times}` : event.what, `tag ${event.mood}`);
     put(line.children[2], withKey && event.key !== null ? `${event.key} – ${event.text}` : event.text);
   });
@@ -380,7 +397,8 @@ async function drawDetail() {
   try {
     const lock = await ask(`api/lock?key=${encodeURIComponent(of.lock.key)}`);
     if (of !== detail) return;
-    put($("detail-status"), lock.holders.length ? "" : "Nobody holds the lock now.");
+    put($("detail-status"), lock.unknown ? `Only what this process holds and what was known is shown: ${lock.unknown}`
+      : lock.holders.length ? "" : "Nobody holds the lock now.");
     drawHolders(lock);
   } catch (error) {
     if (of === detail) put($("detail-status"), error instanceof Refusal ? error.message : "No answer; asking again.");
@@ -500,10 +518,15 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const act = { "/": () => $("filter").focus(), j: () => move(1), k: () => move(-1), t: turnTheme, p: pause }[event.key];
-  if (act) {
+  if (act && $("keys").checked) {
     event.preventDefault();
     act();
   }
+});
+const KEYS_KEPT_AS = "dlock-console-keys";
+try { $("keys").checked = localStorage.getItem(KEYS_KEPT_AS) !== "off"; } catch { /* they are on */ }
+$("keys").addEventListener("change", () => {
+  try { localStorage.setItem(KEYS_KEPT_AS, $("keys").checked ? "on" : "off"); } catch { /* it lasts until the page is left */ }
 });
 $("filter").addEventListener("input", () => { if (known) wishes(); });
 

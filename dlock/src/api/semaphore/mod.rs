@@ -42,9 +42,11 @@ use crate::{Error, Held, LockKey, LockOptions};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SemaphoreStatus {
-    /// In all, available or held. For an [`UnownedSemaphore`], which does not count held permits, the available ones.
+    /// In all, available or held. For an [`UnownedSemaphore`], which does not count held permits, the available ones,
+    /// unless a [`Semaphore`] of that name has holders.
     pub total: i64,
-    /// Held, in any process. Always 0 for an [`UnownedSemaphore`], which does not know its holders.
+    /// Held, in any process. For an [`UnownedSemaphore`], which does not know its holders, 0 unless a [`Semaphore`] of that
+    /// name has holders.
     pub held: u64,
     /// Available: below zero while more are held than the total, which was reduced.
     pub available: i64,
@@ -202,7 +204,7 @@ impl Semaphore {
         self.take(1, true, Location::caller())
     }
 
-    /// Acquires `count` permits if they are available, all or none, without waiting.
+    /// Acquires `permits` permits if they are available, all or none, without waiting.
     ///
     /// # Errors
     ///
@@ -250,7 +252,7 @@ impl Semaphore {
         self.take(1, once, by)
     }
 
-    /// Acquires `count` permits, all or none, waiting as long as [`wait`](Self::wait) allows. A caller that asks for
+    /// Acquires `permits` permits, all or none, waiting as long as [`wait`](Self::wait) allows. A caller that asks for
     /// more than the total lets all others pass, and joins the end of the queue when enough permits have been added.
     ///
     /// # Errors
@@ -370,7 +372,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As for [`set_permits`](Self::set_permits). Cancel safe, likewise.
+    /// As for [`set_permits`](Self::set_permits), and [`Error::InvalidOption`] for zero permits. Cancel safe, likewise.
     pub async fn add_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
         self.number().add(i64::from(permits), permits).await
     }
@@ -381,7 +383,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Error::TooFewPermits`] when the total is smaller, which changes nothing; and as for
-    /// [`set_permits`](Self::set_permits). Cancel safe, likewise.
+    /// [`add_permits`](Self::add_permits). Cancel safe, likewise.
     pub async fn remove_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
         self.number().add(-i64::from(permits), permits).await
     }

@@ -106,11 +106,12 @@ impl UnownedSemaphore {
         self.take(1, true, Location::caller())
     }
 
-    /// Acquires `count` permits if they are available, all or none, without waiting.
+    /// Acquires `permits` permits if they are available, all or none, without waiting.
     ///
     /// # Errors
     ///
-    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for zero permits. Cancel safe, likewise.
+    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for zero permits or more than
+    /// 2,147,483,647. Cancel safe, likewise.
     #[track_caller]
     pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         self.take(permits, true, Location::caller())
@@ -130,11 +131,12 @@ impl UnownedSemaphore {
         self.take(1, false, Location::caller())
     }
 
-    /// Acquires `count` permits, all or none, waiting as long as [`wait`](Self::wait) allows.
+    /// Acquires `permits` permits, all or none, waiting as long as [`wait`](Self::wait) allows.
     ///
     /// # Errors
     ///
-    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for zero permits. Cancel safe, likewise.
+    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for zero permits or more than 2,147,483,647. Cancel
+    /// safe, likewise.
     #[track_caller]
     pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         self.take(permits, false, Location::caller())
@@ -172,7 +174,7 @@ impl UnownedSemaphore {
         self.release_many(1).await
     }
 
-    /// Releases `count` permits, whichever process took them: the number of available permits grows.
+    /// Releases `permits` permits, whichever process took them: the number of available permits grows.
     ///
     /// # Errors
     ///
