@@ -175,12 +175,13 @@ impl Asking {
             let remaining = match self.ask().await {
                 Ok(ClaimReply::InProgress { remaining, .. }) => remaining,
                 Ok(reply) => return self.decided(reply),
-                // It was in progress elsewhere a moment ago, so it does not run beside that, not even unprotected.
-                Err(error) if watch.is_some() && error.reason == Reason::Unreachable => {
-                    self.core.shared.counters.in_progress();
-                    return Ok(Decision::Refuse(Problem::InProgress));
+                Err(error) => {
+                    return self.failed(&error).map(|decision| match decision {
+                        // It was at work elsewhere a moment ago, and this one would run beside it.
+                        Decision::Open if watch.is_some() => Decision::Refuse(Problem::InProgress),
+                        decision => decision,
+                    });
                 }
-                Err(error) => return self.failed(&error),
             };
             let left = deadline.saturating_duration_since(Instant::now());
             let Core { shared, settings } = &self.core;

@@ -50,9 +50,9 @@
 //! The pause is what `Retry-After` says, otherwise it grows from try to try; it is drawn at random, so that
 //! clients that failed together do not come back together. After [`attempts`](RetryLayer::attempts) tries,
 //! or when the next one would begin after [`total_time`](RetryLayer::total_time), the caller gets the last
-//! outcome as it is. So it does not where the service is not ready for the next try: then it gets that error. An answer "in progress" is no failed attempt: only the total time bounds how often the layer
-//! asks for the result. No try is cut short: put a timeout inside of this layer, and it counts as a failure. Only for
-//! the body of a 409 that tells a problem does the layer itself wait, for at most 5 s.
+//! outcome as it is; if the service is not ready for the next try, the caller gets that error instead. An answer "in
+//! progress" is no failed attempt: only the total time bounds how often the layer asks for the result. No try is cut
+//! short: put a timeout inside of this layer, and it counts as a failure. Only for the body of a 409 that tells a problem does the layer itself wait, for at most 5 s.
 //!
 //! [`Sent`], in the extensions of the response, tells the key and how many tries it took. Where there is no response,
 //! [`SendError`] tells both, and its source is the client's own error; a caller that sends the request again by

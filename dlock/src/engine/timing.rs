@@ -96,7 +96,7 @@ pub fn pause_while_held(left: Duration, lease: Duration) -> Duration {
 
 /// Whether a transaction of its owner, which keeps others from taking a claim over, outlasts the lease: it ends before
 /// the reply to the next extension.
-pub(crate) fn outlasts_lease(left: Duration, lease: Duration) -> bool {
+pub fn outlasts_lease(left: Duration, lease: Duration) -> bool {
     left <= (lease / 8).max(3 * SHORTEST_WHILE_HELD)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::runtime;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -76,6 +76,8 @@ pub(crate) struct Shared {
     /// Operations in flight whose callers may be gone.
     pub(crate) pending: Pending,
     pub(crate) given_up: GivenUp,
+    /// How many claims whose lease is over are released at a time.
+    pub(crate) late_releases: Semaphore,
     /// How often the store reported a restored connection.
     pub(crate) reconnects: AtomicU64,
     /// The metrics of this client.
@@ -140,6 +142,7 @@ impl Handle {
             calls,
             pending: Pending::default(),
             given_up: GivenUp::default(),
+            late_releases: Semaphore::new(16),
             reconnects: AtomicU64::new(0),
             meter: Arc::default(),
             closing: Ending::default(),

@@ -201,8 +201,9 @@ impl Shared {
             let name = EntryName::of_client("client", self.issuer().uuid);
             let removed = operations.clone().remove(name);
             // Otherwise it expires.
-            let _ = tokio::time::timeout(self.settings.timeout, removed).await;
-            written.store(false, Ordering::Relaxed);
+            if let Ok(Ok(())) = tokio::time::timeout(self.settings.timeout, removed).await {
+                written.store(false, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -46,7 +46,7 @@ use parking_lot::Mutex;
 
 use crate::base::moment::LONGEST_LEASE;
 use crate::runtime::client::Shared;
-use crate::store::{AcquireReply, AcquireRequest, GrantId, Reason, ReleaseRequest, Store, StoreError};
+use crate::store::{AcquireReply, AcquireRequest, GrantId, Kind, Reason, ReleaseRequest, Store, StoreError};
 use crate::stores::memory::MemoryStore;
 use crate::{LockClient, LockClientBuilder, LockKey, LockKind, Loss};
 
@@ -235,7 +235,9 @@ impl TestStore {
         let mut reply = ask();
         // Waiters of other threads may be faster.
         for _ in 0..TRIES {
-            if !matches!(reply, Some(Ok(AcquireReply::Busy(_)))) {
+            if !matches!(reply, Some(Ok(AcquireReply::Busy(_))))
+                || kind == LockKind::Read && !self.is_written(&key)
+            {
                 break;
             }
             self.lose(key.clone());
@@ -250,6 +252,13 @@ impl TestStore {
             key,
             grant,
         }
+    }
+
+    /// Whether a writer has the lock, and does not only wait for it.
+    fn is_written(&self, key: &LockKey) -> bool {
+        let holders = Store::inspect(Arc::new(self.memory.clone()), key.clone()).now_or_never();
+        let holders = holders.and_then(Result::ok).unwrap_or_default();
+        holders.iter().any(|holder| holder.kind == Kind::Write)
     }
 
     /// Makes the lock lost: the store forgets it, and its holders have learned of it when this returns. Returns whether

@@ -132,6 +132,16 @@ fn a_lock_is_taken_from_its_holder_only_where_that_makes_it_busy() {
         drop(store.busy_as(LockKind::Write, "catalog"));
         assert!(!mine.is_held());
 
+        let mine = catalog.read().acquire().await.unwrap();
+        let waits = store.client().rw_lock("catalog").prefer_writers();
+        let writer = tokio::spawn(async move { waits.write().acquire().await.unwrap().is_held() });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let kept_out = catch_unwind(AssertUnwindSafe(|| store.busy_as(LockKind::Read, "catalog")));
+        assert!(kept_out.is_err());
+        assert!(mine.is_held());
+        drop(mine);
+        assert!(writer.await.unwrap());
+
         let fair = client.fair_lock("queue");
         let (mine, waits) = (fair.acquire().await.unwrap(), store.client());
         let waiter = tokio::spawn(async move { waits.fair_lock("queue").acquire().await.unwrap().is_held() });

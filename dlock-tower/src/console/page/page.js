@@ -8,7 +8,7 @@ const PATIENCE = 15000;
 // ---- texts of others: shown as text only, with what could look like something else escaped
 
 // Emoji have variation selectors.
-const WILD = /[[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{DI}\u2028\u2029]--[\uFE00-\uFE0F]]/gv;
+const WILD = /(?![\uFE00-\uFE0F])[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{DI}\u2028\u2029]/gu;
 const shown = (text) => String(text).replace(WILD, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 const element = (tag, className, text) => {
   const made = document.createElement(tag);
@@ -508,7 +508,7 @@ function move(step) {
   next.scrollIntoView({ block: "nearest" });
 }
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input, textarea");
+  const typing = event.target.matches("input:not([type=checkbox]), textarea");
   if (event.ctrlKey || event.metaKey || event.altKey || $("detail").open) return;
   if (typing) {
     if (event.target !== $("filter")) return;

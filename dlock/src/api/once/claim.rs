@@ -592,6 +592,7 @@ fn settle(
     settlement: Settlement,
 ) -> impl Future<Output = Settled> + Send + 'static {
     let mut step = called(&target.name, || send(&target, &token, &settlement));
+    let lease_over = clock::now() + target.lease;
     let until = clock::now()
         + match settlement {
             Settlement::Keep(_) => target.keep,
@@ -602,8 +603,11 @@ fn settle(
         };
     async move {
         let mut pause = FIRST_PAUSE;
+        let mut turn = None;
         loop {
-            let error = match reply_of(step, &target.name).await {
+            let reply = reply_of(step, &target.name).await;
+            drop(turn);
+            let error = match reply {
                 Ok(OwnerReply::Done) => return Settled::Done,
                 Ok(OwnerReply::NotOwner) => return Settled::NotOwner,
                 Ok(OwnerReply::Held) => {
@@ -618,6 +622,13 @@ fn settle(
             }
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
+            turn = match (&settlement, &target.client) {
+                // There may be many of them after a long outage.
+                (Settlement::Release, Some(client)) if clock::now() > lease_over => {
+                    client.late_releases.acquire().await.ok()
+                }
+                _ => None,
+            };
             step = called(&target.name, || send(&target, &token, &settlement));
         }
     }

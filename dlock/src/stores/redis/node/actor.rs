@@ -191,6 +191,8 @@ pub(super) struct Actor {
     pub(super) replicas: Option<Replicas>,
     /// The run id of the connected server process; empty if not permitted to ask.
     pub(super) run_id: String,
+    /// That of the last one that was a master.
+    master_run_id: String,
     pub(super) token_draws: TokenDraws,
     pub(super) former_connections: FormerConnections,
     /// Of acquires by commands without an answer: for the next connection.
@@ -231,6 +233,7 @@ impl Actor {
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
+            master_run_id: String::new(),
             token_draws: TokenDraws::default(),
             former_connections: FormerConnections::default(),
             undos: Undos::default(),
@@ -312,8 +315,11 @@ impl Actor {
             true => before != self.run_id,
             false => self.was_demoted,
         };
-        if is_known && is_another {
-            self.late_copies.settle_all();
+        if !connected.is_replica && !self.run_id.is_empty() {
+            let master = std::mem::replace(&mut self.master_run_id, self.run_id.clone());
+            if !master.is_empty() && master != self.run_id {
+                self.late_copies.settle_all();
+            }
         }
         for (cmd, reply) in self.former_connections.replace(&self.run_id, connected.id) {
             let close = self.plain(
