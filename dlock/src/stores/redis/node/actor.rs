@@ -678,6 +678,8 @@ impl Actor {
             self.flow_control.callers_ran_for_long();
         }
         let most = self.flow_control.part(self.answers.len(), self.steps());
+        // The callers ask again before this task looks for requests.
+        self.requests.return_spares();
         let delivered = self.answers.deliver(most);
         self.flow_control.delivered(delivered);
         delivered

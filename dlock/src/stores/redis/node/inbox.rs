@@ -53,6 +53,14 @@ struct Mail<T, S> {
     is_over: bool,
 }
 
+impl<T, S> Mail<T, S> {
+    fn take_back(&mut self, spares: &mut Vec<S>) {
+        let room = MOST_SPARES.saturating_sub(self.spares.len());
+        let kept = spares.len().saturating_sub(room);
+        self.spares.extend(spares.drain(kept..));
+    }
+}
+
 pub(super) struct Sender<T, S>(Arc<Senders<T, S>>);
 
 impl<T, S> Clone for Sender<T, S> {
@@ -139,10 +147,17 @@ pub(super) struct Inbox<T, S> {
 }
 
 impl<T, S> Inbox<T, S> {
-    /// Lets senders use the memory of a message, from the next time on that this waits for messages.
+    /// Lets senders use the memory of a message, once it is [returned](Self::return_spares).
     pub(super) fn reuse(&mut self, spare: S) {
         if self.spares.len() < MOST_SPARES {
             self.spares.push(spare);
+        }
+    }
+
+    /// Returns memory to the senders; so does each look for messages.
+    pub(super) fn return_spares(&mut self) {
+        if !self.spares.is_empty() {
+            self.shared.mail.lock().take_back(&mut self.spares);
         }
     }
 
@@ -190,9 +205,7 @@ impl<T, S> Inbox<T, S> {
         }
         let mut mail = self.shared.mail.lock();
         std::mem::swap(&mut self.taken, &mut mail.waiting);
-        let room = MOST_SPARES.saturating_sub(mail.spares.len());
-        let kept = self.spares.len().saturating_sub(room);
-        mail.spares.extend(self.spares.drain(kept..));
+        mail.take_back(&mut self.spares);
         if !self.taken.is_empty() || mail.is_over {
             mail.sleeps = false;
             return Poll::Ready(());
@@ -268,6 +281,9 @@ mod tests {
         // It is there since the task asked again.
         assert_eq!(sender.send_with(made), Some(Some(1)));
         assert_eq!(sender.send_with(made), Some(None));
+        inbox.reuse(2);
+        inbox.return_spares();
+        assert_eq!(sender.send_with(made), Some(Some(2)));
 
         for _ in 0..3 {
             (0..300).for_each(|spare| inbox.reuse(spare));
