@@ -1,6 +1,6 @@
 //! The requests of a client that have no reply yet, and when to log a warning about them.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::base::moment::Moment;
@@ -17,18 +17,32 @@ pub(crate) fn told_after(timeout: Duration) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Unanswered<K> {
     told_after: Duration,
-    /// In the order in which they were sent.
-    requests: BTreeMap<u64, (Moment, K)>,
+    /// In the order in which they were sent, which is nearly that of their replies. The first one is there.
+    requests: VecDeque<Request<K>>,
+    /// How many of them are there.
+    left: usize,
     next: u64,
     /// Whether a task sleeps until the next warning is due.
     is_watched: bool,
 }
 
+#[derive(Debug)]
+struct Request<K> {
+    number: u64,
+    sent: Moment,
+    /// `None` once it was answered or reported.
+    of: Option<K>,
+}
+
+/// So many places of answered requests are not worth a look.
+const FEW: usize = 64;
+
 impl<K> Unanswered<K> {
     pub(crate) fn new(told_after: Duration) -> Unanswered<K> {
         Unanswered {
             told_after,
-            requests: BTreeMap::new(),
+            requests: VecDeque::new(),
+            left: 0,
             next: 0,
             is_watched: false,
         }
@@ -38,41 +52,70 @@ impl<K> Unanswered<K> {
     pub(crate) fn sent(&mut self, of: K, now: Moment) -> (u64, bool) {
         let number = self.next;
         self.next += 1;
-        self.requests.insert(number, (now, of));
+        self.requests.push_back(Request {
+            number,
+            sent: now,
+            of: Some(of),
+        });
+        self.left += 1;
         (number, !std::mem::replace(&mut self.is_watched, true))
     }
 
     /// Records that the request has its reply, or that its caller no longer waits.
     pub(crate) fn answered(&mut self, number: u64) -> Option<K> {
-        self.requests.remove(&number).map(|(_, of)| of)
+        let of = self.find(number)?.of.take()?;
+        self.left -= 1;
+        while self.requests.front().is_some_and(|first| first.of.is_none()) {
+            self.requests.pop_front();
+        }
+        if self.requests.len() > FEW + 2 * self.left {
+            // Behind one that stays without a reply.
+            self.requests.retain(|request| request.of.is_some());
+        }
+        Some(of)
     }
 
     /// What a request is about that has no reply yet.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut K> {
-        self.requests.get_mut(&number).map(|(_, of)| of)
+        self.find(number)?.of.as_mut()
+    }
+
+    fn find(&mut self, number: u64) -> Option<&mut Request<K>> {
+        // Where it is if none is missing in between, and at most so far behind.
+        let first = self.requests.front()?.number;
+        let most = usize::try_from(number.checked_sub(first)?).ok()?;
+        let at = match self.requests.get(most) {
+            Some(request) if request.number == number => most,
+            _ => self
+                .requests
+                .binary_search_by_key(&number, |request| request.number)
+                .ok()?,
+        };
+        self.requests.get_mut(at)
     }
 
     /// Forgets all requests; returns what they are about.
     pub(crate) fn take(&mut self) -> Vec<K> {
+        self.left = 0;
         let requests = std::mem::take(&mut self.requests);
-        requests.into_values().map(|(_, of)| of).collect()
+        requests.into_iter().filter_map(|request| request.of).collect()
     }
 
     /// When to report the next request. `None` ends the watch.
     pub(crate) fn next_due(&mut self) -> Option<Moment> {
-        let first = self.requests.first_key_value();
+        let first = self.requests.front();
         self.is_watched = first.is_some();
-        first.map(|(_, (sent, _))| *sent + self.told_after)
+        first.map(|first| first.sent + self.told_after)
     }
 
     /// Returns the requests to report now, each once, with the time that they have had no reply.
     pub(crate) fn overdue(&mut self, now: Moment) -> Vec<(K, Duration)> {
         let mut overdue = Vec::new();
-        while let Some(first) = self.requests.first_entry()
-            && now.since(first.get().0) >= self.told_after
+        while let Some(first) = self.requests.front()
+            && now.since(first.sent) >= self.told_after
         {
-            let (sent, of) = first.remove();
-            overdue.push((of, now.since(sent)));
+            let (number, since) = (first.number, now.since(first.sent));
+            overdue.extend(self.answered(number).map(|of| (of, since)));
         }
         overdue
     }
@@ -155,5 +198,30 @@ mod tests {
                 assert_eq!(unanswered.next_due(), due, "{row} {event:?}");
             }
         }
+    }
+
+    #[test]
+    fn replies_in_any_order_are_found_and_leave_no_room_behind() {
+        use std::collections::BTreeMap;
+
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut unanswered, mut model) = (Unanswered::new(s(5)), BTreeMap::new());
+        let stays = unanswered.sent(0, START).0;
+        for of in 1..20_000 {
+            model.insert(unanswered.sent(of, START).0, of);
+            while model.len() > 100 || random.bool() && !model.is_empty() {
+                let nth = random.usize(..model.len());
+                let number = *model.keys().nth(nth).unwrap();
+                assert_eq!(unanswered.get_mut(number).copied(), model.get(&number).copied());
+                assert_eq!(unanswered.answered(number), model.remove(&number));
+                assert_eq!(unanswered.answered(number), None);
+            }
+            assert!(unanswered.requests.len() <= FEW + 2 * (model.len() + 1));
+        }
+        assert_eq!(unanswered.get_mut(stays), Some(&mut 0));
+        assert_eq!(unanswered.get_mut(20_000), None);
+        let mut left = unanswered.take();
+        left.retain(|of| *of != 0);
+        assert_eq!(left, model.into_values().collect::<Vec<_>>());
     }
 }
