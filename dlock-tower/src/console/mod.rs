@@ -22,11 +22,11 @@
 //!
 //! ```
 //! use axum::extract::Request;
+//! use axum::http::StatusCode;
 //! use axum::middleware::{Next, from_fn};
 //! use axum::response::{IntoResponse, Response};
 //! use axum::Router;
 //! use dlock_tower::console::Console;
-//! use http::StatusCode;
 //!
 //! /// Yours, in place of this one: a session, a token, the headers of a proxy.
 //! async fn operators_only(request: Request, next: Next) -> Response {

@@ -16,6 +16,9 @@ use crate::store::{Outcome, Reason, StoreError};
 /// of the store is unknown.
 const SILENCE: Duration = Duration::from_millis(250);
 
+/// The longest pause between two requests while the store does not answer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
 /// What is known about a key. Each call has its own; the queue of the key has that of its head.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Evidence {
@@ -88,7 +91,7 @@ impl Evidence {
         }
         self.failing = Some((since, error));
         // The pause grows with the time since the first failure.
-        Ok(FIRST_PAUSE + failing_for / 4)
+        Ok((FIRST_PAUSE + failing_for / 4).min(LONGEST_PAUSE))
     }
 
     /// What the requests of this call have done, of which one may be in flight: whatever is known about the last, an earlier

@@ -298,8 +298,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
         let outcome = tokio::select! {
             biased;
             outcome = outcome => outcome,
-            () = self.over() => return Err(self.gave_up(evidence, true)),
+            // Before the timer, which is that of a runtime that may have ended.
             () = self.call.ending().given() => return Err(self.call.ended()),
+            () = self.over() => return Err(self.gave_up(evidence, true)),
         };
         match outcome {
             Ok(AttemptOutcome::Got(got)) => return Ok(Some(got)),

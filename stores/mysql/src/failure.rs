@@ -78,13 +78,15 @@ fn code(error: &StoreError) -> Option<u16> {
 }
 
 const NO_TABLE: u16 = 1146;
-/// `ER_CHECKREAD`, `ER_LOCK_WAIT_TIMEOUT`, `ER_LOCK_DEADLOCK`, `ER_LOCK_NOWAIT`: rolled back.
-const CONFLICTS: [u16; 4] = [1020, 1205, 1213, 3572];
+/// `ER_CHECKREAD`, `ER_LOCK_WAIT_TIMEOUT`, `ER_LOCK_DEADLOCK`, `ER_LOCK_NOWAIT`,
+/// `ER_TRANSACTION_ROLLBACK_DURING_COMMIT`: rolled back.
+const CONFLICTS: [u16; 5] = [1020, 1205, 1213, 3572, 3101];
 /// The statement may have been committed: the server is shutting down, the connection or the statement was killed, the
 /// commit failed, or the proxy lost its connection to the server.
 const UNKNOWN: [u16; 9] = [1053, 1180, 1317, 1927, 1026, 1105, 2006, 2013, 4031];
-/// `--read-only`, `--super-read-only`, `innodb_read_only`, or a read-only transaction: another server is the primary.
-const READS_ONLY: [u16; 4] = [1290, 1792, 1836, 3906];
+/// `--read-only`, `--super-read-only`, `innodb_read_only`, or a read-only transaction; a node that has left its cluster
+/// (Galera: 1047; Group Replication: 3032, 3100, 3168). Another server is the primary.
+const READS_ONLY: [u16; 8] = [1290, 1792, 1836, 3906, 1047, 3032, 3100, 3168];
 /// The server or the user has too many connections.
 const CROWDED: [u16; 4] = [1040, 1129, 1203, 1226];
 /// The disk or the tablespace is full, or memory or locks are exhausted.

@@ -276,7 +276,7 @@ impl Connector {
     pub(crate) async fn set_up(&self, session: &Session) -> Result<(), StoreError> {
         match timeout(self.timeout, self.apply_settings(session)).await {
             Ok(changed) => changed.map_err(|error| failure::of_step(error).into()),
-            Err(_) => Err(self.no_answer()),
+            Err(_) => Err(self.no_answer(self.timeout)),
         }
     }
 
@@ -307,24 +307,24 @@ impl Connector {
     pub(crate) async fn create(&self, schema: &str) -> Result<(), StoreError> {
         const ALONE: i64 = 0x646c_6f63_6b72_6563;
         let session = self.connect_plain().await?;
-        // A table is not waited for when the client has given up: all who use it would wait behind.
+        // A table is not waited for when the client has given up: all who use it would wait behind. Other clients that create
+        // it are.
         let sql = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; \
-             SELECT pg_advisory_xact_lock({ALONE}); {schema} COMMIT",
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({ALONE}); \
+             SET LOCAL lock_timeout = {}; {schema} COMMIT",
             self.server_limit()
         );
-        match timeout(self.timeout, session.client.batch_execute(&sql)).await {
+        // It takes longer than a step, and many processes that start together take turns.
+        let within = self.timeout * 30;
+        match timeout(within, session.client.batch_execute(&sql)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failure::of_step(error).into()),
-            Err(_) => Err(self.no_answer()),
+            Err(_) => Err(self.no_answer(within)),
         }
     }
 
-    fn no_answer(&self) -> StoreError {
-        StoreError::unknown(format!(
-            "{} did not answer within {:?}",
-            self.address, self.timeout
-        ))
+    fn no_answer(&self, within: Duration) -> StoreError {
+        StoreError::unknown(format!("{} did not answer within {within:?}", self.address))
     }
 }
 

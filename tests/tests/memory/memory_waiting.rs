@@ -267,6 +267,29 @@ async fn head_that_is_not_polled_blocks_no_waiter_behind_it() {
     }
 }
 
+/// However many waiters of another lock are not polled.
+#[tokio::test(start_paused = true)]
+async fn many_waiters_that_are_not_polled_delay_no_other_lock() {
+    for after in [0, 500, 1100, 1500, 2500, 4900] {
+        let s = setting().await;
+        let (many, one) = (s.client.lock("many"), s.client.lock("one"));
+        let of_many = s.other.lock("many").acquire().await.unwrap();
+        let of_one = s.other.lock("one").acquire().await.unwrap();
+        let mut crowd = Vec::new();
+        for _ in 0..300 {
+            crowd.push(silent(&many).await);
+        }
+        let _head = silent(&one).await;
+        let next = tokio::spawn(one.acquire());
+        sleep(100 * MS).await;
+        of_many.release().await.unwrap();
+        sleep(after * MS).await;
+        of_one.release().await.unwrap();
+        let served = took(async { drop(next.await.unwrap().unwrap()) }).await;
+        assert!(served < GONE + 100 * MS, "{after} ms: {served:?}");
+    }
+}
+
 /// A lock that the store granted is released when the waiter does not come for it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_released_when_its_waiter_is_not_polled() {

@@ -38,7 +38,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 /// loop {
 ///     match slots.next(async |_claim| poll().await).await {
 ///         Ok(SlotReply::Ran(rows)) => println!("{rows} rows"),
-///         Ok(_) => {} // another process did it
+///         Ok(SlotReply::Unrecorded(rows, error)) => eprintln!("{rows} rows, may run again: {error}"),
+///         Ok(_) => {} // another process did it, or does it
 ///         Err(OnceError::Store(error @ (dlock::Error::Draining | dlock::Error::ClientClosed))) => return Err(error),
 ///         Err(error) => eprintln!("{error}"), // the next call waits for the next slot
 ///     }

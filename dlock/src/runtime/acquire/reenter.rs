@@ -303,9 +303,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
             true => tokio::select! {
                 biased;
                 outcome = outcome => outcome,
+                // Before the timers, which are those of a runtime that may have ended.
+                () = closing.given() => return Event::Closed,
                 () = self.over() => return Event::WaitOver { remaining: None },
                 () = sleep_until(patience_ends.map(Moment::instant)) => return Event::PatienceOver,
-                () = closing.given() => return Event::Closed,
             },
         };
         match outcome {

@@ -45,9 +45,8 @@ pub(crate) async fn attend(all: Arc<AllWaiters>) {
                 late.extend(overdue);
                 some_woken |= woken;
             }
-            // The queues of all others are checked in between.
-            let end = Instant::now() + 4 * POLL_DEADLINE;
-            while !late.is_empty() && Instant::now() < end {
+            let mut next_check = Instant::now() + POLL_DEADLINE;
+            while !late.is_empty() {
                 let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
                 for (of, waiter) in late {
                     let withdraws = AssertUnwindSafe(|| all.of(&of).withdraw(&of, &waiter));
@@ -61,6 +60,16 @@ pub(crate) async fn attend(all: Arc<AllWaiters>) {
                 tokio::time::sleep(HURRIED_POLL_DEADLINE).await;
                 let late_in = |of| all.of(of).late_in(of);
                 late = queues.iter().filter_map(late_in).collect();
+                // The queues of all others are checked in between.
+                if Instant::now() >= next_check {
+                    next_check += POLL_DEADLINE;
+                    all.alarm.armed.store(false, Ordering::SeqCst);
+                    for waiters in all.parts() {
+                        let (overdue, woken) = waiters.overdue();
+                        late.extend(overdue.into_iter().filter(|(of, _)| !queues.contains(of)));
+                        some_woken |= woken;
+                    }
+                }
             }
             if !some_woken && late.is_empty() {
                 break;

@@ -44,11 +44,23 @@ pub(crate) struct Args {
     pub(crate) listen: String,
 
     /// Where the locks are: memory:// (of this process), redis://user:password@host:6379/0, …
-    #[arg(long, value_name = "URL", default_value = "memory://")]
+    #[arg(
+        long,
+        env = "CHECKOUT_LOCKS",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "memory://"
+    )]
     pub(crate) locks: String,
 
     /// Where stock and accounts are: memory:// (of this process), redis://…; as a rule the same as --locks
-    #[arg(long, value_name = "URL", default_value = "memory://")]
+    #[arg(
+        long,
+        env = "CHECKOUT_STORE",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "memory://"
+    )]
     pub(crate) store: String,
 
     /// The lease of the locks, renewed while they are held: after a crash, sales go on within it

@@ -242,7 +242,7 @@ CREATE OR REPLACE FUNCTION {first}(
 ) LANGUAGE plpgsql VOLATILE AS $dlock$
 BEGIN
   SELECT w.holder, w.place, w.number, w.until INTO holder, place, number, until FROM {waiters} w
-   WHERE w.key = lock_key AND w.holder <> other_than
+   WHERE w.key = lock_key AND w.holder <> other_than AND w.amount IS NULL
      AND w.until > clock_timestamp() AND w.until < clock_timestamp() + 2 * interval '{kept_for}'
    ORDER BY w.place, w.number, w.holder LIMIT 1;
 END $dlock$;
