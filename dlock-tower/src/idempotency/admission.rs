@@ -175,13 +175,7 @@ impl Asking {
             let remaining = match self.ask().await {
                 Ok(ClaimReply::InProgress { remaining, .. }) => remaining,
                 Ok(reply) => return self.decided(reply),
-                Err(error) => {
-                    return self.failed(&error).map(|decision| match decision {
-                        // It was at work elsewhere a moment ago, and this one would run beside it.
-                        Decision::Open if watch.is_some() => Decision::Refuse(Problem::InProgress),
-                        decision => decision,
-                    });
-                }
+                Err(error) => return self.failed(&error, watch.is_some()),
             };
             let left = deadline.saturating_duration_since(Instant::now());
             let Core { shared, settings } = &self.core;
@@ -243,7 +237,8 @@ impl Asking {
         })
     }
 
-    fn failed(&self, error: &StoreError) -> Result<Decision, Rejection> {
+    /// What to do when the claim failed; `waited` for an equal request, which was at work a moment ago.
+    fn failed(&self, error: &StoreError, waited: bool) -> Result<Decision, Rejection> {
         let Core { shared, settings } = &self.core;
         match &error.reason {
             Reason::KeyTaken(found) => {
@@ -251,6 +246,11 @@ impl Asking {
                 Err(self.unreadable(&format!("{error} ({found})")))
             }
             Reason::Unsupported => Err(Rejection::internal(format!("records cannot be kept: {error}"))),
+            // This one would run beside it.
+            reason if waited && settings.fail_open && *reason != Reason::Closed => {
+                shared.counters.in_progress();
+                Ok(Decision::Refuse(Problem::InProgress))
+            }
             reason => {
                 shared.counters.unavailable();
                 let record = self.claim.key.as_str();

@@ -16,7 +16,7 @@ use crate::store::{Outcome, Reason, StoreError};
 /// of the store is unknown.
 const SILENCE: Duration = Duration::from_millis(250);
 
-/// The longest pause between two requests while the store does not answer.
+/// The longest pause between two requests while the store does not answer, before jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What is known about a key. Each call has its own; the queue of the key has that of its head.

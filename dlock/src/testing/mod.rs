@@ -235,12 +235,13 @@ impl TestStore {
         let mut reply = ask();
         // Waiters of other threads may be faster.
         for _ in 0..TRIES {
-            if !matches!(reply, Some(Ok(AcquireReply::Busy(_))))
-                || kind == LockKind::Read && !self.is_written(&key)
-            {
+            if !matches!(reply, Some(Ok(AcquireReply::Busy(_)))) {
                 break;
             }
-            self.lose(key.clone());
+            // Readers do not lose it to a reader, whoever keeps that out.
+            if kind != LockKind::Read || self.is_written(&key) {
+                self.lose(key.clone());
+            }
             reply = ask();
         }
         if !matches!(reply, Some(Ok(AcquireReply::Acquired(_)))) {

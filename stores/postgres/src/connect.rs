@@ -289,7 +289,7 @@ impl Connector {
     fn settings(&self) -> String {
         // Statements must see a row as it is, not as it was when they began. To compile one takes longer than any of them, and
         // the server would where its statistics are old. Idle connections are kept.
-        let limit = self.server_limit();
+        let limit = server_limit(self.timeout);
         format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; SET statement_timeout = {limit}; \
              SET jit = off; SELECT set_config('idle_session_timeout', '0', false) \
@@ -297,25 +297,20 @@ impl Connector {
         )
     }
 
-    /// The milliseconds after which the server gives up: a little before the client, so that the outcome is known.
-    fn server_limit(&self) -> u128 {
-        const LONGEST: u128 = i32::MAX as u128;
-        (self.timeout.as_millis() * 4 / 5).clamp(1, LONGEST)
-    }
-
     /// Runs the SQL that creates a table. `IF NOT EXISTS` alone fails if two clients create it concurrently.
     pub(crate) async fn create(&self, schema: &str) -> Result<(), StoreError> {
         const ALONE: i64 = 0x646c_6f63_6b72_6563;
         let session = self.connect_plain().await?;
+        // It takes longer than a step, and many processes that start together take turns.
+        let within = self.timeout * 30;
+        let (all, each) = (server_limit(within), server_limit(self.timeout));
         // A table is not waited for when the client has given up: all who use it would wait behind. Other clients that create
         // it are.
         let sql = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({ALONE}); \
-             SET LOCAL lock_timeout = {}; {schema} COMMIT",
-            self.server_limit()
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {all}; \
+             SET LOCAL lock_timeout = {all}; SELECT pg_advisory_xact_lock({ALONE}); \
+             SET LOCAL lock_timeout = {each}; {schema} COMMIT"
         );
-        // It takes longer than a step, and many processes that start together take turns.
-        let within = self.timeout * 30;
         match timeout(within, session.client.batch_execute(&sql)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failure::of_step(error).into()),
@@ -328,6 +323,13 @@ impl Connector {
     }
 }
 
+/// The milliseconds after which the server gives up what a client waits for so long: a little before the client, so that the
+/// outcome is known.
+fn server_limit(within: Duration) -> u128 {
+    const LONGEST: u128 = i32::MAX as u128;
+    (within.as_millis() * 4 / 5).clamp(1, LONGEST)
+}
+
 impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connector")
@@ -338,15 +340,15 @@ impl fmt::Debug for Connector {
 
 #[cfg(test)]
 mod tests {
-    use tokio_postgres::NoTls;
-
     use super::*;
 
     #[test]
     fn server_gives_up_before_the_client_and_within_the_longest_limit_that_it_takes() {
-        let limit = |timeout| Connector::new(&Config::new(), NoTls, timeout).server_limit();
-        assert_eq!(limit(Duration::from_millis(1)), 1);
-        assert_eq!(limit(Duration::from_secs(1)), 800);
-        assert_eq!(limit(Duration::from_secs(365 * 24 * 60 * 60)), 2_147_483_647);
+        assert_eq!(server_limit(Duration::from_millis(1)), 1);
+        assert_eq!(server_limit(Duration::from_secs(1)), 800);
+        assert_eq!(
+            server_limit(Duration::from_secs(365 * 24 * 60 * 60)),
+            2_147_483_647
+        );
     }
 }

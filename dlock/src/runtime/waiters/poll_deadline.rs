@@ -62,7 +62,7 @@ pub(crate) async fn attend(all: Arc<AllWaiters>) {
                 late = queues.iter().filter_map(late_in).collect();
                 // The queues of all others are checked in between.
                 if Instant::now() >= next_check {
-                    next_check += POLL_DEADLINE;
+                    next_check = Instant::now() + POLL_DEADLINE;
                     all.alarm.armed.store(false, Ordering::SeqCst);
                     for waiters in all.parts() {
                         let (overdue, woken) = waiters.overdue();
@@ -71,7 +71,7 @@ pub(crate) async fn attend(all: Arc<AllWaiters>) {
                     }
                 }
             }
-            if !some_woken && late.is_empty() {
+            if !some_woken {
                 break;
             }
         }

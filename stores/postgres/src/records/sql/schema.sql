@@ -23,5 +23,7 @@ CREATE SEQUENCE IF NOT EXISTS {fence};
 -- Fencing tokens increase by one and start at the clock's microseconds, so that the tokens of a table that was lost and
 -- created again are greater; run again, this raises them, as after the restore of a backup. The sequence is never ahead of
 -- the clock, but where the clock was set back.
-SELECT setval({fence_literal}, (extract(epoch FROM clock_timestamp()) * 1000000)::int8)
-  FROM {fence} WHERE NOT is_called OR last_value < (extract(epoch FROM clock_timestamp()) * 1000000)::int8;
+SELECT setval({fence_literal}, greatest(last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8))
+  FROM {fence}
+ WHERE (NOT is_called OR last_value < (extract(epoch FROM clock_timestamp()) * 1000000)::int8)
+   AND has_sequence_privilege({fence_literal}, 'UPDATE');
