@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Signals that end a command by default.
 pub(super) const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
@@ -33,6 +33,11 @@ pub(super) fn let_through() {
 
 /// How long [`Signals::let_finish`] lets work go on after a signal.
 pub(super) const A_MOMENT: Duration = Duration::from_secs(2);
+
+/// How late the thread that waits for signals may be.
+const LATE: Duration = Duration::from_secs(1);
+/// How often that is looked at.
+const SHORT: Duration = Duration::from_millis(1);
 
 /// The signals sent to this process.
 #[derive(Debug)]
@@ -96,6 +101,18 @@ impl Signals {
         arrived.filter(|signal| ENDING.contains(signal)).last()
     }
 
+    /// As [`command_has_ended`](Self::command_has_ended), also those that the thread has still to take: on a busy machine it
+    /// may be late.
+    pub(super) async fn late(&mut self) -> Option<Signal> {
+        let until = Instant::now() + LATE;
+        while ENDING.into_iter().any(is_pending) && Instant::now() < until {
+            sleep(SHORT).await;
+        }
+        // What it has just taken.
+        sleep(SHORT).await;
+        self.command_has_ended()
+    }
+
     /// Waits for work without a command, such as the release. A signal leaves the work, and all that follows, a moment; `None`
     /// if that was too short.
     pub(super) async fn let_finish<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
@@ -145,8 +162,19 @@ pub(super) fn take(signal: Signal) {
 /// Whether the parent made this process ignore the signal. Blocked, it would not be ignored any more.
 #[cfg(target_os = "linux")]
 fn is_ignored(signal: Signal) -> bool {
+    is_among("SigIgn:", signal)
+}
+
+/// Whether the signal was sent to this process, and no thread has taken it.
+#[cfg(target_os = "linux")]
+fn is_pending(signal: Signal) -> bool {
+    is_among("ShdPnd:", signal)
+}
+
+#[cfg(target_os = "linux")]
+fn is_among(signals: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = status.lines().find_map(|line| line.strip_prefix(signals));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (signal as i32 - 1) & 1 == 1)
 }
@@ -154,5 +182,11 @@ fn is_ignored(signal: Signal) -> bool {
 /// Elsewhere an ignored signal is dropped even if it is blocked.
 #[cfg(not(target_os = "linux"))]
 fn is_ignored(_signal: Signal) -> bool {
+    false
+}
+
+/// Elsewhere that is not known.
+#[cfg(not(target_os = "linux"))]
+fn is_pending(_signal: Signal) -> bool {
     false
 }

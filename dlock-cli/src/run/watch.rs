@@ -323,8 +323,9 @@ impl Watch {
         if let Some(keeper) = self.keeper {
             keeper.dismiss().await;
         }
-        // The thread that waits for signals may be a moment late.
-        self.passed_on = self.passed_on.or(signals.command_has_ended());
+        if !matches!(how, Change::Exited(0)) {
+            self.passed_on = self.passed_on.or(signals.late().await);
+        }
         let at_terminal = self.terminal.is_some_and(|terminal| {
             terminal.take_back(self.running.group);
             terminal.is_ours()
