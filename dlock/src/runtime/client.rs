@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::runtime;
-use tokio::sync::{Semaphore, mpsc};
+#[cfg(feature = "once")]
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -77,6 +79,7 @@ pub(crate) struct Shared {
     pub(crate) pending: Pending,
     pub(crate) given_up: GivenUp,
     /// How many claims whose lease is over are released at a time.
+    #[cfg(feature = "once")]
     pub(crate) late_releases: Semaphore,
     /// How often the store reported a restored connection.
     pub(crate) reconnects: AtomicU64,
@@ -142,6 +145,7 @@ impl Handle {
             calls,
             pending: Pending::default(),
             given_up: GivenUp::default(),
+            #[cfg(feature = "once")]
             late_releases: Semaphore::new(16),
             reconnects: AtomicU64::new(0),
             meter: Arc::default(),
