@@ -11,7 +11,7 @@ use crate::Rejection;
 ///
 /// Without a lock layer around the handler the answer is 500, with an error in the log. Take an `Option<HeldLock>` if
 /// the lock may be missing: behind [`fail_open`](crate::LockLayer::fail_open), for skipped methods and for requests
-/// that pass through.
+/// that pass through. Behind several lock layers it is the lock of the innermost, or none if that lets the request pass.
 ///
 /// `Extension<dlock::Held>` does the same.
 ///

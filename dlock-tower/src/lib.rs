@@ -116,7 +116,7 @@
 //! | `urn:dlock:problem:would-deadlock` | 500 | `INTERNAL` | the request is inside a read lock and asked to write: it would wait for itself | report it |
 //! | `urn:dlock:problem:internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
-//! (A lock of the same key further out that was lost before this layer's handler began is a
+//! (A lock that was lost before the handler began, this layer's or one of the same key further out, is a
 //! `…:lost` as well, but with `Retry-After` and [`NotStarted`], and `UNAVAILABLE` for gRPC.)
 //!
 //! Every answer that was made before the handler ran carries the extension [`NotStarted`], for layers

@@ -4,7 +4,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use futures_util::future::BoxFuture;
 use http::Extensions;
+
+use crate::problem::Problem;
 
 /// States, in the extensions of a response, that the requested work has not begun.
 ///
@@ -103,7 +106,11 @@ pub(crate) struct HandedIn {
 
 impl HandedIn {
     /// Leaves the mark in the request.
-    pub(crate) fn new(request: &mut Extensions, beginning: Arc<Beginning>) -> HandedIn {
+    pub(crate) fn new(
+        request: &mut Extensions,
+        beginning: Arc<Beginning>,
+        claim: Arc<dyn OuterClaim>,
+    ) -> HandedIn {
         let outer = NotStarted::of(request);
         let word = NotStarted::of_new_request();
         let place = Place::of(request);
@@ -111,6 +118,7 @@ impl HandedIn {
             word,
             place,
             beginning: beginning.clone(),
+            claim,
         });
         HandedIn {
             word,
@@ -153,6 +161,16 @@ struct Token {
     word: NotStarted,
     place: Place,
     beginning: Arc<Beginning>,
+    claim: Arc<dyn OuterClaim>,
+}
+
+/// The claim under which a request was handed in. It may be lost while the request waits at a layer further in.
+pub(crate) trait OuterClaim: Send + Sync {
+    /// Whether it is certain that no other copy of the request has begun.
+    fn is_held(&self) -> bool;
+
+    /// Asks the store when it is not certain. The error is the answer to the request, which must not begin.
+    fn confirmed(self: Arc<Self>) -> BoxFuture<'static, Result<(), Problem>>;
 }
 
 /// Whether a request has begun, as the layers tell that it was to pass.
@@ -162,11 +180,24 @@ pub(crate) struct Beginning {
     admitted: AtomicUsize,
     stopping: AtomicBool,
     not_begun: AtomicBool,
+    /// The service behind a layer failed before the layer let the request in, in this poll of the request's work. After an
+    /// earlier poll, a layer in between may have sent the request on another way.
+    has_failed: AtomicBool,
 }
 
 impl Beginning {
     fn admitted(&self) -> usize {
         self.admitted.load(Ordering::Relaxed)
+    }
+
+    /// Called before each poll of the request's work.
+    pub(crate) fn forget_failure(&self) {
+        self.has_failed.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the error of the work is that of a service which failed before the request was let in.
+    pub(crate) fn has_failed_before(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     /// Drops the work of the request, and returns whether a layer was still to let it in.
@@ -182,6 +213,7 @@ impl Beginning {
 pub(crate) struct Entry {
     beginning: Arc<Beginning>,
     admitted: usize,
+    claim: Arc<dyn OuterClaim>,
 }
 
 impl Entry {
@@ -191,12 +223,31 @@ impl Entry {
         token.place.leads_to(request).then(|| Entry {
             beginning: token.beginning.clone(),
             admitted: token.word.admitted,
+            claim: token.claim.clone(),
         })
+    }
+
+    /// The claim of the request, if another copy of the request may have taken it over meanwhile.
+    pub(crate) fn claim_in_doubt(&self) -> Option<Arc<dyn OuterClaim>> {
+        (!self.claim.is_held()).then(|| self.claim.clone())
+    }
+
+    /// The service behind the layer has failed, and was not asked.
+    pub(crate) fn fail(self) {
+        if !self.was_let_in_elsewhere() {
+            self.beginning.has_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Let in more often than by the layers further out on this way: the request was let in on another way too.
+    fn was_let_in_elsewhere(&self) -> bool {
+        self.beginning.admitted() != self.admitted
     }
 
     /// The layer lets the request in.
     pub(crate) fn admit(self, request: &mut Extensions) {
         self.beginning.admitted.fetch_add(1, Ordering::Relaxed);
+        self.beginning.forget_failure();
         if let Some(token) = request.get_mut::<Token>() {
             token.word.admitted += 1;
         }
@@ -205,10 +256,8 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let beginning = &*self.beginning;
-        // More than the layers further out on this way: the request was let in on another way too.
-        if beginning.stopping.load(Ordering::Relaxed) && beginning.admitted() == self.admitted {
-            beginning.not_begun.store(true, Ordering::Relaxed);
+        if self.beginning.stopping.load(Ordering::Relaxed) && !self.was_let_in_elsewhere() {
+            self.beginning.not_begun.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -149,6 +149,22 @@ impl Rejection {
         rejection
     }
 
+    /// Creates a 503: the lock was lost before the handler began, as while the service inside was busy.
+    pub(crate) fn lost_before(key: &LockKey, loss: Loss) -> Rejection {
+        let mut rejection = Rejection::with(
+            Reason::Lost,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "urn:dlock:problem:lost",
+            "The lock was lost before the work",
+            "the request was not begun; try again",
+        );
+        rejection.inner.retry_after = Some(Duration::from_secs(1));
+        rejection.inner.log = Some(format!(
+            "lock \"{key}\" was lost before the handler began: {loss}"
+        ));
+        rejection
+    }
+
     /// Sets when to try again; not set by default.
     #[must_use]
     pub fn with_retry_after(mut self, retry_after: Duration) -> Rejection {

@@ -6,6 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use dlock::record::OwnerReply;
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, timeout};
+
 use super::lease::ClaimLease;
 use super::policy::{Class, Ending, RecordAction, Verdict, Word};
 use super::settlement::Settlement;
@@ -13,7 +17,8 @@ use super::shared::Core;
 use super::stored::Stored;
 use super::transaction::Transaction;
 use crate::lock::RequestLocks;
-use crate::not_started::Beginning;
+use crate::not_started::{Beginning, OuterClaim};
+use crate::problem::Problem;
 
 /// How long a response waits for the store to accept it, before it is sent all the same and storing continues in the
 /// background.
@@ -130,9 +135,50 @@ impl Claim {
         self.core.shared.tasks.spawn_on(work, &self.lease.runtime);
     }
 
+    /// Asks the store for a claim whose lease may be over, since this process stood still or was cut off: another copy of
+    /// the request may be at work. The error is the answer to a request that must not begin.
+    pub(super) async fn confirm(&self) -> Result<(), Problem> {
+        let lease = &self.lease;
+        while !lease.is_held() {
+            if lease.is_lost() {
+                return Err(Problem::InProgress);
+            }
+            let records = &self.core.shared.records;
+            let sent = Instant::now();
+            let step = records.extend(&lease.record, &lease.token, lease.length, lease.retention());
+            match timeout(self.settle_wait(), step).await {
+                Ok(Ok(OwnerReply::Done)) => lease.hold_until(sent + lease.length),
+                Ok(Ok(OwnerReply::NotOwner)) => lease.lose(),
+                Ok(Ok(_)) => return Err(Problem::InProgress),
+                Ok(Err(error)) => {
+                    tracing::warn!(record = lease.record.as_str(), %error, "a claim was not confirmed");
+                    return Err(Problem::Unavailable);
+                }
+                Err(_) => {
+                    tracing::warn!(
+                        record = lease.record.as_str(),
+                        "a claim was not confirmed in time"
+                    );
+                    return Err(Problem::Unavailable);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A claim must not expire in the meantime.
     pub(super) fn settle_wait(&self) -> Duration {
         SETTLE_WAIT.min(self.core.settings.lease / 3)
+    }
+}
+
+impl OuterClaim for Claim {
+    fn is_held(&self) -> bool {
+        self.lease.is_held()
+    }
+
+    fn confirmed(self: Arc<Self>) -> BoxFuture<'static, Result<(), Problem>> {
+        Box::pin(async move { self.confirm().await })
     }
 }
 

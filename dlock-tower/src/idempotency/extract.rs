@@ -100,6 +100,17 @@ impl Idempotency {
         self.claim.put_in_transaction(response)
     }
 
+    /// Returns whether it is certain that no other attempt has begun. Ask where the handler has waited, for a lock or another
+    /// service, before an effect that must not happen twice: the process may have stood still meanwhile, or have been cut
+    /// off from the store, for longer than the lease.
+    ///
+    /// After [`in_transaction`](Self::in_transaction) the claim is not renewed, and this turns false when its lease is over,
+    /// although nobody takes it over from the transaction.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.claim.lease.is_held()
+    }
+
     /// Returns whether the claim is known to be lost: another attempt may do the same work. This handler's answer goes
     /// to its caller, and is not kept.
     #[must_use]

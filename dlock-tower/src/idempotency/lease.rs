@@ -90,7 +90,13 @@ impl ClaimLease {
 
     /// Records that the store has extended the claim.
     pub(super) fn hold_until(&self, until: Instant) {
-        *self.held_until.lock() = until;
+        let mut held_until = self.held_until.lock();
+        *held_until = until.max(*held_until);
+    }
+
+    /// Whether it is certain that no other owner has taken over the claim.
+    pub(super) fn is_held(&self) -> bool {
+        !self.is_lost() && !self.may_have_run_out()
     }
 
     /// Whether another owner may have taken over the claim by now.

@@ -3,7 +3,8 @@
 //! A client that got no answer cannot know whether its request was carried out. It sends the request again, under the
 //! same `Idempotency-Key`; [`IdempotencyLayer`] makes sure that the handler runs once and that both get the same
 //! answer, at the same time or hours apart, in one process or in many. It follows
-//! draft-ietf-httpapi-idempotency-key-header-07, and where that is silent the behaviour of Stripe.
+//! draft-ietf-httpapi-idempotency-key-header-07. Like Stripe it keeps answers with status 500; unlike Stripe it also keeps
+//! the refusals of extractors (see [`release_on`](IdempotencyLayer::release_on)), and a key belongs to its path.
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -85,7 +86,8 @@
 //! the handler began. What does is the word that this request was not begun:
 //!
 //! - A [`LockLayer`](crate::LockLayer) inside that does not get its lock says so, also one that is stopped while it waits;
-//!   and so does a layer of this kind that finds an equal request in progress. Where a layer in between sends the request
+//!   and so does a layer of this kind that finds an equal request in progress. A lock layer that has its lock, and waits for the
+//!   service inside, has not let the request in: if the lock is lost or that service fails meanwhile, the key is released. Where a layer in between sends the request
 //!   more than once, that does not count once the lock layer has let one of them in.
 //! - So does the [`dlock::Error`] of a `#[distributed_lock]` *on the handler* that is answered as it is (feature `axum`
 //!   of `dlock`): its body did not begin. Once a locked body has begun, errors of other locks say nothing any more, nor
@@ -150,6 +152,10 @@
 //!   and a retry took over): the caller gets the true response, nothing is stored, and it is
 //!   [counted](IdempotencyStats::lost). Both attempts may have had effects: the resource that is written to
 //!   has to check the [fence](Idempotency::fence).
+//! - **The claim may be lost before the handler begins** (the reply to the claim came after the lease, or the process stood
+//!   still while the request waited for the inner service, or for the lock of a [`LockLayer`](crate::LockLayer) inside):
+//!   the store is asked first. If another attempt has the claim, the answer is 409 `idempotency-in-progress`, and a retry
+//!   gets the other's result. A handler that waits itself asks [`Idempotency::is_held`] before an effect.
 //! - **The process crashes while the handler runs**: after the lease the next retry takes over, and the
 //!   handler sees [`Idempotency::attempt`] 2; or no retry takes over
 //!   ([`on_orphan`](IdempotencyLayer::on_orphan)).

@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dlock::__claim::{outlasts_lease, pause_after_failed_renewal, pause_while_held};
+use dlock::__claim::{may_outlast_lease, pause_after_failed_renewal, pause_while_held};
 use dlock::record::{OwnerReply, Records};
 use parking_lot::Mutex;
 use tokio::runtime;
@@ -194,7 +194,7 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
             Ok(Ok(OwnerReply::Held)) => {
                 let now = Instant::now();
                 let left = ends.saturating_duration_since(now);
-                if outlasts_lease(left, length) {
+                if may_outlast_lease(left, length, now - sent) {
                     lease.hold_until(ends.max(now + length / 2));
                 }
                 pause_while_held(left, length)

@@ -1,6 +1,7 @@
 //! The work under a claim: the handler, and the outcome of its answer.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use super::claim::Phase;
 use super::commit::Ended;
 use super::extract::Idempotency;
 use super::owned::Owned;
-use super::policy::Ending;
+use super::policy::{Ending, Outcome};
 use super::settlement::Settlement;
 use super::stored::Stored;
 use super::stream::{Last, Stream};
@@ -42,24 +43,48 @@ where
         return Err(error);
     }
     let asker = Asker::of(&request);
+    if let Err(problem) = claim.confirm().await {
+        claim.enter(Phase::Answered);
+        claim.set_not_begun();
+        let answer = claim.core.settings.respond(problem.rejection(), &asker);
+        claim.settle(Settlement::Release).await;
+        return Ok(answer.map(ResponseBody::answer));
+    }
     let (version, method) = (request.version(), request.method().clone());
     let idempotency = Idempotency {
         claim: (*claim).clone(),
     };
     request.extensions_mut().insert(idempotency);
-    let handed_in = HandedIn::new(request.extensions_mut(), claim.beginning.clone());
+    let handed_in = HandedIn::new(
+        request.extensions_mut(),
+        claim.beginning.clone(),
+        (*claim).clone(),
+    );
     claim.enter(Phase::Working);
-    let mut answer = handed_in.run(inner.call(request)).await;
+    let mut answer = {
+        let mut handler = pin!(handed_in.run(inner.call(request)));
+        poll_fn(|cx| {
+            claim.beginning.forget_failure();
+            handler.as_mut().poll(cx)
+        })
+        .await
+    };
     claim.enter(Phase::Answered);
-    if let Ok(response) = &mut answer
-        && handed_in.was_not_begun(response.extensions_mut())
-    {
+    let not_begun = match &mut answer {
+        Ok(response) => handed_in.was_not_begun(response.extensions_mut()),
+        Err(_) => claim.beginning.has_failed_before() && claim.is_untouched(),
+    };
+    if not_begun {
         claim.set_not_begun();
     }
     match (claim.end_transaction(&asker).await, answer) {
         (Ended::Committed(response), _) => Ok(response),
         (Ended::Open { claim, rolled_back }, Ok(response)) => {
             Ok(keep(claim, response, (version, method), rolled_back).await)
+        }
+        (Ended::Open { claim, .. }, Err(error)) if not_begun => {
+            claim.settle(Settlement::Release).await;
+            Err(error)
         }
         (Ended::Open { claim, rolled_back }, Err(error)) => {
             let settlement = claim.verdict_on_failure(&Ending::ServiceError, rolled_back);
@@ -80,8 +105,13 @@ fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R
     let (parts, body) = response.into_parts();
     let released = |rolled_back| Capture::new(&parts, &claim, rolled_back).released();
     let otherwise = released(false).unwrap_or_else(|| Stored::Unavailable.into());
-    // Nothing has happened, and the response is not there to be kept: a retry gets its own.
-    let rolled_back = released(true).unwrap_or(Settlement::Release);
+    let said = parts.extensions.get::<Outcome>().copied();
+    let rolled_back = match said.or_else(|| claim.word.said()) {
+        // The handler may have had an effect outside of the transaction.
+        Some(Outcome::Final) => Stored::Unavailable.into(),
+        // Nothing has happened, and the response is not there to be kept: a retry gets its own.
+        _ => released(true).unwrap_or(Settlement::Release),
+    };
     let kept = (*claim).clone();
     kept.spawn(claim.settle_by_record(otherwise, rolled_back));
     Response::from_parts(parts, ResponseBody::bare(body))

@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use dlock::{LockClient, MAX_AT_ONCE, MultiLock};
+use dlock::{Held, LockClient, MAX_AT_ONCE, MultiLock};
 use http::Request;
 use smallvec::smallvec;
 
@@ -62,6 +62,7 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
             Found::Missing(rejection) => return Err(rejection).inspect_err(rejected),
             Found::PassThrough => {
                 settings.outcomes.count(Outcome::Passed);
+                request.extensions_mut().remove::<Held>();
                 return Ok(Admitted {
                     request,
                     hold: None,
@@ -97,6 +98,7 @@ pub(super) fn admit<B: Send, K: ExtractKey<B>, P: PrepareBody<B>>(
             {
                 tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
                 settings.outcomes.count(Outcome::Unlocked);
+                request.extensions_mut().remove::<Held>();
                 Ok(Admitted {
                     request,
                     hold: None,

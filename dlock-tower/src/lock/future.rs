@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use dlock::scope::InScope;
 use futures_util::future::BoxFuture;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{Request, Response, Version};
@@ -15,11 +14,13 @@ use tower_service::Service;
 
 use super::admission::Admitted;
 use super::body::ResponseBody;
+use super::call::{Calling, Framed, Readying, framed};
 use super::kept::{Hold, release_hold};
 use super::lost::LockLost;
 use super::settings::Settings;
 use crate::asker::Asker;
 use crate::not_started::Entry;
+use crate::problem::Problem;
 use crate::{Rejection, grpc};
 
 type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Rejection>>;
@@ -83,18 +84,31 @@ pin_project! {
             admission: Admission<B>,
             after: Option<AfterAdmission<S>>,
         },
-        /// The handler runs without a lock.
+        /// The layer does not apply to the request.
         Bare {
             #[pin]
             call: Oneshot<S, Request<B>>,
-            // Of a request for which no route was matched.
-            unrouted: Option<Answers>,
+        },
+        /// The service inside becomes ready, in the lock's frame.
+        Readying {
+            #[pin]
+            ready: Framed<Readying<S, B>>,
+            // Set once the request waits, if that stops when the lock is lost.
+            lost: Option<BoxFuture<'static, LockLost>>,
+            hold: Option<Arc<Hold>>,
+            after: Option<AfterReady>,
+        },
+        /// The request has waited for so long that its claim may have gone to another copy of it.
+        Confirming {
+            ready: Option<(S, Request<B>)>,
+            lost: Option<BoxFuture<'static, LockLost>>,
+            confirmation: BoxFuture<'static, Result<Option<Arc<Hold>>, Problem>>,
+            after: Option<AfterReady>,
         },
         /// The handler runs in the lock's frame. It comes first: its destructors run under the lock.
-        Locked {
+        Calling {
             #[pin]
-            call: InScope<Oneshot<S, Request<B>>>,
-            // Set once the handler waits, if that stops when the lock is lost.
+            call: Framed<Calling<S, B>>,
             lost: Option<BoxFuture<'static, LockLost>>,
             hold: Option<Arc<Hold>>,
             answers: Answers,
@@ -103,6 +117,8 @@ pin_project! {
         Releasing {
             release: BoxFuture<'static, ()>,
             outcome: Option<Result<S::Response, S::Error>>,
+            // The service inside has failed before it was called.
+            failed: Option<Entry>,
         },
         Done,
     }
@@ -111,6 +127,12 @@ pin_project! {
 /// What a request needs once its lock is held, or refused.
 struct AfterAdmission<S> {
     inner: S,
+    answers: Answers,
+    entry: Option<Entry>,
+}
+
+/// What a request needs once the service inside is ready.
+struct AfterReady {
     answers: Answers,
     entry: Option<Entry>,
 }
@@ -173,7 +195,6 @@ where
         ResponseFuture {
             state: State::Bare {
                 call: Oneshot::new(inner, request),
-                unrouted: None,
             },
         }
     }
@@ -206,12 +227,7 @@ where
                 StateProj::Admitting { admission, after } => {
                     let admitted = ready!(admission.as_mut().poll(cx));
                     match (admitted, after.take()) {
-                        (Ok(mut admitted), Some(after)) => {
-                            if let Some(entry) = after.entry {
-                                entry.admit(admitted.request.extensions_mut());
-                            }
-                            enter(after.inner, admitted, after.answers)
-                        }
+                        (Ok(admitted), Some(after)) => enter(admitted, after),
                         (Err(rejection), Some(after)) => {
                             let response = after.answers.respond(rejection);
                             state.set(State::Done);
@@ -220,15 +236,68 @@ where
                         (_, None) => State::Done,
                     }
                 }
-                StateProj::Bare { call, unrouted } => {
+                StateProj::Bare { call } => {
                     let outcome = ready!(call.poll(cx));
-                    if let Some(answers) = unrouted {
-                        answers.note(&outcome);
-                    }
                     state.set(State::Done);
                     return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
                 }
-                StateProj::Locked {
+                StateProj::Readying {
+                    ready,
+                    lost,
+                    hold,
+                    after,
+                } => {
+                    let outcome = match hold {
+                        Some(hold) => ready!(hold.poll_handler(lost, cx, |cx| ready.poll(cx))),
+                        None => Ok(ready!(ready.poll(cx))),
+                    };
+                    let (lost, hold) = (lost.take(), hold.take());
+                    match (outcome, after.take()) {
+                        (Ok(Ok(ready)), Some(after)) => begin_or_confirm(ready, lost, hold, after),
+                        (Ok(Err(error)), after) => State::Releasing {
+                            release: Box::pin(release_hold(hold)),
+                            outcome: Some(Err(error)),
+                            failed: after.and_then(|after| after.entry),
+                        },
+                        (Err(LockLost { key, loss }), Some(after)) => {
+                            let response = after.answers.respond(Rejection::lost_before(&key, loss));
+                            // First the service and the request are dropped, then the lock.
+                            state.set(State::Done);
+                            drop(hold);
+                            return Poll::Ready(Ok(response));
+                        }
+                        (_, None) => State::Done,
+                    }
+                }
+                StateProj::Confirming {
+                    ready,
+                    lost,
+                    confirmation,
+                    after,
+                } => {
+                    let confirmed = ready!(confirmation.as_mut().poll(cx));
+                    let (Some(ready), Some(after)) = (ready.take(), after.take()) else {
+                        state.set(State::Done);
+                        continue;
+                    };
+                    let rejection = match confirmed {
+                        Ok(hold) => match hold.as_ref().and_then(|hold| hold.found_lost()) {
+                            None => {
+                                let next = begin(ready, lost.take(), hold, after);
+                                state.set(next);
+                                continue;
+                            }
+                            Some(LockLost { key, loss }) => {
+                                drop(ready);
+                                Rejection::lost_before(&key, loss)
+                            }
+                        },
+                        Err(problem) => problem.rejection(),
+                    };
+                    state.set(State::Done);
+                    return Poll::Ready(Ok(after.answers.respond(rejection)));
+                }
+                StateProj::Calling {
                     call,
                     lost,
                     hold,
@@ -258,14 +327,26 @@ where
                                 response.map(|body| ResponseBody::held(body, hold, lost, announced, grpc))
                             ));
                         }
+                        (Ok(outcome), None) => {
+                            state.set(State::Done);
+                            return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
+                        }
                         (Ok(outcome), hold) => State::Releasing {
                             release: Box::pin(release_hold(hold)),
                             outcome: Some(outcome),
+                            failed: None,
                         },
                     }
                 }
-                StateProj::Releasing { release, outcome } => {
+                StateProj::Releasing {
+                    release,
+                    outcome,
+                    failed,
+                } => {
                     ready!(release.as_mut().poll(cx));
+                    if let Some(entry) = failed.take() {
+                        entry.fail();
+                    }
                     let outcome = outcome.take();
                     state.set(State::Done);
                     match outcome {
@@ -282,27 +363,72 @@ where
     }
 }
 
-/// Runs the handler, with its lock if it has one.
-fn enter<S, B>(inner: S, admitted: Admitted<B>, mut answers: Answers) -> State<S, B>
+/// Has the service inside become ready, with the request's lock if it has one.
+fn enter<S, B>(admitted: Admitted<B>, after: AfterAdmission<S>) -> State<S, B>
 where
     S: Service<Request<B>>,
 {
-    let call = Oneshot::new(inner, admitted.request);
+    let AfterAdmission {
+        inner,
+        mut answers,
+        entry,
+    } = after;
     answers.is_unrouted = admitted.is_unrouted;
-    match admitted.hold {
-        None => State::Bare {
-            call,
-            unrouted: answers.is_unrouted.then_some(answers),
-        },
-        Some(hold) => {
-            let call = hold.guard().scope(call);
-            State::Locked {
-                call,
-                lost: None,
-                hold: Some(hold),
-                answers,
+    State::Readying {
+        ready: framed(admitted.hold.as_deref(), Readying::new(inner, admitted.request)),
+        lost: None,
+        hold: admitted.hold,
+        after: Some(AfterReady { answers, entry }),
+    }
+}
+
+/// Runs the handler, unless the claim of the request may have been lost while the request waited.
+fn begin_or_confirm<S, B>(
+    ready: (S, Request<B>),
+    lost: Option<BoxFuture<'static, LockLost>>,
+    hold: Option<Arc<Hold>>,
+    after: AfterReady,
+) -> State<S, B>
+where
+    S: Service<Request<B>>,
+{
+    let Some(claim) = after.entry.as_ref().and_then(Entry::claim_in_doubt) else {
+        return begin(ready, lost, hold, after);
+    };
+    State::Confirming {
+        ready: Some(ready),
+        lost,
+        confirmation: Box::pin(async move {
+            match claim.confirmed().await {
+                Ok(()) => Ok(hold),
+                Err(problem) => {
+                    release_hold(hold).await;
+                    Err(problem)
+                }
             }
-        }
+        }),
+        after: Some(after),
+    }
+}
+
+/// Runs the handler.
+fn begin<S, B>(
+    (inner, mut request): (S, Request<B>),
+    lost: Option<BoxFuture<'static, LockLost>>,
+    hold: Option<Arc<Hold>>,
+    after: AfterReady,
+) -> State<S, B>
+where
+    S: Service<Request<B>>,
+{
+    if let Some(entry) = after.entry {
+        entry.admit(request.extensions_mut());
+    }
+    State::Calling {
+        call: framed(hold.as_deref(), Calling::new(inner, request)),
+        lost,
+        hold,
+        answers: after.answers,
     }
 }
 
@@ -314,7 +440,9 @@ where
         let state = match &self.state {
             State::Admitting { .. } => "Admitting",
             State::Bare { .. } => "Bare",
-            State::Locked { .. } => "Locked",
+            State::Readying { .. } => "Readying",
+            State::Confirming { .. } => "Confirming",
+            State::Calling { .. } => "Calling",
             State::Releasing { .. } => "Releasing",
             State::Done => "Done",
         };

@@ -33,6 +33,12 @@ impl Hold {
         self.on_lost == OnLost::Stop
     }
 
+    /// The loss that keeps the handler from beginning.
+    pub(super) fn found_lost(&self) -> Option<LockLost> {
+        let checked = self.stops_at_loss().then(|| self.guard.check());
+        checked.and_then(LockLost::found)
+    }
+
     /// Completes when the lock is lost; `None` if the handler runs on then.
     pub(super) fn lost(&self) -> Option<BoxFuture<'static, LockLost>> {
         let stops = self.stops_at_loss();
@@ -53,12 +59,11 @@ impl Hold {
                     return Poll::Ready(Err(lost));
                 }
             }
-            None if self.stops_at_loss() => {
-                if let Some(lost) = LockLost::found(self.guard.check()) {
+            None => {
+                if let Some(lost) = self.found_lost() {
                     return Poll::Ready(Err(lost));
                 }
             }
-            None => {}
         }
         if let Poll::Ready(output) = handler(cx) {
             return Poll::Ready(Ok(output));

@@ -184,7 +184,7 @@ impl<K, P> LockLayer<K, P> {
         self.set(|options| options.wait(wait))
     }
 
-    /// Disables waiting: a request whose lock is held by another client is answered as busy at once.
+    /// Disables waiting: a request whose lock is held by another caller is answered as busy at once.
     pub fn try_once(mut self) -> Self {
         self.settings.once = true;
         self
@@ -234,7 +234,8 @@ impl<K, P> LockLayer<K, P> {
     }
 
     /// Sets the methods whose requests pass without a lock, instead of the default: `OPTIONS` and `HEAD`, and only
-    /// `OPTIONS` with [`read_write`](Self::read_write).
+    /// `OPTIONS` with [`read_write`](Self::read_write). Their handlers see no [`Held`](dlock::Held), also not that of a lock
+    /// layer further out.
     pub fn skip_methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.settings.skipped = Some(methods.into_iter().collect());
         self
@@ -264,7 +265,9 @@ impl<K, P> LockLayer<K, P> {
     /// Runs requests **without a lock** when the store cannot be reached, with a warning in the log each time; by
     /// default they are answered with 503. Only if running twice at once does little harm.
     ///
-    /// Such a request has no [`Held`](dlock::Held) in its extensions.
+    /// Such a request has no [`Held`](dlock::Held) in its extensions, nor has one that this layer lets pass: that of a lock
+    /// layer further out is removed, since its token is not that of this layer's lock.
+    /// [`RequestLocks`](super::RequestLocks) still has it.
     pub fn fail_open(mut self) -> Self {
         self.settings.fail_open = true;
         self

@@ -8,6 +8,7 @@
 mod admission;
 mod ahead;
 mod body;
+mod call;
 mod future;
 pub(crate) mod kept;
 mod layer;

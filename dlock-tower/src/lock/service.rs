@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use dlock::Held;
 use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
@@ -88,11 +89,12 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         // Never driven to readiness here, so the clone has no reservation to use up.
         let inner = self.inner.clone();
         let settings = &self.locks.settings;
         if settings.skips(request.method()) {
+            request.extensions_mut().remove::<Held>();
             return ResponseFuture::bare(inner, request);
         }
         let answers = Answers::of(settings.clone(), &request);

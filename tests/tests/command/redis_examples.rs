@@ -19,6 +19,13 @@ fn consumer(server: &Server, name: &str) -> Running {
     Running::start(&example("consumer"), &args)
 }
 
+/// Adds payments to the stream.
+fn produce(server: &Server, count: u64) {
+    let args = ["--url", &server.url(), "--produce", &count.to_string()];
+    let made = run("consumer", &args, Duration::from_secs(60));
+    assert!(made.status.success(), "{made:?}");
+}
+
 async fn pending(server: &Server) -> u64 {
     match server.command(&["XPENDING", "payments", "consumers"]).await {
         Value::Array(summary) => redis::from_redis_value(summary[0].clone()).expect("a number"),
@@ -31,12 +38,7 @@ async fn pending(server: &Server) -> u64 {
 async fn effects_of_a_stream_happen_once_while_its_consumers_are_killed() {
     const COUNT: u64 = 300;
     let server = Server::start(Flavor::from_env()).await;
-    let made = run(
-        "consumer",
-        &["--url", &server.url(), "--produce", &COUNT.to_string()],
-        Duration::from_secs(60),
-    );
-    assert!(made.status.success(), "{made:?}");
+    produce(&server, COUNT);
     let mut consumers: Vec<_> = (0..3).map(|n| consumer(&server, &format!("c{n}"))).collect();
     let (begun, mut kills) = (Instant::now(), 0_u32);
     loop {
@@ -91,6 +93,55 @@ async fn effects_of_a_stream_happen_once_while_its_consumers_are_killed() {
     );
     assert!(kills >= 5 && repeated > 0, "{kills} kills cut no attempt short");
     assert_eq!(attempts.len() as u64, COUNT);
+}
+
+/// The connections of a consumer break: it opens others, and no payment is given up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payments_are_made_while_the_connections_of_their_consumer_break() {
+    const COUNT: u64 = 60;
+    let server = Server::start(Flavor::from_env()).await;
+    produce(&server, COUNT);
+    let consumer = consumer(&server, "c0");
+    for n in 0..5 {
+        let some = async || server.query::<u64>(&["HLEN", "ledger:payments"]).await > n * 6;
+        eventually("some payments are made", some).await;
+        let _ = server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    }
+    let done = async || server.query::<u64>(&["HLEN", "ledger:payments"]).await == COUNT;
+    eventually("all payments are made", done).await;
+    eventually("nothing is pending", async || pending(&server).await == 0).await;
+    assert_eq!(server.query::<u64>(&["EXISTS", "aside:payments"]).await, 0);
+    let balance: u64 = server.query(&["GET", "balance:payments"]).await;
+    assert_eq!(balance, COUNT * (COUNT + 1) / 2, "{}", consumer.log());
+}
+
+/// Messages that are no payments do not keep the payments of a killed consumer from being made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_are_no_payments_are_put_aside() {
+    const COUNT: u64 = 100;
+    let server = Server::start(Flavor::from_env()).await;
+    for _ in 0..COUNT {
+        let _ = server.command(&["XADD", "payments", "*", "x", "y"]).await;
+    }
+    produce(&server, COUNT);
+    // A consumer that was killed with all of them.
+    let all = [
+        "XREADGROUP",
+        "GROUP",
+        "consumers",
+        "killed",
+        "STREAMS",
+        "payments",
+        ">",
+    ];
+    let _ = server.command(&all).await;
+    assert_eq!(pending(&server).await, 2 * COUNT);
+    let consumer = consumer(&server, "c0");
+    let done = async || server.query::<u64>(&["HLEN", "ledger:payments"]).await == COUNT;
+    eventually("all payments are made", done).await;
+    eventually("nothing is pending", async || pending(&server).await == 0).await;
+    assert_eq!(server.query::<u64>(&["LLEN", "aside:payments"]).await, COUNT);
+    assert!(consumer.log().contains("it is no payment"), "{}", consumer.log());
 }
 
 /// Three schedulers, of which each leader is killed.

@@ -394,3 +394,102 @@ async fn busy_lock_inside_another_lock_releases_the_key() {
     guard.release().await.unwrap();
     assert_eq!(send(&service, post("k")).await.text(), "run 1");
 }
+
+/// A request that has its lock, and waits for the service inside, has not begun.
+mod before_the_service_is_ready {
+    use std::task::{Context, Poll};
+
+    use dlock_tower::LockService;
+    use tower::limit::GlobalConcurrencyLimitLayer;
+    use tower::{Layer, Service};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn loss_of_the_lock_releases_the_key() {
+        let app = App::new();
+        let lock = || LockLayer::new(app.locks.clone(), key::fixed("account"));
+        for lock in [lock().max_hold(SECOND), lock().fixed_lease(SECOND)] {
+            let full = GlobalConcurrencyLimitLayer::new(0).layer(app.run.service());
+            let service = app.layer().layer(lock.clone().layer(full));
+            let lost = send(&service, post("k")).await;
+            assert_eq!(lost.problem(), problem(503, "lost"));
+            assert_eq!(
+                (lost.header("retry-after"), lost.not_started()),
+                (Some("1"), true)
+            );
+        }
+        let service = app.layer().layer(lock().layer(app.run.service()));
+        let again = send(&service, post("k")).await;
+        assert_eq!((again.both(), again.is_replay()), ((200, "run 1"), false));
+    }
+
+    /// A service that fails before it is ready.
+    #[derive(Clone)]
+    struct Shut;
+
+    impl Service<Req> for Shut {
+        type Response = Res;
+        type Error = &'static str;
+        type Future = std::future::Ready<Result<Res, &'static str>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+            Poll::Ready(Err("shut"))
+        }
+
+        fn call(&mut self, _: Req) -> Self::Future {
+            panic!("it was never ready")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_of_the_service_releases_the_key() {
+        let app = App::new();
+        let layer = app.layer();
+        let lock = LockLayer::new(app.locks.clone(), key::header("account").optional());
+        let service = layer.layer(lock.layer(Shut));
+        for account in ["7", ""] {
+            let mut request = post("k");
+            if !account.is_empty() {
+                request.headers_mut().insert("account", account.parse().unwrap());
+            }
+            let failed = service.clone().oneshot(request).await;
+            assert_eq!((failed.unwrap_err(), app.locks.held()), ("shut", 0));
+        }
+        assert_eq!(layer.stats().not_started, 2);
+        let service = layer.layer(app.run.service());
+        assert_eq!(send(&service, post("k")).await.both(), (200, "run 1"));
+    }
+
+    /// Another way, on which the request was let in, may have had the effect: before, or after.
+    #[tokio::test(start_paused = true)]
+    async fn failure_of_a_copy_keeps_the_key() {
+        for fails_first in [false, true] {
+            let app = App::new();
+            let lock = LockLayer::new(app.locks.clone(), key::fixed("account"));
+            let shut: LockService<_, _> = lock.layer(Shut);
+            let runs = app.run.clone();
+            let works = lock.layer(tower::service_fn(move |_: Req| {
+                runs.next();
+                async { Err::<Res, _>("broken") }
+            }));
+            let twice = tower::service_fn(move |request: Req| {
+                let (shut, works) = (shut.clone(), works.clone());
+                async move {
+                    if fails_first {
+                        drop(shut.oneshot(request.clone()).await);
+                        works.oneshot(request).await.map(|_| Res::default())
+                    } else {
+                        drop(works.oneshot(request.clone()).await);
+                        shut.oneshot(request).await.map(|_| Res::default())
+                    }
+                }
+            });
+            let layer = app.layer();
+            let failed = layer.layer(twice).oneshot(post("k")).await;
+            assert!(failed.is_err());
+            let again = send(&layer.layer(app.run.service()), post("k")).await;
+            assert_eq!((again.problem(), app.run.count()), (problem(500, "failed"), 1));
+        }
+    }
+}

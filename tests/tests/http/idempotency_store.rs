@@ -410,3 +410,177 @@ async fn a_renewal_tells_the_handler_that_its_claim_is_lost() {
     assert_eq!(answer.text(), "lost: true");
     assert_eq!((layer.stats().lost, store.faults.seen().2), (1, 0));
 }
+
+/// A claim that another copy of the request may have taken over begins no handler.
+mod claim_that_ran_out {
+    use std::task::{Context, Poll};
+
+    use dlock::LockClient;
+    use dlock_tower::{LockLayer, key};
+    use tower::{Layer, Service};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(3);
+
+    /// Sends the same request to another process.
+    async fn elsewhere(store: &Faulty, run: &Counting) -> Answer {
+        let other = Faulty::of(store.inner()).layer().lease(LEASE);
+        send(&around(&other, run.service()), post("k")).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn by_a_late_reply_begins_no_handler() {
+        for taken_over in [true, false] {
+            let (store, run) = (Faulty::new(), Counting::default());
+            let layer = store.layer().lease(LEASE);
+            let service = around(&layer, run.service());
+            store.faults.claim_answers_held.store(true, Ordering::SeqCst);
+            let other = async {
+                sleep(LEASE + SECOND).await;
+                if taken_over {
+                    assert_eq!(elsewhere(&store, &run).await.text(), "run 1");
+                }
+                store.faults.claim_answers_held.store(false, Ordering::SeqCst);
+            };
+            let (late, ()) = tokio::join!(send(&service, post("k")), other);
+            if taken_over {
+                assert_eq!(late.problem(), problem(409, "in-progress"));
+                assert_eq!(late.header("retry-after"), Some("1"));
+                assert_eq!((layer.stats().lost, layer.stats().not_started), (1, 1));
+            } else {
+                assert_eq!(late.both(), (200, "run 1"));
+            }
+            let again = send(&service, post("k")).await;
+            assert_eq!((again.both(), run.count()), ((200, "run 1"), 1));
+            assert!(again.is_replay());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn and_cannot_be_confirmed_begins_no_handler() {
+        let (store, run) = (Faulty::new(), Counting::default());
+        let layer = store.layer().lease(LEASE);
+        let service = around(&layer, run.service());
+        store.faults.claim_answers_held.store(true, Ordering::SeqCst);
+        store.faults.extend_down.store(true, Ordering::SeqCst);
+        let later = async {
+            sleep(LEASE + SECOND).await;
+            store.faults.claim_answers_held.store(false, Ordering::SeqCst);
+        };
+        let (late, ()) = tokio::join!(send(&service, post("k")), later);
+        assert_eq!(
+            (late.problem(), late.header("retry-after"), late.not_started()),
+            (problem(503, "unavailable"), Some("1"), true)
+        );
+        assert_eq!(send(&service, post("k")).await.both(), (200, "run 1"));
+    }
+
+    /// A service that is ready after some time.
+    struct ReadyAfter<S>(Duration, S, Option<std::pin::Pin<Box<tokio::time::Sleep>>>);
+
+    impl<S: Clone> Clone for ReadyAfter<S> {
+        fn clone(&self) -> Self {
+            ReadyAfter(self.0, self.1.clone(), None)
+        }
+    }
+
+    impl<S: Service<Req, Response = Res, Error = Infallible>> Service<Req> for ReadyAfter<S> {
+        type Response = Res;
+        type Error = Infallible;
+        type Future = S::Future;
+
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            let time = self.0;
+            let ready = self.2.get_or_insert_with(|| Box::pin(sleep(time)));
+            std::task::ready!(ready.as_mut().poll(cx));
+            self.1.poll_ready(cx)
+        }
+
+        fn call(&mut self, request: Req) -> S::Future {
+            self.1.call(request)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_the_service_was_busy_begins_no_handler() {
+        for locked in [false, true] {
+            let (store, run) = (Faulty::new(), Counting::default());
+            let layer = store.layer().lease(LEASE);
+            let slow = ReadyAfter(LEASE * 3, run.service(), None);
+            let lock = LockLayer::new(LockClient::memory(), key::fixed("account"));
+            store.faults.extend_down.store(true, Ordering::SeqCst);
+            let other = async {
+                sleep(LEASE * 2).await;
+                assert_eq!(elsewhere(&store, &run).await.text(), "run 1");
+                store.faults.extend_down.store(false, Ordering::SeqCst);
+            };
+            let late = async {
+                match locked {
+                    true => answer(layer.layer(lock.layer(slow)).oneshot(post("k")).await.unwrap()).await,
+                    false => send(&layer.layer(slow), post("k")).await,
+                }
+            };
+            let (late, ()) = tokio::join!(late, other);
+            let in_progress = problem(409, "in-progress");
+            assert_eq!((late.problem(), run.count()), (in_progress, 1), "{locked}");
+        }
+    }
+
+    /// The process stood still, or was cut off, while the request waited for its lock.
+    #[tokio::test(start_paused = true)]
+    async fn while_the_request_waited_for_its_lock_begins_no_handler() {
+        for taken_over in [true, false] {
+            let (store, run) = (Faulty::new(), Counting::default());
+            let layer = store.layer().lease(LEASE);
+            let locks = LockClient::memory();
+            let guard = locks.lock("account").acquire().await.unwrap();
+            let lock = LockLayer::new(locks.clone(), key::fixed("account")).wait(SECOND * 60);
+            let service = layer.layer(lock.layer(run.service()));
+            let ask = async || answer(service.clone().oneshot(post("k")).await.unwrap()).await;
+            store.faults.extend_down.store(true, Ordering::SeqCst);
+            let other = async {
+                sleep(LEASE * 2).await;
+                if taken_over {
+                    assert_eq!(elsewhere(&store, &run).await.text(), "run 1");
+                }
+                let extends = taken_over;
+                store.faults.extend_down.store(!extends, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            };
+            let (late, ()) = tokio::join!(ask(), other);
+            let refused = match taken_over {
+                true => problem(409, "in-progress"),
+                false => problem(503, "unavailable"),
+            };
+            assert_eq!(late.problem(), refused);
+            assert_eq!(late.header("retry-after"), Some("1"));
+            assert_eq!(locks.held(), 0);
+            store.faults.extend_down.store(false, Ordering::SeqCst);
+            layer.handle().shutdown(SECOND * 20).await;
+            assert_eq!((ask().await.both(), run.count()), ((200, "run 1"), 1));
+        }
+    }
+}
+
+/// A handler asks before an effect whether its claim may have gone to another attempt.
+#[tokio::test(start_paused = true)]
+async fn handler_sees_that_its_claim_may_have_run_out() {
+    let store = Faulty::new();
+    let layer = store.layer().lease(SECOND);
+    let faults = store.faults.clone();
+    let handler = tower::service_fn(move |request: Req| {
+        let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
+        let faults = faults.clone();
+        async move {
+            sleep(SECOND * 3).await;
+            let renewed = idempotency.is_held();
+            faults.extend_down.store(true, Ordering::SeqCst);
+            sleep(SECOND).await;
+            let seen = (renewed, idempotency.is_held(), idempotency.is_lost());
+            Ok::<_, Infallible>(Response::new(Full::from(format!("{seen:?}"))))
+        }
+    });
+    let answer = send(&around(&layer, handler), post("k")).await;
+    assert_eq!(answer.text(), "(true, false, false)");
+}

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::idempotency_support::*;
 use bytes::Bytes;
+use dlock_tower::idempotency::Outcome;
 use dlock_tower::{Idempotency, IdempotencyLayer};
 use futures_util::stream::{self, StreamExt};
 use http::{Response, StatusCode};
@@ -21,6 +22,15 @@ enum End {
     Panics,
     StoreAway,
     StoreAwayAndFails,
+    /// The same, and the handler has said that its end is final.
+    StoreAwayKept,
+    StoreAwayFinal,
+}
+
+impl End {
+    fn leaves_the_store_away(self) -> bool {
+        !matches!(self, End::Answers(_) | End::Panics)
+    }
 }
 
 /// A handler that commits or rolls back, and then ends somehow.
@@ -38,6 +48,9 @@ fn handler(
             let mut response = Response::new(Bytes::from(format!("committed {n}")));
             response.headers_mut().insert("x-first", "1".parse().unwrap());
             let bytes = claim.in_transaction(response);
+            if end == End::StoreAwayKept {
+                claim.keep();
+            }
             if commits {
                 let (record, token) = (claim.record_key(), claim.claim_token());
                 let kept = claim.retention();
@@ -45,8 +58,8 @@ fn handler(
             }
             match end {
                 End::Panics => panic!("as told"),
-                End::StoreAway | End::StoreAwayAndFails => store.faults.set_down(true),
                 End::Answers(_) => {}
+                _ => store.faults.set_down(true),
             }
             let mut response = Response::new(Full::from(format!("answered {n}")));
             if let End::Answers(status) = end {
@@ -54,6 +67,9 @@ fn handler(
             }
             if end == End::StoreAwayAndFails {
                 *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            }
+            if end == End::StoreAwayFinal {
+                response.extensions_mut().insert(Outcome::Final);
             }
             Ok(response)
         }
@@ -73,7 +89,7 @@ async fn two(
         async move { send(&service, post("k")).await }
     });
     let first = first.await.ok();
-    if matches!(end, End::StoreAway | End::StoreAwayAndFails) {
+    if end.leaves_the_store_away() {
         sleep(SECOND * 20).await;
         assert_eq!(layer.handle().tasks(), 1);
         store.faults.set_down(false);
@@ -153,6 +169,13 @@ async fn rolled_back_transaction_releases_the_key_unless_the_handler_refused() {
         let store = Faulty::new();
         let (_, second, runs) = two(&store, &store.layer(), false, end).await;
         assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
+    }
+    // A handler that has had an effect outside of the transaction says so.
+    for end in [End::StoreAwayKept, End::StoreAwayFinal] {
+        let store = Faulty::new();
+        let (_, second, runs) = two(&store, &store.layer(), false, end).await;
+        let unavailable = problem(409, "result-unavailable");
+        assert_eq!((second.problem(), runs), (unavailable, 1), "{end:?}");
     }
 }
 

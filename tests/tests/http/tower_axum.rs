@@ -11,8 +11,9 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use dlock::{Held, LockClient};
-use dlock_tests::Log;
+use dlock_tests::{Log, watched};
 use dlock_tower::key::{ExtractKey, each_of, header, json_field, method_and_path, path, path_param};
+use dlock_tower::lock::RequestLocks;
 use dlock_tower::{HeldLock, LockLayer, NotStarted};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -315,4 +316,27 @@ async fn typed_path_parameters_lock_what_the_handler_reads() {
     assert_eq!(futures_util::future::join_all(sent).await, [200; 6]);
     assert_eq!(got(&app, "/accounts/x/withdraw").await.0, 400);
     assert_eq!(inside.load(Ordering::SeqCst), 0);
+}
+
+/// A handler under a tenant's lock must not take its token for that of the account, which was not locked.
+#[tokio::test(start_paused = true)]
+async fn layer_that_runs_a_request_without_its_lock_hides_the_lock_of_a_layer_further_out() {
+    async fn both(held: Option<HeldLock>, Extension(locks): Extension<RequestLocks>) -> String {
+        let kept = locks.keep().unwrap();
+        let outer: Vec<_> = kept.held().map(|held| held.key().to_string()).collect();
+        format!("{} inside of {}", key(held).await, outer.join(", "))
+    }
+    let app = || Router::new().route("/", get(both));
+    let account = || layer(header("account").optional());
+    let (store, down) = watched().await;
+    store.seen().fail_acquires.store(true, Ordering::Relaxed);
+    let apps = [
+        app().layer(account()),
+        app().layer(account().skip_methods([Method::GET])),
+        app().layer(LockLayer::new(down, method_and_path()).fail_open()),
+    ];
+    for app in apps {
+        let app = app.layer(layer(path().prefix("tenant:")));
+        assert_eq!(got(&app, "/").await, said("no lock inside of tenant:/"));
+    }
 }

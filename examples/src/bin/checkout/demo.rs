@@ -44,7 +44,7 @@ async fn buy_without_key(
     State(shop): Shared,
     Json(Buy { quantity }): Json<Buy>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
-    let sale = shop.buy(&sku()?, quantity).await?;
+    let sale = shop.buy(&sku()?, quantity, None).await?;
     Ok(sold(&sale))
 }
 

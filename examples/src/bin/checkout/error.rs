@@ -7,7 +7,7 @@
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use dlock_tower::idempotency::Outcome;
+use dlock_tower::idempotency::{Outcome, Problem};
 use serde_json::json;
 
 use crate::store::StoreError;
@@ -18,6 +18,9 @@ pub(crate) enum Error {
     /// The lock was not acquired.
     #[error(transparent)]
     Lock(#[from] dlock::Error),
+    /// Another attempt may have the claim of the request.
+    #[error("another attempt of this request may be in progress")]
+    ClaimLost,
     /// The record could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -60,6 +63,12 @@ impl IntoResponse for Error {
                     dlock::Error::Lost { .. } => answer,
                     _ => worth_a_retry(answer),
                 }
+            }
+            Error::ClaimLost => {
+                let problem = Problem::InProgress.rejection();
+                let retry_after = problem.retry_after_secs();
+                let (status, kind, title) = (problem.status(), problem.kind(), problem.title());
+                worth_a_retry(answer(status, kind, title, &detail, retry_after))
             }
             Error::Store(error) => store(&error),
             Error::SoldOut { .. } => {

@@ -11,7 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use dlock_tower::idempotency::{REPLAYED, caller::Public};
-use dlock_tower::{HeldLock, IdempotencyLayer, LockLayer, OnLost, key};
+use dlock_tower::{HeldLock, Idempotency, IdempotencyLayer, LockLayer, OnLost, key};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -155,9 +155,11 @@ async fn put_item(
 async fn buy(
     State(shop): Shared,
     Path(sku): Path<String>,
+    claim: Option<Idempotency>,
     Json(buy): Json<Buy>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
-    let sale = shop.buy(&Name::parse(sku)?, buy.quantity).await?;
+    let sku = Name::parse(sku)?;
+    let sale = shop.buy(&sku, buy.quantity, claim.as_ref()).await?;
     Ok(sold(&sale))
 }
 

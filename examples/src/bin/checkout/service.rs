@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock::{LockClient, distributed_lock};
+use dlock_tower::Idempotency;
 use uuid::Uuid;
 
 use crate::board::{Board, Sold};
@@ -95,13 +96,18 @@ impl Shop {
         }
     }
 
-    /// Sells some of an article.
-    pub(crate) async fn buy(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
+    /// Sells some of an article, under the claim of the request's idempotency key if it has one.
+    pub(crate) async fn buy(
+        &self,
+        sku: &Name,
+        quantity: i64,
+        claim: Option<&Idempotency>,
+    ) -> Result<Sale, Error> {
         if !self.locked {
             return self.buy_without_lock(sku, quantity).await;
         }
         let quantity = within(quantity, 1, "quantity")?;
-        self.buy_locked(sku, quantity, Instant::now()).await
+        self.buy_locked(sku, quantity, Instant::now(), claim).await
     }
 
     /// The same without the lock and the check of its token: wrong on purpose, for the demo.
@@ -120,7 +126,17 @@ impl Shop {
         max_waiters = QUEUE,
         on_lost = ignore
     )]
-    async fn buy_locked(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
+    async fn buy_locked(
+        &self,
+        sku: &Name,
+        quantity: u64,
+        asked: Instant,
+        claim: Option<&Idempotency>,
+    ) -> Result<Sale, Error> {
+        // A copy that stood still while the request waited for the lock may find that another copy has sold meanwhile.
+        if claim.is_some_and(|claim| !claim.is_held()) {
+            return Err(Error::ClaimLost);
+        }
         self.buy_now(sku, quantity, asked).await
     }
 

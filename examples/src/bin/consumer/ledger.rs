@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 use redis::Script;
-use redis::aio::MultiplexedConnection;
 
-use crate::stream::{Message, connect};
+use crate::connection::Connection;
+use crate::stream::Message;
 
 /// KEYS: the ledger, the balance, the newest fencing token of each message. ARGV: message, amount, token.
 /// Returns 1 when it was paid now, 0 when it was paid before, -1 under an older token.
@@ -28,7 +28,7 @@ return 1
 
 #[derive(Clone)]
 pub(crate) struct Ledger {
-    connection: MultiplexedConnection,
+    connection: Connection,
     pay: Script,
     name: String,
 }
@@ -36,34 +36,34 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) async fn open(url: &str, name: &str) -> Result<Ledger, String> {
         Ok(Ledger {
-            connection: connect(url).await?,
+            connection: Connection::open(url).await?,
             pay: Script::new(PAY),
             name: name.to_owned(),
         })
     }
 
     /// Pays, and returns a receipt: half of the work before the effect, and half after it.
-    pub(crate) async fn pay(mut self, message: Message, takes: Duration) -> Result<String, String> {
-        let Message {
-            id,
-            amount,
-            attempt,
-            token,
-        } = message;
+    pub(crate) async fn pay(self, message: Message, takes: Duration) -> Result<String, String> {
+        let Message { id, amount, claim } = message;
+        let claim = claim.ok_or("the layer has told no claim")?;
+        let (attempt, token) = (claim.attempt(), claim.fencing_token());
         let failed = |error: redis::RedisError| error.to_string();
         let name = &self.name;
         // Records the attempts, for inspection.
         let mut begins = redis::cmd("HINCRBY");
         begins.arg(format!("attempts:{name}")).arg(&id).arg(1);
-        begins
-            .query_async::<()>(&mut self.connection)
-            .await
-            .map_err(failed)?;
+        let step = async |mut connection| begins.query_async::<()>(&mut connection).await;
+        self.connection.step(step).await.map_err(|error| {
+            // A ledger that is down for long must not use up the attempts of its messages.
+            claim.not_started();
+            failed(error)
+        })?;
         tokio::time::sleep(takes / 2).await;
         let mut call = self.pay.key(format!("ledger:{name}"));
         call.key(format!("balance:{name}")).key(format!("tokens:{name}"));
         call.arg(&id).arg(amount).arg(token);
-        let answer: i64 = call.invoke_async(&mut self.connection).await.map_err(failed)?;
+        let step = async |mut connection| call.invoke_async(&mut connection).await;
+        let answer: i64 = self.connection.step(step).await.map_err(failed)?;
         tokio::time::sleep(takes / 2).await;
         match answer {
             -1 => Err(format!("token {token} is older than that of another attempt")),

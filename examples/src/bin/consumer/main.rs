@@ -13,6 +13,7 @@
 //! Only messages that are done, or that no attempt may follow, are acknowledged. All other messages stay pending and
 //! are delivered again: when [`TaskOnceError::retry_after`] says, or after `--idle`.
 
+mod connection;
 mod ledger;
 mod stream;
 
@@ -114,9 +115,7 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
         .lease(args.lease)
         // A message that kills each consumer, or always fails, is finally put aside.
         .on_failure(OnFailure::AtMost(50))
-        .tell_claim(|message, claim| {
-            (message.attempt, message.token) = (claim.attempt(), claim.fencing_token());
-        })
+        .tell_claim(|message, claim| message.claim = Some(claim.clone()))
         .at_most_here(args.at_most);
     layer.check()?;
     let mut consumer = layer.layer(service_fn(move |message: Message| {

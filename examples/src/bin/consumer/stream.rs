@@ -4,16 +4,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisResult};
+use dlock::OnceClaim;
+use redis::RedisResult;
 use tokio::sync::Mutex;
 
-/// How long the server may take to reply; longer than a read blocks.
-const PATIENCE: Duration = Duration::from_secs(5);
+use crate::connection::Connection;
+
 /// How long a read waits for a message, in ms.
 const BLOCK: u64 = 200;
 /// All consumers of a stream are in this group.
 const GROUP: &str = "consumers";
+/// Where a sweep through the pending messages begins, and where it ends.
+const BEGIN: &str = "0-0";
 
 type Fields = HashMap<String, String>;
 type Entries = Vec<(String, Option<Fields>)>;
@@ -24,36 +26,26 @@ pub(crate) struct Message {
     pub(crate) id: String,
     pub(crate) amount: u64,
     /// Of the layer: which attempt it is, and its fencing token.
-    pub(crate) attempt: u32,
-    pub(crate) token: u64,
+    pub(crate) claim: Option<OnceClaim>,
 }
 
 #[derive(Clone)]
 pub(crate) struct Stream {
     /// Reads block, so acknowledgements use a separate connection.
     reads: Arc<Mutex<Reads>>,
-    writes: MultiplexedConnection,
+    writes: Connection,
     name: String,
     consumer: String,
     idle: Duration,
 }
 
 struct Reads {
-    connection: MultiplexedConnection,
+    connection: Connection,
     fetched: VecDeque<Message>,
-    claimed: Option<Instant>,
-}
-
-pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection, String> {
-    // The URL may hold a password, and is not repeated.
-    let client = Client::open(url).map_err(|_| "--url is none of a Redis server".to_owned())?;
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE));
-    let connection = client.get_multiplexed_async_connection_with_config(&config);
-    connection
-        .await
-        .map_err(|error| format!("cannot open --url: {error}"))
+    /// Where the sweep through the pending messages continues.
+    cursor: String,
+    /// When the last sweep ended; `None` during one.
+    swept: Option<Instant>,
 }
 
 impl Stream {
@@ -63,19 +55,21 @@ impl Stream {
         consumer: &str,
         idle: Duration,
     ) -> Result<Stream, String> {
-        let mut writes = connect(url).await?;
+        let writes = Connection::open(url).await?;
         let mut create = redis::cmd("XGROUP");
         create.arg("CREATE").arg(name).arg(GROUP).arg("0").arg("MKSTREAM");
-        match create.query_async::<()>(&mut writes).await {
+        let created = writes.step(async |mut connection| create.query_async::<()>(&mut connection).await);
+        match created.await {
             Ok(()) => {}
             Err(error) if error.code() == Some("BUSYGROUP") => {}
             Err(error) => return Err(format!("cannot make a group of {name}: {error}")),
         }
         Ok(Stream {
             reads: Arc::new(Mutex::new(Reads {
-                connection: connect(url).await?,
+                connection: Connection::open(url).await?,
                 fetched: VecDeque::new(),
-                claimed: None,
+                cursor: BEGIN.to_owned(),
+                swept: None,
             })),
             writes,
             name: name.to_owned(),
@@ -95,7 +89,8 @@ impl Stream {
                 .arg(amount)
                 .ignore();
         }
-        all.query_async(&mut self.writes.clone()).await
+        let step = async |mut connection| all.query_async(&mut connection).await;
+        self.writes.step(step).await
     }
 
     /// The next message: a message that another consumer has left, or a new one. If this future is dropped, a message
@@ -106,30 +101,32 @@ impl Stream {
             if let Some(message) = reads.fetched.pop_front() {
                 return Ok(message);
             }
-            let is_due = reads.claimed.is_none_or(|last| last.elapsed() > self.idle / 4);
+            let is_due = reads.swept.is_none_or(|last| last.elapsed() > self.idle / 4);
             let entries = match is_due {
-                true => {
-                    reads.claimed = Some(Instant::now());
-                    self.left_by_others(&mut reads.connection).await?
-                }
-                false => self.new_ones(&mut reads.connection).await?,
+                true => self.left_by_others(&mut reads).await?,
+                false => self.new_ones(&reads.connection).await?,
             };
-            reads
-                .fetched
-                .extend(entries.into_iter().filter_map(|(id, fields)| {
-                    // Deleted meanwhile, or none of ours.
-                    let amount = fields?.get("amount")?.parse().ok()?;
-                    Some(Message {
+            let mut unreadable = Vec::new();
+            for (id, fields) in entries {
+                let amount = fields.and_then(|fields| fields.get("amount")?.parse().ok());
+                match amount {
+                    Some(amount) => reads.fetched.push_back(Message {
                         id,
                         amount,
-                        attempt: 0,
-                        token: 0,
-                    })
-                }));
+                        claim: None,
+                    }),
+                    None => unreadable.push(id),
+                }
+            }
+            for id in unreadable {
+                // Left pending, it would be delivered again for ever, before the payments behind it.
+                tracing::error!("{id} is put aside: it is no payment, or was deleted");
+                self.put_aside(&id).await?;
+            }
         }
     }
 
-    async fn new_ones(&self, connection: &mut MultiplexedConnection) -> RedisResult<Entries> {
+    async fn new_ones(&self, connection: &Connection) -> RedisResult<Entries> {
         let mut read = redis::cmd("XREADGROUP");
         read.arg("GROUP")
             .arg(GROUP)
@@ -141,7 +138,8 @@ impl Stream {
             .arg("STREAMS")
             .arg(&self.name)
             .arg(">");
-        let streams: Option<Vec<(String, Entries)>> = read.query_async(connection).await?;
+        let step = async |mut connection| read.query_async(&mut connection).await;
+        let streams: Option<Vec<(String, Entries)>> = connection.step(step).await?;
         Ok(streams
             .into_iter()
             .flatten()
@@ -149,20 +147,24 @@ impl Stream {
             .collect())
     }
 
-    /// Messages of consumers that were killed, and those that were not done.
-    async fn left_by_others(&self, connection: &mut MultiplexedConnection) -> RedisResult<Entries> {
+    /// Messages of consumers that were killed, and those that were not done: some of them, from where the last call ended.
+    async fn left_by_others(&self, reads: &mut Reads) -> RedisResult<Entries> {
         let mut claim = redis::cmd("XAUTOCLAIM");
         claim
             .arg(&self.name)
             .arg(GROUP)
             .arg(&self.consumer)
             .arg(self.idle.as_millis() as u64);
-        claim.arg("0").arg("COUNT").arg(16);
-        let reply: Vec<redis::Value> = claim.query_async(connection).await?;
-        match reply.into_iter().nth(1) {
-            Some(entries) => Ok(redis::from_redis_value(entries)?),
-            None => Ok(Vec::new()),
-        }
+        claim.arg(&reads.cursor).arg("COUNT").arg(16);
+        let step = async |mut connection| claim.query_async(&mut connection).await;
+        let reply: Vec<redis::Value> = reads.connection.step(step).await?;
+        let mut reply = reply.into_iter();
+        let (Some(cursor), Some(entries)) = (reply.next(), reply.next()) else {
+            return Ok(Vec::new());
+        };
+        reads.cursor = redis::from_redis_value(cursor)?;
+        reads.swept = (reads.cursor == BEGIN).then(Instant::now);
+        Ok(redis::from_redis_value(entries)?)
     }
 
     /// Has a pending message delivered again after this time, if that is sooner than it would be otherwise.
@@ -176,13 +178,15 @@ impl Stream {
             .arg(0)
             .arg(id);
         claim.arg("IDLE").arg(idle).arg("JUSTID");
-        claim.query_async(&mut self.writes.clone()).await
+        let step = async |mut connection| claim.query_async(&mut connection).await;
+        self.writes.step(step).await
     }
 
     pub(crate) async fn acknowledge(&self, id: &str) -> RedisResult<()> {
         let mut acknowledge = redis::cmd("XACK");
         acknowledge.arg(&self.name).arg(GROUP).arg(id);
-        acknowledge.query_async(&mut self.writes.clone()).await
+        let step = async |mut connection| acknowledge.query_async(&mut connection).await;
+        self.writes.step(step).await
     }
 
     /// Acknowledges a message that is not tried again, and records it for an operator.
@@ -194,6 +198,7 @@ impl Stream {
             .arg(id)
             .ignore();
         both.cmd("XACK").arg(&self.name).arg(GROUP).arg(id).ignore();
-        both.query_async(&mut self.writes.clone()).await
+        let step = async |mut connection| both.query_async(&mut connection).await;
+        self.writes.step(step).await
     }
 }

@@ -282,8 +282,13 @@ async fn until_off(switch: &AtomicBool) {
 
 impl Faulty {
     pub(crate) fn new() -> Faulty {
+        Faulty::of(&records())
+    }
+
+    /// The store as another process finds it, with faults of its own.
+    pub(crate) fn of(inner: &Records) -> Faulty {
         Faulty {
-            inner: records(),
+            inner: inner.clone(),
             fingerprints: Arc::default(),
             faults: Arc::default(),
         }
