@@ -69,13 +69,14 @@ listed! {
         /// Rust or in Java, takes a greater number of one counter.
         ///
         /// For resources that compare tokens of both; otherwise every lock has tokens that grow. The counter is a
-        /// separate key for every name, `redisson_lock_token:{name}`, that is never deleted. A counter that dlock began
-        /// is at least the server's clock in microseconds after each acquire of dlock, so that it does not go back when
-        /// data was lost. A counter that a Java service began starts with 1 and grows by one each time, and an acquire
-        /// of Java always takes the next number. So after a fail-over that lost the last write, a token may be given
-        /// twice if Java began the counter or is the first to acquire; and if Java is the first to acquire after a loss
-        /// of all data, tokens begin with 1 again. In one process the lock is not handed off without the store. In
-        /// memory its tokens are the same as for all locks.
+        /// separate key for every name, `redisson_lock_token:{name}`, that dlock never deletes; a `RedissonMultiLock`
+        /// with a lease has it expire with that lease, so take no fenced lock in one: if Java acquires first after that,
+        /// tokens begin with 1 again. A counter that dlock began is at least the server's clock in microseconds after
+        /// each acquire of dlock, so that it does not go back when data was lost. A counter that a Java service began
+        /// starts with 1 and grows by one each time, and an acquire of Java always takes the next number. So after a
+        /// fail-over that lost the last write, a token may be given twice if Java began the counter or is the first to
+        /// acquire; and if Java is the first to acquire after a loss of all data, tokens begin with 1 again. In one
+        /// process the lock is not handed off without the store. In memory its tokens are the same as for all locks.
         Fenced,
     }
 }

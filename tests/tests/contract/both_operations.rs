@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use dlock::operations::{Intervention, LossReason, ProcessState};
-use dlock::{HoldState, LockClient, Loss};
+use dlock::store::Reason;
+use dlock::store::operations::{EntryName, MAILBOX};
+use dlock::{HoldState, LockClient, LockKey, Loss};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::{eventually, on_every_store, on_quorums};
 
@@ -164,6 +166,45 @@ on_every_store! {
         next.release().await.unwrap();
     }
 
+    async fn one_of_several_holders_is_not_ended_whichever_is_named(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let readers = [&a, &b].map(|client| client.rw_lock("k").read());
+        let [one, other] = [readers[0].acquire().await.unwrap(), readers[1].acquire().await.unwrap()];
+        let operations = store.store().await.operations().unwrap();
+        let end = |id: String| operations.clone().end(LockKey::from("k"), id);
+        let holders = a.holders("k").await.unwrap();
+        assert_eq!(holders.len(), 2);
+        for holder in holders {
+            let error = end(holder.id).await.unwrap_err();
+            assert_eq!(error.reason, Reason::Refused, "{error}");
+        }
+        assert!(!end(format!("{}:999999", a.id())).await.unwrap());
+        assert!(one.is_held() && other.is_held());
+        other.release().await.unwrap();
+        let last = a.holders("k").await.unwrap().remove(0);
+        assert!(end(last.id).await.unwrap());
+        drop(one);
+    }
+
+    async fn message_replaces_that_of_its_id_in_a_full_mailbox_too(store: &Store) {
+        let operations = store.store().await.operations().unwrap();
+        let mailbox = EntryName::presence(7);
+        let post = async |id: usize, message: &[u8]| {
+            let posted = operations.clone();
+            let (id, message) = (id.to_string(), message.to_vec());
+            posted.post(mailbox.clone(), id, message, 2 * PATIENCE).await
+        };
+        for id in 0..MAILBOX {
+            post(id, b"first").await.unwrap();
+        }
+        let error = post(MAILBOX, b"first").await.unwrap_err();
+        assert_eq!(error.reason, Reason::Refused, "{error}");
+        post(MAILBOX - 1, b"second").await.unwrap();
+        let mail = operations.clone().mail(mailbox.clone()).await.unwrap();
+        let seconds = mail.iter().filter(|message| **message == b"second");
+        assert_eq!((mail.len(), seconds.count()), (MAILBOX, 1));
+    }
+
     async fn holder_is_asked_to_stop_and_goes_on_holding(store: &Store) {
         let a = store.client_with(|builder| builder.control(true)).await;
         let b = visible(store).await;
@@ -186,5 +227,6 @@ on_quorums!(
     holder_is_known_by_service_place_in_the_code_and_note,
     client_answers_only_if_it_was_told_to,
     hold_is_broken_by_its_id_alone_and_its_holder_is_told,
+    one_of_several_holders_is_not_ended_whichever_is_named,
     holder_is_asked_to_stop_and_goes_on_holding,
 );

@@ -719,6 +719,69 @@ fn members_are_replaced_one_after_the_other_under_a_lock_that_is_held() {
     });
 }
 
+/// A member that has neither is asked for both, and lets the read in under its own writer.
+#[test]
+fn members_are_replaced_one_after_the_other_under_a_writer_that_reads() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let lock = a.rw_lock("k");
+        let writing = lock.write().acquire().await.unwrap();
+        let reading = writing.scope(lock.read().acquire()).await.unwrap();
+        for member in &m {
+            member.set(Is::Down);
+            sleep(15 * SEC).await;
+            member.restarts_empty();
+            member.set(Is::Fine);
+            sleep(MAX_LEASE + 35 * SEC).await;
+            let known = Arc::new(member.memory.clone());
+            let known = known.inspect(LockKey::from("k")).await.unwrap();
+            let kinds: Vec<_> = known.iter().map(|holder| holder.kind).collect();
+            assert!(
+                kinds.len() == 2 && kinds.contains(&Kind::Read) && kinds.contains(&Kind::Write),
+                "{kinds:?}"
+            );
+            assert!(writing.is_held() && reading.is_held());
+        }
+        reading.release().await.unwrap();
+        writing.release().await.unwrap();
+        assert_clean(&m).await;
+    });
+}
+
+/// The answer of each tells for how long.
+#[test]
+fn slow_member_that_abstains_too_does_not_have_the_others_asked_again_and_again() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        m[..2].iter().for_each(Member::restarts_empty);
+        m[1].set(Is::Slow);
+        let before = m[0].asked.load(Ordering::SeqCst);
+        let error = a.lock("k").wait(20 * SEC).acquire().await.unwrap_err();
+        assert!(error.is_busy(), "{error:?}");
+        let asked = m[0].asked.load(Ordering::SeqCst) - before;
+        assert!(asked < 10, "{asked}");
+    });
+}
+
+#[test]
+fn even_number_of_distant_members_of_which_half_abstain_is_busy() {
+    paused(async {
+        let m = members(4).await;
+        let a = client(&m).await;
+        m[..2].iter().for_each(Member::restarts_empty);
+        m.iter().for_each(|member| member.set(Is::Slow));
+        let error = a.lock("k").wait(10 * SEC).acquire().await.unwrap_err();
+        assert!(error.is_busy(), "{error:?}");
+        let error = a.lock("k").try_acquire().await.unwrap_err();
+        assert!(error.is_busy(), "{error:?}");
+        let begun = Instant::now();
+        a.lock("k").acquire().await.unwrap().release().await.unwrap();
+        assert!(begun.elapsed() < MAX_LEASE, "{:?}", begun.elapsed());
+    });
+}
+
 #[test]
 fn a_majority_that_forgot_it_is_a_loss() {
     paused(async {

@@ -184,6 +184,53 @@ async fn a_minority_may_be_away_from_the_beginning_and_comes_in_later() {
     );
 }
 
+/// The clock of its machine was ahead and was put right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mark_of_the_future_keeps_no_member_from_voting() {
+    let q = Quorum::start(3).await;
+    for server in &q.servers {
+        let info: String = server.query(&["INFO", "server"]).await;
+        let run = info
+            .lines()
+            .find_map(|line| line.strip_prefix("run_id:"))
+            .unwrap();
+        let since = (server.time_us().await + 7_200_000_000).to_string();
+        server
+            .command(&["HSET", "dlock:voter", "run", run, "since", &since])
+            .await;
+    }
+    let max_lease = Duration::from_secs(4);
+    let builder = || q.builder().lease(max_lease).max_lease(max_lease);
+    let a = answered(|| builder().build()).await.unwrap();
+    let lock = a.lock("k").wait(PATIENCE);
+    let guard = answered(|| lock.acquire()).await.unwrap();
+    guard.release().await.unwrap();
+    q.assert_clean(&[&a]).await;
+}
+
+/// Its waiters are not notified by it, and hear of each release from the others. In five seconds they would ask twenty times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_that_is_away_has_waiters_ask_the_others_seldom() {
+    let q = Quorum::start(3).await;
+    let (a, b) = (q.client().await, q.client().await);
+    let guard = answered(|| a.lock("k").acquire()).await.unwrap();
+    let waiter = tokio::spawn(b.lock("k").wait(PATIENCE).acquire());
+    eventually("it waits", || async {
+        !q.servers[1].pubsub_channels().await.is_empty()
+    })
+    .await;
+    q.servers[0].kill();
+    tokio::time::sleep(SOON / 5).await;
+    q.servers[1].forget_commands().await;
+    tokio::time::sleep(SOON).await;
+    let asked = q.servers[1].commands().await;
+    let asked = asked.get("evalsha").copied().unwrap_or(0);
+    assert!(asked <= 8, "{asked}");
+    guard.release().await.unwrap();
+    let next = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_fit_together_is_told_before_anything_is_sent() {
     let url = "quorum+redis://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";

@@ -89,6 +89,14 @@ pub(crate) struct Member {
     pub(crate) store: Arc<dyn QuorumMember>,
 }
 
+/// What is known of a grant that is acquired or held.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    lease: Duration,
+    /// The write grant that a read is nested in.
+    nested_in: Option<GrantId>,
+}
+
 /// A store that consists of several.
 ///
 /// ```
@@ -112,8 +120,8 @@ pub struct Quorum {
     members: Vec<Member>,
     max_lease: Duration,
     trust_fresh: bool,
-    /// What is acquired or held, with its lease: members that lost it, or could not be asked, are asked again.
-    held: Mutex<HashMap<GrantId, Duration>>,
+    /// What is acquired or held: members that lost it, or could not be asked, are asked again.
+    held: Mutex<HashMap<GrantId, Held>>,
     /// By member.
     owed_releases: Vec<Arc<OwedReleases>>,
     answer_times: Arc<AnswerTimes>,
@@ -288,6 +296,7 @@ impl Quorum {
         is_asked: impl Fn(usize) -> bool,
     ) -> Result<AcquireReply, StoreError> {
         let mut votes = Votes::new(&self.members);
+        let all_asked = asked.len() == self.members.len();
         let not_asked = (0..self.members.len()).filter(|at| !is_asked(*at));
         not_asked.for_each(|at| votes.put(at, Vote::NotAsked));
         let begun = clock::now();
@@ -296,7 +305,12 @@ impl Quorum {
         {
             votes.put(at, Vote::of(answer));
         }
-        if votes.is_decided() && !votes.are_for_it() {
+        if votes.is_decided() && !votes.are_for_it() && !all_asked {
+            // The first reply decides it, and each tells when its member votes.
+            while let Some((at, answer)) = self.next_answer(&mut asked, begun, true).await {
+                votes.put(at, Vote::of(answer));
+            }
+        } else if votes.is_decided() && !votes.are_for_it() {
             // Waits for replies of members that are no slower than the others, so that all can be notified.
             let took = clock::now().saturating_duration_since(begun);
             let rest = async {
@@ -318,8 +332,10 @@ impl Quorum {
             Verdict::Busy { remaining } => {
                 let is_split = votes.granted().next().is_some();
                 let splits = self.say(&request, votes.told(), is_split);
-                let abstention = votes.abstention();
-                *self.abstention.lock() = abstention.map(|(left, members)| (clock::now() + left, members));
+                // A member that is silent abstains as before, also where only some were asked.
+                let stays = !all_asked && votes.in_doubt().next().is_some();
+                let abstains_for = self.note_abstention(votes.abstention(), stays);
+                let remaining = remaining.map(|left| left.max(abstains_for));
                 let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
                 if is_split {
@@ -597,10 +613,12 @@ impl Quorum {
     /// release, since nothing is requested that is not held.
     fn ask_again(&self, at: usize, kind: Kind, key: &LockKey, grant: GrantId, lease: Duration) {
         let held = self.held.lock();
-        if !held.contains_key(&grant) {
+        let Some(Held { nested_in, .. }) = held.get(&grant) else {
             return;
-        }
-        let ask = AcquireRequest::new(kind, key.clone(), grant, lease);
+        };
+        let mut ask = AcquireRequest::new(kind, key.clone(), grant, lease);
+        // A downgraded lock holds only the read.
+        ask.nested_in = nested_in.filter(|write| held.contains_key(write));
         let step = self.members[at].store.clone().vote(ask, self.vote_after());
         drop(held);
         self.runtime.spawn(step);
@@ -612,6 +630,18 @@ impl Quorum {
         let abstention = self.abstention.lock();
         let (until, members) = abstention.as_ref()?;
         (clock::now() < *until).then(|| members.clone())
+    }
+
+    /// Stores for how long which members abstain, if they are too many for a majority; returns for how long they still do.
+    /// Without any, what was stored `stays` or is deleted.
+    fn note_abstention(&self, found: Option<(Duration, Arc<[usize]>)>, stays: bool) -> Duration {
+        let now = clock::now();
+        let mut abstention = self.abstention.lock();
+        if found.is_some() || !stays {
+            *abstention = found.map(|(left, members)| (now + left, members));
+        }
+        let until = abstention.as_ref().map(|(until, _)| *until);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 
     fn vote_after(&self) -> Option<Duration> {
@@ -703,8 +733,14 @@ struct Entered {
 }
 
 impl Entered {
-    fn new(quorum: Arc<Quorum>, grant: GrantId, lease: Duration) -> Entered {
-        quorum.held.lock().insert(grant, lease);
+    fn new(quorum: Arc<Quorum>, request: &AcquireRequest) -> Entered {
+        let AcquireRequest {
+            grant,
+            lease,
+            nested_in,
+            ..
+        } = *request;
+        quorum.held.lock().insert(grant, Held { lease, nested_in });
         Entered {
             quorum,
             grant: Some(grant),
@@ -751,7 +787,7 @@ impl Store for Quorum {
         let vote_after = self.vote_after();
         let abstaining = self.abstaining();
         // A release that comes in the meantime ends it.
-        let entered = Entered::new(self.clone(), request.grant, request.lease);
+        let entered = Entered::new(self.clone(), &request);
         let is_asked = move |at: usize| abstaining.as_ref().is_none_or(|those| those.contains(&at));
         let asked = self
             .check(&request)
@@ -767,7 +803,8 @@ impl Store for Quorum {
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         // An acquire that was given up may not be over yet.
-        let lease = self.held.lock().remove(&request.grant).unwrap_or(self.max_lease);
+        let held = self.held.lock().remove(&request.grant);
+        let lease = held.map_or(self.max_lease, |held| held.lease);
         let asked = self.ask_timed(|_| true, |member| member.release(request.clone()));
         Box::pin(self.released(request, lease, asked))
     }
@@ -775,8 +812,8 @@ impl Store for Quorum {
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
         let mut held = self.held.lock();
         for RenewRequest { grant, lease, .. } in &requests {
-            if let Some(longest) = held.get_mut(grant) {
-                *longest = (*longest).max(*lease);
+            if let Some(held) = held.get_mut(grant) {
+                held.lease = held.lease.max(*lease);
             }
         }
         drop(held);

@@ -90,21 +90,88 @@ fn topic(entry: &EntryName) -> String {
     format!("entry:{}", entry.with_prefix(""))
 }
 
+/// How long the call of a member waits for one of another member, if it was alone before: from the second time on, and the
+/// longest.
+const ALONE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+
+/// The member that alone has called last, and how often in a row. A release that matters is told by several: one member
+/// alone has lost its subscription, and has its listeners ask a few times a second.
+#[derive(Debug, Default)]
+struct Alone {
+    member: usize,
+    times: u32,
+}
+
+impl Alone {
+    /// Returns how long a call of the member waits for one of another member.
+    fn patience(&self, member: usize) -> Duration {
+        match self.times {
+            times if times > 0 && self.member == member => (ALONE.0 * (1 << (times - 1).min(8))).min(ALONE.1),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Records a call of the member that none of another member followed.
+    fn record(&mut self, member: usize) {
+        if self.member != member {
+            *self = Alone { member, times: 0 };
+        }
+        self.times = self.times.saturating_add(1);
+    }
+}
+
 async fn forward(watches: Vec<Watch>, hub: &Hub, name: &str) {
-    let next = |mut watch: Watch| async move {
+    let next = |(at, mut watch): (usize, Watch)| async move {
         watch.changed().await;
-        watch
+        (at, watch)
     };
-    let mut all: FuturesUnordered<_> = watches.into_iter().map(next).collect();
-    while let Some(watch) = all.next().await {
-        all.push(next(watch));
+    let mut all: FuturesUnordered<_> = watches.into_iter().enumerate().map(next).collect();
+    let mut alone = Alone::default();
+    while let Some((first, watch)) = all.next().await {
+        all.push(next((first, watch)));
+        let another = async {
+            while let Some((at, watch)) = all.next().await {
+                all.push(next((at, watch)));
+                if at != first {
+                    return;
+                }
+            }
+        };
+        let mut is_alone = tokio::time::timeout(alone.patience(first), another)
+            .await
+            .is_err();
         let pause = GATHERED + (AT_MOST - GATHERED).mul_f64(chance::fraction());
         let others = async {
-            while let Some(watch) = all.next().await {
-                all.push(next(watch));
+            while let Some((at, watch)) = all.next().await {
+                all.push(next((at, watch)));
+                is_alone &= at == first;
             }
         };
         let _ = tokio::time::timeout(pause, others).await;
+        match is_alone {
+            true => alone.record(first),
+            false => alone = Alone::default(),
+        }
         hub.confirm(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn member_that_calls_alone_waits_longer_each_time_until_another_one_calls() {
+        let ms = Duration::from_millis;
+        let mut alone = Alone::default();
+        let waits = |alone: &mut Alone, member| {
+            let patience = alone.patience(member);
+            alone.record(member);
+            patience
+        };
+        let waited = [0; 7].map(|member| waits(&mut alone, member));
+        assert_eq!(waited, [0, 250, 500, 1000, 2000, 4000, 4000].map(ms));
+        let waited = [1, 1, 0, 0].map(|member| waits(&mut alone, member));
+        assert_eq!(waited, [0, 250, 0, 250].map(ms));
     }
 }

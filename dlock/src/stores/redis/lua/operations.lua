@@ -38,7 +38,7 @@ local function add_entry_steps()
 
   -- how many messages there may be, id, message, ttl in ms, channel
   function steps.post(key, most, id, message, ttl, channel)
-    if read('HLEN', key) >= most + 0 then return { 'beyond' } end
+    if read('HLEN', key) >= most + 0 and run('HEXISTS', key, id) == 0 then return { 'beyond' } end
     run('HSET', key, id, message)
     run('PEXPIRE', key, ttl)
     return { 'number', math.max(0, tell(channel)) }

@@ -17,7 +17,8 @@ local function add_quorum_steps()
     if run_id == '' then error({ failed = 'it does not tell its run_id (may this user call INFO?)' }) end
     local since
     if run('HGET', key, 'run') == run_id then since = tonumber(run('HGET', key, 'since') or nil) end
-    if not since then
+    -- A mark of the future is that of a clock which was ahead.
+    if not since or since > now then
       since = now
       run('HSET', key, 'run', run_id, 'since', digits(now))
     end

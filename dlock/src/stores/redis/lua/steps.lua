@@ -126,7 +126,9 @@ local function add_lock_steps()
     if now > tonumber(refuse_after) then return { 'late' } end
     if only then
       local found = steps.inspect(key)
-      if found[3] ~= only then return { 'gone' } end
+      local is_there
+      for at = 3, #found, 4 do is_there = is_there or found[at] == only end
+      if not is_there then return { 'gone' } end
       if #found > 5 then return { 'failed', 'it has other holders' } end
     end
     local answer = first_of(force_as, key)
