@@ -15,7 +15,7 @@ type Explained = (&'static str, &'static str, &'static str, &'static str);
 const ERRORS: [Explained; 22] = [
     (
         "E0001",
-        "The lock is held by another client, or not enough permits are free (NotAcquired).",
+        "The lock is held by another caller, or not enough permits are free (NotAcquired).",
         "It did not become available within the wait time. A live holder renews its lease, so the remaining lease is no promise.",
         "`dlock show KEY` shows the holder and whether it is alive, `dlock why KEY` what the holder waits for. Wait longer, \
          or try again later.",
@@ -73,8 +73,8 @@ const ERRORS: [Explained; 22] = [
     (
         "E0009",
         "The lock is not held by this caller (NotHeld).",
-        "It was released before, or another caller has it.",
-        "Release a guard once, and keep it for as long as the work takes.",
+        "No call of this version returns it: a release of a lock that is not held any more is Lost (E0002).",
+        "See E0002.",
     ),
     (
         "E0010",

@@ -249,6 +249,19 @@ impl Plan {
         format!("{noun} {}", names.join(", "))
     }
 
+    /// The key for which this may wait in vain, by the environment that an outer `dlock run` has given its command:
+    /// DLOCK_KEY and DLOCK_KIND.
+    pub(super) fn waits_for_itself(&self, outer_keys: &str, outer_kind: &str) -> Option<&LockKey> {
+        let is_bounded = self.tries || self.options.wait.is_some();
+        let is_apart = match (self.kind.kind(), outer_kind) {
+            _ if self.once.is_some() => outer_kind != "once",
+            (Kind::Permit, _) | (Kind::Read, "read") => true,
+            (_, outer) => ["permit", "once"].contains(&outer),
+        };
+        let has = |key: &&LockKey| outer_keys.lines().any(|outer| outer == key.to_string());
+        self.keys.iter().filter(|_| !is_bounded && !is_apart).find(has)
+    }
+
     /// For the environment: a line for each lock.
     pub(super) fn lines<T: ToString>(&self, of: impl Fn(&LockKey) -> T) -> String {
         let lines: Vec<_> = self.keys.iter().map(|key| of(key).to_string()).collect();
@@ -401,6 +414,32 @@ mod tests {
         assert_eq!(wait(&["--wait", "0s"]), (true, None));
         assert_eq!(wait(&["-w", "3s"]), (false, Some(Duration::from_secs(3))));
         assert_eq!(wait(&[]), (false, None));
+    }
+
+    #[test]
+    fn waits_for_itself_in_a_command_that_has_the_key() {
+        let waits = |args: &[&str], keys: &str, kind: &str| {
+            let plan = plan(&[args, &["--", "x"]].concat());
+            plan.waits_for_itself(keys, kind).map(LockKey::to_string)
+        };
+        let k = || Some("k".to_owned());
+        assert_eq!(waits(&["k"], "k", "lock"), k());
+        assert_eq!(waits(&["a", "k"], "k\nb", "lock"), k());
+        assert_eq!(waits(&["--kind", "write", "k"], "k", "read"), k());
+        assert_eq!(waits(&["--once", "k"], "k", "once"), k());
+        for (args, keys, kind) in [
+            (&["k"][..], "", ""),
+            (&["k"], "kk", "lock"),
+            (&["--try", "k"], "k", "lock"),
+            (&["--wait", "3s", "k"], "k", "lock"),
+            (&["--kind", "read", "k"], "k", "read"),
+            (&["--kind", "semaphore=2", "k"], "k", "permit"),
+            (&["k"], "k", "permit"),
+            (&["--once", "k"], "k", "lock"),
+            (&["k"], "k", "once"),
+        ] {
+            assert_eq!(waits(args, keys, kind), None, "{args:?} in {keys:?}");
+        }
     }
 
     #[test]

@@ -65,12 +65,13 @@ impl Running {
         // Orphans become our children, so that we can tell whether they have ended.
         #[cfg(target_os = "linux")]
         let _ = nix::sys::prctl::set_child_subreaper(true);
-        let child = command.spawn()?;
-        let group = Pid::from_raw(child.id() as i32);
         let (sender, changes) = mpsc::unbounded_channel();
+        let (started, is_started) = std::sync::mpsc::channel();
+        // Before the command, which would go on without a lock if this failed.
         std::thread::Builder::new()
             .name("wait".to_owned())
             .spawn(move || {
+                let Ok(group) = is_started.recv() else { return };
                 loop {
                     let change = wait(group);
                     if sender.send(change).is_err() || !matches!(change, Change::Stopped(_)) {
@@ -78,6 +79,9 @@ impl Running {
                     }
                 }
             })?;
+        let child = command.spawn()?;
+        let group = Pid::from_raw(child.id() as i32);
+        let _ = started.send(group);
         Ok(Running { group, changes })
     }
 
@@ -90,29 +94,35 @@ impl Running {
     }
 
     /// Passes a signal on: to the whole group if it ends or stops processes by default, so that no part continues
-    /// without the others and without the lock; otherwise to the command alone, which interprets it.
-    pub(super) fn pass_on(&self, signal: Signal) {
-        let _ = match signal {
-            Signal::SIGUSR1 | Signal::SIGUSR2 => signal::kill(self.group, signal),
-            _ => signal::killpg(self.group, signal),
-        };
+    /// without the others and without the lock; otherwise to the command alone, which interprets it. Returns false if the
+    /// kernel does not permit it, as all the others here: the processes run as another user.
+    pub(super) fn pass_on(&self, signal: Signal) -> bool {
+        match signal {
+            Signal::SIGUSR1 | Signal::SIGUSR2 => signal::kill(self.group, signal) != Err(Errno::EPERM),
+            _ => self.tell(signal),
+        }
+    }
+
+    fn tell(&self, signal: Signal) -> bool {
+        signal::killpg(self.group, signal) != Err(Errno::EPERM)
     }
 
     /// Resumes the stopped processes.
     pub(super) fn resume(&self) {
-        let _ = signal::killpg(self.group, Signal::SIGCONT);
+        self.tell(Signal::SIGCONT);
     }
 
     /// Asks the whole group to end.
-    pub(super) fn terminate(&self) {
-        let _ = signal::killpg(self.group, Signal::SIGTERM);
+    pub(super) fn terminate(&self) -> bool {
+        let is_told = self.tell(Signal::SIGTERM);
         // A stopped process gets the signal only when it is resumed.
         self.resume();
+        is_told
     }
 
     /// Kills the whole group.
-    pub(super) fn kill(&self) {
-        let _ = signal::killpg(self.group, Signal::SIGKILL);
+    pub(super) fn kill(&self) -> bool {
+        self.tell(Signal::SIGKILL)
     }
 
     /// Waits until nothing of the group is left, after its first process has ended; returns false if something still is

@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use dlock::LockClient;
 
+use crate::look::clean;
 use crate::{runtime, stores};
 
 use args::Plan;
@@ -70,6 +71,13 @@ async fn carried_out(url: &str, plan: &Plan, mut signals: Signals) -> End {
         say.line(
             "the locks of memory:// are inside of this process: no other process will ever wait for this one",
         );
+    }
+    let of_outer_run = |name| std::env::var(name).unwrap_or_default();
+    if let Some(key) = plan.waits_for_itself(&of_outer_run("DLOCK_KEY"), &of_outer_run("DLOCK_KIND")) {
+        let key = clean(key.as_str());
+        say.line(&format!(
+            "DLOCK_KEY says that this runs under \"{key}\" already: if it still does, it waits for itself (--wait and --try limit that)"
+        ));
     }
     // By the name that the URL gives it: a job is a service like any other.
     let client = tokio::select! {

@@ -1,8 +1,10 @@
 //! The signals that `dlock run` passes on.
 //!
-//! They are blocked and a separate thread waits for them; no handler is ever set. So the command starts with the
+//! They are blocked and a separate thread waits for them; no handler is set for them. So the command starts with the
 //! dispositions with which dlock was started (under nohup(1) it ignores SIGHUP too), and a signal can end dlock itself.
-//! Started processes have them blocked as well, until they [let them through](let_through).
+//! Started processes have them blocked as well, until they [let them through](let_through). Of other signals the command
+//! has the default action of SIGPIPE, which the standard library ignores before `main` and restores in a child, and of
+//! SIGCHLD, for which dlock has a handler.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -127,19 +129,37 @@ impl Signals {
         timeout(A_MOMENT, work).await.ok()
     }
 
-    /// Stops this process and the rest of its group, as Ctrl-Z would. Returns when they are resumed, or at once if no
-    /// process could resume them. Returns the signals that arrived in the meantime.
+    /// Stops this process and the rest of its group, as Ctrl-Z would. Returns when they are resumed, or soon if the kernel
+    /// does not stop them, since no process could resume them. Returns the signals that arrived in the meantime: SIGCONT is
+    /// among them if this process was resumed.
     pub(super) async fn stop_all(&mut self) -> Vec<Signal> {
         let mut others = Vec::new();
-        if !is_ignored(Signal::SIGTSTP) && tell_group(Signal::SIGTSTP) {
-            // This process got the signal with the others, and must not handle it again when it is resumed.
-            loop {
-                match self.next().await {
-                    Signal::SIGTSTP => break,
-                    signal => others.push(signal),
-                }
+        if is_ignored(Signal::SIGTSTP) {
+            return others;
+        }
+        // A stop from before is part of this one, which its SIGCONT does not end.
+        others.extend(std::iter::from_fn(|| self.arrived.try_recv().ok()));
+        others.retain(|signal| ![Signal::SIGTSTP, Signal::SIGCONT].contains(signal));
+        if !tell_group(Signal::SIGTSTP) {
+            return others;
+        }
+        // This process got the signal with the others, and must not handle it again when it is resumed.
+        loop {
+            match self.next().await {
+                Signal::SIGTSTP => break,
+                signal => others.push(signal),
             }
-            take(Signal::SIGTSTP);
+            // The kernel drops a stop that was not taken when its SIGCONT is sent.
+            if others.last() == Some(&Signal::SIGCONT) && !is_pending(Signal::SIGTSTP) {
+                return others;
+            }
+        }
+        take(Signal::SIGTSTP);
+        let until = Instant::now() + LATE;
+        while !others.contains(&Signal::SIGCONT) && (is_pending(Signal::SIGCONT) || Instant::now() < until) {
+            if let Ok(signal) = timeout(SHORT, self.next()).await {
+                others.push(signal);
+            }
         }
         others
     }
@@ -161,7 +181,7 @@ pub(super) fn take(signal: Signal) {
 
 /// Whether the parent made this process ignore the signal. Blocked, it would not be ignored any more.
 #[cfg(target_os = "linux")]
-fn is_ignored(signal: Signal) -> bool {
+pub(super) fn is_ignored(signal: Signal) -> bool {
     is_among("SigIgn:", signal)
 }
 
@@ -181,7 +201,7 @@ fn is_among(signals: &str, signal: Signal) -> bool {
 
 /// Elsewhere an ignored signal is dropped even if it is blocked.
 #[cfg(not(target_os = "linux"))]
-fn is_ignored(_signal: Signal) -> bool {
+pub(super) fn is_ignored(_signal: Signal) -> bool {
     false
 }
 

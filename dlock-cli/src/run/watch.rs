@@ -17,7 +17,7 @@ use super::end::{End, LOST, NOT_STARTED};
 use super::hold::View;
 use super::keeper::Keeper;
 use super::say::Say;
-use super::signals::{ENDING, Signals};
+use super::signals::{ENDING, Signals, is_ignored};
 use super::start::{self, StartArgs};
 use super::terminal::Terminal;
 use crate::look::clean;
@@ -26,8 +26,12 @@ use crate::look::clean;
 const LOOKS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// How many checks in the time of a lease.
 const LOOKS_A_LEASE: u32 = 10;
+/// How often to try to kill a command that runs as another user, which may be for a part of its work only.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How long to wait at the end for a message, which a full pipe may hold up.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
+/// What is said of a command that dlock may not signal.
+const OUT_OF_REACH: &str = "the command cannot be ended: it runs as another user";
 /// The longest timer; longer ones are not needed.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -99,6 +103,10 @@ struct Watch {
     lost: bool,
     /// When to kill the processes that do not end by themselves.
     kill_at: Option<Instant>,
+    /// Whether a message says that they cannot be ended.
+    out_of_reach: bool,
+    /// Whether the command was told that no process can give it the terminal.
+    hung_up: bool,
     /// The last ending signal that was passed on, or that came with the end of the command.
     passed_on: Option<Signal>,
     /// Completes when the message about the loss is printed.
@@ -119,6 +127,11 @@ impl Watch {
         let ended = plan.on_lost == OnLost::End;
         let keeper = ended.then(Keeper::start).transpose()?;
         let lent = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
+        if !lent && terminal.as_ref().is_some_and(Terminal::is_ours) && is_ignored(Signal::SIGTTIN) {
+            // As in $(…) of an interactive shell. The command would be refused the terminal, and not stopped when it asks
+            // for it; a signal with a handler has its default action in a child.
+            let _ = signal(SignalKind::from_raw(Signal::SIGTTIN as i32))?;
+        }
         let (failure, inherited) = io::pipe()?;
         ioctl_fionbio(&failure, true)?;
         fcntl_setfd(&inherited, FdFlags::empty())?;
@@ -138,6 +151,8 @@ impl Watch {
             on_lost: plan.on_lost,
             lost: false,
             kill_at: None,
+            out_of_reach: false,
+            hung_up: false,
             passed_on: None,
             told: None,
             say,
@@ -199,7 +214,7 @@ impl Watch {
     /// Checks how long the lock is certain to be held: whether the command must be asked to end, or killed.
     fn look(&mut self) {
         if self.kill_at.take().is_some() {
-            return self.running.kill();
+            return self.kill();
         }
         let left = self.held.remaining();
         if left > self.grace {
@@ -220,18 +235,39 @@ impl Watch {
     }
 
     fn ask_to_end(&mut self, within: Duration, why: &str) {
-        let what = match self.on_lost {
-            OnLost::Ignore => "goes on without",
-            OnLost::End => "is ended",
+        let on_lost = self.on_lost;
+        let what = match on_lost {
+            OnLost::Ignore => "the command goes on without",
+            OnLost::End if self.end_within(within) => "the command is ended",
+            OnLost::End => OUT_OF_REACH,
         };
-        if self.on_lost == OnLost::End && within.is_zero() {
-            self.running.kill();
-        } else if self.on_lost == OnLost::End {
-            self.kill_at = Some(Instant::now() + within);
-            self.running.terminate();
-        }
-        let line = format!("{}: lost, {why}; the command {what}", self.locks);
+        let line = format!("{}: lost, {why}; {what}", self.locks);
         self.told = Some(self.say.line_beside(line));
+    }
+
+    /// Returns false if the command runs as another user.
+    fn end_within(&mut self, within: Duration) -> bool {
+        let (is_told, next) = match within.is_zero() {
+            true => (self.running.kill(), AGAIN),
+            false => (self.running.terminate(), within),
+        };
+        if !is_told || !within.is_zero() {
+            self.kill_at = Some(Instant::now() + next);
+        }
+        self.out_of_reach = !is_told;
+        is_told
+    }
+
+    /// Kills the command; as often as it takes, if it runs as another user.
+    fn kill(&mut self) {
+        if self.running.kill() {
+            return;
+        }
+        self.kill_at = Some(Instant::now() + AGAIN);
+        if !std::mem::replace(&mut self.out_of_reach, true) {
+            let line = format!("{}: {OUT_OF_REACH}", self.locks);
+            self.told = Some(self.say.line_beside(line));
+        }
     }
 
     fn signalled(&mut self, signal: Signal) {
@@ -241,7 +277,10 @@ impl Watch {
         if ENDING.contains(&signal) {
             self.passed_on = Some(signal);
         }
-        self.running.pass_on(signal);
+        if !self.running.pass_on(signal) {
+            let line = format!("{signal} cannot be passed on: the command runs as another user");
+            self.told = Some(self.say.line_beside(line));
+        }
     }
 
     /// Handles a stopped command: by itself before it begins, or by another process. If it wants the terminal it can
@@ -260,13 +299,35 @@ impl Watch {
             Signal::SIGTTIN | Signal::SIGTTOU if terminal.is_ours() => {}
             Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU => {
                 terminal.take_back(self.running.group);
-                for signal in signals.stop_all().await {
+                let arrived = signals.stop_all().await;
+                let was_stopped = arrived.contains(&Signal::SIGCONT);
+                for signal in arrived {
                     self.signalled(signal);
+                }
+                if by != Signal::SIGTSTP && !was_stopped {
+                    self.hang_up();
                 }
             }
             _ => return,
         }
         self.go_on(by != Signal::SIGTSTP || self.lent);
+    }
+
+    /// Tells a command that wants the terminal that it cannot have it: no shell is left that could bring dlock to the
+    /// foreground. The kernel does so for the stopped processes of a job whose shell ends; it does not see that those of the
+    /// command belong to such a job, and would stop them again and again.
+    fn hang_up(&mut self) {
+        if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
+            return;
+        }
+        if std::mem::replace(&mut self.hung_up, true) {
+            // It has ignored that, and has asked again.
+            self.running.pass_on(Signal::SIGTERM);
+            return;
+        }
+        self.running.pass_on(Signal::SIGHUP);
+        let line = "the command wants the terminal, which no shell can give it any more: it gets SIGHUP";
+        self.told = Some(self.say.line_beside(line.to_owned()));
     }
 
     /// dlock was resumed, or brought to the foreground.
@@ -276,7 +337,7 @@ impl Watch {
         }
         if !self.held.is_held() && self.on_lost == OnLost::End {
             // It must not do anything any more, not even clean up.
-            return self.running.kill();
+            return self.kill();
         }
         if let Some(terminal) = &self.terminal
             && (wants_terminal || terminal.is_for_the_command())
@@ -287,7 +348,7 @@ impl Watch {
     }
 
     /// Ends the remaining processes of a command that did not end voluntarily, before the lock is released.
-    async fn rest(&self, how: Change) {
+    async fn rest(&mut self, how: Change) {
         let soon = Instant::now() + self.grace.min(self.held.remaining());
         let until = match (self.lost, self.passed_on, how) {
             (true, ..) => self.kill_at.unwrap_or_else(Instant::now),
@@ -301,8 +362,15 @@ impl Watch {
         };
         if !self.running.rest(until).await {
             self.running.kill();
-            // No process survives that, but it may take a moment.
-            self.running.rest(Instant::now() + self.grace).await;
+            // No process of this user survives that, but it may take a moment.
+            let is_gone = self.running.rest(Instant::now() + self.grace).await;
+            if !is_gone && !self.running.kill() {
+                let line = format!(
+                    "{}: processes of the command are left: they run as another user",
+                    self.locks
+                );
+                self.told = Some(self.say.line_beside(line));
+            }
         }
     }
 

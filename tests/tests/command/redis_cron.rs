@@ -170,6 +170,8 @@ async fn unit_of_systemd_runs_once() {
     let unit = blocks("ini").join("\n");
     let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
     let line = line.expect("the unit starts something");
+    // dlock passes the signal on: the command would get it twice.
+    assert!(unit.lines().any(|line| line == "KillMode=mixed"), "{unit}");
     let log = in_one_slot(async || {
         let fleet = Fleet::new("UTC0").await;
         fleet.on(3, line).await;

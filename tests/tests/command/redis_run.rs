@@ -757,6 +757,25 @@ async fn a_command_that_ends_while_the_server_is_away_keeps_its_status() {
     assert!(ended.stderr.contains(" [E00"), "{ended:?}");
 }
 
+#[tokio::test]
+async fn command_that_waits_for_the_lock_that_it_runs_under_is_warned() {
+    let (_server, url) = server().await;
+    let script = |options: &str| {
+        let dlock = dlock_tests::bins::dlock();
+        format!("exec {} run {options} k -- echo run", dlock.display())
+    };
+    let running = Running::script(&url, &["a", "k"], &script(""));
+    let warning = "runs under \"k\" already";
+    eventually(warning, || async { running.complained().contains(warning) }).await;
+    running.signal(Signal::SIGTERM);
+    assert_eq!(code(&running.all_ended().await), 143);
+    for options in ["--try", "--wait 1ms", "--try --quiet", "--try other"] {
+        let ended = Running::script(&url, &["k"], &script(options)).all_ended().await;
+        assert_eq!(code(&ended), 75, "{ended:?}");
+        assert!(!ended.stderr.contains("already"), "{ended:?}");
+    }
+}
+
 /// Names may come from a list that others write.
 #[tokio::test]
 async fn a_name_that_disguises_a_text_is_escaped_in_an_error() {

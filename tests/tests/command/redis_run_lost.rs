@@ -1,6 +1,7 @@
 //! `dlock run`: what becomes of the command when the lock is lost, or when dlock itself is gone.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use dlock_tests::faults::{PATIENCE, SOON, patient, within};
@@ -304,6 +305,49 @@ async fn signals_that_keep_coming_do_not_end_a_command_whose_lock_is_held() {
     };
     // A machine that stood still for the whole lease is all that ends it.
     assert!(matches!(code(&ended), 0 | 76), "{ended:?}");
+}
+
+/// As under sudo(8), which only root can signal: dlock runs as another user than its command.
+#[tokio::test]
+async fn command_that_runs_as_another_user_is_said_to_be_out_of_reach_and_ended_when_it_no_longer_is() {
+    let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    if !is_root {
+        eprintln!("only root can make a program that changes the user");
+        return;
+    }
+    let server = server().await;
+    let client = patient(&server.url()).await;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let sudo = dir.path().join("sudo");
+    let setpriv = std::env::split_paths(&std::env::var_os("PATH").unwrap())
+        .map(|path| path.join("setpriv"))
+        .find(|path| path.exists());
+    fs::copy(setpriv.unwrap(), &sudo).unwrap();
+    fs::set_permissions(&sudo, Permissions::from_mode(0o4755)).unwrap();
+    for grace in ["0s", "100ms"] {
+        let script = format!(
+            "exec setpriv --reuid=65534 --clear-groups {} run --grace {grace} k -- {} --reuid=0 --clear-groups \
+             sh -c 'echo ready; read line; exec setpriv --reuid=65534 sleep 600'",
+            bins::dlock().display(),
+            sudo.display()
+        );
+        let running = Running::script(&with(&server, "lease=6s"), &["outer"], &script);
+        let complains = async |what: &str| {
+            eventually(what, || async { running.complained().contains(what) }).await;
+        };
+        running.says("ready").await;
+        running.signal(Signal::SIGTERM);
+        complains("SIGTERM cannot be passed on: the command runs as another user").await;
+        client.force_release("k").await.unwrap();
+        complains("lock \"k\": lost, ").await;
+        complains("; the command cannot be ended: it runs as another user").await;
+        assert!(running.is_running());
+        running.write(b"now\n");
+        let ended = running.all_ended().await;
+        assert_eq!(code(&ended), 76, "{ended:?}");
+        assert_eq!(ended.stderr.matches("cannot be ended").count(), 1, "{ended:?}");
+    }
 }
 
 /// As that of a pager which shows its first page.

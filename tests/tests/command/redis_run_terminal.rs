@@ -254,6 +254,30 @@ async fn a_pager_at_the_end_of_a_pipeline_has_the_terminal() {
     shell.enters("no", "answer no").await;
 }
 
+/// bash starts what is in `$(…)` with SIGTTIN ignored, as it does not stop such processes.
+#[tokio::test]
+async fn command_whose_output_a_shell_takes_reads_from_the_terminal() {
+    let shell = Shell::start("lease=300s").await;
+    shell.types("x=$($D k -- bash -c 'read a </dev/tty; echo got $a'); echo \"$x\"\n");
+    shell.until_held(true).await;
+    shell.enters("yes", "got yes").await;
+    shell.until_held(false).await;
+    // But a program behind it keeps the terminal, as in any pipeline.
+    shell.types("x=$($D k -- echo line | { cat; read a </dev/tty; echo \"and $a\"; }); echo \"$x\"\n");
+    shell.enters("no", "and no").await;
+}
+
+/// The kernel stops the command, whose group has a parent in the session, but not dlock.
+#[tokio::test]
+async fn command_that_wants_the_terminal_after_its_shell_has_ended_gets_a_hang_up() {
+    let shell = Shell::start("lease=300s").await;
+    for script in ["read a </dev/tty", "trap \\\"\\\" HUP; read a </dev/tty"] {
+        let line = format!("bash -c '$D k -- bash -c \"{script}\" &'");
+        shell.enters(&line, "it gets SIGHUP").await;
+        shell.until_held(false).await;
+    }
+}
+
 #[tokio::test]
 async fn a_pipeline_is_stopped_goes_on_in_the_background_and_is_interrupted_as_one() {
     let shell = Shell::start("lease=300s").await;
