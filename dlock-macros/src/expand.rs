@@ -69,7 +69,11 @@ fn expand(options: &Options, mut function: Function) -> Result<TokenStream> {
             let mut used = Names::default();
             used.add(options.written.clone());
             used.add(body.clone());
-            let keep_patterns = function.has_attribute("instrument");
+            for attr in &function.attrs {
+                used.add_attribute(attr, &function.sig);
+            }
+            let below = ["instrument", "distributed_lock", "once"];
+            let keep_patterns = below.iter().any(|name| function.has_attribute(name));
             let arguments = Arguments::of(&mut function.sig, &used, keep_patterns);
             let locked = Locked {
                 options,

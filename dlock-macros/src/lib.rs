@@ -42,7 +42,8 @@ use proc_macro::TokenStream;
 ///
 /// The lock is acquired before the body and released after it: on return, `?`, panic, and when the future is dropped.
 /// It is renewed for as long as the body runs. All arguments are dropped before the lock is released, except for what a
-/// pattern leaves of one, as `Job { id, .. }: Job` does, where `#[instrument]` stands below: that is dropped after it.
+/// pattern leaves of one, as `Job { id, .. }: Job` does, where `#[instrument]`, `#[once]` or another
+/// `#[distributed_lock]` stands below: that is dropped after it.
 /// The function keeps its signature; its future is `Send` if it was.
 ///
 /// Inside the body, code that asks for the same key [re-enters](#re-entry) the lock, and `dlock::current()` returns the
@@ -65,7 +66,7 @@ use proc_macro::TokenStream;
 /// | `min_hold = "1m"` | none | how long the lock stays held at least, even if the body ends sooner; only with `wait = try` are calls in that time refused. For work that must run once use `#[once]` |
 /// | `max_waiters = 16` | no limit | how many calls may wait for a key in this process; more are refused at once |
 /// | `on_lost = ignore` | `cancel` | what happens to the body [when the lock is lost](#losing-the-lock) |
-/// | `on_busy = path` | – | what to return when [another client holds the lock](#errors) |
+/// | `on_busy = path` | – | what to return when [another caller holds the lock](#errors) |
 /// | `on_error = path` | `From<dlock::Error>` | what to return when [the lock fails](#errors) |
 /// | `crate = path` | `::dlock` | the `dlock` crate, if it has another name |
 ///
@@ -178,8 +179,9 @@ use proc_macro::TokenStream;
 /// a variant. With the feature `axum`, `dlock::Error` is a response.
 ///
 /// `on_error` names a function that creates the return value for any failure, for functions that return no `Result` or
-/// a `Result` with another error. `on_busy` names one only for the case that another client holds the lock
-/// (`dlock::Error::is_busy`), and takes precedence over `on_error`. Both receive the `dlock::Error`.
+/// a `Result` with another error. `on_busy` names one only for the case that another caller holds the lock,
+/// of this client or another one (`dlock::Error::is_busy`; a refusal by `max_waiters` is no such case), and takes precedence over
+/// `on_error`. Both receive the `dlock::Error`.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};

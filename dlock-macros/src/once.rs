@@ -40,10 +40,10 @@ fn check(function: &Function) -> Result<()> {
         return Ok(());
     }
     let why = match async_trait::boxed_future(&function.body) {
-        Some(_) => {
+        Some(_) if function.is_of_async_trait() => {
             "`#[once]` cannot go on a method under `#[async_trait]`: put it on an `async fn` of its own, and call that from here"
         }
-        None => {
+        _ => {
             "`#[once]` goes on an `async fn`; where another attribute takes the `async` away, put `#[once]` above it"
         }
     };

@@ -177,6 +177,8 @@ impl Reader {
         }
         if let Some(option) = self.seen("prefer_writers")
             && self.settings.prefer_writers
+            // One that cannot be read is told already.
+            && (self.seen("kind").is_some() == self.settings.kind.is_some())
             && !(self.settings.kind)
                 .as_ref()
                 .is_some_and(|kind| kind == "Read" || kind == "Write")

@@ -41,9 +41,15 @@ impl Group {
         {
             return group;
         }
-        if let Some((name, number)) = NAMES.read().numbers.get_key_value(name) {
-            LAST.set(Some((name, Group(*number))));
-            return Group(*number);
+        {
+            let names = NAMES.read();
+            if let Some((name, number)) = names.numbers.get_key_value(name) {
+                LAST.set(Some((name, Group(*number))));
+                return Group(*number);
+            }
+            if names.names.len() >= MOST {
+                return Group::OTHER;
+            }
         }
         let mut names = NAMES.write();
         if let Some(number) = names.numbers.get(name) {

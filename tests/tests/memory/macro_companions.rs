@@ -132,6 +132,7 @@ mod with_async_trait {
         async fn fails(&self, text: &str) -> Result<u64, anyhow::Error>;
         async fn nothing(&self, id: u64);
         async fn shown(&self, id: u64) -> String;
+        async fn by_module(&self, id: u64) -> Result<String, Error>;
 
         #[distributed_lock(key = "default:{id}", lock = self.locks())]
         async fn provided(&self, id: u64) -> Result<String, Error> {
@@ -155,6 +156,16 @@ mod with_async_trait {
 
     fn shown(error: Error) -> String {
         error.to_string()
+    }
+
+    mod keys {
+        pub(super) fn order(id: u64) -> String {
+            format!("order:{id}")
+        }
+    }
+
+    fn locks_of(store: &Store) -> &LockClient {
+        &store.locks
     }
 
     #[async_trait]
@@ -221,6 +232,11 @@ mod with_async_trait {
         async fn shown(&self, id: u64) -> String {
             key()
         }
+
+        #[distributed_lock(key = self::keys::order(id), lock = self::locks_of(self))]
+        async fn by_module(&self, id: u64) -> Result<String, Error> {
+            Ok(key())
+        }
     }
 
     #[tokio::test]
@@ -243,6 +259,7 @@ mod with_async_trait {
         assert!(store.fails("").await.unwrap_err().is::<Error>());
         store.nothing(1).await;
         assert_eq!(store.shown(1).await, "1");
+        assert_eq!(store.by_module(1).await.unwrap(), "order:1");
         assert_eq!(store.provided(1).await.unwrap(), "default:1");
         assert_eq!(store.by_mut(1).await.unwrap(), "store:1");
         assert_eq!(Box::new(Store::new()).by_box(1).await.unwrap(), "store:1");

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dlock::{LockClient, NotRun, OnceError, once};
+use dlock::{LockClient, NotRun, OnceError, distributed_lock, once};
 use dlock_tests::paused_for;
 use tokio::time::sleep;
 
@@ -37,6 +37,34 @@ async fn parse(client: &LockClient, runs: &AtomicU32, text: &str) -> Result<u32,
         return Err(Failure::Own("no".to_owned()));
     }
     Ok(number)
+}
+
+struct Job {
+    id: u32,
+    client: LockClient,
+    _text: String,
+}
+
+impl From<dlock::Error> for Failure {
+    fn from(error: dlock::Error) -> Failure {
+        Failure::Own(error.to_string())
+    }
+}
+
+#[distributed_lock(key = "job:{id}", lock = client)]
+#[once(key = "job:{id}", client = client)]
+async fn carry_out(Job { id, client, .. }: Job) -> Result<u32, Failure> {
+    Ok(id)
+}
+
+#[tokio::test]
+async fn an_attribute_below_a_lock_names_the_parts_of_a_pattern() {
+    let job = Job {
+        id: 3,
+        client: LockClient::memory(),
+        _text: String::new(),
+    };
+    assert!(matches!(carry_out(job).await, Ok(3)));
 }
 
 #[test]

@@ -265,6 +265,18 @@ mod arguments {
         Ok(b)
     }
 
+    #[distributed_lock(key = "m", lock = client)]
+    #[tracing::instrument(skip(client))]
+    pub(crate) async fn recorded(client: LockClient, n: u32) -> Outcome {
+        Ok(3)
+    }
+
+    #[distributed_lock(key = "m", lock = client)]
+    #[tracing::instrument(skip_all, fields(n = n))]
+    pub(crate) async fn recorded_as_a_field(client: LockClient, n: u32) -> Outcome {
+        Ok(3)
+    }
+
     #[distributed_lock(key = "m:{}", key = id)]
     #[cfg(any())]
     pub(crate) async fn not_there(id: u32) -> Outcome {
@@ -324,11 +336,13 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
         arguments::unused_on_purpose(client(), 1, 1, 1, 1, "n").await,
         arguments::unused_in_part(client(), 1, order(), (2, String::new()), (1, String::new())).await,
         arguments::unused_under_a_trace(client(), 1, order(), (3, String::new())).await,
+        arguments::recorded(client(), 1).await,
+        arguments::recorded_as_a_field(client(), 1).await,
         on_one_line::closure(client()).await.map(|make| make()),
     ] {
         sum += outcome.expect("the lock is free");
     }
-    assert_eq!(sum, 28 * 3);
+    assert_eq!(sum, 30 * 3);
     on_one_line::nothing(client()).await;
     on_one_line::statement(client()).await;
     on_one_line::unit_call(client(), String::new()).await;

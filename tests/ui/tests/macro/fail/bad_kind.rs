@@ -32,6 +32,11 @@ async fn fair_set() -> Result<(), Error> {
     Ok(())
 }
 
+#[distributed_lock(key = "jobs", kind = wirte, prefer_writers = true)]
+async fn mistyped_beside_an_option() -> Result<(), Error> {
+    Ok(())
+}
+
 #[distributed_lock(key = "jobs", prefer_writers = true)]
 async fn nobody_reads() -> Result<(), Error> {
     Ok(())

@@ -1,3 +1,5 @@
+use std::pin::Pin;
+
 use dlock::{NotRun, once};
 
 #[once]
@@ -59,6 +61,11 @@ impl Boxed for u32 {
     async fn boxed(&self) -> Result<(), NotRun> {
         Ok(())
     }
+}
+
+#[once(key = "welcome")]
+fn boxed_by_hand() -> Pin<Box<dyn Future<Output = Result<(), NotRun>>>> {
+    Box::pin(async move { Ok(()) })
 }
 
 fn main() {}
