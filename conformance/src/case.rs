@@ -121,7 +121,7 @@ impl Case {
     }
 
     pub(crate) async fn clean_up(&self) {
-        self.fixture.heal().await;
+        self.heal().await;
         self.fixture.clean_up().await;
     }
 

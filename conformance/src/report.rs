@@ -163,7 +163,16 @@ pub async fn run_only(fixture: impl Fixture, choose: impl Fn(&str) -> bool) -> R
         } = listed;
         let case = Case::new(fixture.clone()).await;
         let ended = tokio::spawn(checked(case.clone(), needs, check)).await;
-        case.clean_up().await;
+        let ended = match ended {
+            Ok(()) => {
+                let cleaned = case.clone();
+                tokio::spawn(async move { cleaned.clean_up().await }).await
+            }
+            broken => {
+                case.heal().await;
+                broken
+            }
+        };
         let verdict = match ended {
             Ok(()) => case.left_out().map_or(Verdict::Kept, Verdict::LeftOut),
             Err(error) => Verdict::Broken(message(error)),

@@ -363,6 +363,39 @@ async fn waiters_whose_positions_were_lost_are_back_in_their_order() {
     is_granted(&store, again(3, 1)).await;
 }
 
+/// Waiters for permits of the name by a limit have no place in its queue.
+#[tokio::test]
+async fn waiters_for_permits_of_the_name_come_neither_before_nor_between_those_for_the_lock() {
+    let setting = setting().await;
+    let store = setting.store().await;
+    is_granted(&store, request(1, 1)).await;
+    is_busy(&store, request(3, 1)).await;
+    // One is first, and one is the last of the client that comes back.
+    let sql = format!(
+        "INSERT INTO {t}_waiters (key, holder, number, until, amount, place)
+         SELECT w.key, h.holder, 1, clock_timestamp() + interval '5 s', 1, h.place
+           FROM {t}_waiters w, (VALUES ('{}', -1000), ('{}', 1000)) h (holder, place)",
+        GrantId::from_parts(9, 1),
+        GrantId::from_parts(2, 1),
+        t = setting.table,
+    );
+    setting.server.client().await.batch_execute(&sql).await.unwrap();
+    let mut again = request(2, 2);
+    again.last_asked = Some(SEC);
+    is_busy(&store, again.clone()).await;
+    is_busy(&store, request(3, 2)).await;
+    assert!(store.clone().release(release(1, 1)).await.is_ok());
+    let mut next = request(3, 1);
+    next.tokens = 4;
+    is_busy(&store, next.clone()).await;
+    is_granted(&store, again).await;
+    assert!(store.clone().release(release(2, 2)).await.is_ok());
+    match store.clone().acquire(next).await {
+        Ok(AcquireReply::Acquired(granted)) => assert_eq!(granted.behind, [GrantId::from_parts(3, 2)]),
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
 /// The waiters of a killed process leave no row for ever.
 #[tokio::test]
 async fn rows_of_dead_waiters_are_removed() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::Error;
-use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, Records};
+use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, Records, SlotOutcome, SlotRequest};
 use dlock::store::{Outcome, Reason};
 use dlock_postgres::PostgresRecords;
 use dlock_tests::eventually;
@@ -62,6 +62,22 @@ async fn a_table_that_was_emptied_or_made_anew_has_no_records_and_greater_fences
         store.create_table().await.unwrap();
     })
     .await;
+}
+
+/// As on a standby that took over without the last claims, or after a backup was restored.
+#[tokio::test]
+async fn tokens_grow_where_the_sequence_went_back() {
+    let (_server, table, _, records, client) = beside().await;
+    let (_, last) = claimed(&records, ask(&fresh_key()), 1).await;
+    let back = format!("ALTER SEQUENCE {table}_fence RESTART WITH 1");
+    client.batch_execute(&back).await.unwrap();
+    let (_, next) = claimed(&records, ask(&fresh_key()), 1).await;
+    assert!(next > last, "{next} {last}");
+    let slot = records.claim_slot(ask(&fresh_key()), SlotRequest::nearest(DAY));
+    let SlotOutcome::Claim(ClaimReply::Claimed { fence, .. }) = slot.await.unwrap().outcome else {
+        panic!("the slot is free")
+    };
+    assert!(fence > last, "{fence} {last}");
 }
 
 #[tokio::test]

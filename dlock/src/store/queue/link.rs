@@ -69,8 +69,8 @@ pub trait Connect<S: Step>: Send + Sync + 'static {
     ) -> impl Future<Output = Option<String>> + Send;
 }
 
-/// A connection of a [`StepQueue`]: it connects when there is something to do, and again when the connection broke.
-/// Then it reports doubts about all grants, so that their holders soon learn their state.
+/// A connection of a [`StepQueue`]: it connects when there is something to do and no other connection is idle, and again
+/// when the connection broke. Then it reports doubts about all grants, so that their holders soon learn their state.
 ///
 /// ```
 /// use dlock::store::queue::{Connect, Step, StepQueue};
@@ -174,7 +174,7 @@ impl<S: Step> Link<S> {
             let address = self.queue().address();
             log!(warn, server = %address, %trouble, "no connection to the lock store, trying again");
         }
-        *self.queue().trouble.lock() = Some(trouble.to_owned());
+        self.queue().has_trouble(trouble);
     }
 
     async fn pause(&mut self) {
@@ -184,11 +184,11 @@ impl<S: Step> Link<S> {
 
     /// Tries until there is a connection; `None` when it is not needed any more.
     async fn connect<C: Connect<S>>(&mut self, connect: &C) -> Option<C::Session> {
-        // After a loss at once, so that holders learn soon whether their grants still exist.
-        while !self.broke && !self.queue().is_wanted() {
-            self.queue().woken().await;
-        }
         loop {
+            // After a loss at once, so that holders learn soon whether their grants still exist.
+            if !self.broke {
+                self.queue().wanted().await;
+            }
             if self.queue().is_ended() {
                 return None;
             }
@@ -210,6 +210,7 @@ impl<S: Step> Link<S> {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use super::super::Next;
     use super::*;
 
     #[derive(Debug)]
@@ -259,6 +260,100 @@ mod tests {
         sleep(within).await;
         serving.abort();
         connect.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections of which further ones are not made, or only slowly.
+    struct Further {
+        refused: bool,
+        attempts: AtomicU32,
+    }
+
+    impl Connect<Toy> for Further {
+        type Session = ();
+
+        async fn connect(&self) -> Result<(), StoreError> {
+            self.attempts.fetch_add(1, Ordering::Relaxed);
+            match self.refused {
+                true => Err(StoreError::not_done(Reason::Unreachable, "too many connections")),
+                false => std::future::pending().await,
+            }
+        }
+
+        async fn serve(&self, _session: (), link: &mut Link<Toy>) -> Option<String> {
+            link.is_ready();
+            loop {
+                match link.queue().next(Instant::now(), |_| true) {
+                    Next::Send(jobs) => {
+                        sleep(TRIP).await;
+                        for job in jobs {
+                            link.queue().done(&job.step);
+                            job.answer(Ok(()));
+                        }
+                    }
+                    Next::Wait(_) => link.queue().woken().await,
+                    Next::End => return None,
+                }
+            }
+        }
+    }
+
+    const TRIP: Duration = Duration::from_millis(5);
+
+    /// A queue with one connection and a task that would make a further one.
+    async fn one_of_two(connect: &Arc<Further>, connected_first: bool) -> Arc<StepQueue<Toy>> {
+        let queue = Arc::new(StepQueue::new("db", Duration::from_secs(1)));
+        for connected in [connected_first, !connected_first] {
+            tokio::spawn(queue.serve(connect.clone(), connected.then_some(())));
+            sleep(TRIP).await;
+        }
+        queue
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lone_step_goes_to_the_idle_connection() {
+        for connected_first in [true, false] {
+            let connect = Arc::new(Further {
+                refused: false,
+                attempts: AtomicU32::new(0),
+            });
+            let queue = one_of_two(&connect, connected_first).await;
+            for _ in 0..3 {
+                let asked = Instant::now();
+                queue.ask(Toy).await.unwrap();
+                assert!(asked.elapsed() <= 2 * TRIP, "{:?}", asked.elapsed());
+                sleep(TRIP).await;
+            }
+            assert_eq!(connect.attempts.load(Ordering::Relaxed), 0);
+            // While the connection is busy a further one may be of use.
+            let busy = [queue.ask(Toy), queue.ask(Toy)];
+            sleep(TRIP / 2).await;
+            let more = queue.ask(Toy);
+            sleep(TRIP / 2).await;
+            assert_eq!(connect.attempts.load(Ordering::Relaxed), 1);
+            futures_util::future::try_join_all(busy).await.unwrap();
+            more.await.unwrap();
+            queue.close();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn further_connection_that_fails_is_not_tried_while_there_is_nothing_to_do() {
+        let connect = Arc::new(Further {
+            refused: true,
+            attempts: AtomicU32::new(0),
+        });
+        let queue = one_of_two(&connect, true).await;
+        let busy = queue.ask(Toy);
+        sleep(TRIP / 2).await;
+        let more = queue.ask(Toy);
+        sleep(TRIP / 4).await;
+        assert_eq!(connect.attempts.load(Ordering::Relaxed), 1);
+        assert!(!queue.silence().contains("too many"), "{}", queue.silence());
+        busy.await.unwrap();
+        more.await.unwrap();
+        sleep(Duration::from_secs(60)).await;
+        assert!(connect.attempts.load(Ordering::Relaxed) <= 2);
+        queue.close();
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,7 +22,7 @@ use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -93,8 +93,22 @@ pub struct StepQueue<S: Step> {
 #[derive(Debug)]
 struct Shared<S: Step> {
     state: Mutex<State<S>>,
-    /// There may be something to send, or the queue has ended.
+    /// There may be something to send, or the queue has ended: for connections.
     wake: Notify,
+    /// The same for the tasks without a connection, where no connection is idle.
+    wake_spare: Notify,
+}
+
+impl<S: Step> Shared<S> {
+    /// Wakes an idle connection; without any, also a task that connects.
+    fn wake(&self, state: MutexGuard<'_, State<S>>) {
+        let is_idle = state.idle > 0;
+        drop(state);
+        self.wake.notify_one();
+        if !is_idle {
+            self.wake_spare.notify_one();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -108,6 +122,8 @@ struct State<S: Step> {
     panicked: bool,
     /// Connections that serve the queue.
     connected: usize,
+    /// Those of them that wait for something to do.
+    idle: usize,
     closed: bool,
 }
 
@@ -140,7 +156,7 @@ impl<S: Step> Drop for InFlight<S> {
         if let Some(shared) = self.of.take() {
             let mut state = shared.state.lock();
             if state.waiting.ended(self.number, &self.keys) && !state.waiting.is_empty() {
-                shared.wake.notify_one();
+                shared.wake(state);
             }
         }
     }
@@ -168,8 +184,7 @@ impl<S: Step> Drop for Serving<S> {
             false => Vec::new(),
         };
         // It may have been woken for a step that another one can send.
-        shared.wake.notify_one();
-        drop(state);
+        shared.wake(state);
         drop_each(left);
     }
 }
@@ -180,8 +195,25 @@ struct Connected<S: Step>(Arc<StepQueue<S>>);
 impl<S: Step> Drop for Connected<S> {
     fn drop(&mut self) {
         let shared = &self.0.shared;
-        shared.state.lock().connected -= 1;
-        shared.wake.notify_one();
+        let mut state = shared.state.lock();
+        state.connected -= 1;
+        shared.wake(state);
+    }
+}
+
+/// A connection that waits for something to do.
+struct Idle<'a, S: Step>(&'a Shared<S>);
+
+impl<S: Step> Idle<'_, S> {
+    fn new(shared: &Shared<S>) -> Idle<'_, S> {
+        shared.state.lock().idle += 1;
+        Idle(shared)
+    }
+}
+
+impl<S: Step> Drop for Idle<'_, S> {
+    fn drop(&mut self) {
+        self.0.state.lock().idle -= 1;
     }
 }
 
@@ -230,9 +262,11 @@ impl<S: Step> StepQueue<S> {
                     links: None,
                     panicked: false,
                     connected: 0,
+                    idle: 0,
                     closed: false,
                 }),
                 wake: Notify::new(),
+                wake_spare: Notify::new(),
             }),
             doubts: DoubtSender::new(),
             trouble: Mutex::default(),
@@ -290,8 +324,7 @@ impl<S: Step> StepQueue<S> {
             return false;
         }
         state.waiting.push(job);
-        drop(state);
-        self.shared.wake.notify_one();
+        self.shared.wake(state);
         true
     }
 
@@ -332,26 +365,38 @@ impl<S: Step> StepQueue<S> {
 
     /// Closes the queue: connections end when everything is sent.
     pub fn close(&self) {
-        self.shared.state.lock().closed = true;
-        self.shared.wake.notify_one();
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        // Those without a connection end as well.
+        self.shared.wake_spare.notify_one();
+        self.shared.wake(state);
     }
 
-    /// Returns when there may be something to do.
+    /// Returns when there may be something to do. A connection that waits here is idle: as long as there is one, no further
+    /// task connects.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn woken(&self) {
+        let _idle = Idle::new(&self.shared);
         self.shared.wake.notified().await;
     }
 
-    /// Whether there is something that a further connection could do; another connection does the rest.
+    /// Returns when there is something that a further connection could do, and no other is idle; or the queue is closed.
+    async fn wanted(&self) {
+        while !self.is_wanted() {
+            self.shared.wake_spare.notified().await;
+        }
+    }
+
     fn is_wanted(&self) -> bool {
         let state = self.shared.state.lock();
         if state.closed {
-            self.shared.wake.notify_one();
+            // The next one ends as well.
+            self.shared.wake_spare.notify_one();
         }
-        !state.waiting.is_empty() || state.closed
+        !state.waiting.is_empty() && state.idle == 0 || state.closed
     }
 
     /// Takes the steps to send now, in the order in which they were queued: one per key at a time. `has_room` is called
@@ -364,7 +409,12 @@ impl<S: Step> StepQueue<S> {
         let mut state = self.shared.state.lock();
         let Taken { mut jobs, late, due } = state.waiting.take(now, has_room);
         let (is_empty, closed) = (state.waiting.is_empty(), state.closed);
-        drop(state);
+        let has_ended = closed && is_empty;
+        // The other connections send the rest, or end as well.
+        match has_ended || !is_empty && !jobs.is_empty() {
+            true => self.shared.wake(state),
+            false => drop(state),
+        }
         drop_each(late);
         for job in &mut jobs {
             job.in_flight = Some(InFlight {
@@ -372,11 +422,6 @@ impl<S: Step> StepQueue<S> {
                 number: job.number,
                 keys: job.step.keys().cloned().collect(),
             });
-        }
-        let has_ended = closed && is_empty;
-        // The other connections send the rest, or end as well.
-        if has_ended || !is_empty && !jobs.is_empty() {
-            self.shared.wake.notify_one();
         }
         match jobs.is_empty() {
             true if has_ended => Next::End,
@@ -390,7 +435,7 @@ impl<S: Step> StepQueue<S> {
         let mut state = self.shared.state.lock();
         state.waiting.done(step);
         if !state.waiting.is_empty() {
-            self.shared.wake.notify_one();
+            self.shared.wake(state);
         }
     }
 
@@ -409,8 +454,9 @@ impl<S: Step> StepQueue<S> {
             in_flight.of = None;
         }
         job.in_flight = None;
-        self.shared.state.lock().waiting.put_back(job);
-        self.shared.wake.notify_one();
+        let mut state = self.shared.state.lock();
+        state.waiting.put_back(job);
+        self.shared.wake(state);
     }
 
     /// Reports that an acquire has no reply: it may take effect until the server's clock shows this.
@@ -433,6 +479,15 @@ impl<S: Step> StepQueue<S> {
         state.unknown.remove(&grant);
         if state.unknown.len() > KEPT {
             state.unknown.retain(|_, until| *until > server_now - LONG_AGO);
+        }
+    }
+
+    /// Records why a task has no connection, unless others have: then that is no reason for a step without a reply.
+    fn has_trouble(&self, trouble: &str) {
+        // A connection that is made meanwhile ends the trouble afterwards.
+        let state = self.shared.state.lock();
+        if state.connected == 0 {
+            *self.trouble.lock() = Some(trouble.to_owned());
         }
     }
 
@@ -467,11 +522,11 @@ impl<S: Step> StepQueue<S> {
         let mut state = self.shared.state.lock();
         let late = state.waiting.take_late(Instant::now());
         let ended = state.closed && state.waiting.is_empty();
-        drop(state);
-        drop_each(late);
-        if ended {
-            self.shared.wake.notify_one();
+        match ended {
+            true => self.shared.wake(state),
+            false => drop(state),
         }
+        drop_each(late);
         ended
     }
 

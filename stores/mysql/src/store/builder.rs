@@ -171,11 +171,18 @@ impl fmt::Debug for MysqlLocksBuilder {
 
 /// Removes rows of available locks now and then, as long as the store exists.
 async fn sweep(store: Weak<Inner>) {
+    let mut is_told = false;
     loop {
         tokio::time::sleep(SWEEP.mul_f64(0.5 + fastrand::f64())).await;
         let Some(inner) = store.upgrade() else { return };
-        if let Err(error) = MysqlLocks(inner).remove_free().await {
-            tracing::debug!(%error, "rows of free locks were not removed");
+        let removed = MysqlLocks(inner).remove_free().await;
+        match &removed {
+            Err(error) if !is_told => {
+                tracing::warn!(%error, "rows of free locks were not removed, trying again every few minutes");
+            }
+            Err(error) => tracing::debug!(%error, "rows of free locks were not removed"),
+            Ok(_) => {}
         }
+        is_told = removed.is_err();
     }
 }

@@ -273,9 +273,10 @@ BEGIN
     -- Its position was removed: it comes before all later waiters, behind the earlier ones of its client.
     SELECT w.place INTO own FROM {waiters} w
      WHERE w.key = lock_key AND w.holder > client || ':' AND w.holder < client || ';' AND w.number < nth
+       AND w.amount IS NULL
      ORDER BY w.number DESC LIMIT 1;
     IF own IS NULL THEN
-      SELECT min(w.place) - 1 INTO own FROM {waiters} w WHERE w.key = lock_key;
+      SELECT min(w.place) - 1 INTO own FROM {waiters} w WHERE w.key = lock_key AND w.amount IS NULL;
     END IF;
   END IF;
   SELECT f.* INTO before FROM {first}(lock_key, grant_id) f;
@@ -309,7 +310,7 @@ BEGIN
       ) gone WHERE w.key = lock_key AND w.holder = gone.holder;
       IF want > 1 THEN
         FOR next IN
-          SELECT w.holder FROM {waiters} w WHERE w.key = lock_key AND w.until > seen
+          SELECT w.holder FROM {waiters} w WHERE w.key = lock_key AND w.amount IS NULL AND w.until > seen
            ORDER BY w.place, w.number, w.holder LIMIT want - 1
         LOOP
           EXIT WHEN split_part(next, ':', 1) <> client;

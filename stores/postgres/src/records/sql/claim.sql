@@ -4,7 +4,7 @@
 -- was before. Waits only for an insert of the same key that is being committed: a row that is locked is about to be
 -- completed by the owner's transaction, and is skipped.
 WITH clock AS MATERIALIZED (
-  SELECT clock_timestamp() AS now
+  SELECT now, (extract(epoch FROM now) * 1000000)::int8 AS us FROM (SELECT clock_timestamp() AS now) c
 ), seen AS MATERIALIZED (
   SELECT t.*, t.token = $2 AS mine, t.fingerprint = $3 AS same,
          t.expires_at > clock.now AND (t.version <> 1 OR t.state <> 'released' OR {slot} IS NOT NULL) AS kept,
@@ -27,7 +27,7 @@ WITH clock AS MATERIALIZED (
          version = 1, state = 'claimed', token = $2, fingerprint = $3, response = NULL,
          attempt = CASE WHEN free.anew THEN 1 WHEN free.mine THEN t.attempt ELSE t.attempt + 1 END,
          fence = CASE WHEN free.mine THEN t.fence
-                      ELSE greatest(nextval({fence_literal}), t.fence + 1) END,
+                      ELSE greatest(nextval({fence_literal}), clock.us, t.fence + 1) END,
          lease_until = greatest(clock.now + $4::int8 * interval '1 microsecond',
                                 CASE WHEN free.mine THEN t.lease_until END),
          expires_at = greatest(clock.now + greatest($4::int8, $5::int8) * interval '1 microsecond',
@@ -37,7 +37,7 @@ WITH clock AS MATERIALIZED (
   RETURNING t.attempt, t.fence
 ), made AS (
   INSERT INTO {table} (key, version, state, token, fingerprint, attempt, fence, lease_until, expires_at)
-  SELECT $1, 1, 'claimed', $2, $3, 1, nextval({fence_literal}),
+  SELECT $1, 1, 'claimed', $2, $3, 1, greatest(nextval({fence_literal}), clock.us),
          clock.now + $4::int8 * interval '1 microsecond',
          clock.now + greatest($4::int8, $5::int8) * interval '1 microsecond'
     FROM clock WHERE NOT EXISTS (SELECT FROM seen)

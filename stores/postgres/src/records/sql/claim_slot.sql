@@ -42,7 +42,7 @@ WITH clock AS MATERIALIZED (
                             ELSE decode('slot ' || lpad(asked.slot::text, 16, '0') || repeat(' ', 11), 'escape') END,
          attempt = CASE WHEN free.mine THEN t.attempt WHEN free.anew OR free.first THEN 1 ELSE t.attempt + 1 END,
          fence = CASE WHEN free.mine THEN t.fence
-                      ELSE greatest(nextval({fence_literal}), t.fence + 1) END,
+                      ELSE greatest(nextval({fence_literal}), asked.us, t.fence + 1) END,
          lease_until = greatest(asked.now + $3::int8 * interval '1 microsecond',
                                 CASE WHEN free.mine THEN t.lease_until END),
          expires_at = greatest(asked.until, CASE WHEN NOT free.anew THEN t.expires_at END)
@@ -52,7 +52,7 @@ WITH clock AS MATERIALIZED (
 ), made AS (
   INSERT INTO {table} (key, version, state, token, fingerprint, attempt, fence, lease_until, expires_at)
   SELECT $1, 1, 'claimed', $2, decode('slot ' || lpad(slot::text, 16, '0') || repeat(' ', 11), 'escape'),
-         1, nextval({fence_literal}), now + $3::int8 * interval '1 microsecond',
+         1, greatest(nextval({fence_literal}), us), now + $3::int8 * interval '1 microsecond',
          until
     FROM asked WHERE NOT EXISTS (SELECT FROM seen) AND slot <= latest AND us - slot <= $4::int8
   ON CONFLICT (key) DO NOTHING

@@ -20,9 +20,9 @@ BEGIN
   END IF;
 END $dlock$;
 CREATE SEQUENCE IF NOT EXISTS {fence};
--- Fencing tokens increase by one and start at the clock's microseconds, so that the tokens of a table that was lost and
--- created again are greater; run again, this raises them, as after the restore of a backup. The sequence is never ahead of
--- the clock, but where the clock was set back.
+-- Fencing tokens are the clock's microseconds, so that those of a table that was lost, restored or taken over by a standby
+-- are greater. Where the clock was set back, they count up from the record's last one, or from where the sequence is: it
+-- begins at the clock, and is raised to it when this is run again.
 SELECT setval({fence_literal}, greatest(last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8))
   FROM {fence}
  WHERE (NOT is_called OR last_value < (extract(epoch FROM clock_timestamp()) * 1000000)::int8)
