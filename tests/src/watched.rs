@@ -49,6 +49,8 @@ pub struct Seen {
     pub fail_acquires: AtomicBool,
     /// Renewals are not answered and not done.
     pub hang_renewals: AtomicBool,
+    /// Renewals fail, and are not done.
+    pub fail_renewals: AtomicBool,
     /// Renewals in this lane hang.
     pub hang_lane: AtomicUsize,
     /// For so many milliseconds the answers to acquires, releases and renewals are on their way.
@@ -69,6 +71,7 @@ impl Watched {
             hang_acquires: AtomicBool::new(false),
             fail_acquires: AtomicBool::new(false),
             hang_renewals: AtomicBool::new(false),
+            fail_renewals: AtomicBool::new(false),
             hang_lane: AtomicUsize::new(usize::MAX),
             slow_answers: AtomicUsize::new(0),
             doubts: DoubtSender::new(),
@@ -156,6 +159,10 @@ impl Store for Watched {
                 .any(|request| lane(&request.key) as usize == self.seen.hang_lane.load(Ordering::SeqCst));
             if slow || self.seen.hang_renewals.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
+            }
+            if self.seen.fail_renewals.load(Ordering::SeqCst) {
+                let failed = Err(StoreError::not_done(Reason::Unreachable, "it is not there"));
+                return self.on_its_way(std::future::ready(failed)).await;
             }
             self.on_its_way(Store::renew(self.inner(), requests)).await
         })

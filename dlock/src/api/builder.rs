@@ -184,8 +184,8 @@ impl LockClientBuilder {
     /// ([`Credentials::valid_for`]), open connections log in again after three quarters of that time.
     ///
     /// The function is called once for each connection and each new login, by several tasks at the same time, and may
-    /// take 10 s. If it fails, the connection attempt fails and is retried. The text of its error appears in errors and
-    /// in the log, so it must not contain a password. The sentinels have a separate login
+    /// take 10 s. If it fails or panics, the connection attempt fails and is retried. The text of its error appears in
+    /// errors and in the log, so it must not contain a password. The sentinels have a separate login
     /// ([`sentinel_password`](Self::sentinel_password)).
     ///
     /// # Examples
@@ -313,7 +313,8 @@ impl LockClientBuilder {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
+    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given, and where that runtime has no timers
+    /// (`enable_time`) or, for servers, no I/O (`enable_io`).
     pub async fn build(mut self) -> Result<LockClient, Error> {
         let required = std::mem::take(&mut self.required);
         let (store, settings, uuid, runtime) = self.open().await?;
@@ -335,7 +336,8 @@ impl LockClientBuilder {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
+    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given, and for servers where that runtime has no
+    /// timers (`enable_time`) or no I/O (`enable_io`).
     pub async fn build_store(self) -> Result<Arc<dyn Store>, Error> {
         let (store, ..) = self.open().await?;
         Ok(store)

@@ -9,7 +9,6 @@ use tokio::runtime;
 
 use crate::LockKind;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, program_name};
-use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::runtime::client::{Handle, Handles, Settings, Shared};
 use crate::runtime::grants::Leaving;
@@ -82,7 +81,7 @@ impl LockClient {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime, and in one without timers (`enable_time`).
+    /// Outside of a tokio runtime, and in one without timers (`enable_time`) or, for servers, without I/O (`enable_io`).
     pub async fn connect(url: &str) -> Result<LockClient, Error> {
         LockClient::builder().url(url).build().await
     }
@@ -316,7 +315,9 @@ impl LockClient {
 
     /// Shuts the client down: refuses new acquires, ends waiting ones, and gives guards until the deadline to be
     /// released. Then it signals [`Loss::Shutdown`] to the remaining guards, releases them, and waits until every
-    /// release has arrived (at most `retry_for` longer). All clones of the client are shut down.
+    /// release has arrived (at most [`retry_for`](LockClientBuilder::retry_for) longer). With
+    /// [presence](LockClientBuilder::presence) it also removes its entry, for at most
+    /// [`timeout`](LockClientBuilder::timeout) more. All clones of the client are shut down.
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
@@ -342,7 +343,7 @@ impl LockClient {
                 deadline: Moment::of(grant.deadline()),
                 counted: shared.pending.token(),
             };
-            drop((self.handle()).release(grant.clone(), None, clock::now(), leaving, None));
+            drop((self.handle()).release(grant.clone(), None, Moment::now(), leaving, None));
         }
         shared.pending.close();
         let all_given_back = async {

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::api::counter::{count, strange};
 use crate::base::clock;
+use crate::base::moment::Moment;
+use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::timing::LONGEST_SLEEP;
 use crate::runtime::client::Handle;
 use crate::runtime::options::check_duration;
@@ -18,6 +20,8 @@ use crate::{Error, LockKey};
 
 /// The highest count: up to here every store counts exactly.
 const HIGHEST: u64 = 1 << 53;
+/// The look at the count, in error messages.
+const COUNT: &str = "the count of latch";
 
 /// A latch that opens when it is counted down to zero, across all processes; compatible with Redisson's
 /// `RCountDownLatch`.
@@ -28,6 +32,9 @@ const HIGHEST: u64 = 1 << 53;
 ///
 /// The count has no owner: what a process did not count down before it crashed stays missing. Limit the wait with
 /// [`wait_for`](Self::wait_for) where that can happen.
+///
+/// On Redis and Valkey the number of a semaphore and the count of a latch are the same key, as in Redisson: use no name for both. A
+/// step of the one is not refused there, and changes or deletes the number of the other.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -127,7 +134,7 @@ impl Latch {
     ///
     /// [`Error::InvalidKey`], [`Error::KeyTaken`], or a failure of the store that lasts. Cancel safe.
     pub async fn count(&self) -> Result<u64, Error> {
-        let reply = self.step(CounterStep::Count, "the count of latch").await?;
+        let reply = self.step(CounterStep::Count, COUNT).await?;
         self.number(reply)
     }
 
@@ -162,7 +169,7 @@ impl Latch {
     /// # Errors
     ///
     /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year.
-    /// [`Error::Unreachable`] when the store did not answer in that time: the latch may be open.
+    /// [`Error::Unreachable`] when the store did not answer in that time, or at its end: the latch may be open.
     ///
     /// Cancel safe: a dropped wait leaves nothing behind.
     pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
@@ -179,35 +186,35 @@ impl Latch {
             }
         };
         let shared = self.handle.shared();
-        let closed = AtomicBool::new(false);
+        let started = Moment::now();
+        let looks = Mutex::new(Evidence::default());
         tokio::select! {
             biased;
             () = shared.closing.given() => Err(Error::ClientClosed),
-            opened = self.opened(&closed) => opened.map(|()| true),
-            () = over => match closed.load(Ordering::Relaxed) {
-                true => Ok(false),
-                false => Err(Error::Unreachable {
-                    what: format!("the count of latch \"{}\"", self.key),
-                    message: "the store did not answer within the wait time".to_owned(),
-                    source: None,
-                }),
+            opened = self.opened(&looks) => opened.map(|()| true),
+            () = over => match looks.into_inner().verdict(started, Moment::now(), false) {
+                Verdict::NotAcquired { .. } => Ok(false),
+                Verdict::Failed(error) => Err(error.into_error(COUNT, &self.key)),
             },
         }
     }
 
-    /// Waits for the latch to open. `closed` is set once the store says that it is not open.
-    async fn opened(&self, closed: &AtomicBool) -> Result<(), Error> {
+    /// Waits for the latch to open. `looks` has when the store was asked, and that it was closed.
+    async fn opened(&self, looks: &Mutex<Evidence>) -> Result<(), Error> {
         let shared = self.handle.shared();
         let mut watch = None;
-        while self.count().await? > 0 {
-            closed.store(true, Ordering::Relaxed);
+        loop {
+            looks.lock().asks(Moment::now());
+            if self.count().await? == 0 {
+                return Ok(());
+            }
+            looks.lock().is_busy(None, Moment::now());
             // The first notification means "you are subscribed, check now", so nothing is missed in between. A
             // notification during a check leads to another one.
             let watch =
                 watch.get_or_insert_with(|| shared.call_watch(Kind::Latch, &self.key, shared.next_grant()));
             let _ = tokio::time::timeout(LONGEST_SLEEP, watch.changed()).await;
         }
-        Ok(())
     }
 
     async fn step(&self, step: CounterStep, what: &str) -> Result<CounterReply, Error> {
@@ -224,7 +231,7 @@ impl Latch {
     fn number(&self, reply: CounterReply) -> Result<u64, Error> {
         match reply {
             CounterReply::Number(number) => Ok(number),
-            reply => Err(strange("the count of latch", &self.key, reply)),
+            reply => Err(strange(COUNT, &self.key, reply)),
         }
     }
 }

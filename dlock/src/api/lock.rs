@@ -129,7 +129,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when another client holds it, and every error of [`acquire`](Self::acquire).
+    /// [`Error::NotAcquired`] when another caller holds it, and every error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -159,6 +159,13 @@ impl Lock {
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
     /// - [`Error::NotReplicated`] when too few replicas acknowledged it in time, where
     ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
+    ///
+    /// # Panics
+    ///
+    /// When it has to wait in a tokio runtime without timers (`enable_time`). Outside of any runtime it uses the timers of
+    /// the client's.
+    ///
+    /// # Cancel safety
     ///
     /// Cancel safe: dropped at any point it leaves no lock, no queue position and no subscription, and a wake-up that
     /// it consumed goes to the next waiter. A request in flight is undone in the background.

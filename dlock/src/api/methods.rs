@@ -244,6 +244,10 @@ macro_rules! hold_methods {
         /// - [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) or another failure of the store: the release is
         ///   repeated in the background, and the lease is the last resort.
         ///
+        /// # Panics
+        ///
+        /// When it has to wait in a tokio runtime without timers (`enable_time`), which is not that of the client.
+        ///
         /// # Cancel safety
         ///
         /// Cancel safe: once polled, the release continues if the future is dropped. Kept without being polled, it is not repeated

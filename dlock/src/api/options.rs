@@ -64,7 +64,8 @@ macro_rules! option_methods {
     (@max_waiters $(#[$more:meta])*) => {
         /// Limits how many callers may wait in this process at the same time; further callers are refused at once with
         /// [`Error::TooManyWaiters`](crate::Error::TooManyWaiters). No limit by default; an unbounded queue turns
-        /// overload into an outage, so set a limit where requests come from outside.
+        /// overload into an outage, so set a limit where requests come from outside. Waiting readers of a read-write
+        /// lock are counted apart from its waiting writers.
         ///
         $(#[$more])*
         pub fn max_waiters(self, max_waiters: usize) -> Self {

@@ -40,7 +40,7 @@ use crate::{LockKey, Problem};
 #[non_exhaustive]
 pub enum Error {
     /// The lock (or the requested permits) did not become available within the wait time: the store replied that other
-    /// clients hold it.
+    /// callers hold it, of this client or another one.
     ///
     /// The reply came to this call, or to a call of this process that this one waited behind. A store that did not
     /// reply in time is [`Unreachable`](Error::Unreachable) or [`OutcomeUnknown`](Error::OutcomeUnknown) instead: then
@@ -390,7 +390,7 @@ impl Error {
         }
     }
 
-    /// Returns whether another client holds the lock: trying again later may succeed.
+    /// Returns whether another caller holds the lock, of this client or another one: trying again later may succeed.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Error::NotAcquired { .. })
@@ -474,7 +474,7 @@ impl Error {
 fn held(kind: Kind, key: &LockKey) -> String {
     match kind.is_permits() {
         true => format!("semaphore \"{key}\" has not enough free permits"),
-        false => format!("lock \"{key}\" is held by another client"),
+        false => format!("lock \"{key}\" is held by another caller"),
     }
 }
 
@@ -516,11 +516,11 @@ mod tests {
     #[test]
     fn busy_says_what_was_in_the_way_all_along() {
         for (kind, waited, says) in [
-            (Kind::Write, 0, "lock \"k\" is held by another client"),
+            (Kind::Write, 0, "lock \"k\" is held by another caller"),
             (
                 Kind::Mutex,
                 20,
-                "lock \"k\" is held by another client, and was for the 20.0ms of waiting",
+                "lock \"k\" is held by another caller, and was for the 20.0ms of waiting",
             ),
             (
                 Kind::Permit,

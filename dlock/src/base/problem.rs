@@ -47,7 +47,7 @@ impl Problem {
 impl From<&Error> for Problem {
     fn from(error: &Error) -> Problem {
         let (status, kind, title) = match error {
-            Error::NotAcquired { .. } => (423, "urn:dlock:problem:busy", "Held by another client"),
+            Error::NotAcquired { .. } => (423, "urn:dlock:problem:busy", "Held by another caller"),
             Error::TooManyWaiters { .. } => (
                 503,
                 "urn:dlock:problem:too-many-waiters",
@@ -91,9 +91,9 @@ impl From<&Error> for Problem {
             }
             // Without what the store says of itself, which may name servers.
             (_, Error::NotAcquired { .. }) => without_votes(error.clone()).to_string(),
-            (503, _) if error.is_unavailable() && !matches!(error, Error::Draining) => {
-                "the lock store does not answer; try again".to_owned()
-            }
+            // Not of a store that is well.
+            (503, Error::Draining | Error::ClientClosed) => error.to_string(),
+            (503, _) if error.is_unavailable() => "the lock store does not answer; try again".to_owned(),
             _ => error.to_string(),
         };
         Problem {
@@ -149,5 +149,33 @@ impl axum_core::response::IntoResponse for Error {
             headers.insert(http::header::RETRY_AFTER, secs.into());
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_is_blamed_only_for_its_own_failures() {
+        for (error, is_of_the_store) in [
+            (Error::ClientClosed, false),
+            (Error::Draining, false),
+            (
+                Error::Unreachable {
+                    what: "the acquire of lock \"k\"".to_owned(),
+                    message: "connection to 10.0.0.1 refused".to_owned(),
+                    source: None,
+                },
+                true,
+            ),
+        ] {
+            let problem = error.problem();
+            let says = match is_of_the_store {
+                true => "the lock store does not answer; try again".to_owned(),
+                false => error.to_string(),
+            };
+            assert_eq!((problem.status, problem.detail), (503, says));
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! The store's replies about a key that a call waits for, and what the call reports when its wait ends: the one place
-//! that decides between "held by another client" and "the store did not answer".
+//! that decides between "held by another caller" and "the store did not answer".
 //!
 //! A call reports that the lock is held only if the store replied "busy" during that call, or during the time of the
 //! queue head that the call waited behind, or while this process let others go first, as the store replied to its release

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::base::broken;
 use crate::base::moment::{LONGEST_LEASE, Moment};
+use crate::engine::grant::safety_margin;
 
 /// How long a waiter sleeps at most if the holder's lease has no end or is very long.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -94,10 +95,11 @@ pub fn pause_while_held(left: Duration, lease: Duration) -> Duration {
     (left / 4).min(lease / 6).max(SHORTEST_WHILE_HELD)
 }
 
-/// Whether a transaction of its owner, which keeps others from taking a claim over, outlasts the lease: it ends before
-/// the reply to the next extension.
-pub fn outlasts_lease(left: Duration, lease: Duration) -> bool {
-    left <= (lease / 8).max(3 * SHORTEST_WHILE_HELD)
+/// Whether a transaction of its owner, which keeps others from taking a claim over, may outlast the lease: that ends before
+/// the reply to the next extension, if the one to the last extension `took` so long.
+pub fn may_outlast_lease(left: Duration, lease: Duration, took: Duration) -> bool {
+    let next_reply = pause_while_held(left, lease) + 2 * took + safety_margin(lease);
+    left <= (lease / 8).max(3 * SHORTEST_WHILE_HELD).max(next_reply)
 }
 
 /// Returns the remaining lease of a holder, or `None` if it does not expire. A time longer than an option accepts
@@ -186,6 +188,25 @@ mod tests {
         ] {
             let paused = pause_after_failed_renewal(ms(left), ms(lease));
             assert_eq!(paused, ms(pause), "{left} of {lease}");
+        }
+    }
+
+    #[test]
+    fn transaction_is_waited_for_where_the_next_reply_may_come_after_the_lease() {
+        // left, lease, took: whether it may
+        for (left, lease, took, may) in [
+            (3751, 30_000, 0, false),
+            (3750, 30_000, 0, true),
+            (288, 2000, 0, false),
+            (288, 2000, 200, true),
+            (5000, 30_000, 1000, false),
+            (5000, 30_000, 2000, true),
+            (151, 1000, 0, false),
+            (567, 1000, 100, false),
+            (567, 1000, 300, true),
+        ] {
+            let outlasts = may_outlast_lease(ms(left), ms(lease), ms(took));
+            assert_eq!(outlasts, may, "{left} of {lease}, {took}");
         }
     }
 

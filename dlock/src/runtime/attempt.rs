@@ -219,19 +219,19 @@ impl AcquireAttempt {
             sent,
             ..
         } = self;
-        let shared = handle.shared();
+        let (shared, sent) = (handle.shared(), Moment::of(sent));
         let terms = Terms {
             lease: self.lease,
             renewed: !self.fixed,
-            max_end: self.max_hold.map(|d| Moment::of(sent) + d),
-            min_until: self.min_hold.map(|d| Moment::of(sent) + d),
+            max_end: self.max_hold.map(|d| sent + d),
+            min_until: self.min_hold.map(|d| sent + d),
         };
         let hold = self
             .nested_read
             .as_ref()
             .map_or_else(unique_id, |nested_read| nested_read.hold);
         // The arrival of the reply.
-        let now = clock::now();
+        let now = Moment::now();
         let what = Granted {
             group: self.group,
             series: self.series,
@@ -246,13 +246,7 @@ impl AcquireAttempt {
                 sent
             },
             lease: request.lease,
-            budget: HandoffBudget::new(
-                request.kind,
-                self.handoffs,
-                tokens,
-                Moment::of(sent),
-                Moment::of(now),
-            ),
+            budget: HandoffBudget::new(request.kind, self.handoffs, tokens, sent, now),
             nested_read: self.nested_read,
         };
         let grant = Arc::new(Grant::new(what, shared.issuer(), terms, (hold, self.by)));

@@ -257,7 +257,7 @@ pub(crate) struct Granted {
     pub(crate) number: u64,
     /// The first fencing token.
     pub(crate) token: u64,
-    pub(crate) sent: Instant,
+    pub(crate) sent: Moment,
     pub(crate) lease: Duration,
     pub(crate) budget: HandoffBudget,
     pub(crate) nested_read: Option<Arc<NestedRead>>,
@@ -278,7 +278,7 @@ impl Grant {
             budget,
             nested_read,
         } = what;
-        let state = GrantState::granted(Moment::of(sent), lease, budget);
+        let state = GrantState::granted(sent, lease, budget);
         let grant = Grant {
             kind,
             renewed: terms.renewed,
@@ -291,7 +291,7 @@ impl Grant {
             number,
             issuer: issuer.clone(),
             lease: nanos(terms.lease),
-            since: Moment::of(sent),
+            since: sent,
             task: task::try_id(),
             special: Special::of(terms.max_end, terms.min_until, nested_read),
             state: Mutex::new(State::new(state, hold)),
@@ -305,7 +305,7 @@ impl Grant {
     pub(crate) fn successor(
         &self,
         terms: &HandoffTerms,
-        now: Instant,
+        now: Moment,
         caller: Caller,
         series: Series,
     ) -> (Grant, u64) {
@@ -316,7 +316,7 @@ impl Grant {
         if let Some(HoldSpan::Own(span, _)) = state.room.span() {
             next.room.set_span(HoldSpan::Before(span.clone()));
         }
-        let max_end = terms.max_hold.map(|d| Moment::of(clock::now()) + d);
+        let max_end = terms.max_hold.map(|d| Moment::now() + d);
         let grant = Grant {
             kind: self.kind,
             renewed: self.renewed,
@@ -332,7 +332,7 @@ impl Grant {
             number: self.number,
             issuer: self.issuer.clone(),
             lease: self.lease,
-            since: Moment::of(now),
+            since: now,
             task,
             special: Special::of(max_end, None, None),
             state: Mutex::new(next),
@@ -401,14 +401,14 @@ impl Grant {
 
     /// Whether the grant can ever be handed off, if it is left in time.
     pub(crate) fn can_be_handed_off(&self) -> bool {
-        self.renewed && self.state.lock().grant.budget().is_open(Moment::of(clock::now()))
+        self.renewed && self.state.lock().grant.budget().is_open(Moment::now())
     }
 
     /// Returns the grant as the store knows it, and prevents further handoffs; or how it was lost.
     pub(crate) fn bind(self: &Arc<Grant>) -> Result<BoundGrant, Loss> {
         let mut state = self.state.lock();
         // Under the lock under which the last hold leaves: a grant that is being handed off has ended.
-        if let HoldState::Lost(loss) = state.grant.judge(&self.terms(), Moment::of(clock::now())) {
+        if let HoldState::Lost(loss) = state.grant.judge(&self.terms(), Moment::now()) {
             return Err(loss);
         }
         state.grant.end_handoffs();
@@ -527,12 +527,12 @@ impl Grant {
     }
 
     /// Removes a hold. `Some` for the last one, which signals the end when it is dropped, and is `pending` until then.
-    pub(crate) fn leave(&self, hold: u64, now: Instant, pending: &Pending) -> Option<Left> {
+    pub(crate) fn leave(&self, hold: u64, now: Moment, pending: &Pending) -> Option<Left> {
         let terms = self.terms();
         let mut wakeups = Wakeups::default();
         let mut state = self.state.lock();
         if state.grant.ended().is_none()
-            && let HoldState::Lost(loss) = state.grant.judge(&terms, Moment::of(now))
+            && let HoldState::Lost(loss) = state.grant.judge(&terms, now)
         {
             drop(state);
             self.lose(loss);
@@ -558,8 +558,7 @@ impl Grant {
                 counted,
             },
             // Readers under it continue, and keep a writer out.
-            may_be_handed_off: !state.room.has_readers()
-                && state.grant.may_be_handed_off(&terms, Moment::of(now)),
+            may_be_handed_off: !state.room.has_readers() && state.grant.may_be_handed_off(&terms, now),
         });
         drop(state);
         wakeups.wake();
@@ -569,12 +568,12 @@ impl Grant {
 
     /// Whether the grant is held, by the clock as of this call. Once `Lost`, always `Lost`.
     pub(crate) fn status(&self) -> HoldState {
-        self.status_at(clock::now())
+        self.status_at(Moment::now())
     }
 
     /// Whether the grant is held, as of `now`.
-    pub(crate) fn status_at(&self, now: Instant) -> HoldState {
-        let (status, _) = self.peek_at(Moment::of(now));
+    pub(crate) fn status_at(&self, now: Moment) -> HoldState {
+        let (status, _) = self.peek_at(now);
         if let HoldState::Lost(loss) = status {
             self.lose(loss);
         }
@@ -685,13 +684,13 @@ impl Grant {
 
     /// The remaining time to `max_hold`, if there is one.
     pub(crate) fn max_hold_left(&self) -> Option<Duration> {
-        self.terms().max_hold_left(Moment::of(clock::now()))
+        self.terms().max_hold_left(Moment::now())
     }
 
     /// The request that releases the grant, as of `now`.
-    pub(crate) fn release_request(&self, now: Instant) -> ReleaseRequest {
+    pub(crate) fn release_request(&self, now: Moment) -> ReleaseRequest {
         ReleaseRequest {
-            keep_for: self.terms().min_hold_left(Moment::of(now)),
+            keep_for: self.terms().min_hold_left(now),
             amount: self.amount,
             ..ReleaseRequest::new(self.kind, self.key.clone(), self.id())
         }

@@ -8,9 +8,8 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use crate::base::lock_id::LockId;
+use crate::base::moment::Moment;
 use crate::base::reused::Reused;
 use crate::engine::fairness::NextRequest;
 use crate::engine::handoff::HandoffTerms;
@@ -31,7 +30,7 @@ pub(crate) fn pass_on(
     handle: &Arc<Handle>,
     grant: Arc<Grant>,
     left: Left,
-    now: Instant,
+    now: Moment,
     ended: Ended,
 ) -> Option<Releasing> {
     let Left {
@@ -118,7 +117,7 @@ fn hand_off(
     grant: &Arc<Grant>,
     of: Option<&LockId>,
     head: &mut Option<Reused<QueueHead>>,
-    now: Instant,
+    now: Moment,
 ) -> bool {
     let shared = handle.shared();
     if shared.draining.is_given() {
@@ -159,7 +158,7 @@ fn hand_off(
 }
 
 /// Returns the grant for the next holder.
-fn successor(shared: &Shared, grant: &Grant, waiter: &Waiter, now: Instant) -> Option<(Arc<Grant>, HoldRef)> {
+fn successor(shared: &Shared, grant: &Grant, waiter: &Waiter, now: Moment) -> Option<(Arc<Grant>, HoldRef)> {
     let (terms, group) = (waiter.handoff_terms?, waiter.caller.group);
     let series = match group == grant.group {
         true => grant.series.clone(),

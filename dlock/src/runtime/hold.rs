@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::base::chance::next_id;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::reused::Reused;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::meter::Ended;
@@ -113,7 +114,7 @@ impl Hold {
     /// client has ended, and has released it.
     pub(crate) fn leave_taken(mut self) -> Result<(), Error> {
         let hold = std::mem::replace(&mut self.hold.id, HAS_LEFT);
-        let (now, grant) = (clock::now(), &self.hold.grant);
+        let (now, grant) = (Moment::now(), &self.hold.grant);
         let left = (hold != HAS_LEFT).then(|| grant.leave(hold, now, &self.handle.shared().pending));
         let Some(left) = left.flatten() else {
             return Ok(());
@@ -135,7 +136,7 @@ impl Hold {
             return None;
         }
         let _reading = clock::one_reading();
-        let (now, grant) = (clock::now(), &self.hold.grant);
+        let (now, grant) = (Moment::now(), &self.hold.grant);
         let Some(left) = grant.leave(hold, now, &self.handle.shared().pending) else {
             return match grant.status_at(now) {
                 // Another guard of the grant was the last one in the meantime.

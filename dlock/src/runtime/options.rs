@@ -147,7 +147,7 @@ impl LockOptions {
 
     /// Limits how many callers may wait in this process at the same time; further callers are refused at once with
     /// [`Error::TooManyWaiters`]. No limit by default; an unbounded queue turns overload into an outage, so set a limit
-    /// where requests come from outside.
+    /// where requests come from outside. Waiting readers of a read-write lock are counted apart from its waiting writers.
     pub fn max_waiters(mut self, max_waiters: usize) -> LockOptions {
         self.max_waiters = Some(max_waiters);
         self

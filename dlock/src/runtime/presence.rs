@@ -8,8 +8,10 @@
 
 pub(crate) mod mailbox;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
@@ -27,10 +29,11 @@ use crate::base::report::{
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
+use crate::runtime::outside::is_outside;
 use crate::runtime::waits::WaitingCall;
 use crate::store::operations::{Entry, EntryName, Operations};
-use crate::store::{Holder, StoreError};
-use crate::{HoldState, LockKey};
+use crate::store::{Holder, StoreError, timeout_anywhere};
+use crate::{HoldState, LockKey, Loss};
 
 /// How often the tables are checked while they have entries, and the minimum age of a published entry.
 const TICK: Duration = Duration::from_secs(1);
@@ -183,8 +186,18 @@ impl Shared {
                 _ => LossReason::Gone,
             }
         };
-        let told = tokio::time::timeout(self.settings.timeout, asking).await;
-        told.unwrap_or(LossReason::Gone)
+        let mut told = pin!(timeout_anywhere(clock::now() + self.settings.timeout, asking));
+        let told = std::future::poll_fn(|cx| {
+            let is_outside = is_outside();
+            if is_outside && (self.has_lost_its_runtime() || self.finished.is_cancelled()) {
+                // There may be no timer to wait by.
+                return Poll::Ready(None);
+            }
+            // The holder may have no runtime, and a step needs timers.
+            let _entered = is_outside.then(|| self.runtime.enter());
+            told.as_mut().poll(cx)
+        });
+        told.await.unwrap_or_else(|| grant.why_lost(Loss::Gone))
     }
 
     /// Removes the entry of this client, at its end.

@@ -17,7 +17,6 @@ use futures_util::future::CatchUnwind;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use self::sent::SentRelease;
@@ -342,20 +341,14 @@ impl Handle {
         self: &Arc<Self>,
         grant: Arc<Grant>,
         told: Option<Told>,
-        now: Instant,
+        now: Moment,
         Leaving { deadline, counted }: Leaving,
         ended: Option<Ended>,
     ) -> Releasing {
         let shared = self.shared().clone();
         shared.watchdog.remove(grant.number);
         let request = grant.release_request(now);
-        let release = Release::of_grant(
-            Moment::of(now),
-            request.keep_for,
-            deadline,
-            grant.lease(),
-            grant.renewed,
-        );
+        let release = Release::of_grant(now, request.keep_for, deadline, grant.lease(), grant.renewed);
         let is_awaited = matches!(told, Some(Told::Awaited { .. })) && !shared.has_lost_its_runtime();
         let held = ended.map(|ended| (grant.clone(), ended));
         let sent = SentRelease::send(shared, request, release, told, held);
@@ -373,7 +366,7 @@ impl Handle {
             reply: AwaitedReply {
                 going_on,
                 grant,
-                began: Moment::of(now),
+                began: now,
                 patience: None,
             },
         }

@@ -68,8 +68,7 @@ impl Watchdog {
     }
 
     /// Enters a new grant, obtained by a request sent at `sent`.
-    pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant, now: Instant) {
-        let (sent, now) = (Moment::of(sent), Moment::of(now));
+    pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Moment, now: Moment) {
         if !self.entering.add(grant, sent, now) {
             self.perform(|table| {
                 let actions = table.add(grant, sent, now);
@@ -422,10 +421,11 @@ impl Grant {
         let Some(client) = self.client().upgrade() else {
             return Err(Error::ClientClosed);
         };
-        client.renew_one(self).await?;
+        let renewed = client.renew_one(self).await;
         match self.status() {
             HoldState::Lost(loss) => Err(self.lost(loss)),
-            HoldState::Held | HoldState::Suspect => Ok(()),
+            // A failure says that it is still held.
+            HoldState::Held | HoldState::Suspect => renewed,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The built-in stores.
 
 pub mod memory;
+mod opening;
 pub mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -8,9 +9,9 @@ pub(crate) mod redis;
 use std::sync::Arc;
 
 use tokio::runtime;
-use tokio_util::task::AbortOnDropHandle;
 
 use self::memory::MemoryStore;
+use self::opening::opened_on;
 #[cfg(feature = "redis")]
 use self::redis::RedisStore;
 use crate::Error;
@@ -73,19 +74,12 @@ pub(crate) async fn open(
     }
 }
 
-/// Opens the store of a registered scheme, on the runtime that will serve its connections.
+/// Opens the store of a registered scheme.
 async fn open_registered(
     scheme: Scheme,
     request: OpenRequest,
     runtime: &runtime::Handle,
 ) -> Result<Arc<dyn Store>, Error> {
-    // Given up with this call.
-    let opening = AbortOnDropHandle::new(runtime.spawn(async move { scheme.open(request).await }));
-    match opening.await {
-        Ok(opened) => opened.map_err(StoreError::into_connect_error),
-        Err(ended) => match ended.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(Error::ClientClosed),
-        },
-    }
+    let opened = opened_on(runtime, async move { scheme.open(request).await }).await?;
+    opened.map_err(StoreError::into_connect_error)
 }

@@ -850,6 +850,30 @@ fn client_refuses_a_runtime_without_timers() {
     runtime.block_on(async { drop(dlock::LockClient::memory()) });
 }
 
+/// The same of a store of servers, where the connections need I/O as well.
+#[test]
+fn client_of_servers_refuses_a_runtime_without_timers_or_io() {
+    for url in [
+        "redis://127.0.0.1:1",
+        "redis+cluster://127.0.0.1:1",
+        "quorum+redis://127.0.0.1:1,127.0.0.2:1,127.0.0.3:1",
+    ] {
+        for (timers, says) in [(false, "timers are disabled"), (true, "IO is disabled")] {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = match timers {
+                true => builder.enable_time(),
+                false => builder.enable_io(),
+            };
+            let runtime = runtime.build().unwrap();
+            let connect = || drop(runtime.block_on(dlock::LockClient::connect(url)));
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(connect)).unwrap_err();
+            let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap();
+            assert!(text.contains(says), "{url}: {text}");
+        }
+    }
+}
+
 /// What an event costs is kept for all threads, and one without a subscriber switches it off.
 mod alone {
     use super::*;

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::store::Lane;
+use dlock::store::{Bind, Lane};
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss};
@@ -89,6 +89,28 @@ fn loss_is_final_when_the_renewal_succeeds_late() {
         assert!(guard.ensure(SEC).await.unwrap_err().is_lost());
         assert!(guard.reenter().unwrap_err().is_lost());
         assert!(guard.release().await.unwrap_err().is_lost());
+    });
+}
+
+/// The failure of a renewal means that the lock is still held.
+#[test]
+fn hold_that_is_lost_while_its_renewal_fails_is_reported_as_lost() {
+    paused(async {
+        let (watched, client) = watched().await;
+        let guard = client.lock("k").lease(SEC).acquire().await.unwrap();
+        watched.seen().fail_renewals.store(true, SeqCst);
+        let failed = guard.ensure(SEC).await;
+        assert!(matches!(failed, Err(Error::Unreachable { .. })), "{failed:?}");
+        // Longer than the lease lasts.
+        watched.seen().slow_answers.store(700, SeqCst);
+        sleep(600 * MS).await;
+        assert!(guard.is_held());
+        let bound = guard.bind().unwrap().remove(0);
+        let (ensured, confirmed) = tokio::join!(guard.ensure(SEC), bound.confirm());
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
+        for outcome in [ensured, confirmed] {
+            assert!(outcome.as_ref().unwrap_err().is_lost(), "{outcome:?}");
+        }
     });
 }
 

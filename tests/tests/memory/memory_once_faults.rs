@@ -29,8 +29,8 @@ fn paused(test: impl Future<Output = ()>) {
 #[derive(Clone, Copy)]
 enum Extension {
     Done,
-    /// A transaction of the work has the record.
-    Held,
+    /// A transaction of the work has the record, which takes so long to find out.
+    Held(Duration),
     Silent,
 }
 
@@ -78,7 +78,10 @@ impl RecordStore for Shared {
         let extension = *self.0.extension.lock();
         match extension {
             Extension::Done => self.0.inner.extend(&key, &token, lease, retention).await,
-            Extension::Held => Ok(OwnerReply::Held),
+            Extension::Held(after) => {
+                sleep(after).await;
+                Ok(OwnerReply::Held)
+            }
             Extension::Silent => pending().await,
         }
     }
@@ -124,7 +127,7 @@ fn a_transaction_that_has_the_claim_prolongs_it_only_where_it_outlasts_the_lease
     paused(async {
         for silent_after in [11 * SEC, 22 * SEC, 26 * SEC] {
             let (store, records) = Faulty::new(1 << 20, 0);
-            *store.extension.lock() = Extension::Held;
+            *store.extension.lock() = Extension::Held(Duration::ZERO);
             let begun = Instant::now();
             let reply: Reply<()> = records
                 .once("w")
@@ -148,23 +151,28 @@ fn a_transaction_that_has_the_claim_prolongs_it_only_where_it_outlasts_the_lease
 #[test]
 fn a_transaction_that_outlasts_the_lease_does_not_lose_the_claim() {
     paused(async {
-        for lease in [SEC / 4, SEC, LEASE] {
+        let near = [SEC / 4, SEC, LEASE].map(|lease| (lease, Duration::ZERO));
+        let far = |part| [1, 2, 5, 10, 30].map(|lease| (lease * SEC, lease * SEC / part));
+        for (lease, latency) in near.into_iter().chain([20, 10, 5, 4].into_iter().flat_map(far)) {
             let (store, records) = Faulty::new(1 << 20, 0);
             let reply: Reply<()> = records
                 .once("w")
                 .lease(lease)
                 .run(async |claim: OnceClaim| {
-                    *store.extension.lock() = Extension::Held;
+                    *store.extension.lock() = Extension::Held(latency);
                     for _ in 0..300 {
                         sleep(lease / 100).await;
-                        assert!(claim.is_held());
+                        assert!(claim.is_held(), "{lease:?}, {latency:?}");
                     }
                     *store.extension.lock() = Extension::Done;
                     sleep(3 * lease).await;
                     Ok(())
                 })
                 .await;
-            assert!(matches!(reply, Ok(OnceReply::Ran(()))), "{lease:?}: {reply:?}");
+            assert!(
+                matches!(reply, Ok(OnceReply::Ran(()))),
+                "{lease:?}, {latency:?}: {reply:?}"
+            );
         }
     });
 }

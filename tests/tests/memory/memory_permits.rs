@@ -273,6 +273,38 @@ fn a_message_that_is_lost_costs_a_look_and_no_lease() {
     });
 }
 
+/// The latch may have been opened since the store said that it was closed.
+#[test]
+fn latch_is_not_said_to_be_closed_while_the_store_is_silent() {
+    paused(async {
+        let watched = Watched::new(MemoryStore::new());
+        let (waits, opens) = (
+            client_on(watched.clone()).await,
+            client_on(watched.memory().clone()).await,
+        );
+        for (silent_for, opened) in [(1500 * MS, None), (100 * MS, Some(false))] {
+            let latch = waits.latch(format!("{silent_for:?}"));
+            latch.try_set_count(1).await.unwrap();
+            let begun = Instant::now();
+            let waiter = {
+                let latch = latch.clone();
+                tokio::spawn(async move { latch.wait_for(2 * SEC).await })
+            };
+            sleep(2 * SEC - silent_for).await;
+            watched.seen().hang_acquires.store(true, SeqCst);
+            // It is told of this, and asks.
+            opens.latch(latch.key().clone()).count_down().await.unwrap();
+            let told = waiter.await.unwrap();
+            assert_eq!(begun.elapsed(), 2 * SEC);
+            match opened {
+                Some(opened) => assert_eq!(told.unwrap(), opened),
+                None => assert!(matches!(told, Err(Error::Unreachable { .. })), "{told:?}"),
+            }
+            watched.seen().hang_acquires.store(false, SeqCst);
+        }
+    });
+}
+
 #[test]
 fn futures_of_semaphores_and_latches_can_be_spawned() {
     fn send<T: Send>(value: T) -> T {

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use dlock::operations::Intervention;
+use dlock::operations::{Intervention, LossReason};
 use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::operations::Operations;
 use dlock::store::queue::{Connect, Link, Next, Step, StepQueue};
@@ -511,6 +511,21 @@ fn guard_is_confirmed_without_a_runtime_of_its_caller() {
     block_on(guard.ensure(3600 * SEC)).unwrap_err();
     block_on(guard.ensure(SEC)).unwrap();
     block_on(guard.release()).unwrap();
+}
+
+#[test]
+fn reason_of_a_loss_is_told_without_a_runtime_of_the_caller() {
+    let home = a_runtime();
+    let (_store, client) = queued_client(&home);
+    let guard = block_on(client.lock("k").acquire()).unwrap();
+    assert!(block_on(client.force_release("k")).unwrap());
+    assert!(block_on(guard.ensure(3600 * SEC)).unwrap_err().is_lost());
+    let next = block_on(client.lock("k").acquire()).unwrap();
+    let taken = block_on(guard.why_lost());
+    assert!(matches!(taken, Some(LossReason::Taken { .. })), "{taken:?}");
+    drop((next, home));
+    // Nothing is asked any more.
+    assert_eq!(block_on(guard.why_lost()), Some(LossReason::Gone));
 }
 
 #[test]

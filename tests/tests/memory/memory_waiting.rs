@@ -290,6 +290,32 @@ async fn many_waiters_that_are_not_polled_delay_no_other_lock() {
     }
 }
 
+/// Also where the last of them misses its poll deadline just before all queues are checked.
+#[tokio::test(start_paused = true)]
+async fn waiters_that_are_not_polled_never_postpone_the_check_of_other_locks() {
+    for crowd in [18, 19, 20, 21] {
+        for after in [1995, 2010, 2100, 2500, 2900, 2990] {
+            let s = setting().await;
+            let (many, one) = (s.client.lock("many"), s.client.lock("one"));
+            let of_many = s.other.lock("many").acquire().await.unwrap();
+            let of_one = s.other.lock("one").acquire().await.unwrap();
+            let mut waiting = Vec::new();
+            for _ in 0..crowd {
+                waiting.push(silent(&many).await);
+            }
+            let _head = silent(&one).await;
+            let next = tokio::spawn(one.acquire());
+            // What woke them until now is over.
+            sleep(5 * SEC).await;
+            of_many.release().await.unwrap();
+            sleep(after * MS).await;
+            of_one.release().await.unwrap();
+            let served = took(async { drop(next.await.unwrap().unwrap()) }).await;
+            assert!(served < GONE + 50 * MS, "{crowd}, {after} ms: {served:?}");
+        }
+    }
+}
+
 /// A lock that the store granted is released when the waiter does not come for it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_released_when_its_waiter_is_not_polled() {

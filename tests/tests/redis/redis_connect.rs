@@ -2,7 +2,7 @@
 //! again wherever that has gone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::{Credentials, Error, LockClient, LockClientBuilder};
@@ -482,6 +482,69 @@ async fn open_connections_log_in_before_their_credentials_expire() {
         .await
         .unwrap();
     assert_eq!(proxy.connections_seen(), before, "no connection was replaced");
+}
+
+/// A provider that panics has failed: connections are made, and logins renewed, as soon as it gives credentials again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_of_credentials_may_panic() {
+    let server = Server::builder(Flavor::from_env()).acl("svc on >pw ~* &* +@all");
+    let server = server.start().await;
+    let proxy = Proxy::start(server.addr());
+    let (panics, panicked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let builder = || {
+        let (panics, panicked) = (panics.clone(), panicked.clone());
+        let builder = LockClient::builder().url(proxy.url()).retry_for(PATIENCE);
+        builder.credentials(move || {
+            if panics.load(Ordering::SeqCst) {
+                panicked.fetch_add(1, Ordering::SeqCst);
+                panic!("the provider panics");
+            }
+            let credentials = Credentials::new("svc", "pw").valid_for(2 * SECOND);
+            async { Ok::<_, Error>(credentials) }
+        })
+    };
+    let panicked_more_often = |times: usize| {
+        let (before, panicked) = (panicked.load(Ordering::SeqCst), &panicked);
+        eventually("it panicked", move || async move {
+            panicked.load(Ordering::SeqCst) >= before + times
+        })
+    };
+    panics.store(true, Ordering::SeqCst);
+    let error = builder().build().await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    panics.store(false, Ordering::SeqCst);
+
+    let client = built(builder).await;
+    let held = client.lock("held").acquire().await.unwrap();
+    let other = patient(&server.url()).await;
+    let other = other.lock("busy").acquire().await.unwrap();
+    let waiter = tokio::spawn(client.lock("busy").wait(PATIENCE).acquire());
+    let is_subscribed = || {
+        eventually("it is subscribed", || async {
+            !server.pubsub_channels().await.is_empty()
+        })
+    };
+    is_subscribed().await;
+    // The logins of open connections.
+    panics.store(true, Ordering::SeqCst);
+    panicked_more_often(2).await;
+    panics.store(false, Ordering::SeqCst);
+    let logins = || proxy.count(|command| command.is("AUTH"));
+    let before = logins();
+    eventually("both have logged in anew", || async { logins() >= before + 2 }).await;
+    // New connections.
+    panics.store(true, Ordering::SeqCst);
+    server.command(&["CLIENT", "KILL", "USER", "svc"]).await;
+    panicked_more_often(4).await;
+    panics.store(false, Ordering::SeqCst);
+    let next = within(SOON, "an acquire", client.lock("next").acquire()).await;
+    next.unwrap().release().await.unwrap();
+    is_confirmed(&held).await;
+    is_subscribed().await;
+    other.release().await.unwrap();
+    let woken = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+    woken.release().await.unwrap();
+    held.release().await.unwrap();
 }
 
 /// No password in what is shown, and a mistake is told before anything is sent.

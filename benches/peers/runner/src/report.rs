@@ -90,13 +90,15 @@ const HEAD: &str = "\
 # Benchmarks
 
 dlock beside the locks that people use now. This page is made from the raw results in
-[`benches/peers/results`](benches/peers/results); nothing in it is written by hand but the explanations. Absolute figures
-do not travel between machines; the ratios, taken in turns on one machine, mostly do.
+[`benches/peers`](benches/peers) (`results`, `curves`, `stores`); nothing in it is written by hand but the explanations.
+Absolute figures do not travel between machines; the ratios, taken in turns on one machine, mostly do.
 
 Make it again, on a machine that does nothing else:
 
 ```sh
-benches/peers/run
+benches/peers/run            # the tables of each server
+benches/peers/run --curve    # the curve over tasks
+benches/peers/stores.sh      # etcd, ZooKeeper and PostgreSQL
 ```
 
 ";

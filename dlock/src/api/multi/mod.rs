@@ -40,9 +40,12 @@ type Keys = SmallVec<[LockKey; 1]>;
 ///   are released and tried at once again, and each time after that the limit doubles, up to a minute.
 /// - **One operation where the store allows it**: in memory, on PostgreSQL and on one Redis or Valkey server one
 ///   operation of the store grants all locks or none; in a Cluster the locks of one slot, on etcd up to 100 locks.
-///   Otherwise they are acquired one after the other, in the order of their names, and released when one of them is
-///   busy.
-/// - **The lease begins for all of them at the same time**, when the last is acquired, however long that took.
+///   Otherwise they are acquired one after the other, in the order of their names (after a busy reply the lock that the call
+///   waited for comes first), and released when one of them is busy.
+/// - **The lease begins for all of them at the same time**, when the last is acquired, however long that took: where one
+///   operation acquires them, where the call takes them one after the other instead, and with a fixed lease or
+///   [`min_hold`](Self::min_hold). Renewed locks of several operations keep the beginnings of their own, and
+///   [`remaining`](MultiGuard::remaining) is the shortest.
 /// - **When one of them is lost, the whole is lost**: see [`MultiGuard`].
 ///
 /// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an
@@ -153,7 +156,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when another client holds one of them (it names the first that was found busy), and every
+    /// [`Error::NotAcquired`] when another caller holds one of them (it names the first that was found busy), and every
     /// error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.

@@ -17,7 +17,7 @@ use super::stored;
 use crate::base::waking::waking;
 use crate::base::{broken, chance, clock};
 use crate::engine::grant::safety_margin;
-use crate::engine::timing::{FIRST_PAUSE, outlasts_lease, pause_after_failed_renewal, pause_while_held};
+use crate::engine::timing::{FIRST_PAUSE, may_outlast_lease, pause_after_failed_renewal, pause_while_held};
 use crate::runtime::calls::{called, reply_of};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
@@ -567,7 +567,7 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
             Ok(Ok(OwnerReply::Held)) => {
                 let now = clock::now();
                 let left = (sent + lease).saturating_duration_since(now);
-                if outlasts_lease(left, lease) {
+                if may_outlast_lease(left, lease, now - asked) {
                     // The next extension waits for the row for a quarter of the lease at most.
                     tell(Some(held_until(sent, lease).max(now + lease / 2)));
                 }

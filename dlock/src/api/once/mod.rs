@@ -58,8 +58,8 @@ const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 /// no two attempts run at the same time, under the assumptions of a lock; and if the resource checks the [fencing
 /// token](OnceClaim::fencing_token), a late attempt does no harm even without these assumptions. **A kept result is
 /// never computed again** until [`keep`](Self::keep) is over. The effects of a crashed attempt are not undone: by
-/// default the work is done at least once, with [`OnOrphan::Leave`] at most once. For exactly once, put effect and
-/// result into one transaction (`dlock-postgres`).
+/// default the work is done at least once, with [`OnOrphan::Leave`] and [`OnFailure::Keep`] at most once. For exactly
+/// once, put effect and result into one transaction (`dlock-postgres`).
 ///
 /// Stores without records, such as a quorum, refuse it with [`Error::Unsupported`].
 #[derive(Clone)]

@@ -62,7 +62,9 @@ pub struct SemaphoreStatus {
 ///
 /// **The total** is kept by the store. [`permits`](Self::permits) sets it for a semaphore that has none yet; after that
 /// [`set_permits`](Self::set_permits), [`add_permits`](Self::add_permits) and [`remove_permits`](Self::remove_permits)
-/// change it at run time. Until it is set there are no permits.
+/// change it at run time. Until it is set there are no permits. On Redis and Valkey the count of a [`Latch`](crate::Latch) of
+/// the same name is the same key, as in Redisson: use no name for both. A step of the one is not refused there, and changes
+/// or deletes the number of the other.
 ///
 /// **Which waiter is served first.** The waiters of one process are served in order of arrival, whatever they ask for.
 /// As long as all waiters ask for one permit, the processes compete for available permits. A waiter for several takes a

@@ -23,7 +23,8 @@ const UNDONE_WITHIN: Duration = Duration::from_secs(60);
 /// Created by [`LockClient::unowned_semaphore`](crate::LockClient::unowned_semaphore). **Permits have no owner and no
 /// lease: if a process takes a permit and crashes before it releases it, the permit is gone** until a permit is added;
 /// and any process may release permits that no process took. Use a [`Semaphore`](super::Semaphore), unless you share
-/// this one with services that use Redisson's, or pass permits from one process to another.
+/// this one with services that use Redisson's, or pass permits from one process to another. As for a
+/// [`Semaphore`](super::Semaphore), use no name for both this and a [`Latch`](crate::Latch).
 ///
 /// Every operation is carried out once, however often it is sent. An acquire that is dropped, or whose outcome cannot
 /// be learned in time, is undone in the background, if the store is available again within a minute.

@@ -177,7 +177,8 @@ pub(super) enum FairState {
     #[default]
     Nothing,
     Idle(QueuePosition),
-    InFlight(RunToCompletion<FairOutcome>),
+    /// With the id of the position.
+    InFlight(GrantId, RunToCompletion<FairOutcome>),
 }
 
 /// The state, shared with the thread that makes the waiter the queue head.
@@ -196,10 +197,10 @@ impl FairSlot {
     }
 
     /// Takes the request in flight, if there is one.
-    fn take_request(&self) -> Option<RunToCompletion<FairOutcome>> {
+    fn take_request(&self) -> Option<(GrantId, RunToCompletion<FairOutcome>)> {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
-            FairState::InFlight(request) => Some(request),
+            FairState::InFlight(id, request) => Some((id, request)),
             other => {
                 *state = other;
                 None
@@ -222,12 +223,12 @@ impl FairSlot {
     pub(super) async fn outcome(&self) -> FairOutcome {
         std::future::poll_fn(|cx| {
             // Not under the lock: dropping an outcome may start other requests.
-            let Some(mut request) = self.take_request() else {
+            let Some((id, mut request)) = self.take_request() else {
                 return Poll::Pending;
             };
             let poll = Pin::new(&mut request).poll(cx);
             if poll.is_pending() {
-                self.put(FairState::InFlight(request));
+                self.put(FairState::InFlight(id, request));
             }
             poll
         })
@@ -235,18 +236,22 @@ impl FairSlot {
     }
 
     pub(super) fn is_in_flight(&self) -> bool {
-        matches!(&*self.0.lock(), FairState::InFlight(_))
+        matches!(&*self.0.lock(), FairState::InFlight(..))
     }
 
     /// Sends a request under the position of this waiter, a new one if it has none, unless one is in flight.
     pub(super) fn ask_as(&self, call: &AcquireCall, entry: &QueueEntry) {
         let position = match self.take() {
-            FairState::InFlight(request) => return self.put(FairState::InFlight(request)),
+            FairState::InFlight(id, request) => {
+                // The entry may be a new one: it has rejoined.
+                entry.stands_at(id);
+                return self.put(FairState::InFlight(id, request));
+            }
             FairState::Idle(position) => position,
             FairState::Nothing => QueuePosition::new(call),
         };
         entry.stands_at(position.id);
-        self.put(FairState::InFlight(position.ask()));
+        self.put(FairState::InFlight(position.id, position.ask()));
     }
 
     /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has
@@ -255,7 +260,7 @@ impl FairSlot {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
             FairState::Idle(position) if !position.call.ending().is_given() => {
-                *state = FairState::InFlight(position.ask());
+                *state = FairState::InFlight(position.id, position.ask());
             }
             other => *state = other,
         }
@@ -265,7 +270,7 @@ impl FairSlot {
 impl Abandon for FairSlot {
     /// Keeps the position, if the store keeps it; releases everything else that the request obtains.
     fn abandon(&self) {
-        let Some(request) = self.take_request() else {
+        let Some((_, request)) = self.take_request() else {
             return;
         };
         let slot = self.clone();
@@ -274,5 +279,52 @@ impl Abandon for FairSlot {
                 slot.keep(position);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::runtime::acquire::AcquireTarget;
+    use crate::runtime::group::Group;
+    use crate::runtime::options::Options;
+    use crate::runtime::waiters::{Caller, JoinAt};
+    use crate::store::Kind;
+    use crate::{LockClient, LockKey};
+
+    /// The store names it among the waiters that are next, and the lock can be handed off to it.
+    #[tokio::test]
+    async fn waiter_that_rejoins_with_its_request_in_flight_keeps_its_position_here() {
+        let client = LockClient::memory();
+        let (key, by) = (LockKey::raw("k"), Location::caller());
+        let options = Options {
+            kind: Kind::Fair,
+            ..Options::default()
+        };
+        let call = AcquireCall::new(client.handle(), &key, options, false, by);
+        let of = LockId::new(Kind::Fair, &key);
+        let waiters = client.shared().waiters.of(&of);
+        let joins = |at| {
+            let caller = Caller::new(by, Group::NONE);
+            waiters
+                .join(of.clone(), at, call.handoff_terms(), caller)
+                .unwrap()
+        };
+        let other = joins(JoinAt::End(None));
+        let slot = FairSlot::default();
+        let entry = joins(JoinAt::End(None));
+        let arrival = entry.arrival();
+        slot.ask_as(&call, &entry);
+        drop(entry);
+        let entry = joins(JoinAt::Again(arrival));
+        slot.ask_as(&call, &entry);
+        let FairState::InFlight(id, _request) = slot.take() else {
+            panic!("no request is in flight");
+        };
+        let mut head = other.head().unwrap();
+        head.behind = vec![id.number()];
+        assert!(head.successor(|_| true).is_some());
     }
 }

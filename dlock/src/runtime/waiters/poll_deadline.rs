@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::waiter::{LATE, POLLED, Waiter};
 use super::{AllWaiters, Waiters};
 use crate::base::broken;
-use crate::base::lock_id::LockId;
+use crate::base::lock_id::{ByLockId, LockId};
 use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
 use crate::runtime::emit::Event;
 
@@ -33,55 +33,75 @@ impl Alarm {
 
 /// Checks the waiters of a client, for as long as the client lives: takes away what unpolled waiters have.
 pub(crate) async fn attend(all: Arc<AllWaiters>) {
+    // Also across wake-ups: a waiter that was woken just after a check is late at the next one.
+    let mut next_check = Instant::now();
     loop {
         all.alarm.rings.notified().await;
-        loop {
-            tokio::time::sleep(POLL_DEADLINE).await;
-            // Later wake-ups set the alarm again.
-            all.alarm.armed.store(false, Ordering::SeqCst);
-            let (mut late, mut some_woken) = (Vec::new(), false);
-            for waiters in all.parts() {
-                let (overdue, woken) = waiters.overdue();
-                late.extend(overdue);
-                some_woken |= woken;
+        if next_check <= Instant::now() {
+            next_check = Instant::now() + POLL_DEADLINE;
+        }
+        // The queues of waiters that were not polled, whose next ones are in a hurry.
+        let (mut queues, mut hurried_check) = (ByLockId::default(), next_check);
+        let mut some_woken = true;
+        while some_woken || !queues.is_empty() {
+            let check = match queues.is_empty() {
+                true => next_check,
+                false => next_check.min(hurried_check),
+            };
+            sleep_until(check).await;
+            let checked = match check == hurried_check {
+                true => std::mem::take(&mut queues),
+                false => ByLockId::default(),
+            };
+            let late_in = |of: &LockId| all.of(of).late_in(of);
+            let mut late: Vec<Late> = checked.keys().filter_map(late_in).collect();
+            if check == next_check {
+                next_check = Instant::now() + POLL_DEADLINE;
+                let (overdue, woken) = all.overdue();
+                let is_new = |(of, _): &Late| !queues.contains_key(of) && !checked.contains_key(of);
+                late.extend(overdue.into_iter().filter(is_new));
+                some_woken = woken;
             }
-            let mut next_check = Instant::now() + POLL_DEADLINE;
-            while !late.is_empty() {
-                let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
-                for (of, waiter) in late {
-                    let withdraws = AssertUnwindSafe(|| all.of(&of).withdraw(&of, &waiter));
-                    if std::panic::catch_unwind(withdraws).is_err() {
-                        Event::StorePanicked { key: Some(&of.key) }.emit();
-                    }
-                }
-                for of in &queues {
-                    all.of(of).mark_woken(of);
-                }
-                tokio::time::sleep(HURRIED_POLL_DEADLINE).await;
-                let late_in = |of| all.of(of).late_in(of);
-                late = queues.iter().filter_map(late_in).collect();
-                // The queues of all others are checked in between.
-                if Instant::now() >= next_check {
-                    next_check = Instant::now() + POLL_DEADLINE;
-                    all.alarm.armed.store(false, Ordering::SeqCst);
-                    for waiters in all.parts() {
-                        let (overdue, woken) = waiters.overdue();
-                        late.extend(overdue.into_iter().filter(|(of, _)| !queues.contains(of)));
-                        some_woken |= woken;
-                    }
+            if late.is_empty() {
+                continue;
+            }
+            hurried_check = Instant::now() + HURRIED_POLL_DEADLINE;
+            for (of, waiter) in &late {
+                let withdraws = AssertUnwindSafe(|| all.of(of).withdraw(of, waiter));
+                if std::panic::catch_unwind(withdraws).is_err() {
+                    Event::StorePanicked { key: Some(&of.key) }.emit();
                 }
             }
-            if !some_woken {
-                break;
+            for (of, _) in late {
+                all.of(&of).mark_woken(&of);
+                queues.insert(of, ());
             }
         }
+    }
+}
+
+/// A waiter that missed its poll deadline, and what it waits for.
+type Late = (LockId, Arc<Waiter>);
+
+impl AllWaiters {
+    /// Returns the waiters of all queues that are [overdue](Waiters::overdue), and whether others were woken. Later wake-ups
+    /// set the alarm again.
+    fn overdue(&self) -> (Vec<Late>, bool) {
+        self.alarm.armed.store(false, Ordering::SeqCst);
+        let (mut all, mut some_woken) = (Vec::new(), false);
+        for waiters in self.parts() {
+            let (overdue, woken) = waiters.overdue();
+            all.extend(overdue);
+            some_woken |= woken;
+        }
+        (all, some_woken)
     }
 }
 
 impl Waiters {
     /// Returns the waiters that were woken, have not been polled since, and were already late at the last check. And
     /// whether others were woken, which count as late from now on.
-    pub(super) fn overdue(&self) -> (Vec<(LockId, Arc<Waiter>)>, bool) {
+    pub(super) fn overdue(&self) -> (Vec<Late>, bool) {
         if broken!(UnpolledWaiterBlocks) {
             return (Vec::new(), false);
         }
@@ -111,7 +131,7 @@ impl Waiters {
     }
 
     /// Returns the late head of a queue.
-    fn late_in(&self, of: &LockId) -> Option<(LockId, Arc<Waiter>)> {
+    fn late_in(&self, of: &LockId) -> Option<Late> {
         let queues = self.queues.lock();
         let is_late = |waiter: &&Arc<Waiter>| waiter.attention.load(Ordering::Acquire) == LATE;
         let waiter = queues.get(of)?.waiters.served().find(is_late)?;

@@ -1,7 +1,9 @@
 //! Logging in with credentials that a function of the user returns, and staying logged in.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisConnectionInfo, RedisError};
 use tokio::sync::{mpsc, oneshot};
@@ -72,9 +74,12 @@ impl Logins {
     /// Asks the function.
     pub(super) async fn fresh(&self) -> Result<Login, RedisError> {
         let failed = |why: String| RedisError::from((ErrorKind::Client, "no credentials were given", why));
-        let credentials = tokio::time::timeout(PATIENCE, self.provider.ask())
+        // A panic of the user's function must not end the task that keeps the connection.
+        let asking = AssertUnwindSafe(async { self.provider.ask().await }).catch_unwind();
+        let credentials = tokio::time::timeout(PATIENCE, asking)
             .await
             .map_err(|_| failed(format!("the provider took longer than {PATIENCE:?}")))?
+            .map_err(|_| failed("the provider panicked".to_owned()))?
             .map_err(|error| failed(error.to_string()))?;
         let (user, password, valid_for) = credentials.into_parts();
         Ok(Login {

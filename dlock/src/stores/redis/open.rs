@@ -22,6 +22,7 @@ use crate::store::member::QuorumMember;
 use crate::store::options::Common;
 use crate::store::url::{Address, ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
 use crate::store::{Lane, Reason, StoreError};
+use crate::stores::opening::opened_on;
 use crate::stores::quorum::{Member, Quorum};
 
 impl RedisStore {
@@ -86,10 +87,7 @@ impl RedisStore {
         let doubts = part.doubts.clone();
         let connector = Connector::new(Arc::new(access), Endpoint::fixed(url.address));
         let opening = async move { Servers::one_or_later(connector, part, &spawner).await };
-        // On the runtime that will serve the connections.
-        let Ok((servers, trouble)) = runtime.spawn(opening).await else {
-            return Err(Error::ClientClosed);
-        };
+        let (servers, trouble) = opened_on(runtime, opening).await?;
         let prefix = common.prefix;
         let member = RedisStore {
             servers,
@@ -111,16 +109,13 @@ impl RedisStore {
     {
         let part = part(&common);
         let doubts = part.doubts.clone();
-        // On the runtime that will serve the connections: sockets belong to the runtime that made them.
-        match runtime.spawn(opening(part, runtime.clone())).await {
-            Ok(servers) => Ok(RedisStore {
-                servers: servers.map_err(StoreError::into_connect_error)?,
-                doubts,
-                prefix: common.prefix,
-                peer,
-            }),
-            Err(_) => Err(Error::ClientClosed),
-        }
+        let servers = opened_on(runtime, opening(part, runtime.clone())).await?;
+        Ok(RedisStore {
+            servers: servers.map_err(StoreError::into_connect_error)?,
+            doubts,
+            prefix: common.prefix,
+            peer,
+        })
     }
 }
 

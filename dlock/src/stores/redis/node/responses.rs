@@ -229,6 +229,14 @@ impl Actor {
         use by_commands::Outcome::{Again, Done, NotDone, Refused, WithoutToken};
 
         let mut answers = Vec::with_capacity(outcomes.len());
+        // Nearly always: the steps stay where they are in memory.
+        if outcomes.iter().all(|outcome| matches!(outcome, Done(_))) {
+            answers.extend(outcomes.into_iter().filter_map(|outcome| match outcome {
+                Done(answer) => Some(Ok(answer)),
+                _ => None,
+            }));
+            return answers;
+        }
         let (mut again, mut refused) = (Vec::new(), Vec::new());
         let mut released = None;
         let outcomes = std::mem::take(steps).into_iter().zip(outcomes);
