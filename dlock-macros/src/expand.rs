@@ -70,7 +70,7 @@ fn expand(options: &Options, mut function: Function) -> Result<TokenStream> {
             used.add(options.written.clone());
             used.add(body.clone());
             for attr in &function.attrs {
-                used.add_attribute(attr, &function.sig);
+                used.add_attribute(&attr.meta, &function.sig);
             }
             let below = ["instrument", "distributed_lock", "once"];
             let keep_patterns = below.iter().any(|name| function.has_attribute(name));

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use proc_macro2::{Ident, Punct, Spacing, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt;
-use syn::{Attribute, FnArg, Meta, Signature};
+use syn::punctuated::Punctuated;
+use syn::{FnArg, Meta, Signature, Token};
 
 /// The identifiers of some code, and its literals, which may name variables too (`"{order_id}"`).
 #[derive(Default)]
@@ -36,8 +37,18 @@ impl Names {
 
     /// Adds what an attribute names that is still to be expanded. An `#[instrument]` records all arguments that it does not
     /// skip.
-    pub(crate) fn add_attribute(&mut self, attr: &Attribute, sig: &Signature) {
-        let tokens = match &attr.meta {
+    pub(crate) fn add_attribute(&mut self, attr: &Meta, sig: &Signature) {
+        if attr.path().is_ident("cfg_attr")
+            && let Meta::List(list) = attr
+            && let Ok(parts) = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated)
+        {
+            // The first one is the condition.
+            return parts
+                .iter()
+                .skip(1)
+                .for_each(|part| self.add_attribute(part, sig));
+        }
+        let tokens = match attr {
             Meta::List(list) => list.tokens.clone(),
             Meta::Path(_) => TokenStream::new(),
             // As a comment is.
@@ -93,7 +104,7 @@ impl Names {
 }
 
 /// Whether this is an `#[instrument]`, by whatever path.
-fn is_instrument(attr: &Attribute) -> bool {
+fn is_instrument(attr: &Meta) -> bool {
     (attr.path().segments.last()).is_some_and(|last| last.ident == "instrument")
 }
 
@@ -126,7 +137,7 @@ fn begins_path(token: &TokenTree) -> bool {
 #[cfg(test)]
 mod tests {
     use quote::{format_ident, quote};
-    use syn::parse_quote;
+    use syn::{Attribute, parse_quote};
 
     use super::*;
 
@@ -145,7 +156,7 @@ mod tests {
         let sig: Signature = parse_quote!(fn f(&self, order: Order, (a, _b): (u8, u8), client: Client));
         let used = |attr: Attribute| {
             let mut names = Names::default();
-            names.add_attribute(&attr, &sig);
+            names.add_attribute(&attr.meta, &sig);
             ["order", "a", "client"].map(|name| names.has(name))
         };
         assert_eq!(used(parse_quote!(#[instrument])), [true; 3]);
@@ -164,5 +175,9 @@ mod tests {
             "in a literal"
         );
         assert_eq!(used(parse_quote!(#[doc = "client"])), [false; 3]);
+        assert_eq!(
+            used(parse_quote!(#[cfg_attr(all(), inline, tracing::instrument(skip(client)))])),
+            [true, true, false]
+        );
     }
 }

@@ -114,6 +114,10 @@ impl HandedIn {
         let outer = NotStarted::of(request);
         let word = NotStarted::of_new_request();
         let place = Place::of(request);
+        let claim = match claim_of(request) {
+            Some(outer) => Arc::new(Claims { outer, inner: claim }),
+            None => claim,
+        };
         request.insert(Token {
             word,
             place,
@@ -171,6 +175,31 @@ pub(crate) trait OuterClaim: Send + Sync {
 
     /// Asks the store when it is not certain. The error is the answer to the request, which must not begin.
     fn confirmed(self: Arc<Self>) -> BoxFuture<'static, Result<(), Problem>>;
+}
+
+/// The claim of a layer further out, on whose way the request still is.
+pub(crate) fn claim_of(request: &Extensions) -> Option<Arc<dyn OuterClaim>> {
+    let token = request.get::<Token>()?;
+    token.place.leads_to(request).then(|| token.claim.clone())
+}
+
+/// The claims of a request of two idempotency layers, one in the other.
+struct Claims {
+    outer: Arc<dyn OuterClaim>,
+    inner: Arc<dyn OuterClaim>,
+}
+
+impl OuterClaim for Claims {
+    fn is_held(&self) -> bool {
+        self.outer.is_held() && self.inner.is_held()
+    }
+
+    fn confirmed(self: Arc<Self>) -> BoxFuture<'static, Result<(), Problem>> {
+        Box::pin(async move {
+            self.outer.clone().confirmed().await?;
+            self.inner.clone().confirmed().await
+        })
+    }
 }
 
 /// Whether a request has begun, as the layers tell that it was to pass.

@@ -19,7 +19,7 @@ pub enum Reason {
     TooManyWaiters,
     /// The store could not be reached, or the client is shutting down.
     Unavailable,
-    /// The lock was lost while the handler ran.
+    /// The lock was lost while the handler ran, or before it began: see [`has_started`](crate::Rejection::has_started).
     Lost,
     /// The request gives no valid key.
     InvalidKey,

@@ -301,11 +301,12 @@ impl Watch {
                 terminal.take_back(self.running.group);
                 let arrived = signals.stop_all().await;
                 let was_stopped = arrived.contains(&Signal::SIGCONT);
-                for signal in arrived {
+                // The terminal is lent before the command goes on: it would ask again.
+                for signal in arrived.into_iter().filter(|signal| *signal != Signal::SIGCONT) {
                     self.signalled(signal);
                 }
-                if by != Signal::SIGTSTP && !was_stopped {
-                    self.hang_up();
+                if by != Signal::SIGTSTP && !was_stopped && !self.hang_up() {
+                    return;
                 }
             }
             _ => return,
@@ -315,19 +316,24 @@ impl Watch {
 
     /// Tells a command that wants the terminal that it cannot have it: no shell is left that could bring dlock to the
     /// foreground. The kernel does so for the stopped processes of a job whose shell ends; it does not see that those of the
-    /// command belong to such a job, and would stop them again and again.
-    fn hang_up(&mut self) {
+    /// command belong to such a job, and would stop them again and again. Returns whether the command may go on: not one that
+    /// runs as another user, which gets no signal but the one that resumes it.
+    fn hang_up(&mut self) -> bool {
         if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
-            return;
+            return true;
         }
         if std::mem::replace(&mut self.hung_up, true) {
             // It has ignored that, and has asked again.
-            self.running.pass_on(Signal::SIGTERM);
-            return;
+            return self.running.pass_on(Signal::SIGTERM);
         }
-        self.running.pass_on(Signal::SIGHUP);
-        let line = "the command wants the terminal, which no shell can give it any more: it gets SIGHUP";
-        self.told = Some(self.say.line_beside(line.to_owned()));
+        let is_told = self.running.pass_on(Signal::SIGHUP);
+        let becomes = match is_told {
+            true => "it gets SIGHUP",
+            false => "it stays stopped, as it runs as another user",
+        };
+        let line = format!("the command wants the terminal, which no shell can give it any more: {becomes}");
+        self.told = Some(self.say.line_beside(line));
+        is_told
     }
 
     /// dlock was resumed, or brought to the foreground.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock::__chance as chance;
+use dlock::__claim::now;
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey};
 use dlock::store::{Outcome, Reason, StoreError, Watch};
 use http::{Extensions, Request, Version};
@@ -160,7 +161,7 @@ impl Asking {
         Asking {
             core,
             claim,
-            sent: Instant::now(),
+            sent: now(),
             in_doubt: false,
             runtime: Handle::try_current().ok(),
         }
@@ -275,7 +276,7 @@ impl Asking {
         let mut pause = Duration::from_millis(20);
         loop {
             let in_doubt = std::mem::replace(&mut self.in_doubt, true);
-            self.sent = Instant::now();
+            self.sent = now();
             let answer = self.core.shared.records.claim(self.claim.clone()).await;
             let error = match answer {
                 Ok(reply) => {

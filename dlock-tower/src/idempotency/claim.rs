@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use dlock::__claim::{now, surely_lasts};
 use dlock::record::OwnerReply;
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::lease::ClaimLease;
 use super::policy::{Class, Ending, RecordAction, Verdict, Word};
@@ -144,11 +145,11 @@ impl Claim {
                 return Err(Problem::InProgress);
             }
             let records = &self.core.shared.records;
-            let sent = Instant::now();
+            let sent = now();
             let step = records.extend(&lease.record, &lease.token, lease.length, lease.retention());
             match timeout(self.settle_wait(), step).await {
-                Ok(Ok(OwnerReply::Done)) => lease.hold_until(sent + lease.length),
-                Ok(Ok(OwnerReply::NotOwner)) => lease.lose(),
+                Ok(Ok(OwnerReply::Done)) => lease.hold_until(sent + surely_lasts(lease.length)),
+                Ok(Ok(OwnerReply::NotOwner)) => lease.lose_unbegun(),
                 Ok(Ok(_)) => return Err(Problem::InProgress),
                 Ok(Err(error)) => {
                     tracing::warn!(record = lease.record.as_str(), %error, "a claim was not confirmed");

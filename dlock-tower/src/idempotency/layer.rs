@@ -343,7 +343,8 @@ impl<C> IdempotencyLayer<C> {
 
     /// Runs requests **without protection** when the store cannot be reached, with a warning in the log each time; by
     /// default they are answered with 503. Only if running twice does little harm. A request that has [waited](Self::wait)
-    /// for an equal one is answered with 409 then: the other may still be at work.
+    /// for an equal one is answered with 409 then: the other may still be at work. One whose claim may have ended before its
+    /// handler began is answered with 503 when the store cannot confirm it.
     ///
     /// Such a request has no claim: handlers take `Option<Idempotency>`, because the extractor
     /// [`Idempotency`](super::Idempotency) would answer with 500.

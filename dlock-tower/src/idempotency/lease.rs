@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dlock::__claim::{now, surely_lasts};
 use dlock::record::{ClaimToken, RecordKey};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -61,7 +62,7 @@ impl ClaimLease {
             retention: Mutex::new(grant.retention),
             runtime: Handle::current(),
             counters,
-            held_until: Mutex::new(grant.since + settings.lease),
+            held_until: Mutex::new(grant.since + surely_lasts(settings.lease)),
             lost: AtomicBool::new(false),
             settled: AtomicBool::new(false),
         }
@@ -101,7 +102,19 @@ impl ClaimLease {
 
     /// Whether another owner may have taken over the claim by now.
     pub(super) fn may_have_run_out(&self) -> bool {
-        *self.held_until.lock() <= Instant::now()
+        *self.held_until.lock() <= now()
+    }
+
+    /// Records the store's reply, before the handler has begun, that another attempt has the claim.
+    pub(super) fn lose_unbegun(&self) {
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            self.counters.lost();
+            tracing::warn!(
+                record = self.record.as_str(),
+                attempt = self.attempt,
+                "the claim of a request was lost before its handler began: another attempt has it"
+            );
+        }
     }
 
     /// Records the store's reply that the claim is not ours, or no longer is.

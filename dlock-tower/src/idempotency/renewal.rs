@@ -10,13 +10,15 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dlock::__claim::{may_outlast_lease, pause_after_failed_renewal, pause_while_held};
+use dlock::__claim::{
+    may_outlast_lease, now, pause_after_failed_renewal, pause_while_held, sleep_until, surely_lasts,
+};
 use dlock::record::{OwnerReply, Records};
 use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::lease::ClaimLease;
 use super::stats::Counters;
@@ -124,7 +126,7 @@ impl Renewals {
 
     /// Starts tasks for the due claims of the runtime; returns when to check again.
     fn begin_due(self: &Arc<Self>, runtime: runtime::Id) -> Option<Instant> {
-        let now = Instant::now();
+        let now = now();
         let State { lists, renewed } = &mut *self.state.lock();
         let list = lists.get_mut(&runtime)?;
         while let Some(first) = list.waiting.first_entry() {
@@ -178,7 +180,7 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
     let length = lease.length;
     let mut ends = lease.since + length;
     loop {
-        let sent = Instant::now();
+        let sent = now();
         let step = renewals
             .records
             .extend(&lease.record, &lease.token, length, lease.retention());
@@ -192,17 +194,17 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
             }
             // A transaction of the work has the record.
             Ok(Ok(OwnerReply::Held)) => {
-                let now = Instant::now();
+                let now = now();
                 let left = ends.saturating_duration_since(now);
                 if may_outlast_lease(left, length, now - sent) {
-                    lease.hold_until(ends.max(now + length / 2));
+                    lease.hold_until(now + length / 2);
                 }
                 pause_while_held(left, length)
             }
             Ok(Ok(_)) => {
                 ends = sent + length;
-                lease.hold_until(ends);
-                (sent + length / 3).saturating_duration_since(Instant::now())
+                lease.hold_until(sent + surely_lasts(length));
+                (sent + length / 3).saturating_duration_since(now())
             }
             failure => {
                 renewals.counters.renewal_failures();
@@ -212,10 +214,10 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
                     }
                     _ => tracing::warn!(record = lease.record.as_str(), "a claim was not renewed in time"),
                 }
-                let left = ends.saturating_duration_since(Instant::now());
+                let left = ends.saturating_duration_since(now());
                 pause_after_failed_renewal(left, length)
             }
         };
-        sleep(pause).await;
+        sleep_until(now() + pause).await;
     }
 }

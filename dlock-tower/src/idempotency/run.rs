@@ -23,7 +23,7 @@ use super::stored::Stored;
 use super::stream::{Last, Stream};
 use crate::asker::Asker;
 use crate::body::BoxError;
-use crate::not_started::HandedIn;
+use crate::not_started::{HandedIn, claim_of};
 
 /// Runs the handler. When this is done the outcome is in the store, or on its way there, or the returned body takes
 /// care of it.
@@ -43,7 +43,14 @@ where
         return Err(error);
     }
     let asker = Asker::of(&request);
-    if let Err(problem) = claim.confirm().await {
+    let outer = claim_of(request.extensions());
+    let confirmed = async {
+        if let Some(outer) = outer.filter(|outer| !outer.is_held()) {
+            outer.confirmed().await?;
+        }
+        claim.confirm().await
+    };
+    if let Err(problem) = confirmed.await {
         claim.enter(Phase::Answered);
         claim.set_not_begun();
         let answer = claim.core.settings.respond(problem.rejection(), &asker);

@@ -20,6 +20,8 @@ use crate::{Error, LockKey};
 
 /// The highest count: up to here every store counts exactly.
 const HIGHEST: u64 = 1 << 53;
+/// How long before its end a wait looks at the count once more: an answer that takes as long counts as missing.
+const LAST_LOOK: Duration = Duration::from_millis(350);
 /// The look at the count, in error messages.
 const COUNT: &str = "the count of latch";
 
@@ -169,7 +171,8 @@ impl Latch {
     /// # Errors
     ///
     /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year.
-    /// [`Error::Unreachable`] when the store did not answer in that time, or at its end: the latch may be open.
+    /// [`Error::Unreachable`] when the store did not answer in that time, or at its end, where it is asked once more: the latch
+    /// may be open.
     ///
     /// Cancel safe: a dropped wait leaves nothing behind.
     pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
@@ -191,7 +194,7 @@ impl Latch {
         tokio::select! {
             biased;
             () = shared.closing.given() => Err(Error::ClientClosed),
-            opened = self.opened(&looks) => opened.map(|()| true),
+            opened = self.opened(&looks, until) => opened.map(|()| true),
             () = over => match looks.into_inner().verdict(started, Moment::now(), false) {
                 Verdict::NotAcquired { .. } => Ok(false),
                 Verdict::Failed(error) => Err(error.into_error(COUNT, &self.key)),
@@ -199,9 +202,11 @@ impl Latch {
         }
     }
 
-    /// Waits for the latch to open. `looks` has when the store was asked, and that it was closed.
-    async fn opened(&self, looks: &Mutex<Evidence>) -> Result<(), Error> {
+    /// Waits for the latch to open, and looks once more shortly before `until`, in case a notification was lost. `looks` has
+    /// when the store was asked, and that it was closed.
+    async fn opened(&self, looks: &Mutex<Evidence>, until: Option<Instant>) -> Result<(), Error> {
         let shared = self.handle.shared();
+        let last_look = until.and_then(|until| until.checked_sub(LAST_LOOK));
         let mut watch = None;
         loop {
             looks.lock().asks(Moment::now());
@@ -213,7 +218,11 @@ impl Latch {
             // notification during a check leads to another one.
             let watch =
                 watch.get_or_insert_with(|| shared.call_watch(Kind::Latch, &self.key, shared.next_grant()));
-            let _ = tokio::time::timeout(LONGEST_SLEEP, watch.changed()).await;
+            let till_last_look = last_look.map(|look| look.saturating_duration_since(clock::now()));
+            let sleep = till_last_look
+                .filter(|left| !left.is_zero())
+                .unwrap_or(LONGEST_SLEEP);
+            let _ = tokio::time::timeout(sleep.min(LONGEST_SLEEP), watch.changed()).await;
         }
     }
 

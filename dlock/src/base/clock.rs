@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::base::moment::{Moment, nanos};
 
 /// The current time as leases count it: the monotonic clock plus all the time for which the machine was suspended.
-pub(crate) fn now() -> Instant {
+pub fn now() -> Instant {
     reading().0
 }
 
@@ -112,7 +112,7 @@ pub(crate) use crate::base::sim::{origin, suspended, wall};
 
 /// Sleeps until [`now`] has reached `deadline`, as precisely as a timer can: a timer set before a suspend fires late,
 /// but the clock is right in between.
-pub(crate) async fn sleep_until(deadline: Instant) {
+pub async fn sleep_until(deadline: Instant) {
     // An unreachable deadline (years away) is still a valid one for the timer wheel.
     let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
     tokio::time::sleep_until(target).await;

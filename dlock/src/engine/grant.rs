@@ -15,6 +15,11 @@ pub(crate) fn safety_margin(lease: Duration) -> Duration {
     (lease / 100).max(Duration::from_millis(10))
 }
 
+/// How long a lease lasts for certain, from the moment at which it was asked for.
+pub fn surely_lasts(lease: Duration) -> Duration {
+    lease.saturating_sub(safety_margin(lease))
+}
+
 /// How a grant is kept alive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
@@ -81,7 +86,7 @@ impl GrantState {
     /// Creates the state of a grant, obtained by a request sent at `sent`, for `lease` from then on.
     pub(crate) fn granted(sent: Moment, lease: Duration, budget: HandoffBudget) -> GrantState {
         GrantState {
-            deadline: sent + lease.saturating_sub(safety_margin(lease)),
+            deadline: sent + surely_lasts(lease),
             budget,
             suspect: false,
             ended: None,
@@ -192,7 +197,7 @@ impl GrantState {
             true => now,
             false => sent,
         };
-        let deadline = from + lease.saturating_sub(safety_margin(lease));
+        let deadline = from + surely_lasts(lease);
         self.deadline = match terms.renewed {
             // The reply may arrive after that of a later request.
             true => self.deadline.max(deadline),

@@ -527,6 +527,35 @@ mod claim_that_ran_out {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn of_the_outer_one_of_two_layers_begins_no_handler() {
+        for locked in [false, true] {
+            let (store, run) = (Faulty::new(), Counting::default());
+            let outer = store.layer().lease(LEASE);
+            let inner = store.layer().namespace("inner").lease(LEASE * 20);
+            let lock = LockLayer::new(LockClient::memory(), key::fixed("account"));
+            let slow = ReadyAfter(LEASE * 3, run.service(), None);
+            store.faults.extend_down.store(true, Ordering::SeqCst);
+            let other = async {
+                sleep(LEASE * 2).await;
+                assert_eq!(elsewhere(&store, &run).await.text(), "run 1");
+                store.faults.extend_down.store(false, Ordering::SeqCst);
+            };
+            let late = async {
+                match locked {
+                    true => {
+                        let service = outer.layer(inner.layer(lock.layer(slow)));
+                        answer(service.oneshot(post("k")).await.unwrap()).await
+                    }
+                    false => send(&outer.layer(inner.layer(slow)), post("k")).await,
+                }
+            };
+            let (late, ()) = tokio::join!(late, other);
+            let in_progress = problem(409, "in-progress");
+            assert_eq!((late.problem(), run.count()), (in_progress, 1), "{locked}");
+        }
+    }
+
     /// The process stood still, or was cut off, while the request waited for its lock.
     #[tokio::test(start_paused = true)]
     async fn while_the_request_waited_for_its_lock_begins_no_handler() {

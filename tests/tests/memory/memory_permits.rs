@@ -282,8 +282,13 @@ fn latch_is_not_said_to_be_closed_while_the_store_is_silent() {
             client_on(watched.clone()).await,
             client_on(watched.memory().clone()).await,
         );
-        for (silent_for, opened) in [(1500 * MS, None), (100 * MS, Some(false))] {
-            let latch = waits.latch(format!("{silent_for:?}"));
+        for (silent_for, told, opened) in [
+            (1500 * MS, true, None),
+            // The message is lost, too.
+            (1500 * MS, false, None),
+            (100 * MS, true, Some(false)),
+        ] {
+            let latch = waits.latch(format!("{silent_for:?} {told}"));
             latch.try_set_count(1).await.unwrap();
             let begun = Instant::now();
             let waiter = {
@@ -292,13 +297,15 @@ fn latch_is_not_said_to_be_closed_while_the_store_is_silent() {
             };
             sleep(2 * SEC - silent_for).await;
             watched.seen().hang_acquires.store(true, SeqCst);
-            // It is told of this, and asks.
-            opens.latch(latch.key().clone()).count_down().await.unwrap();
-            let told = waiter.await.unwrap();
+            if told {
+                // It is told of this, and asks.
+                opens.latch(latch.key().clone()).count_down().await.unwrap();
+            }
+            let waited = waiter.await.unwrap();
             assert_eq!(begun.elapsed(), 2 * SEC);
             match opened {
-                Some(opened) => assert_eq!(told.unwrap(), opened),
-                None => assert!(matches!(told, Err(Error::Unreachable { .. })), "{told:?}"),
+                Some(opened) => assert_eq!(waited.unwrap(), opened),
+                None => assert!(matches!(waited, Err(Error::Unreachable { .. })), "{waited:?}"),
             }
             watched.seen().hang_acquires.store(false, SeqCst);
         }

@@ -16,7 +16,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::stored;
 use crate::base::waking::waking;
 use crate::base::{broken, chance, clock};
-use crate::engine::grant::safety_margin;
+use crate::engine::grant::surely_lasts;
 use crate::engine::timing::{FIRST_PAUSE, may_outlast_lease, pause_after_failed_renewal, pause_while_held};
 use crate::runtime::calls::{called, reply_of};
 use crate::runtime::client::Shared;
@@ -538,7 +538,7 @@ async fn told_of_loss(deadline: &watch::Receiver<Deadline>) {
 
 /// When a claim sent at `sent` ends, by this process's clock.
 fn held_until(sent: Instant, lease: Duration) -> Instant {
-    sent + (lease - safety_margin(lease).min(lease))
+    sent + surely_lasts(lease)
 }
 
 /// Renews a claim every third of its lease, and more often when that fails.

@@ -272,6 +272,12 @@ mod arguments {
     }
 
     #[distributed_lock(key = "m", lock = client)]
+    #[cfg_attr(all(), tracing::instrument(skip(client)))]
+    pub(crate) async fn recorded_on_a_condition(client: LockClient, n: u32) -> Outcome {
+        Ok(3)
+    }
+
+    #[distributed_lock(key = "m", lock = client)]
     #[tracing::instrument(skip_all, fields(n = n))]
     pub(crate) async fn recorded_as_a_field(client: LockClient, n: u32) -> Outcome {
         Ok(3)
@@ -338,11 +344,12 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
         arguments::unused_under_a_trace(client(), 1, order(), (3, String::new())).await,
         arguments::recorded(client(), 1).await,
         arguments::recorded_as_a_field(client(), 1).await,
+        arguments::recorded_on_a_condition(client(), 1).await,
         on_one_line::closure(client()).await.map(|make| make()),
     ] {
         sum += outcome.expect("the lock is free");
     }
-    assert_eq!(sum, 30 * 3);
+    assert_eq!(sum, 31 * 3);
     on_one_line::nothing(client()).await;
     on_one_line::statement(client()).await;
     on_one_line::unit_call(client(), String::new()).await;
