@@ -114,10 +114,6 @@ impl HandedIn {
         let outer = NotStarted::of(request);
         let word = NotStarted::of_new_request();
         let place = Place::of(request);
-        let claim = match claim_of(request) {
-            Some(outer) => Arc::new(Claims { outer, inner: claim }),
-            None => claim,
-        };
         request.insert(Token {
             word,
             place,
@@ -177,10 +173,15 @@ pub(crate) trait OuterClaim: Send + Sync {
     fn confirmed(self: Arc<Self>) -> BoxFuture<'static, Result<(), Problem>>;
 }
 
-/// The claim of a layer further out, on whose way the request still is.
-pub(crate) fn claim_of(request: &Extensions) -> Option<Arc<dyn OuterClaim>> {
-    let token = request.get::<Token>()?;
-    token.place.leads_to(request).then(|| token.claim.clone())
+/// This claim, with those of layers further out on whose way the request still is.
+pub(crate) fn with_outer(request: &Extensions, inner: Arc<dyn OuterClaim>) -> Arc<dyn OuterClaim> {
+    match request.get::<Token>() {
+        Some(token) if token.place.leads_to(request) => Arc::new(Claims {
+            outer: token.claim.clone(),
+            inner,
+        }),
+        _ => inner,
+    }
 }
 
 /// The claims of a request of two idempotency layers, one in the other.
@@ -196,8 +197,12 @@ impl OuterClaim for Claims {
 
     fn confirmed(self: Arc<Self>) -> BoxFuture<'static, Result<(), Problem>> {
         Box::pin(async move {
-            self.outer.clone().confirmed().await?;
-            self.inner.clone().confirmed().await
+            // One may end while the other is asked for.
+            while !self.is_held() {
+                self.outer.clone().confirmed().await?;
+                self.inner.clone().confirmed().await?;
+            }
+            Ok(())
         })
     }
 }

@@ -153,7 +153,7 @@ pub mod __chance {
 pub mod __claim {
     //! The rules of claims for the layers.
 
-    pub use crate::base::clock::{now, sleep_until};
+    pub use crate::base::clock::now;
     pub use crate::engine::grant::surely_lasts;
     pub use crate::engine::timing::{may_outlast_lease, pause_after_failed_renewal, pause_while_held};
 }

@@ -79,6 +79,9 @@ impl Claim {
     }
 
     pub(super) fn enter(&self, phase: Phase) {
+        if phase == Phase::Working {
+            self.lease.begin();
+        }
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
@@ -149,7 +152,7 @@ impl Claim {
             let step = records.extend(&lease.record, &lease.token, lease.length, lease.retention());
             match timeout(self.settle_wait(), step).await {
                 Ok(Ok(OwnerReply::Done)) => lease.hold_until(sent + surely_lasts(lease.length)),
-                Ok(Ok(OwnerReply::NotOwner)) => lease.lose_unbegun(),
+                Ok(Ok(OwnerReply::NotOwner)) => lease.lose(),
                 Ok(Ok(_)) => return Err(Problem::InProgress),
                 Ok(Err(error)) => {
                     tracing::warn!(record = lease.record.as_str(), %error, "a claim was not confirmed");

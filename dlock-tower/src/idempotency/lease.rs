@@ -36,6 +36,8 @@ pub(super) struct ClaimLease {
     pub(super) fence: u64,
     /// Taken before the claim was sent.
     pub(super) since: Instant,
+    /// When it is renewed for the first time, by the clock of timers.
+    pub(super) due: Instant,
     /// How long the claim lasts after each renewal.
     pub(super) length: Duration,
     /// How long the result is kept, unless its end decides otherwise.
@@ -45,6 +47,8 @@ pub(super) struct ClaimLease {
     counters: Arc<Counters>,
     /// No other owner can take the claim over before this.
     held_until: Mutex<Instant>,
+    /// Whether the handler was asked.
+    begun: AtomicBool,
     lost: AtomicBool,
     settled: AtomicBool,
 }
@@ -58,11 +62,13 @@ impl ClaimLease {
             attempt: grant.attempt,
             fence: grant.fence,
             since: grant.since,
+            due: Instant::now() + (grant.since + settings.lease / 3).saturating_duration_since(now()),
             length: settings.lease,
             retention: Mutex::new(grant.retention),
             runtime: Handle::current(),
             counters,
             held_until: Mutex::new(grant.since + surely_lasts(settings.lease)),
+            begun: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             settled: AtomicBool::new(false),
         }
@@ -78,6 +84,11 @@ impl ClaimLease {
 
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Records that the handler is asked.
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
     }
 
     /// Marks the outcome as decided. Returns whether it was before.
@@ -105,27 +116,16 @@ impl ClaimLease {
         *self.held_until.lock() <= now()
     }
 
-    /// Records the store's reply, before the handler has begun, that another attempt has the claim.
-    pub(super) fn lose_unbegun(&self) {
-        if !self.lost.swap(true, Ordering::Relaxed) {
-            self.counters.lost();
-            tracing::warn!(
-                record = self.record.as_str(),
-                attempt = self.attempt,
-                "the claim of a request was lost before its handler began: another attempt has it"
-            );
-        }
-    }
-
     /// Records the store's reply that the claim is not ours, or no longer is.
     pub(super) fn lose(&self) {
         if !self.lost.swap(true, Ordering::Relaxed) {
             self.counters.lost();
-            tracing::warn!(
-                record = self.record.as_str(),
-                attempt = self.attempt,
-                "the claim of a request was lost: it may have run twice, and its result is not kept"
-            );
+            let what = match self.begun.load(Ordering::Relaxed) {
+                true => "it may have run twice, and its result is not kept",
+                false => "another attempt has it, and its handler does not begin",
+            };
+            let (record, attempt) = (self.record.as_str(), self.attempt);
+            tracing::warn!(record, attempt, "the claim of a request was lost: {what}");
         }
     }
 }

@@ -10,15 +10,13 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dlock::__claim::{
-    may_outlast_lease, now, pause_after_failed_renewal, pause_while_held, sleep_until, surely_lasts,
-};
+use dlock::__claim::{may_outlast_lease, now, pause_after_failed_renewal, pause_while_held, surely_lasts};
 use dlock::record::{OwnerReply, Records};
 use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::lease::ClaimLease;
 use super::stats::Counters;
@@ -51,7 +49,7 @@ struct List {
 
 /// When a claim is to be renewed for the first time.
 fn due(lease: &ClaimLease) -> (Instant, u64) {
-    (lease.since + lease.length / 3, lease.id)
+    (lease.due, lease.id)
 }
 
 impl Renewals {
@@ -126,7 +124,7 @@ impl Renewals {
 
     /// Starts tasks for the due claims of the runtime; returns when to check again.
     fn begin_due(self: &Arc<Self>, runtime: runtime::Id) -> Option<Instant> {
-        let now = now();
+        let now = Instant::now();
         let State { lists, renewed } = &mut *self.state.lock();
         let list = lists.get_mut(&runtime)?;
         while let Some(first) = list.waiting.first_entry() {
@@ -218,6 +216,6 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
                 pause_after_failed_renewal(left, length)
             }
         };
-        sleep_until(now() + pause).await;
+        sleep(pause).await;
     }
 }

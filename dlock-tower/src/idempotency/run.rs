@@ -23,7 +23,7 @@ use super::stored::Stored;
 use super::stream::{Last, Stream};
 use crate::asker::Asker;
 use crate::body::BoxError;
-use crate::not_started::{HandedIn, claim_of};
+use crate::not_started::{HandedIn, with_outer};
 
 /// Runs the handler. When this is done the outcome is in the store, or on its way there, or the returned body takes
 /// care of it.
@@ -43,14 +43,12 @@ where
         return Err(error);
     }
     let asker = Asker::of(&request);
-    let outer = claim_of(request.extensions());
-    let confirmed = async {
-        if let Some(outer) = outer.filter(|outer| !outer.is_held()) {
-            outer.confirmed().await?;
-        }
-        claim.confirm().await
+    let all = with_outer(request.extensions(), (*claim).clone());
+    let confirmed = match all.is_held() {
+        true => Ok(()),
+        false => all.clone().confirmed().await,
     };
-    if let Err(problem) = confirmed.await {
+    if let Err(problem) = confirmed {
         claim.enter(Phase::Answered);
         claim.set_not_begun();
         let answer = claim.core.settings.respond(problem.rejection(), &asker);
@@ -62,11 +60,7 @@ where
         claim: (*claim).clone(),
     };
     request.extensions_mut().insert(idempotency);
-    let handed_in = HandedIn::new(
-        request.extensions_mut(),
-        claim.beginning.clone(),
-        (*claim).clone(),
-    );
+    let handed_in = HandedIn::new(request.extensions_mut(), claim.beginning.clone(), all);
     claim.enter(Phase::Working);
     let mut answer = {
         let mut handler = pin!(handed_in.run(inner.call(request)));

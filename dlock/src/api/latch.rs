@@ -20,8 +20,8 @@ use crate::{Error, LockKey};
 
 /// The highest count: up to here every store counts exactly.
 const HIGHEST: u64 = 1 << 53;
-/// How long before its end a wait looks at the count once more: an answer that takes as long counts as missing.
-const LAST_LOOK: Duration = Duration::from_millis(350);
+/// How much sooner before its end a wait looks at the count once more than an answer counts as missing.
+const A_MOMENT: Duration = Duration::from_millis(100);
 /// The look at the count, in error messages.
 const COUNT: &str = "the count of latch";
 
@@ -171,8 +171,8 @@ impl Latch {
     /// # Errors
     ///
     /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year.
-    /// [`Error::Unreachable`] when the store did not answer in that time, or at its end, where it is asked once more: the latch
-    /// may be open.
+    /// [`Error::Unreachable`] when the store did not answer in that time, or at its end, where it is asked once more if the wait
+    /// is long enough: the latch may be open.
     ///
     /// Cancel safe: a dropped wait leaves nothing behind.
     pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
@@ -206,22 +206,24 @@ impl Latch {
     /// when the store was asked, and that it was closed.
     async fn opened(&self, looks: &Mutex<Evidence>, until: Option<Instant>) -> Result<(), Error> {
         let shared = self.handle.shared();
-        let last_look = until.and_then(|until| until.checked_sub(LAST_LOOK));
         let mut watch = None;
         loop {
             looks.lock().asks(Moment::now());
             if self.count().await? == 0 {
                 return Ok(());
             }
-            looks.lock().is_busy(None, Moment::now());
+            let patience = {
+                let mut looks = looks.lock();
+                looks.is_busy(None, Moment::now());
+                looks.patience()
+            };
             // The first notification means "you are subscribed, check now", so nothing is missed in between. A
             // notification during a check leads to another one.
             let watch =
                 watch.get_or_insert_with(|| shared.call_watch(Kind::Latch, &self.key, shared.next_grant()));
-            let till_last_look = last_look.map(|look| look.saturating_duration_since(clock::now()));
-            let sleep = till_last_look
-                .filter(|left| !left.is_zero())
-                .unwrap_or(LONGEST_SLEEP);
+            let last_look = until.and_then(|until| until.checked_sub(patience + A_MOMENT));
+            let till_then = last_look.and_then(|look| look.checked_duration_since(clock::now()));
+            let sleep = till_then.filter(|left| !left.is_zero()).unwrap_or(LONGEST_SLEEP);
             let _ = tokio::time::timeout(sleep.min(LONGEST_SLEEP), watch.changed()).await;
         }
     }

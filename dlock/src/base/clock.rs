@@ -112,7 +112,7 @@ pub(crate) use crate::base::sim::{origin, suspended, wall};
 
 /// Sleeps until [`now`] has reached `deadline`, as precisely as a timer can: a timer set before a suspend fires late,
 /// but the clock is right in between.
-pub async fn sleep_until(deadline: Instant) {
+pub(crate) async fn sleep_until(deadline: Instant) {
     // An unreachable deadline (years away) is still a valid one for the timer wheel.
     let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
     tokio::time::sleep_until(target).await;

@@ -169,6 +169,11 @@ impl Evidence {
         self.slowest = self.slowest.max(head.slowest);
     }
 
+    /// How long a request may stay without a reply before the store counts as silent.
+    pub(crate) fn patience(&self) -> Duration {
+        SILENCE.max(self.slowest * 4)
+    }
+
     /// Returns what a call reports when its wait time or `retry_for` is over. `sent` says whether one of its own
     /// requests is in flight.
     pub(crate) fn verdict(self, started: Moment, now: Moment, sent: bool) -> Verdict {
@@ -179,7 +184,7 @@ impl Evidence {
         if let Some((_, error)) = self.failing {
             return Verdict::Failed(StoreError { outcome, ..error });
         }
-        let patience = SILENCE.max(self.slowest * 4);
+        let patience = self.patience();
         let is_silent = |asked: Moment| now.since(asked) > patience;
         match self.busy {
             Some(busy) if !self.asked.is_some_and(is_silent) => {
