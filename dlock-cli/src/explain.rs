@@ -128,7 +128,8 @@ const ERRORS: [Explained; 22] = [
         "E0018",
         "The key holds data of another kind (KeyTaken).",
         "Something else uses the same name: another kind of lock, or another program.",
-        "Choose another name or prefix, or remove that data. Nothing was changed.",
+        "Choose another name or prefix, or use one kind of lock for this name. Nothing was changed. Remove the data only \
+         if no program uses it: it may be a lock that is held.",
     ),
     (
         "E0019",

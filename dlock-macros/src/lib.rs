@@ -46,6 +46,11 @@ use proc_macro::TokenStream;
 /// `#[distributed_lock]` stands below: that is dropped after it.
 /// The function keeps its signature; its future is `Send` if it was.
 ///
+/// **Begin and commit a transaction in the body.** A transaction that the caller began is committed after the lock was
+/// released, and the next holder reads the data from before the commit. If the locks are in the same PostgreSQL database,
+/// [`hold_in`](https://github.com/dlock-rs/dlock/blob/main/docs/postgres.md#the-effect-and-the-lock-commit-together) keeps
+/// the lock until the commit.
+///
 /// Inside the body, code that asks for the same key [re-enters](#re-entry) the lock, and `dlock::current()` returns the
 /// hold, with its fencing token.
 ///
@@ -150,9 +155,10 @@ use proc_macro::TokenStream;
 /// # Kinds
 ///
 /// `kind = read` admits other readers and excludes writers; `kind = write` excludes all. They are two sides of one lock
-/// of that name, which does not exclude a plain `kind = lock`. With `prefer_writers = true` readers yield while a call
-/// waits to write (see `RwLock::prefer_writers`). `kind = fair` serves in order of arrival across processes, and `kind
-/// = fenced` shares its fencing tokens with Redisson's fenced lock.
+/// of that name. A plain lock of the same name cannot be beside it: while one of them is held, the other fails with
+/// `KeyTaken`, without waiting, and in its body with `WouldDeadlock`. So use one of the two for a name, everywhere. With
+/// `prefer_writers = true` readers yield while a call waits to write (see `RwLock::prefer_writers`). `kind = fair` serves
+/// in order of arrival across processes, and `kind = fenced` shares its fencing tokens with Redisson's fenced lock.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -287,6 +293,28 @@ use proc_macro::TokenStream;
 ///
 /// The future may be dropped at any point. While it waits, it leaves no trace on the store; while the body runs, the
 /// body is dropped and then the lock is released in the background.
+///
+/// A closure in another thread is not dropped with the body: that of `spawn_blocking`, or of `interact` of deadpool, runs
+/// on without the lock. Acquire the lock once more in the body, which re-enters, and move that guard into the closure. The
+/// lock is released with its last guard. `dlock::current()` is `None` in the closure.
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// # fn write(_: u64) {}
+/// #[distributed_lock(key = "report", lock = client)]
+/// async fn report(client: &LockClient) -> Result<(), Error> {
+///     let guard = client.lock("report").acquire().await?;
+///     let written = tokio::task::spawn_blocking(move || {
+///         write(guard.fencing_token());
+///         drop(guard); // not before
+///     });
+///     written.await.expect("the closure does not panic");
+///     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # report(&LockClient::memory()).await
+/// # }
+/// ```
 ///
 /// # Where it can be used
 ///

@@ -83,7 +83,8 @@
 //!    held.
 //! 5. The handler runs. It finds a [`Held`](dlock::Held) in the request's extensions (in axum: `HeldLock`),
 //!    with the fencing token to send along with its writes. It runs in the frame of the lock, so
-//!    `#[distributed_lock]` and other layers of the same key further in re-enter instead of waiting.
+//!    `#[distributed_lock]` and other layers of the same key and kind further in re-enter instead of waiting. One of another
+//!    kind fails with [`WouldDeadlock`](dlock::Error::WouldDeadlock), except a read lock inside the write lock.
 //! 6. **The handler has answered**: the lock is released, then the answer goes out. That costs a round trip
 //!    to the store, and the receiver of the answer finds the lock free, in every process. When the store does
 //!    not answer, the response waits for it for the client's `retry_for` (3 s) and goes out all the same;
@@ -92,7 +93,8 @@
 //! 7. **The handler fails or panics, or the client goes away**: what is left of the handler is dropped
 //!    first, and then the lock is released. Work that goes on without the client keeps the lock: a handler
 //!    under an [idempotency key](idempotency), whichever of the two layers stands outside, and what a
-//!    handler spawns with [`RequestLocks`](lock::RequestLocks).
+//!    handler spawns with [`RequestLocks`](lock::RequestLocks). A closure of `spawn_blocking` cannot be dropped: without
+//!    [`RequestLocks::keep`](lock::RequestLocks::keep) it runs on without the lock.
 //! 8. **The lock is lost while the handler runs**, because the store was cut off for the length of the
 //!    lease, or because a fixed lease or `max_hold` is over: the handler is dropped and the answer is 503,
 //!    *without* [`NotStarted`]. With [`OnLost::RunOn`] it runs to its end, and sees the loss. Both hold for a
@@ -113,7 +115,7 @@
 //! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read before the handler | send less |
 //! | `urn:dlock:problem:body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time | try again |
 //! | `urn:dlock:problem:body-incomplete` | 400 | `INVALID_ARGUMENT` | the body ended before its announced end, or its chunks are malformed | try again |
-//! | `urn:dlock:problem:would-deadlock` | 500 | `INTERNAL` | the request is inside a read lock and asked to write: it would wait for itself | report it |
+//! | `urn:dlock:problem:would-deadlock` | 500 | `INTERNAL` | the request is inside a read lock and asked to write, or inside a lock of the same name and another kind: it would wait for itself | report it |
 //! | `urn:dlock:problem:internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
 //! (A lock that was lost before the handler began, this layer's or one of the same key further out, is a
@@ -127,9 +129,14 @@
 //! # Where the layer stands
 //!
 //! From outside to inside: trace → CORS → rate limit → compression → authentication → idempotency →
-//! **lock** → handler. Unauthenticated requests should not lock anything, and a stored answer that is
+//! **lock** → transaction → handler. Unauthenticated requests should not lock anything, and a stored answer that is
 //! replayed needs no lock. In axum, put it on the `Router` (`layer`, `route_layer`) or a route, not around
 //! the router: path parameters are known only inside.
+//!
+//! A layer that commits a transaction for each request stands inside the lock layer, so in axum it is added before. Outside, it
+//! commits after the lock was released, and the next request reads the data from before the commit. If the locks are in the same
+//! PostgreSQL database, [`hold_in`](https://github.com/dlock-rs/dlock/blob/main/docs/postgres.md#the-effect-and-the-lock-commit-together) keeps the
+//! lock until the commit.
 //!
 //! Mind the outer timeouts: a request may take the body's time, the wait and the handler's time together.
 //!

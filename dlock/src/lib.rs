@@ -158,6 +158,12 @@ pub mod __claim {
     pub use crate::engine::timing::{may_outlast_lease, pause_after_failed_renewal, pause_while_held};
 }
 #[doc(hidden)]
+pub mod __default {
+    //! The default client around the caller, for the layers.
+
+    pub use crate::api::default::around;
+}
+#[doc(hidden)]
 pub mod __text {
     //! The rules of what is shown to people, for the command.
 
@@ -223,11 +229,15 @@ pub use store::options::DEFAULT_TIMEOUT;
 /// For code deep inside a locked function that needs the fencing token, or whether the lock is still held, without
 /// having it passed down. See [`scope`].
 ///
+/// It is `None` in a spawned task, and in a closure of `spawn_blocking`, or of `interact` of deadpool: read the token before,
+/// and move it into the closure. Do not send 0 in its place: a check that accepts equal tokens would accept all such
+/// writes.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
 /// # let client = dlock::LockClient::memory();
 /// async fn write() -> u64 {
-///     dlock::current().map_or(0, |held| held.fencing_token())
+///     dlock::current().expect("only called under a lock").fencing_token()
 /// }
 /// let token = client.lock("report").run(|_| write()).await?;
 /// assert!(token > 0);

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use crate::process::give_away;
 
-/// An authority of its own, and what it signed: a certificate for servers at `localhost` and 127.0.0.1, and one for
-/// clients.
+/// An authority of its own, and what it signed: a certificate for servers, at `localhost` and 127.0.0.1 unless it has
+/// [other names](Certificates::naming), and one for clients.
 #[derive(Debug, Clone)]
 pub struct Certificates {
     dir: Arc<TempDir>,
@@ -28,6 +28,14 @@ impl Certificates {
     /// # Panics
     /// When they cannot be made.
     pub fn new() -> Certificates {
+        Certificates::naming(&["localhost", "127.0.0.1"])
+    }
+
+    /// The same, with these names in the certificate for servers.
+    ///
+    /// # Panics
+    /// When they cannot be made.
+    pub fn naming(names: &[&str]) -> Certificates {
         let made = "certificates can be made";
         let dir = tempfile::Builder::new().prefix("dlock-").tempdir().expect(made);
         let mut authority = CertificateParams::new([]).expect(made);
@@ -44,7 +52,7 @@ impl Certificates {
             let certificate = params.signed_by(&key, &issuer).expect(made).pem();
             (certificate, key.serialize_pem())
         };
-        let (certificate, key) = signed(&["localhost", "127.0.0.1"]);
+        let (certificate, key) = signed(names);
         let client = signed(&["client"]);
         let files = [
             ("root.pem", &root),
@@ -65,10 +73,13 @@ impl Certificates {
 
     /// A client that trusts the authority, and that it vouches for.
     pub fn given_to(&self, builder: LockClientBuilder) -> LockClientBuilder {
+        self.shown_by(builder).root_certificate(self.root.clone())
+    }
+
+    /// A client that the authority vouches for, so that servers accept it, and that may trust another.
+    pub fn shown_by(&self, builder: LockClientBuilder) -> LockClientBuilder {
         let (certificate, key) = self.client.clone();
-        builder
-            .root_certificate(self.root.clone())
-            .client_certificate(certificate, key)
+        builder.client_certificate(certificate, key)
     }
 
     /// One of its files: `root.pem`, `server.pem` or `server.key`.

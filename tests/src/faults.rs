@@ -26,8 +26,16 @@ pub const SOON: Duration = Duration::from_secs(5);
 pub const SLACK: Duration = Duration::from_secs(20);
 /// How long is gone on with what must succeed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// At most as many requests may renew ten thousand locks, with those that keep the session, which a slow machine adds.
-pub const FEW_REQUESTS: u64 = 200;
+
+/// At most sixty requests renewed ten thousand locks since then, beside those that keep the session: one a second, at most.
+///
+/// # Panics
+/// When there were more.
+pub fn are_few(requests: u64, since: Instant) {
+    let seconds = since.elapsed().as_secs();
+    println!("{requests} requests in {seconds} s");
+    assert!(requests <= 60 + seconds, "{requests} requests in {seconds} s");
+}
 
 /// A client that is quick to call a step failed, and repeats it for a long time where it repeats at all.
 ///

@@ -62,7 +62,7 @@ pub use resp::Command;
 pub use running::{Ended, Running};
 pub use server::{Flavor, Server, ServerBuilder};
 pub use sql::Request;
-pub use store::{Shared, Store, is_of_a_step, settle};
+pub use store::{Shared, Store, features, is_of_a_step, settle};
 pub use topology::{Cluster, ClusterBuilder, Independent, Replicas, ReplicasBuilder, slot_of};
 pub use watched::{Seen as StepsSeen, Watched, watched};
 
@@ -135,6 +135,7 @@ pages! {
     Keys: "docs/keys.md",
     Kubernetes: "docs/kubernetes.md",
     Metrics: "docs/metrics.md",
+    Migrating: "docs/migrating.md",
     Mysql: "docs/mysql.md",
     Once: "docs/once.md",
     Postgres: "docs/postgres.md",

@@ -1,7 +1,10 @@
 //! Ports for servers that must come back on the same port.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 
@@ -47,7 +50,9 @@ impl Port {
     fn lock(number: u16) -> Option<Self> {
         let directory = std::env::temp_dir().join("dlock-test-ports");
         fs::create_dir_all(&directory).expect("temporary files can be written");
-        let file = File::create(directory.join(number.to_string())).expect("temporary files can be written");
+        // Other users run tests as well. Only the owner of the directory can allow that, and has done so.
+        let _ = fs::set_permissions(&directory, Permissions::from_mode(0o1777));
+        let file = shared(&directory.join(number.to_string())).expect("temporary files can be written");
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
         TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
         Some(Self { number, _lock: lock })
@@ -56,6 +61,17 @@ impl Port {
     pub(crate) fn number(&self) -> u16 {
         self.number
     }
+}
+
+/// The file, which any user can lock.
+fn shared(path: &Path) -> io::Result<File> {
+    // A file of another user may be opened, but not created again.
+    if let Ok(file) = File::open(path) {
+        return Ok(file);
+    }
+    let file = File::create(path)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    Ok(file)
 }
 
 fn first_outgoing_port() -> Option<u16> {

@@ -383,3 +383,25 @@ macro_rules! on_quorums {
         }
     };
 }
+
+/// What a store says that it can do, in words: a check of the contract that needs more is left out without a failure.
+pub fn features(store: &dyn dlock::store::Store) -> String {
+    let can = store.capabilities();
+    let mut words: Vec<String> = can.kinds.iter().map(ToString::to_string).collect();
+    for (is_there, word) in [
+        (can.token_blocks, "token_blocks"),
+        (can.fixed_lease, "fixed_lease"),
+        (can.min_hold, "min_hold"),
+        (can.prefer_writers, "prefer_writers"),
+        (can.restores_positions, "restores_positions"),
+        (can.limits, "limits"),
+        (can.inspection, "inspection"),
+        (can.largest_set > 1, "sets"),
+    ] {
+        if is_there {
+            words.push(word.to_owned());
+        }
+    }
+    words.push(format!("{:?}", can.notifications));
+    words.join(" ")
+}

@@ -138,7 +138,7 @@ async fn hold(
     let before = usage::memory();
     tally.begin();
     let begin = Instant::now();
-    let guards = held::take(job, stop).await;
+    let mut guards = held::take(job, stop).await;
     let counted = begin.elapsed().as_secs_f64();
     tally.end();
     let together = team.meet(stop).await;
@@ -148,7 +148,7 @@ async fn hold(
         Err(_) => Default::default(),
     };
     let mut outcome = window.close(server, around).await;
-    holding.lost = held::lost(&guards);
+    holding.lost = held::drop_lost(&mut guards);
     holding.memory = outcome
         .memory
         .zip(before)

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::NOT_HELD;
 use super::args::WhyArgs;
-use super::diagnosis::Diagnosis;
+use super::diagnosis::{Diagnoses, Diagnosis};
 use super::survey::Row;
 use super::text::{clean, json_line, time};
 
@@ -71,8 +71,8 @@ impl Step {
 }
 
 impl Link {
-    async fn of(client: &LockClient, key: LockKey, holder: Holder) -> Result<Link, Error> {
-        let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
+    async fn of(diagnoses: &mut Diagnoses<'_>, key: LockKey, holder: Holder) -> Result<Link, Error> {
+        let (holder, diagnosis) = diagnoses.of(holder).await?;
         let of_client = holder.client.as_ref().map_or(0, |report| report.waits.len());
         let others = of_client - usize::from(holder.waits_for.is_some());
         let row = Row {
@@ -96,6 +96,7 @@ impl Link {
 /// is followed until there is a cycle; without one, the chain is that of the first.
 async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<Vec<LockKey>>), Error> {
     let mut links: Vec<Link> = Vec::new();
+    let mut diagnoses = Diagnoses::new(client);
     let mut first = None;
     let mut seen = HashSet::from([key.clone()]);
     let mut way = vec![Step::of(client, key).await?];
@@ -109,7 +110,7 @@ async fn follow(client: &LockClient, key: LockKey) -> Result<(Vec<Link>, Option<
         if first.is_some() && holder.waits_for.is_none() {
             continue;
         }
-        let link = Link::of(client, step.key.clone(), holder).await?;
+        let link = Link::of(&mut diagnoses, step.key.clone(), holder).await?;
         let waited_for = link.waits_for().cloned();
         step.links.push(links.len());
         links.push(link);

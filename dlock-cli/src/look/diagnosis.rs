@@ -1,6 +1,6 @@
 //! Whether the client of a holder is alive, and if not, what happened to it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,14 @@ use super::text::{clean, millis, time};
 /// How long the threads of a process are watched.
 const WATCHED: Duration = Duration::from_millis(1500);
 
+/// The diagnoses of a command: each client is asked and watched once, however many holds it has.
+pub(super) struct Diagnoses<'a> {
+    client: &'a LockClient,
+    by_client: HashMap<String, Diagnosis>,
+}
+
 /// What is known about the client of a holder.
+#[derive(Clone)]
 pub(super) struct Diagnosis {
     pub(super) state: State,
     /// The reason for this conclusion.
@@ -63,6 +70,42 @@ impl State {
     }
 }
 
+impl Diagnoses<'_> {
+    pub(super) fn new(client: &LockClient) -> Diagnoses<'_> {
+        Diagnoses {
+            client,
+            by_client: HashMap::new(),
+        }
+    }
+
+    /// Diagnoses the client of this holder. The client's answer is newer than what is known about the holder.
+    pub(super) async fn of(&mut self, holder: Holder) -> Result<(Holder, Diagnosis), Error> {
+        let diagnosis = self.made(&holder).await?;
+        let holder = match &diagnosis.report {
+            Some(report) => holder.known(Some(Arc::new(report.clone()))),
+            None => holder,
+        };
+        Ok((holder, diagnosis))
+    }
+
+    async fn made(&mut self, holder: &Holder) -> Result<Diagnosis, Error> {
+        if holder.holds == 0 {
+            let because = "the work is over, and the min_hold of the lock is not";
+            return Ok(Diagnosis::new(State::Released, because, None));
+        }
+        let Some((id, _)) = holder.id.split_once(':') else {
+            let because = holder.unknown().unwrap_or_default();
+            return Ok(Diagnosis::new(State::Unknown, because, None));
+        };
+        if let Some(made) = self.by_client.get(id) {
+            return Ok(made.clone());
+        }
+        let made = Diagnosis::of_client(self.client, id, holder).await?;
+        self.by_client.insert(id.to_owned(), made.clone());
+        Ok(made)
+    }
+}
+
 impl Diagnosis {
     pub(super) fn json(&self) -> Value {
         json!({
@@ -87,29 +130,8 @@ impl Diagnosis {
         }
     }
 
-    /// Diagnoses the client of this holder, within two to three seconds. The client's answer is newer than what is
-    /// known about the holder.
-    pub(super) async fn of(client: &LockClient, holder: Holder) -> Result<(Holder, Diagnosis), Error> {
-        let diagnosis = Diagnosis::made(client, &holder).await?;
-        let holder = match &diagnosis.report {
-            Some(report) => holder.known(Some(Arc::new(report.clone()))),
-            None => holder,
-        };
-        Ok((holder, diagnosis))
-    }
-
-    async fn made(client: &LockClient, holder: &Holder) -> Result<Diagnosis, Error> {
-        if holder.holds == 0 {
-            let because = "the work is over, and the min_hold of the lock is not";
-            return Ok(Diagnosis::new(State::Released, because, None));
-        }
-        let Some((id, _)) = holder.id.split_once(':') else {
-            return Ok(Diagnosis::new(
-                State::Unknown,
-                holder.unknown().unwrap_or_default(),
-                None,
-            ));
-        };
+    /// Diagnoses the client with this id, within two to three seconds.
+    async fn of_client(client: &LockClient, id: &str, holder: &Holder) -> Result<Diagnosis, Error> {
         let written = holder.client.as_deref().cloned();
         if let Some(report) = &written {
             match report.process_state() {
@@ -149,6 +171,8 @@ impl Diagnosis {
         // Only now: each server lists all of its clients for this.
         let (connections, hidden) = match client.connections(id).await {
             Err(Error::Unsupported { .. }) => (None, "this store keeps no entries of clients".to_owned()),
+            // Another program has written it.
+            Err(Error::InvalidOption { .. }) => (None, "it is not a client of dlock".to_owned()),
             Err(Error::Refused { message, .. }) => {
                 (None, format!("connections are not visible: {}", clean(&message)))
             }

@@ -23,10 +23,12 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
     if rows.is_empty() && !args.json {
         output::print_error(none(args));
     }
-    let unknown = survey.rows.iter().filter(|row| row.held().is_none()).count();
+    let is_unknown = |row: &&Row| row.held().is_none() && (!args.expiring || row.is_near_its_end());
+    let unknown = survey.rows.iter().filter(is_unknown).count();
     if args.older_than.is_some() && unknown > 0 {
         output::print_error(format_args!(
-            "of {unknown} more it is not known for how long: their clients publish nothing (presence=on)"
+            "of {unknown} more it is not known for how long: presence is off there, they are new, or their client has \
+             more than it publishes"
         ));
     }
     Ok(ExitCode::SUCCESS)

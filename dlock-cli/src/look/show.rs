@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::NOT_HELD;
 use super::args::ShowArgs;
-use super::diagnosis::Diagnosis;
+use super::diagnosis::{Diagnoses, Diagnosis};
 use super::survey::{Row, Survey, place, wait_line};
 use super::text::{clean, json_line, time};
 
@@ -33,8 +33,9 @@ pub(super) async fn show(client: &LockClient, args: &ShowArgs) -> Result<ExitCod
         Err(error) => return Err(error),
     };
     let waits: Vec<_> = waits.into_iter().filter(|(_, wait)| wait.key == key).collect();
+    let mut diagnoses = Diagnoses::new(client);
     for holder in holders {
-        let (holder, diagnosis) = Diagnosis::of(client, holder).await?;
+        let (holder, diagnosis) = diagnoses.of(holder).await?;
         let row = Row {
             key: key.clone(),
             holder,

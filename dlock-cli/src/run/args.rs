@@ -249,8 +249,8 @@ impl Plan {
         format!("{noun} {}", names.join(", "))
     }
 
-    /// The key for which this may wait in vain, by the environment that an outer `dlock run` has given its command:
-    /// DLOCK_KEY and DLOCK_KIND.
+    /// Returns a key that the outer `dlock run` holds, so that this run would wait for it without end. The outer run has
+    /// named its keys and their kind to its command: DLOCK_KEY and DLOCK_KIND.
     pub(super) fn waits_for_itself(&self, outer_keys: &str, outer_kind: &str) -> Option<&LockKey> {
         let is_bounded = self.tries || self.options.wait.is_some();
         let is_apart = match (self.kind.kind(), outer_kind) {

@@ -316,8 +316,8 @@ impl Watch {
 
     /// Tells a command that wants the terminal that it cannot have it: no shell is left that could bring dlock to the
     /// foreground. The kernel does so for the stopped processes of a job whose shell ends; it does not see that those of the
-    /// command belong to such a job, and would stop them again and again. Returns whether the command may go on: not one that
-    /// runs as another user, which gets no signal but the one that resumes it.
+    /// command belong to such a job, and would stop them again and again. Returns whether the command may go on. A command that
+    /// runs as another user may not: dlock can send it only the signal that resumes it.
     fn hang_up(&mut self) -> bool {
         if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
             return true;

@@ -51,22 +51,21 @@ impl Actions {
         Actions { token, operator }
     }
 
-    /// Runs it, if the request comes from the console's own page, or from a program that knows the token.
-    pub(super) async fn act(&self, client: &LockClient, action: Action, request: Request<Body>) -> Response {
+    /// Reads what to do, if the request comes from the console's own page, or from a program that knows the token.
+    pub(super) async fn order(&self, action: Action, request: Request<Body>) -> Result<Order, Box<Response>> {
         let (head, body) = request.into_parts();
-        if let Err(refusal) = self.admit(&head) {
-            return *refusal;
-        }
+        self.admit(&head)?;
         let body = to_bytes(body, MOST_BYTES).await.ok();
         let asked = body.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
         let Some(asked) = asked.filter(Value::is_object) else {
-            return bad("the body is not a JSON object of at most 16 KiB");
+            return Err(Box::new(bad("the body is not a JSON object of at most 16 KiB")));
         };
         let operator = self.operator.as_ref().and_then(|operator| operator(&head));
-        match action {
-            Action::Forget => forget(client, &asked, operator).await,
-            Action::Break | Action::Revoke => intervene(client, action, &asked, operator).await,
-        }
+        Ok(Order {
+            action,
+            asked,
+            operator,
+        })
     }
 
     fn admit(&self, head: &Parts) -> Result<(), Box<Response>> {
@@ -92,6 +91,25 @@ impl Actions {
             return Ok(());
         };
         Err(Box::new(refusal))
+    }
+}
+
+/// An action that an operator has ordered.
+pub(super) struct Order {
+    action: Action,
+    asked: Value,
+    operator: Option<String>,
+}
+
+impl Order {
+    /// Acts, and writes it to the log of the process.
+    pub(super) async fn carry_out(self, client: &LockClient) -> Response {
+        match self.action {
+            Action::Forget => forget(client, &self.asked, self.operator).await,
+            Action::Break | Action::Revoke => {
+                intervene(client, self.action, &self.asked, self.operator).await
+            }
+        }
     }
 }
 
@@ -250,6 +268,16 @@ fn bad(detail: &str) -> Response {
         "about:blank",
         "The request makes no sense",
         detail,
+    )
+}
+
+/// The answer where the service ends before the action does.
+pub(super) fn interrupted() -> Response {
+    problem(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "urn:dlock:problem:unavailable",
+        "The action may or may not have been carried out",
+        "the service is ending",
     )
 }
 

@@ -61,6 +61,7 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::iter;
+use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +78,7 @@ use futures_util::future::join_all;
 use http::StatusCode;
 use http::request::Parts;
 use http::uri::Authority;
+use tracing::Instrument;
 
 use self::actions::{Action, Actions, Operator};
 use self::answer::Sender;
@@ -303,12 +305,26 @@ fn act(
             let Some(actions) = &shared.actions else {
                 return actions::not_allowed();
             };
-            let answer = actions.act(&shared.client, action, request).await;
-            // The change must be visible at once. If the store failed, the action may have been carried out.
-            if !answer.status().is_client_error() {
-                shared.look.again();
+            let order = match actions.order(action, request).await {
+                Ok(order) => order,
+                Err(refusal) => return *refusal,
+            };
+            // A client that goes away ends this request, but not the action: its log entry must be written.
+            let acting = async move {
+                let answer = order.carry_out(&shared.client).await;
+                // The change must be visible at once. If the store failed, the action may have been carried out.
+                if !answer.status().is_client_error() {
+                    shared.look.again();
+                }
+                answer
+            };
+            match tokio::spawn(acting.in_current_span()).await {
+                Ok(answer) => answer,
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => resume_unwind(panic),
+                    Err(_) => actions::interrupted(),
+                },
             }
-            answer
         })
     }
 }

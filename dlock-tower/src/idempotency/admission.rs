@@ -301,12 +301,7 @@ impl Drop for Asking {
         if self.in_doubt
             && let Some(runtime) = &self.runtime
         {
-            undo(
-                &self.core,
-                runtime,
-                self.claim.key.clone(),
-                self.claim.token.clone(),
-            );
+            undo(&self.core, runtime, &self.claim);
         }
     }
 }

@@ -105,7 +105,7 @@ impl Idempotency {
     /// off from the store, for longer than the lease.
     ///
     /// After [`in_transaction`](Self::in_transaction) the claim is not renewed, and this turns false when its lease is over,
-    /// although nobody takes it over from the transaction.
+    /// although no other attempt takes it over from the transaction.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.claim.lease.is_held()

@@ -64,10 +64,10 @@
 //!    again; another fingerprint is refused; an equal request that is in progress is told so, or waited for
 //!    ([`wait`](IdempotencyLayer::wait)).
 //! 6. **The handler runs**, with an [`Idempotency`] in the extensions of its request. Its claim is renewed
-//!    for as long as it takes. **When the client goes away it runs on**, in a task, with its locks, lock frames and
-//!    its tracing span: that is the very case that the key is there for. What is started by the handler and
-//!    reads the connection ends as ever. Limits further out count no such handler, so the layer has one of its own
-//!    ([`max_detached`](IdempotencyLayer::max_detached)).
+//!    for as long as it takes. **When the client goes away it runs on**, in a task, with its locks, lock frames, its
+//!    tracing span and the client of [`dlock::with_default`] around it, but no other task-local: that is the very case
+//!    that the key is there for. What is started by the handler and reads the connection ends as ever. Limits further
+//!    out count no such handler, so the layer has one of its own ([`max_detached`](IdempotencyLayer::max_detached)).
 //! 7. **What came of it is stored**, in one step, before the first byte of the answer goes out; or the key is
 //!    released. A body that is not there at once goes out as it comes, and is stored with its end; if the
 //!    client does not wait for that, a task does, for a while ([`read_on`](IdempotencyLayer::read_on)): a body

@@ -3,17 +3,20 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use dlock::LockClient;
 use dlock::scope::{self, Scope};
 use tracing::{Instrument, Span};
 
 use super::claim::Claim;
 use crate::lock::KeptLocks;
 
-/// The lock frames and the span in which work was begun, and in which a task continues it.
+/// The lock frames, the span and the default client in which work was begun, and in which a task continues it.
 #[derive(Clone)]
 pub(super) struct Origin {
     scope: Scope,
     span: Span,
+    /// That of `dlock::with_default` around the request, such as the client of its tenant.
+    client: Option<LockClient>,
 }
 
 impl Origin {
@@ -21,6 +24,7 @@ impl Origin {
         Origin {
             scope: scope::current(),
             span: Span::current(),
+            client: dlock::__default::around(),
         }
     }
 
@@ -35,6 +39,10 @@ impl Origin {
             work.await;
             locks.release().await;
         };
-        claim.spawn(self.scope.wrap(work).instrument(self.span.clone()));
+        let work = self.scope.wrap(work).instrument(self.span.clone());
+        match &self.client {
+            Some(client) => claim.spawn(dlock::with_default(client.clone(), work)),
+            None => claim.spawn(work),
+        }
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::claim::Claim;
 use super::lease::{ClaimLease, Grant};
-use super::settlement::Settlement;
+use super::settlement::{Settlement, is_final};
 use super::shared::Core;
 use super::stored::{Stamp, Stored};
 use crate::lock::RequestLocks;
@@ -128,10 +128,7 @@ impl Owned {
                 }
                 Err(error) => {
                     shared.counters.settle_failures();
-                    if matches!(
-                        error.reason,
-                        Reason::KeyTaken(_) | Reason::Closed | Reason::Unsupported
-                    ) {
+                    if is_final(&error) {
                         shared.counters.abandoned();
                         tracing::error!(
                             record = self.lease.record.as_str(),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use dlock::store::{Reason, StoreError};
+
 use super::policy::RecordAction;
 use super::stored::Stored;
 
@@ -30,4 +32,12 @@ impl Settlement {
             RecordAction::Forget => Some(Settlement::Release),
         }
     }
+}
+
+/// Whether sending the settlement again cannot help.
+pub(super) fn is_final(error: &StoreError) -> bool {
+    matches!(
+        error.reason,
+        Reason::KeyTaken(_) | Reason::Closed | Reason::Unsupported
+    )
 }

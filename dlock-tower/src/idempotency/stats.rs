@@ -72,8 +72,8 @@ counters! {
     renewal_failures: "dlock_idempotency_store_failed_total", "step" = "extend";
     /// Results and releases that did not reach the store at once; each is repeated until it does.
     settle_failures: "dlock_idempotency_store_failed_total", "step" = "settle";
-    /// Results and releases that were given up: what is stored there cannot be read, the store is closed, or too many
-    /// releases waited.
+    /// Results and releases that were given up: what is stored there cannot be read, the store is closed, too many
+    /// releases waited, or the store was away until the lease of a claim without a handler was over.
     abandoned: "dlock_idempotency_abandoned_total";
     /// Results that are not kept, only their existence: too large, streams, broken off, or refused by the store.
     tombstones: "dlock_idempotency_tombstones_total";

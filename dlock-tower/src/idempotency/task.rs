@@ -107,7 +107,10 @@ impl<T> Drop for Work<T> {
         }
         let claim = self.claim.clone();
         if self.polling {
-            return self.end(Some(Ending::Panic));
+            // A service that is asked whether it is ready may panic, and so may the user's `render`.
+            let was_begun =
+                claim.phase() != Phase::Waiting && !(claim.was_not_begun() && claim.is_untouched());
+            return self.end(was_begun.then_some(Ending::Panic));
         }
         if self.detached {
             // The runtime is ending.

@@ -125,8 +125,10 @@ impl<K, P> LockLayer<K, P> {
     /// a time, whatever their method.
     ///
     /// `HEAD` is then no longer [skipped](Self::skip_methods) by default. Reading and writing requests of a key must go
-    /// through layers with this option, in every service: a read-write lock does not exclude a plain
-    /// [`LockKind::Mutex`] of the same name.
+    /// through layers with this option, in every service. **A plain lock of the same name cannot be beside it**: while one
+    /// of them is held, the other is refused with [`Error::KeyTaken`], without waiting, and its request is answered with 500. Inside
+    /// this layer, `#[distributed_lock]` of the same name needs `kind = read` or `kind = write`; a plain one fails with
+    /// [`Error::WouldDeadlock`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {

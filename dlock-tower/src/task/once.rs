@@ -19,6 +19,9 @@ use super::bound::{Bound, Place};
 use super::error::{SOON, retry_after};
 use super::work::take_ready;
 
+/// The shortest pause before a message is delivered again: a lease that ends now is about to be renewed, or taken over.
+const SHORTEST: Duration = Duration::from_millis(100);
+
 /// The response of a request that runs once: of this attempt, or of an earlier one. Acknowledge its message.
 ///
 /// ```
@@ -173,7 +176,7 @@ impl<E> TaskOnceError<E> {
     }
 
     /// Returns when to deliver the message again after an error [before the work](Self::is_not_started): after a second, or
-    /// when the lease of the attempt elsewhere ends, if that is sooner; after 10 where the key holds other data, such as a record
+    /// when the lease of the attempt elsewhere ends, if that is sooner, but not before 100 ms; after 10 s where the key holds other data, such as a record
     /// of a newer version ([`Error::KeyTaken`]). `None` for all other errors, and where it [cannot
     /// help](Self::is_permanent).
     ///
@@ -191,7 +194,7 @@ impl<E> TaskOnceError<E> {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            TaskOnceError::Elsewhere { remaining, .. } => Some(SOON.min(*remaining)),
+            TaskOnceError::Elsewhere { remaining, .. } => Some((*remaining).clamp(SHORTEST, SOON)),
             TaskOnceError::Store(error) => retry_after(error),
             _ => None,
         }
@@ -639,5 +642,26 @@ impl<S: fmt::Debug, Req, K> fmt::Debug for TaskOnceService<S, Req, K> {
             .field("inner", &self.inner)
             .field("settings", &self.settings)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_that_is_done_elsewhere_is_never_delivered_again_at_once() {
+        for (remaining, after) in [(0, 100), (99, 100), (300, 300), (25_000, 1000)] {
+            let elsewhere = TaskOnceError::<String>::Elsewhere {
+                key: "m".into(),
+                attempt: 1,
+                remaining: Duration::from_millis(remaining),
+            };
+            assert_eq!(
+                elsewhere.retry_after(),
+                Some(Duration::from_millis(after)),
+                "{remaining}"
+            );
+        }
     }
 }

@@ -153,6 +153,12 @@ pub fn with_default<F: Future>(client: LockClient, future: F) -> impl Future<Out
     AROUND.scope(client, future)
 }
 
+/// Returns the client of the innermost [`with_default`] around the caller, for work that goes on in a task of its own.
+#[must_use]
+pub fn around() -> Option<LockClient> {
+    AROUND.try_with(Clone::clone).ok()
+}
+
 /// Returns the client that `#[distributed_lock]` uses where no `lock = ...` is given: that of the innermost
 /// [`with_default`] around the caller, else that of its runtime ([`set_runtime_default`]), else that of the process
 /// ([`set_default`]).
@@ -161,9 +167,7 @@ pub fn with_default<F: Future>(client: LockClient, future: F) -> impl Future<Out
 ///
 /// [`Error::NoDefaultClient`], which says what to call.
 pub fn default_client() -> Result<LockClient, Error> {
-    AROUND
-        .try_with(Clone::clone)
-        .ok()
+    around()
         .or_else(of_runtime)
         .or_else(|| PROCESS.read().clone())
         .ok_or(Error::NoDefaultClient)

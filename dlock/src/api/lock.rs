@@ -127,6 +127,23 @@ impl Lock {
 
     /// Acquires the lock if it is free, without waiting for its holder: asks the store once.
     ///
+    /// Keep the guard while the work runs. `if lock.try_acquire().await.is_ok() { … }` releases the lock before the block
+    /// begins, and `let _ = lock.try_acquire().await?;` releases it at once: both drop the guard.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// match client.lock("report").try_acquire().await {
+    ///     Ok(guard) => {
+    ///         // The report is written here, by one process at a time.
+    ///         guard.release().await?;
+    ///     }
+    ///     Err(error) if error.is_busy() => println!("another process writes the report"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::NotAcquired`] when another caller holds it, and every error of [`acquire`](Self::acquire).
@@ -193,6 +210,27 @@ impl Lock {
     /// # let client = dlock::LockClient::memory();
     /// let token = client.lock("report").run(|held| async move { held.fencing_token() }).await?;
     /// # assert!(token > 0);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Blocking work
+    ///
+    /// A closure in another thread is not dropped with the future: that of `spawn_blocking`, or of `interact` of deadpool,
+    /// runs on after a loss and after the caller was cancelled, when the lock is released already. Move a guard into it
+    /// instead; dropping the guard there releases the lock. A lost lock does not stop the closure: it asks
+    /// [`is_held`](LockGuard::is_held), or the resource checks the fencing token. [`dlock::current`](crate::current) is
+    /// `None` in the closure.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// # fn write(_: u64) {}
+    /// let guard = client.lock("report").acquire().await?;
+    /// let written = tokio::task::spawn_blocking(move || {
+    ///     write(guard.fencing_token());
+    ///     guard
+    /// });
+    /// written.await.expect("the closure does not panic").release().await?;
     /// # Ok(()) }
     /// ```
     ///

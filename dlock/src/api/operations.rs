@@ -171,7 +171,7 @@ impl LockClient {
         let intervention = self.signed(intervention)?;
         let grant = GrantId::parse(holder);
         let by_grant = match (found.kind, grant) {
-            (Kind::Read, Some(grant)) => Some(grant),
+            (Kind::Read, Some(grant)) if !grant.is_of_redisson() => Some(grant),
             (kind, _) if kind.is_exclusive() => None,
             (kind, _) => {
                 return Err(Error::Unsupported {

@@ -314,7 +314,7 @@ impl fmt::Display for Error {
             Error::InvalidUrl { reason } => write!(f, "invalid lock store URL: {reason}"),
             Error::KeyTaken { key, found } => write!(
                 f,
-                "key \"{key}\" holds {found}, not a lock of this kind: choose another name or remove that data"
+                "key \"{key}\" holds {found}, not a lock of this kind: choose another name, or use one kind for this name"
             ),
             Error::Unsupported { what, reason } => write!(f, "{what} is not supported: {reason}"),
             Error::NoDefaultClient => write!(

@@ -61,6 +61,11 @@ impl LockKey {
     ///
     /// In a Cluster, for all kinds but the plain lock, braces must form a tag, as `{42}`: other braces are
     /// [`Error::Unsupported`].
+    ///
+    /// On Redis and Valkey, without a client [prefix](crate::LockClientBuilder::prefix), do not use a name both with and
+    /// without braces around all of it, as `jobs` and `{jobs}`. They are two locks whose other data have the same keys, as in
+    /// Redisson: both share the holders of a semaphore, the queue of a fair lock, and the waiting writers of a read-write
+    /// lock. Plain locks and latches are apart.
     pub fn raw(name: impl Into<String>) -> LockKey {
         let name = name.into();
         // Without a brace it is like any other.

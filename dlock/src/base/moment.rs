@@ -1,5 +1,6 @@
 //! Points in time as the engine counts them: plain numbers that need no clock.
 
+use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
 
@@ -7,31 +8,32 @@ use std::time::Duration;
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// An instant in half the space: nanoseconds since a day before this process first asked. Saturates there, and at five
-/// centuries later.
+/// centuries later. None is zero, so that an optional one takes no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Moment(u64);
+pub(crate) struct Moment(NonZeroU64);
 
 impl Moment {
     pub(crate) const fn from_nanos(nanos: u64) -> Moment {
-        Moment(nanos)
+        Moment(NonZeroU64::MIN.saturating_add(nanos))
     }
 
     pub(crate) const fn as_nanos(self) -> u64 {
-        self.0
+        self.0.get() - 1
     }
 
     /// The time since an earlier moment; zero if that is later.
     pub(crate) fn since(self, earlier: Moment) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
     pub(crate) fn earlier_by(self, time: Duration) -> Moment {
-        Moment(self.0.saturating_sub(nanos(time)))
+        Moment::from_nanos(self.as_nanos().saturating_sub(nanos(time)))
     }
 
     /// Rounds down to a multiple of `grain`.
     pub(crate) fn floor(self, grain: Duration) -> Moment {
-        Moment(self.0 - self.0 % nanos(grain).max(1))
+        let nanos_since = self.as_nanos();
+        Moment::from_nanos(nanos_since - nanos_since % nanos(grain).max(1))
     }
 
     /// Rounds up to a multiple of `grain`.

@@ -24,13 +24,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Evidence {
     busy: Option<Busy>,
     /// The failures in a row since then: when the first failed request was sent, and the last failure.
-    failing: Option<(Moment, StoreError)>,
+    failing: Option<Box<Failing>>,
     /// When the unanswered request was sent.
     asked: Option<Moment>,
     /// The longest time that a reply took.
     slowest: Duration,
     /// Whether a request of this call had no reply, and none since had one: it may have been carried out.
     in_doubt: bool,
+}
+
+/// Boxed, because few calls need it: each call has room for its evidence.
+#[derive(Debug, Clone)]
+struct Failing {
+    since: Moment,
+    error: StoreError,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -84,12 +91,12 @@ impl Evidence {
         self.in_doubt |= error.outcome == Outcome::Unknown;
         error.outcome = self.outcome(false);
         // Counted from the first failed request.
-        let since = self.failing.as_ref().map_or(asked, |(since, _)| *since);
+        let since = self.failing.as_ref().map_or(asked, |failing| failing.since);
         let failing_for = now.since(since);
         if !is_passing || failing_for >= patience || broken!(GivesUpAtTheFirstFailure) {
             return Err(error);
         }
-        self.failing = Some((since, error));
+        self.failing = Some(Box::new(Failing { since, error }));
         // The pause grows with the time since the first failure.
         Ok((FIRST_PAUSE + failing_for / 4).min(LONGEST_PAUSE))
     }
@@ -105,7 +112,7 @@ impl Evidence {
 
     /// When `retry_for` ends.
     pub(crate) fn patience_ends(&self, patience: Duration) -> Option<Moment> {
-        self.failing.as_ref().map(|(since, _)| *since + patience)
+        self.failing.as_ref().map(|failing| failing.since + patience)
     }
 
     /// Whether anything is known with which later replies must be compared.
@@ -157,13 +164,14 @@ impl Evidence {
             self.busy = Some(busy);
             self.failing = None;
         }
-        if let Some((since, error)) = head.failing {
+        if let Some(failing) = head.failing {
+            let Failing { since, error } = *failing;
             // The request of another call says nothing of what its own have done.
             let outcome = self.outcome(false);
             let error = StoreError { outcome, ..error };
             let earlier = self.failing.take();
-            let since = earlier.map_or(since.max(started), |(earlier, _)| earlier);
-            self.failing = Some((since, error));
+            let since = earlier.map_or(since.max(started), |earlier| earlier.since);
+            self.failing = Some(Box::new(Failing { since, error }));
         }
         self.asked = head.asked.or(self.asked);
         self.slowest = self.slowest.max(head.slowest);
@@ -181,7 +189,8 @@ impl Evidence {
             return Verdict::NotAcquired { remaining: None };
         }
         let outcome = self.outcome(sent);
-        if let Some((_, error)) = self.failing {
+        if let Some(failing) = self.failing {
+            let error = failing.error;
             return Verdict::Failed(StoreError { outcome, ..error });
         }
         let patience = self.patience();

@@ -25,8 +25,8 @@ pub(crate) enum Reentry<H> {
     NestedRead(H),
     /// The lock around the caller is lost.
     Lost(Loss),
-    /// The caller would wait for itself: it is inside a read lock, which keeps writers out, or inside the same lock as another
-    /// kind.
+    /// The caller would wait for itself: it is inside a read lock, which keeps writers out, or inside a lock of the same name
+    /// and another kind.
     WouldDeadlock,
 }
 
@@ -36,13 +36,17 @@ pub(crate) fn reentry<H>(
     nearest: impl Fn(Kind) -> Option<H>,
     state: impl FnOnce(H) -> HoldState,
 ) -> Reentry<H> {
+    // A plain, a fair and a fenced lock of one name are one lock, which a read-write lock of that name cannot be beside.
+    const PLAIN: [Kind; 3] = [Kind::Mutex, Kind::Fair, Kind::Fenced];
     let in_the_way = match (kind, nearest(kind)) {
         (_, Some(hold)) => return Reentry::Enter(hold),
-        (Kind::Read, None) => return nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead),
-        (Kind::Write, None) => nearest(Kind::Read),
-        // They are one lock.
+        (Kind::Read, None) => match nearest(Kind::Write) {
+            Some(write) => return Reentry::NestedRead(write),
+            None => PLAIN.into_iter().find_map(nearest),
+        },
+        (Kind::Write, None) => [Kind::Read].into_iter().chain(PLAIN).find_map(nearest),
         (Kind::Mutex | Kind::Fair | Kind::Fenced, None) => {
-            let others = [Kind::Mutex, Kind::Fair, Kind::Fenced].into_iter();
+            let others = PLAIN.into_iter().chain([Kind::Read, Kind::Write]);
             others.filter(|other| *other != kind).find_map(nearest)
         }
         (Kind::Permit | Kind::Unowned | Kind::Latch, None) => None,

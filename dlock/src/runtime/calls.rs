@@ -25,8 +25,8 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Operation};
 use crate::store::{
-    self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Reason, StoreError, StoreFuture,
-    Watch,
+    self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Lane, Reason, Store, StoreError,
+    StoreFuture, Watch,
 };
 
 impl Shared {
@@ -73,6 +73,14 @@ impl Shared {
             Watch::polling(store::POLLED_EVERY)
         })
     }
+}
+
+/// Returns the lane of a key; the usual one, if the store panics.
+pub(crate) fn lane_of(store: &dyn Store, key: &LockKey) -> Lane {
+    catch_unwind(AssertUnwindSafe(|| store.lane(key))).unwrap_or_else(|_| {
+        Event::StorePanicked { key: Some(key) }.emit();
+        Lane::default()
+    })
 }
 
 /// Calls a method of the store. A panic may drop a guard, and a second panic there would end the process.

@@ -67,7 +67,7 @@ impl Fairness {
         end: Option<Instant>,
         evidence: &mut Evidence,
     ) -> Option<Yielded> {
-        let begin = (head.released.as_ref().map(PrecedingRelease::release), pending);
+        let begin = (head.released.as_deref().map(PrecedingRelease::release), pending);
         let mut yielding = Yielding::new(end.map(Moment::of), evidence);
         let mut step = yielding.begin(begin, &mut self.history.lock(), of, Moment::now());
         let mut listen = Some(listen);

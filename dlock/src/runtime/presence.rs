@@ -9,14 +9,14 @@
 pub(crate) mod mailbox;
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
-use tokio::sync::OnceCell;
 use tokio::task;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use self::mailbox::Mailbox;
@@ -55,7 +55,9 @@ pub(crate) struct Identity {
     host: String,
     started: SystemTime,
     place: Place,
-    address: OnceCell<Option<String>>,
+    address: Arc<OnceLock<Option<String>>>,
+    /// Whether the address is being looked up, or was.
+    is_looked_up: AtomicBool,
     /// Whether an entry may exist.
     written: AtomicBool,
     left: AtomicBool,
@@ -78,7 +80,8 @@ impl Identity {
             host: host(),
             started: SystemTime::now(),
             place: Place::here(),
-            address: OnceCell::new(),
+            address: Arc::default(),
+            is_looked_up: AtomicBool::new(false),
             written: AtomicBool::new(false),
             left: AtomicBool::new(false),
         }
@@ -186,7 +189,7 @@ impl Shared {
                 _ => LossReason::Gone,
             }
         };
-        let mut told = pin!(timeout_anywhere(clock::now() + self.settings.timeout, asking));
+        let mut told = pin!(timeout_anywhere(Instant::now() + self.settings.timeout, asking));
         let told = std::future::poll_fn(|cx| {
             let is_outside = is_outside();
             if is_outside && (self.has_lost_its_runtime() || self.finished.is_cancelled()) {
@@ -382,22 +385,23 @@ async fn look_up(shared: &Arc<Shared>, tried: &mut HashMap<LockKey, Moment>) {
     }
 }
 
-/// Finds the address by which this machine reaches the store, once.
+/// Looks up the address by which this machine reaches the store, once. A lookup that takes long goes on meanwhile, and a
+/// later report has the address.
 async fn know_address(shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
-    let find = || async {
-        let operations = operations.clone();
-        // A name may have to be resolved.
-        let found = task::spawn_blocking(move || operations.local_address()).await;
-        found.unwrap_or_default()
-    };
-    let found = shared.identity.address.get_or_init(find);
+    if shared.identity.is_looked_up.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (address, operations) = (shared.identity.address.clone(), operations.clone());
+    // A name may have to be resolved.
+    let found = task::spawn_blocking(move || drop(address.set(operations.local_address())));
     let _ = tokio::time::timeout(TICK, found).await;
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::ready;
+    use std::future::{pending, ready};
     use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
 
     use parking_lot::Mutex;
     use tokio::time::sleep;
@@ -414,6 +418,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     /// A lock whose holder the store does not tell.
     const UNSEEN: &str = "unseen";
+    /// A lock at which the store does not look.
+    const SILENT: &str = "silent";
 
     /// A store in memory that counts what is published.
     #[derive(Clone, Default)]
@@ -424,6 +430,9 @@ mod tests {
         /// Why the next puts are refused.
         refusals: Arc<Mutex<Vec<Reason>>>,
         removal_takes: Duration,
+        lookups: Arc<AtomicUsize>,
+        /// The end of this is that of the first lookup.
+        lookup: Arc<Mutex<Option<mpsc::Receiver<()>>>>,
     }
 
     impl Board {
@@ -468,6 +477,7 @@ mod tests {
         fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
             match key.as_str() {
                 UNSEEN => Box::pin(ready(Ok(Vec::new()))),
+                SILENT => Box::pin(pending()),
                 _ => self.memory.clone().inspect(key),
             }
         }
@@ -536,6 +546,15 @@ mod tests {
 
         fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool> {
             self.memory.clone().end(key, holder)
+        }
+
+        fn local_address(&self) -> Option<String> {
+            self.lookups.fetch_add(1, Ordering::Relaxed);
+            let lookup = self.lookup.lock().take();
+            if let Some(lookup) = lookup {
+                let _ = lookup.recv();
+            }
+            Some("10.1.2.3".to_owned())
         }
     }
 
@@ -627,5 +646,47 @@ mod tests {
         let error = b.lock("k").wait(5 * SEC).acquire().await.unwrap_err();
         assert!(error.holder().is_some(), "{error}");
         drop(guards);
+    }
+
+    /// The clock stands still during the lookup, unless it is told to go on.
+    #[tokio::test(start_paused = true)]
+    async fn address_is_looked_up_once_however_long_it_takes() {
+        let (end, lookup) = mpsc::channel();
+        let board = Board::default();
+        *board.lookup.lock() = Some(lookup);
+        let client = board.client().await;
+        let _guard = client.lock("k").acquire().await.unwrap();
+        let lookups = || board.lookups.load(Ordering::Relaxed);
+        for _ in 0..10_000 {
+            if board.puts() >= 3 && lookups() > 0 {
+                break;
+            }
+            // It is begun by another thread.
+            std::thread::sleep(MS);
+            tokio::time::advance(10 * MS).await;
+        }
+        assert!(board.puts() >= 3);
+        drop(end);
+        sleep(20 * SEC).await;
+        let reports = client.clients().await.unwrap();
+        assert_eq!(reports[0].address.as_deref(), Some("10.1.2.3"));
+        assert_eq!(lookups(), 1);
+    }
+
+    /// After a suspend the clock of leases is ahead of that of tokio's timers.
+    #[cfg(dlock_sim)]
+    #[tokio::test(start_paused = true)]
+    async fn why_lost_keeps_to_the_timeout_on_a_machine_that_was_suspended() {
+        let process = crate::base::sim::Process::new(1, Instant::now().into_std());
+        let _inside = process.enter();
+        process.set_suspended(Duration::from_secs(8 * 60 * 60));
+        let board = Board::default();
+        let client = board.client().await;
+        let guard = client.lock(SILENT).acquire().await.unwrap();
+        assert!(board.memory.clone().force_release(SILENT.into()).await.unwrap());
+        assert_eq!(guard.lost().await, Loss::Gone);
+        let asked = Instant::now();
+        assert_eq!(guard.why_lost().await, Some(LossReason::Gone));
+        assert!(asked.elapsed() <= 10 * SEC, "{:?}", asked.elapsed());
     }
 }

@@ -155,7 +155,7 @@ impl Waiters {
     }
 
     /// Tells the queue head of a key, if there is one, that this process releases the lock to the store.
-    pub(crate) fn tell_head(&self, of: &LockId, released: PrecedingRelease) {
+    pub(crate) fn tell_head(&self, of: &LockId, released: Box<PrecedingRelease>) {
         let queues = self.queues.lock();
         let Some(head) = queues.get(of).and_then(|queue| queue.waiters.head().cloned()) else {
             return;

@@ -346,7 +346,8 @@ impl InFlight {
         if is_late {
             let longest = grants.iter().map(|(_, lease)| *lease).max();
             let useless = sent + longest.unwrap_or_default();
-            if let Ok(Ok(Ok(results))) = tokio::time::timeout_at(useless, step).await {
+            let useful = useless.saturating_duration_since(clock::now());
+            if let Ok(Ok(Ok(results))) = tokio::time::timeout(useful, step).await {
                 // A failure was already recorded.
                 let brought = grants.into_iter().zip(results);
                 let brought = brought.filter(|(_, result)| result.is_ok());

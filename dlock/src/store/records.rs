@@ -2,13 +2,16 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::base::observed::log;
 pub use crate::store::record_view::{ForgetReply, RecordLook, RecordState, RecordView};
 pub use crate::store::slots::{SlotOutcome, SlotReply, SlotRequest, slot_of_fingerprint};
-use crate::store::{Reason, StoreError, Watch};
+use crate::store::{POLLED_EVERY, Reason, StoreError, Watch};
 
 /// The key of a record: a name without readable origin, such as a hash.
 ///
@@ -531,8 +534,46 @@ impl<S: RecordStore> DynRecordStore for S {
     }
 }
 
+/// An operation. One that panics has failed with an unknown outcome: a panic would end the task that renews a claim, and
+/// in a destructor that a panic runs it would end the process.
+struct Operation<T> {
+    key: RecordKey,
+    /// `None` if the call has panicked.
+    step: Option<Step<T>>,
+}
+
+impl<T> Operation<T> {
+    fn begin(key: &RecordKey, call: impl FnOnce() -> Step<T>) -> Operation<T> {
+        Operation {
+            key: key.clone(),
+            step: catch_unwind(AssertUnwindSafe(call)).ok(),
+        }
+    }
+}
+
+impl<T> Future for Operation<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T, StoreError>> {
+        let step = self.step.as_mut();
+        let polled = step.and_then(|step| catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx))).ok());
+        polled.unwrap_or_else(|| {
+            panicked(&self.key);
+            Poll::Ready(Err(StoreError::unknown("the step panicked")))
+        })
+    }
+}
+
+fn panicked(key: &RecordKey) {
+    log!(
+        error,
+        record = key.as_str(),
+        "an operation of the record store panicked"
+    );
+}
+
 /// The records of a store: those of [`LockClient::records`](crate::LockClient::records), or of a store of your own.
-/// Cheap to clone.
+/// Cheap to clone. An operation whose store panics has failed, with an unknown outcome.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -565,7 +606,8 @@ impl Records {
     /// A failure of the store. Cancel safe: a claim whose answer was not awaited may stand, until its lease
     /// ends or [`release`](Self::release) is called with its token.
     pub async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply, StoreError> {
-        self.0.clone().claim(request).await
+        let key = request.key.clone();
+        Operation::begin(&key, || self.0.clone().claim(request)).await
     }
 
     /// See [`RecordStore::extend`].
@@ -580,10 +622,8 @@ impl Records {
         lease: Duration,
         retention: Duration,
     ) -> Result<OwnerReply, StoreError> {
-        self.0
-            .clone()
-            .extend(key.clone(), token.clone(), (lease, retention))
-            .await
+        let times = (lease, retention);
+        Operation::begin(key, || self.0.clone().extend(key.clone(), token.clone(), times)).await
     }
 
     /// See [`RecordStore::complete`].
@@ -598,10 +638,11 @@ impl Records {
         response: Vec<u8>,
         retention: Duration,
     ) -> Result<OwnerReply, StoreError> {
-        self.0
-            .clone()
-            .complete(key.clone(), token.clone(), response, retention)
-            .await
+        let store = self.0.clone();
+        Operation::begin(key, || {
+            store.complete(key.clone(), token.clone(), response, retention)
+        })
+        .await
     }
 
     /// See [`RecordStore::release`]. The operation takes its position in the order of operations when this is called.
@@ -614,7 +655,7 @@ impl Records {
         key: &RecordKey,
         token: &ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
-        self.0.clone().release(key.clone(), token.clone())
+        Operation::begin(key, || self.0.clone().release(key.clone(), token.clone()))
     }
 
     /// See [`RecordStore::abandon`].
@@ -623,7 +664,7 @@ impl Records {
     ///
     /// A failure of the store; the claim may or may not have been given up, and doing so again is safe.
     pub async fn abandon(&self, key: &RecordKey, token: &ClaimToken) -> Result<OwnerReply, StoreError> {
-        self.0.clone().abandon(key.clone(), token.clone()).await
+        Operation::begin(key, || self.0.clone().abandon(key.clone(), token.clone())).await
     }
 
     /// See [`RecordStore::read`].
@@ -632,7 +673,7 @@ impl Records {
     ///
     /// A failure of the store, or that it has no such operation. Cancel safe: it changes nothing.
     pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, StoreError> {
-        self.0.clone().read(key.clone(), token.clone()).await
+        Operation::begin(key, || self.0.clone().read(key.clone(), token.clone())).await
     }
 
     /// See [`RecordStore::claim_slot`].
@@ -645,7 +686,8 @@ impl Records {
         request: ClaimRequest,
         slot: SlotRequest,
     ) -> Result<SlotReply, StoreError> {
-        self.0.clone().claim_slot(request, slot).await
+        let key = request.key.clone();
+        Operation::begin(&key, || self.0.clone().claim_slot(request, slot)).await
     }
 
     /// See [`RecordStore::inspect`].
@@ -654,7 +696,7 @@ impl Records {
     ///
     /// A failure of the store, or that it shows no records. Cancel safe: it changes nothing.
     pub async fn inspect(&self, key: &RecordKey, response: bool) -> Result<RecordLook, StoreError> {
-        self.0.clone().inspect(key.clone(), response).await
+        Operation::begin(key, || self.0.clone().inspect(key.clone(), response)).await
     }
 
     /// See [`RecordStore::forget`].
@@ -663,12 +705,15 @@ impl Records {
     ///
     /// A failure of the store, or that it forgets no records; the record may or may not have been removed.
     pub async fn forget(&self, key: &RecordKey) -> Result<ForgetReply, StoreError> {
-        self.0.clone().forget(key.clone()).await
+        Operation::begin(key, || self.0.clone().forget(key.clone())).await
     }
 
-    /// See [`RecordStore::watch`].
+    /// See [`RecordStore::watch`]. Where the store panics, the waiter asks from time to time.
     pub fn watch(&self, key: &RecordKey) -> Watch {
-        self.0.clone().watch(key)
+        catch_unwind(AssertUnwindSafe(|| self.0.clone().watch(key))).unwrap_or_else(|_| {
+            panicked(key);
+            Watch::polling(POLLED_EVERY)
+        })
     }
 }
 

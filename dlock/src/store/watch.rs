@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::base::clock;
-use crate::base::moment::Moment;
+use crate::base::moment::{LONGEST_LEASE, Moment};
 
 /// Notifications of one key, shared by all of its waiters in this process.
 ///
@@ -158,7 +158,8 @@ impl Watch {
             Some(Source::Changes(changes)) => changes,
             Some(Source::Polls { next, every }) => {
                 clock::sleep_until(*next).await;
-                *next = clock::now() + *every;
+                let now = clock::now();
+                *next = now.checked_add(*every).unwrap_or(now + LONGEST_LEASE);
                 return Notification::Changed;
             }
             None => return std::future::pending().await,
@@ -204,7 +205,10 @@ impl fmt::Debug for Watch {
 mod tests {
     use std::sync::Arc;
 
+    use futures_util::FutureExt;
+
     use super::super::Hub;
+    use super::*;
 
     /// Before that, the reply to a release may not count it.
     #[test]
@@ -216,6 +220,15 @@ mod tests {
             hub.confirm("k");
             watch.seen();
             assert!(watch.is_confirmed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_that_polls_seldom_or_never_is_due_once() {
+        for every in [LONGEST_LEASE, Duration::MAX] {
+            let mut watch = Watch::polling(every);
+            watch.changed().await;
+            assert_eq!(watch.changed().now_or_never(), None);
         }
     }
 }

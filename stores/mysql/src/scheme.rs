@@ -31,7 +31,7 @@ const OF_THE_DRIVER: [&str; 5] = [
 /// | `create_table` | `false` | whether the table is created if it is missing |
 /// | `require_ssl` | `false` | whether connections are encrypted; needs the feature `tls` |
 /// | `ssl_ca` | | file with a certificate authority to trust besides the built-in ones, in PEM |
-/// | `verify_ca`, `verify_identity`, `built_in_roots` | `true` | what is verified on encrypted connections |
+/// | `verify_ca`, `verify_identity`, `built_in_roots` | `true` | what is verified on encrypted connections. `verify_identity=false` has no effect with `mysql_async` 0.37: a server of another name is refused |
 /// | `socket` | | the path of a Unix socket, instead of host and port |
 ///
 /// ```no_run

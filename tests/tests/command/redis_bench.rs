@@ -308,6 +308,47 @@ async fn ended_early_it_tells_what_it_has_measured_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_that_is_lost_while_it_is_held_counts_as_one_error() {
+    let server = server().await;
+    let args = [
+        "--workload",
+        "held",
+        "--keys",
+        "100",
+        "--seconds",
+        "3600",
+        "--lease",
+        "1s",
+    ];
+    let child = started(&server, "lost:", &args).await;
+    eventually("all are held", || async {
+        let keys = server.keys().await;
+        keys.iter().filter(|key| key.contains("lost:")).count() >= 100
+    })
+    .await;
+    server.stop();
+    // By then each lease has ended.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    server.cont();
+    tell(&child, Signal::SIGINT);
+    let output = tokio::task::spawn_blocking(move || bins::finish(child, "dlock bench", PATIENCE))
+        .await
+        .expect("it ends");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let of: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&of["held"]["held"], &of["held"]["lost"]),
+        (&100.into(), &100.into())
+    );
+    assert_eq!(of["errors"], 100, "{of}");
+    assert_eq!(
+        of["errors_by_kind"],
+        serde_json::json!({ "lost_while_held": 100 }),
+        "{of}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_its_other_processes_end_as_well() {
     let server = server().await;
     let args = [

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use dlock::LockClient;
+use dlock::{LockClient, OnceReply};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::{Direction, Flavor, Proxy, Running, Server, child, eventually, permissions};
 use nix::sys::signal::Signal;
@@ -160,6 +160,51 @@ async fn list_has_one_object_for_each_holder_and_says_why_something_is_unknown()
     assert_eq!(old, Vec::<Value>::new());
     assert_eq!(objects(&url, &["list", "h*n", "--json"]).await.len(), 1);
     drop((guard, other));
+}
+
+/// One client may have many of them, as readers: each look for it takes a second or more, and its servers list all clients.
+#[tokio::test]
+async fn client_of_many_holds_is_looked_for_once() {
+    let (server, url) = server().await;
+    let hidden = LockClient::builder().url(&url).presence(false);
+    let hidden = hidden.build().await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        let reader = tokio::spawn(hidden.rw_lock("k").read().acquire());
+        held.push(reader.await.unwrap().unwrap());
+    }
+    let other = LockClient::builder().url(&url).presence(false);
+    let other = other.build().await.unwrap();
+    held.push(other.rw_lock("k").read().acquire().await.unwrap());
+    for command in ["show", "why"] {
+        server.forget_commands().await;
+        let shown = objects(&url, &[command, "k", "--json"]).await;
+        let holders = match command {
+            "show" => shown,
+            _ => shown[0]["chain"].as_array().unwrap().clone(),
+        };
+        assert_eq!(holders.len(), 21, "{holders:?}");
+        let is_told = |holder: &Value| holder["diagnosis"]["because"].is_string();
+        assert!(holders.iter().all(is_told), "{holders:?}");
+        let stats: String = server.query(&["INFO", "commandstats"]).await;
+        let lists = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_client|list:calls="));
+        let lists = lists.and_then(|rest| rest.split(',').next());
+        // Redis 6.2 counts all of CLIENT as one.
+        let expected = (Flavor::from_env() != Flavor::Redis62).then_some("2");
+        assert_eq!(lists, expected, "one for each client");
+    }
+    drop(held);
+}
+
+/// What another program wrote there is no reason to fail.
+#[tokio::test]
+async fn holder_whose_id_is_none_of_dlock_is_unknown() {
+    let (server, url) = server().await;
+    server.command(&["HSET", "k", "a-b-c-d-e:1", "1"]).await;
+    assert_eq!(diagnosis(&url, "k").await.0, "unknown");
+    assert_eq!(code(&dlock(&url, &["why", "k"]).await), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -626,7 +671,7 @@ async fn documented_permissions_suffice_for_both_sides() {
     assert_eq!(code(&broken), 0, "{broken:?}");
     within(2 * PATIENCE, "the loss", guard.lost()).await;
     let imported = client.once("shop:import").run(async |_| Ok::<_, Infallible>(7));
-    imported.await.unwrap();
+    assert!(matches!(imported.await.unwrap(), OnceReply::Ran(7)));
     let shown = dlock(&oncall, &["record", "show", "shop:import", "--result"]).await;
     assert_eq!(code(&shown), 0, "{shown:?}");
     let forgotten = dlock(

@@ -400,8 +400,12 @@ async fn list_of_nothing_says_so() {
     assert_eq!(
         said,
         "no lock is known to be held for longer than 1.0s whose name begins with \"shop:\"\n\
-         of 1 more it is not known for how long: their clients publish nothing (presence=on)\n"
+         of 1 more it is not known for how long: presence is off there, they are new, or their client has more than it \
+         publishes\n"
     );
+    // One that is not asked for is not counted.
+    let said = look(&url, &["list", "shop:", "--older-than", "1s", "--expiring"]);
+    assert!(!said.contains("not known for how long"), "{said}");
 }
 
 #[tokio::test]

@@ -110,3 +110,23 @@ mod faulty {
 
     conform!(fixture);
 }
+
+/// The tests of the contract that need what a store does not say to have are left out, and nothing fails.
+mod features {
+    async fn are(store: dlock_tests::Store, words: &str) {
+        assert_eq!(dlock_tests::features(&*store.store().await), words);
+    }
+
+    #[tokio::test]
+    async fn server_has_what_its_tests_rely_on() {
+        let words = "lock fair read write fenced permit unowned latch token_blocks fixed_lease min_hold prefer_writers \
+                     restores_positions limits inspection sets Certain";
+        are(dlock_tests::Store::server().await, words).await;
+    }
+
+    #[tokio::test]
+    async fn quorum_has_what_its_tests_rely_on() {
+        let words = "lock read write fixed_lease min_hold inspection Certain";
+        are(dlock_tests::Store::quorum().await, words).await;
+    }
+}

@@ -919,6 +919,7 @@ mod surveys {
         Renewal, Store, StoreError, StoreFuture,
     };
     use dlock::stores::memory::MemoryStore;
+    use dlock_tests::Log;
     use serde_json::json;
     use tokio::sync::Mutex;
     use tokio::time::{sleep, timeout};
@@ -935,6 +936,8 @@ mod surveys {
     struct Slow {
         memory: MemoryStore,
         takes: Duration,
+        /// How long a look at one lock takes.
+        inspects: Duration,
         surveys: Arc<AtomicUsize>,
         alone: Arc<Mutex<()>>,
         panics: Arc<AtomicBool>,
@@ -981,7 +984,10 @@ mod surveys {
         }
 
         fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
-            Store::inspect(self.inner(), key)
+            Box::pin(async move {
+                sleep(self.inspects).await;
+                Store::inspect(self.inner(), key).await
+            })
         }
 
         fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
@@ -1007,6 +1013,32 @@ mod surveys {
     fn acting(client: &LockClient, every: Duration) -> Router {
         let console = Console::new(client.clone()).refresh(every).allow_actions(true);
         Router::new().nest_service("/ops/locks", console.router())
+    }
+
+    #[test]
+    fn action_whose_client_goes_away_is_in_the_log_and_seen_by_the_next_survey() {
+        paused(async {
+            let log = Log::default();
+            let _listening = log.listen();
+            let store = Slow {
+                inspects: SECOND * 20,
+                ..Slow::default()
+            };
+            let client = store.client().await;
+            let app = acting(&client, SECOND * 600);
+            let guard = client.lock("k").acquire().await.unwrap();
+            let state = json(get(&app, STATE).await).await;
+            let token = state["actions"]["token"].as_str().unwrap();
+            let holder = &state["locks"][0]["holders"][0]["id"];
+            let body = json!({ "key": "k", "holder": holder, "reason": "it burns" });
+            let acts = timeout(PATIENCE, send(&app, "break", token, body, &[]));
+            assert!(acts.await.is_err(), "the page gives up");
+            sleep(SECOND * 60).await;
+            assert!(client.inspect("k").await.unwrap().is_none());
+            assert_eq!(log.count("the console was told to act action=Break"), 1);
+            assert_eq!(json(get(&app, STATE).await).await["locks"], json!([]));
+            drop(guard);
+        });
     }
 
     #[test]

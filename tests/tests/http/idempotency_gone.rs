@@ -591,3 +591,54 @@ async fn a_handler_that_runs_on_keeps_its_span() {
     layer.handle().shutdown(SECOND * 10).await;
     assert_eq!(send(&service, post("k")).await.text(), "request");
 }
+
+/// Such as the client of its tenant: on another one its locks would exclude nobody.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_runs_on_keeps_its_default_client() {
+    let (own, other) = (LockClient::memory(), LockClient::memory());
+    let _default = dlock::set_runtime_default(other.clone());
+    let layer = layer();
+    let handler = tower::service_fn(|_: Req| async {
+        sleep(SECOND * 2).await;
+        let client = dlock::default_client().unwrap();
+        let _guard = client.lock("account").acquire().await.unwrap();
+        sleep(SECOND * 2).await;
+        Ok::<_, Infallible>(Response::new(Full::default()))
+    });
+    let service = around(&layer, handler);
+    let request = timeout(SECOND, service.clone().oneshot(post("k")));
+    assert!(dlock::with_default(own.clone(), request).await.is_err());
+    sleep(SECOND * 2).await;
+    assert_eq!((own.held(), other.held()), (1, 0));
+    layer.handle().shutdown(SECOND * 10).await;
+    assert!(send(&service, post("k")).await.is_replay());
+}
+
+/// A service that panics when it is first asked whether it is ready.
+#[derive(Clone)]
+struct PanicsUnready<S>(S, Arc<AtomicBool>);
+
+impl<S: Service<Req>> Service<Req> for PanicsUnready<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        assert!(self.1.swap(true, Ordering::SeqCst), "on purpose");
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Req) -> S::Future {
+        self.0.call(request)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_before_the_handler_is_asked_releases_the_key() {
+    let (layer, run) = (layer(), Counting::default());
+    let service = layer.layer(PanicsUnready(run.service(), Arc::default()));
+    let first = tokio::spawn(service.clone().oneshot(post("k")));
+    assert!(first.await.unwrap_err().is_panic());
+    layer.handle().shutdown(SECOND).await;
+    assert_eq!(send(&service, post("k")).await.both(), (200, "run 1"));
+}

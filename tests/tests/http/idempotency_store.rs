@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::idempotency_support::*;
 use axum::{Router, routing};
+use dlock::record::OnOrphan;
 use dlock_tests::Log;
 use dlock_tower::Idempotency;
 use dlock_tower::idempotency::Outcome;
@@ -135,6 +136,97 @@ async fn a_claim_in_doubt_is_taken_back() {
     );
     store.faults.claim_answers_lost.store(0, Ordering::SeqCst);
     layer.handle().shutdown(SECOND).await;
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+}
+
+/// Its orphan would block the key until the retention is over, although no handler was called.
+#[tokio::test(start_paused = true)]
+async fn a_claim_in_doubt_that_nobody_takes_over_is_taken_back_after_an_outage_longer_than_its_lease() {
+    // More than there are places for releases under way.
+    const DOUBTS: usize = 1030;
+    let store = Faulty::new();
+    let run = Counting::default();
+    let layer = store.layer().on_orphan(OnOrphan::Leave);
+    let service = around(&layer, run.service());
+    store
+        .faults
+        .claim_answers_lost
+        .store(usize::MAX, Ordering::SeqCst);
+    store.faults.release_down.store(true, Ordering::SeqCst);
+    let in_doubt = |n: usize| {
+        let (service, key) = (service.clone(), format!("k{n}"));
+        async move { send(&service, post(&key)).await.problem() }
+    };
+    let refused = futures_util::future::join_all((0..DOUBTS).map(in_doubt)).await;
+    assert!(
+        refused
+            .iter()
+            .all(|answer| *answer == problem(503, "unavailable"))
+    );
+    sleep(SECOND * 30).await;
+    store.faults.claim_answers_lost.store(0, Ordering::SeqCst);
+    store.faults.release_down.store(false, Ordering::SeqCst);
+    assert_eq!(layer.handle().shutdown(SECOND * 10).await, 0);
+    for n in [0, DOUBTS - 1] {
+        let answer = send(&service, post(&format!("k{n}"))).await;
+        assert_eq!(answer.status(), 200, "{n}: {}", answer.text());
+    }
+    assert_eq!((run.count(), layer.stats().abandoned), (2, 0));
+}
+
+/// Where the next request takes over, the end of the lease is enough.
+#[tokio::test(start_paused = true)]
+async fn a_claim_in_doubt_that_is_taken_over_is_left_to_its_lease() {
+    let store = Faulty::new();
+    let layer = store.layer();
+    let service = around(&layer, Counting::default().service());
+    store
+        .faults
+        .claim_answers_lost
+        .store(usize::MAX, Ordering::SeqCst);
+    store.faults.release_down.store(true, Ordering::SeqCst);
+    send(&service, post("k")).await;
+    assert_eq!(layer.handle().shutdown(SECOND * 30).await, 0);
+    assert_eq!(layer.stats().abandoned, 1);
+    store.faults.claim_answers_lost.store(0, Ordering::SeqCst);
+    assert_eq!(send(&service, post("k")).await.text(), "run 1");
+}
+
+/// Two executions side by side would be the end of one panic.
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_renewed_when_the_store_panics() {
+    let store = Faulty::new();
+    let (layer, run) = (store.layer(), Counting::default());
+    let service = around(&layer, run.taking(SECOND * 30));
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await.text().to_owned() }
+    });
+    sleep(SECOND).await;
+    store.faults.panics.store(1, Ordering::SeqCst);
+    sleep(SECOND * 19).await;
+    assert_eq!(store.faults.panics.load(Ordering::SeqCst), 0);
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "in-progress")
+    );
+    assert_eq!(first.await.unwrap(), "run 1");
+    assert_eq!((run.count(), layer.stats().renewal_failures), (1, 1));
+}
+
+/// A panic in the release of a request that unwinds would end the process.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_at_the_claim_is_unavailable_and_the_claim_is_taken_back() {
+    let store = Faulty::new();
+    let (layer, run) = (store.layer(), Counting::default());
+    let service = around(&layer, run.service());
+    store.faults.panics.store(usize::MAX, Ordering::SeqCst);
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(503, "unavailable")
+    );
+    store.faults.panics.store(0, Ordering::SeqCst);
+    assert_eq!(layer.handle().shutdown(SECOND * 5).await, 0);
     assert_eq!(send(&service, post("k")).await.text(), "run 1");
 }
 

@@ -65,6 +65,41 @@ fn teller(
     service_fn(move |request| who(client.clone(), request))
 }
 
+/// A name holds one thing only, so a plain lock cannot be beside the read-write lock of the layer.
+#[tokio::test(start_paused = true)]
+async fn plain_lock_of_the_same_name_is_refused_beside_read_write_and_the_error_says_what_to_do() {
+    let client = TestStore::new().client();
+    let inside = client.clone();
+    let handler = service_fn(move |_: Req| {
+        let plain = inside.lock("document:7");
+        async move { Ok::<_, Infallible>(answer(plain.acquire().await.unwrap_err().to_string())) }
+    });
+    let layer = LockLayer::new(client.clone(), fixed("document:7"));
+    let service = layer.read_write().unwrap().layer(handler);
+    for request in [get("/"), post("/")] {
+        let told = text(service.clone().oneshot(request).await.unwrap()).await;
+        assert!(
+            told.contains("as a lock of another kind (ask for it as one kind"),
+            "{told}"
+        );
+    }
+    // Elsewhere, and the other way round.
+    let _held = client.rw_lock("document:7").read().acquire().await.unwrap();
+    let refused = client.lock("document:7").acquire().await.unwrap_err();
+    let told = refused.to_string();
+    assert!(
+        told.contains("use one kind for this name") && !told.contains("remove"),
+        "{told}"
+    );
+    let _plain = client.lock("document:8").acquire().await.unwrap();
+    let layer = LockLayer::new(client.clone(), fixed("document:8"));
+    let service = layer.read_write().unwrap().layer(teller(&client));
+    let response = service.oneshot(get("/")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(response.headers().get("retry-after").is_none());
+    assert!(text(response).await.contains("urn:dlock:problem:internal"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn with_read_write_safe_methods_share_and_others_do_not() {
     let store = TestStore::new();

@@ -55,12 +55,79 @@ fn all_are_there(page: &str) -> usize {
             .map(|folder| tests.join(folder).join(suite).with_extension("rs"))
             .find_map(|file| std::fs::read_to_string(file).ok())
             .unwrap_or_else(|| panic!("there is no suite {suite}"));
-        let (before, _) =
-            (text.split_once(&format!("fn {test}("))).unwrap_or_else(|| panic!("{suite} has no test {test}"));
-        let attributes = before.rsplit("\n\n").next().unwrap_or_default();
-        assert!(!attributes.contains("#[ignore"), "{test} is not run");
+        if let Some(folder) = folder {
+            let contract = std::fs::read_to_string(tests.join(folder).join("../contract.rs")).unwrap();
+            let is_listed = contract.lines().any(|line| line.trim() == format!("{test},"));
+            assert!(is_listed, "the contract does not list {suite}::{test}");
+        } else {
+            assert!(is_a_test(&text, test), "{suite} has no test {test} that is run");
+        }
     }
     named.len()
+}
+
+/// What makes tests of the functions in it.
+const MACROS: [&str; 3] = ["on_every_store!", "on_quorums!", "in_scenes!"];
+
+/// Whether a file has a test of this name that is not ignored.
+fn is_a_test(text: &str, name: &str) -> bool {
+    text.match_indices(&format!("fn {name}(")).any(|(at, _)| {
+        let mut above = text[..at].rsplit('\n');
+        let is_code = above.next().is_some_and(|line| !line.contains("//"));
+        let of_it = |line: &&str| ["#[", "//"].iter().any(|begin| line.trim().starts_with(begin));
+        let said = |line: &str, word| line.trim().starts_with("#[") && line.contains(word);
+        let attributes: Vec<_> = above.clone().take_while(of_it).collect();
+        let is_test = attributes
+            .iter()
+            .any(|line| said(line, "test]") || said(line, "test("));
+        let is_ignored = attributes.iter().any(|line| said(line, "ignore"));
+        let outermost = above.find(|line| line.starts_with(|c: char| c.is_ascii_alphabetic() || c == '}'));
+        let of_macro = outermost.is_some_and(|line| MACROS.iter().any(|name| line.starts_with(name)));
+        is_code && !is_ignored && (is_test || of_macro)
+    })
+}
+
+#[test]
+fn function_that_is_no_test_is_told_from_one() {
+    let text = "#[test]\nfn a() {}\n\nasync fn b() {}\n\n// #[test]\n// fn c() {}\n\n#[ignore]\n#[test]\nfn d() {}\n\n\
+                on_every_store! {\n    async fn e(store: Store) {\n    }\n}\n\nfn f() {}\n\n\
+                mod m {\n    /// It is.\n    #[tokio::test(flavor = \"x\")]\n    async fn g() {}\n}\n";
+    let tests = ["a", "b", "c", "d", "e", "f", "g"].map(|name| is_a_test(text, name));
+    assert_eq!(tests, [true, false, false, false, true, false, true]);
+}
+
+/// A file that its program does not name is not even compiled.
+#[test]
+fn every_file_of_a_program_of_tests_is_a_module_of_it() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut modules = 0;
+    for program in PROGRAMS {
+        let folder = tests.join(program);
+        modules += are_modules(&folder, &folder.join("main.rs"));
+    }
+    assert!(modules > 150, "{modules}");
+}
+
+/// Returns how many files there are beside the one that names them, and in folders.
+fn are_modules(folder: &Path, by: &Path) -> usize {
+    let names = std::fs::read_to_string(by).unwrap();
+    let mut modules = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let is_file = path.extension().is_some_and(|end| end == "rs");
+        if path == by || !is_file && !path.is_dir() {
+            continue;
+        }
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let is_named = names.lines().any(|line| line.ends_with(&format!("mod {name};")));
+        assert!(is_named, "{} does not name {name}", by.display());
+        modules += 1;
+        if path.is_dir() {
+            let inside = Some(path.join("mod.rs")).filter(|file| file.exists());
+            modules += are_modules(&path, &inside.unwrap_or_else(|| path.with_extension("rs")));
+        }
+    }
+    modules
 }
 
 /// A promise is a line of a table under "promise"; each names what shows it.

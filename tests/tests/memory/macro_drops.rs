@@ -1,12 +1,13 @@
 //! Everything that the caller passed is dropped before the lock is released, and in the usual order.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use dlock::{Error, Held, LockClient, distributed_lock};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 /// What was dropped, and whether the lock was still held then.
 #[derive(Clone, Default)]
@@ -341,4 +342,38 @@ mod plain {
         .await;
         assert_eq!(order(&log), ["_", "_permit", "a"]);
     }
+}
+
+#[distributed_lock(key = "k", lock = client)]
+async fn blocking(
+    client: &LockClient,
+    began: oneshot::Sender<()>,
+    end: mpsc::Receiver<()>,
+) -> Result<(), Error> {
+    let guard = client.lock("k").acquire().await?;
+    let work = tokio::task::spawn_blocking(move || {
+        assert!(dlock::current().is_none());
+        began.send(()).unwrap();
+        end.recv().unwrap();
+        drop(guard);
+    });
+    work.await.unwrap();
+    Ok(())
+}
+
+/// As the attribute's documentation advises, under "Cancel safety".
+#[tokio::test]
+async fn guard_in_a_blocking_closure_keeps_the_lock_when_the_body_is_dropped() {
+    let client = LockClient::memory();
+    let ((began, has_begun), (end, ends)) = (oneshot::channel(), mpsc::channel());
+    let mut call = Box::pin(blocking(&client, began, ends));
+    tokio::select! {
+        outcome = &mut call => panic!("{outcome:?}"),
+        begun = has_begun => begun.unwrap(),
+    }
+    drop(call);
+    let lock = client.lock("k");
+    assert!(lock.try_acquire().await.unwrap_err().is_busy());
+    end.send(()).unwrap();
+    lock.acquire().await.unwrap().release().await.unwrap();
 }

@@ -187,6 +187,21 @@ fn unowned_permit_that_a_shutdown_has_released_is_not_acquired() {
     });
 }
 
+/// The end of a lease is told to nobody.
+#[test]
+fn waiter_without_a_holder_is_served_when_a_lease_ends() {
+    paused(async {
+        let client = LockClient::memory();
+        let semaphore = client.semaphore("k").permits(1).fixed_lease(10 * SEC);
+        let permit = semaphore.acquire().await.unwrap();
+        let begun = Instant::now();
+        let unowned = client.unowned_semaphore("k").wait(HOUR);
+        unowned.acquire().await.unwrap();
+        assert!(begun.elapsed() <= 11 * SEC, "{:?}", begun.elapsed());
+        drop(permit);
+    });
+}
+
 /// A store whose messages are all lost.
 struct Mute(MemoryStore);
 

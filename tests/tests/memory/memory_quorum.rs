@@ -918,6 +918,32 @@ fn holder_answers_and_is_asked_to_stop_while_a_member_is_away() {
 }
 
 #[test]
+fn hold_that_a_majority_may_still_have_is_not_said_to_be_broken() {
+    paused(async {
+        let m = members(3).await;
+        let client = client(&m).await;
+        let guard = client.lock("k").lease(10 * SEC).acquire().await.unwrap();
+        let id = client.inspect("k").await.unwrap().expect("it is held").id;
+        let end = || {
+            let operations = Arc::new(quorum(&m)).operations().expect("it keeps entries");
+            operations.end("k".into(), id.clone())
+        };
+        m[1..].iter().for_each(|member| member.set(Is::Down));
+        let error = end().await.unwrap_err();
+        assert_eq!(error.outcome, Outcome::Unknown, "{error}");
+        // The first does not have it any more.
+        let error = end().await.unwrap_err();
+        assert_eq!(error.outcome, Outcome::NotDone, "{error}");
+        m[1].set(Is::Fine);
+        assert!(end().await.unwrap());
+        m[2].set(Is::Fine);
+        assert!(end().await.unwrap());
+        assert!(!end().await.unwrap());
+        assert_eq!(guard.lost().await, Loss::Gone);
+    });
+}
+
+#[test]
 fn holder_without_control_is_asked_to_stop_while_a_member_is_away() {
     for state in [Is::Hanging, Is::Mute] {
         paused(async {

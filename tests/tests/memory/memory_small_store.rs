@@ -6,17 +6,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, Capabilities, GivenLease, Granted, Kind, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Store, StoreError, StoreFuture,
+    AcquireReply, AcquireRequest, Capabilities, GivenLease, Granted, Kind, Lane, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, HoldState, LockClient};
+use dlock::{Error, HoldState, LockClient, LockKey};
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
 /// The session's lease, and how long ago it was extended when a lock is acquired.
 const SESSION: Duration = Duration::from_secs(12);
 const ELAPSED: Duration = Duration::from_secs(3);
+/// Keys for whose lanes the store panics begin with this.
+const LANELESS: &str = "laneless";
 
 #[derive(Clone)]
 struct Small {
@@ -82,6 +84,11 @@ impl Store for Small {
             };
             Ok(step.await?.into_iter().map(given).collect())
         })
+    }
+
+    fn lane(&self, key: &LockKey) -> Lane {
+        assert!(!key.as_str().starts_with(LANELESS), "a store that panics");
+        Lane::default()
     }
 }
 
@@ -207,4 +214,21 @@ async fn sets_are_acquired_lock_by_lock() {
     );
     guard.release().await.unwrap();
     drop(b.multi(["y", "z"]).acquire().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_outlives_a_panic_in_the_lane_of_another() {
+    let store = Small::new();
+    let client = store.client().await;
+    let guards = [LANELESS, "k"].map(|name| client.lock(name).acquire());
+    let guards = futures_util::future::try_join_all(guards).await.unwrap();
+    sleep(5 * SESSION).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    drop(
+        client
+            .multi([LANELESS.to_owned() + "2", "l".to_owned()])
+            .acquire()
+            .await
+            .unwrap(),
+    );
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock::{Error, HoldState, LockClient, LockKey, LockKind};
-use dlock_tests::faults::{PATIENCE, answered, hasty, is_confirmed, is_free_soon, within};
+use dlock_tests::faults::{LEASE, PATIENCE, SOON, answered, hasty, is_confirmed, is_free_soon, within};
 use dlock_tests::{Cluster, Flavor, Store, eventually, settle, slot_of};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -176,6 +176,40 @@ async fn a_master_that_is_killed_delays_no_other_shard_and_is_replaced() {
     is_free_soon(&b, &keys[0]).await;
     drop(other);
     is_free_soon(&b, &keys[1]).await;
+}
+
+/// No replica takes over: whatever waited for the shard would wait for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shard_that_stays_down_delays_no_lock_of_another_shard() {
+    let builder = Cluster::builder(Flavor::from_env()).replicas(0);
+    let cluster = builder.start().await;
+    let (a, b) = (hasty(&cluster.url()).await, hasty(&cluster.url()).await);
+    let down = cluster.key_on(cluster.server(0), "k").await;
+    let held = a.lock(&*down).acquire().await.unwrap();
+    let mut others = Vec::new();
+    for at in [1, 2] {
+        let key = cluster.key_on(cluster.server(at), "k").await;
+        let guard = a.lock(&*key).acquire().await.unwrap();
+        let waiter = tokio::spawn(b.lock(&*key).wait(PATIENCE).acquire());
+        others.push((guard, waiter, cluster.key_on(cluster.server(at), "another").await));
+    }
+    settle().await;
+    cluster.server(0).kill();
+    // Beside these, calls to the shard go on.
+    let waiter = tokio::spawn(b.lock(&*down).wait(PATIENCE).acquire());
+    let asking = tokio::spawn(async move { answered(|| held.ensure(LEASE)).await });
+    for (guard, waiter, another) in others {
+        is_confirmed(&guard).await;
+        is_free_soon(&a, &another).await;
+        guard.release().await.unwrap();
+        let next = within(SOON, "the waiter", waiter).await.unwrap().unwrap();
+        next.release().await.unwrap();
+        // By a client that never had this shard.
+        let late = hasty(&cluster.url()).await;
+        is_free_soon(&late, &another).await;
+    }
+    waiter.abort();
+    asking.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -303,6 +303,31 @@ async fn idle_connections_are_tested() {
     assert_eq!(proxy.count(|command| command.is("PING")), 1);
 }
 
+/// A middlebox that ends idle connections. It takes twelve seconds, since the pause before a new connection grows with each
+/// one that was useless.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_that_end_again_and_again_are_replaced_at_once() {
+    let server = Server::start(Flavor::from_env()).await;
+    let proxy = Proxy::start(server.addr());
+    let client = hasty(&proxy.url()).await;
+    is_free(&client, "k").await;
+    let mut took = Vec::new();
+    for _ in 0..10 {
+        tokio::time::sleep(1200 * MS).await;
+        let (before, begun) = (proxy.connections_seen(), Instant::now());
+        proxy.cut();
+        eventually("there is another connection", || async {
+            proxy.connections_seen() > before
+        })
+        .await;
+        took.push(begun.elapsed());
+    }
+    // At least 320 ms each, if they counted as useless.
+    let last = took[7..].iter().min().copied();
+    assert!(last.is_some_and(|took| took < 300 * MS), "{took:?}");
+    is_free(&client, "k").await;
+}
+
 /// A server that stands still for a moment keeps its connections: a new one would be answered no sooner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connection_to_a_server_that_stands_still_is_kept() {

@@ -300,6 +300,19 @@ async fn what_the_user_may_not_do_is_told_and_what_it_may_not_see_is_unknown() {
 }
 
 #[tokio::test]
+async fn what_settings_may_hide_is_unknown_where_they_may_not_be_read() {
+    let builder = Server::builder(Flavor::from_env()).persistence(true);
+    let server = builder.acl(&format!("managed {ALL} -config")).start().await;
+    let managed = read(&server.url_as("managed", "secret")).await;
+    is(&managed, "persistence", Verdict::Unknown, "not visible");
+    is(&managed, "stalls", Verdict::Unknown, "not visible");
+    let all = read(&server.url()).await;
+    is(&all, "persistence", Verdict::Good, "append-only file");
+    // As it is by default.
+    is(&all, "stalls", Verdict::Good, "not recorded there");
+}
+
+#[tokio::test]
 async fn defaults_of_sentinels_lose_locks_by_time_alone() {
     let replicas = Replicas::start(Flavor::from_env()).await;
     let url = replicas.url();
@@ -385,6 +398,43 @@ async fn members_of_a_quorum_that_share_a_host_or_copy_each_other_are_told() {
 }
 
 #[tokio::test]
+async fn members_of_a_quorum_that_tell_nothing_of_themselves_are_unknown() {
+    let builder = || Server::builder(Flavor::from_env()).acl(&format!("blind {ALL} -info"));
+    let servers = [
+        builder().start().await,
+        builder().start().await,
+        builder().start().await,
+    ];
+    // To the doctor these are different hosts.
+    let hosts = ["127.0.0.1", "localhost", "LOCALHOST"];
+    let members: Vec<String> = (hosts.iter().zip(&servers))
+        .map(|(host, server)| format!("{host}:{}", server.port()))
+        .collect();
+    let url = |user: &str| {
+        let members = members.join(",");
+        format!("quorum+redis://{user}{members}?trust_fresh_servers=true")
+    };
+    is(
+        &read(&url("")).await,
+        "quorum",
+        Verdict::Good,
+        "3 independent servers",
+    );
+    let blind = read(&url("blind:secret@")).await;
+    is(&blind, "quorum", Verdict::Unknown, "whether it has replicas");
+    let [first, ..] = &servers;
+    let replica = Server::builder(Flavor::from_env()).replica_of(first.addr());
+    let _replica = replica.start().await;
+    let client = client(&url("")).await;
+    eventually("the replica is linked", async || {
+        let diagnosis = client.doctor().await.unwrap();
+        let finding = found(&diagnosis, "quorum");
+        finding.verdict == Verdict::Bad && finding.why.contains("has replicas")
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn quorum_that_trusts_fresh_servers_is_told_of_restarts() {
     let servers = Independent::start(Flavor::from_env(), 3).await;
     let trusting = read(&servers.url()).await;
@@ -448,8 +498,13 @@ async fn server_that_stood_still_is_told_by_its_latency_events() {
         .start()
         .await;
     let client = client(&server.url()).await;
-    let verdict = async || found(&client.doctor().await.unwrap(), "stalls").verdict;
-    assert_eq!(verdict().await, Verdict::Good);
+    let before = client.doctor().await.unwrap();
+    is(
+        &before,
+        "stalls",
+        Verdict::Unknown,
+        "records no commands of 10 ms",
+    );
     let slow = "local t = redis.call('TIME') local s = t[1] * 1000000 + t[2] \
                 repeat t = redis.call('TIME') until t[1] * 1000000 + t[2] - s > 300000 return 1";
     let _: i64 = server.query(&["EVAL", slow, "0"]).await;

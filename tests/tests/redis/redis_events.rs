@@ -94,6 +94,27 @@ async fn holder_of_redisson_is_not_asked_to_stop() {
 }
 
 #[tokio::test]
+async fn reader_of_redisson_is_not_broken_alone() {
+    let (server, client) = server().await;
+    let id = "5c2b1a90-3f4e-4d5c-8b6a-7f8e9d0c1b2a:31";
+    server
+        .query::<usize>(&["HSET", "k", "mode", "read", id, "2"])
+        .await;
+    server.query::<usize>(&["PEXPIRE", "k", "60000"]).await;
+    for hold in ["1", "2"] {
+        let timeout = format!("{{k}}:{id}:rwlock_timeout:{hold}");
+        server
+            .query::<String>(&["SET", &timeout, "1", "PX", "60000"])
+            .await;
+    }
+    let broken = client.break_hold("k", id, Intervention::new("it hangs").by("anna"));
+    let error = broken.await.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    assert_eq!(server.query::<String>(&["HGET", "k", id]).await, "2");
+    assert_eq!(server.query::<usize>(&["EXISTS", "dlock:audit"]).await, 0);
+}
+
+#[tokio::test]
 async fn set_of_locks_is_asked_to_stop_by_one_of_them() {
     let (_server, client) = server().await;
     let mut events = client.events();

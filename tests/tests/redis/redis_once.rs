@@ -130,7 +130,8 @@ async fn of_many_clients_one_does_the_work() {
 async fn other_data_in_place_of_the_record_is_an_error_and_stays() {
     let server = Server::start(Flavor::from_env()).await;
     let client = patient(&server.url()).await;
-    client.once("w").run(async |_| Ok::<_, String>(1)).await.unwrap();
+    let ran = client.once("w").run(async |_| Ok::<_, String>(1)).await.unwrap();
+    assert!(matches!(ran, OnceReply::Ran(1)));
     let keys: Vec<String> = server
         .keys()
         .await

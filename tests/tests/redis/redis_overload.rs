@@ -79,3 +79,19 @@ async fn option_that_admits_no_request_is_refused() {
         .unwrap_err();
     assert!(error.to_string().contains("max_queued"), "{error}");
 }
+
+/// On one thread, so that nothing is sent while the list queues what it asks.
+#[tokio::test]
+async fn list_takes_no_more_room_than_there_is() {
+    const LOCKS: usize = 100;
+    let store = Store::server().await;
+    let url = store.as_server().url();
+    let holder = hasty_builder(&url).build().await.unwrap();
+    let locks = (0..LOCKS).map(|n| holder.lock(format!("k{n}")).acquire());
+    let guards = join_all(locks).await;
+    for most in [1, 8] {
+        let client = hasty_builder(&url).max_queued(most).build().await.unwrap();
+        assert_eq!(client.list("k").await.unwrap().len(), LOCKS);
+    }
+    drop(guards);
+}

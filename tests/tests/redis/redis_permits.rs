@@ -365,3 +365,49 @@ async fn queue_position_is_kept_by_looks_and_the_queue_is_gone_with_its_waiters(
     two.release().await.unwrap();
     forget(&store, &[&a, &b]).await;
 }
+
+/// The holders of `x` and `{x}` are under one name on the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn semaphore_whose_name_is_in_braces_is_listed_and_forced_by_that_name() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    let listed = async |prefix: &str| {
+        let mut keys: Vec<_> = client.list(prefix).await.unwrap();
+        keys.dedup_by(|a, b| a.0 == b.0);
+        keys.into_iter()
+            .map(|(key, _)| key.to_string())
+            .collect::<Vec<_>>()
+    };
+    for (name, other) in [("{jobs}", "jobs"), ("tasks", "{tasks}")] {
+        let semaphore = client.semaphore(LockKey::raw(name)).permits(2);
+        let permits = semaphore.clone().acquire_many(2).await.unwrap();
+        assert_eq!(listed("").await, [name]);
+        assert_eq!(listed(&name[..1]).await, [name]);
+        assert!(listed(&other[..1]).await.is_empty());
+        assert!(!client.force_release(LockKey::raw(other)).await.unwrap());
+        assert!(!client.semaphore(LockKey::raw(other)).delete().await.unwrap());
+        assert_eq!(semaphore.available().await.unwrap(), 0);
+        assert!(client.force_release(LockKey::raw(name)).await.unwrap());
+        assert_eq!(semaphore.available().await.unwrap(), 2);
+        drop(permits);
+        assert!(semaphore.delete().await.unwrap());
+    }
+    // Without a number it is either of them, once.
+    let limited = client.semaphore(LockKey::raw("{k}")).limit(1);
+    let permit = limited.acquire().await.unwrap();
+    assert_eq!(listed("").await, ["k"]);
+    drop(permit);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_without_a_holder_is_served_when_a_lease_ends() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    let semaphore = client.semaphore("k").permits(1).fixed_lease(2 * SECOND);
+    let permit = semaphore.acquire().await.unwrap();
+    let unowned = client.unowned_semaphore("k").wait(PATIENCE);
+    // Without the lease it would ask again after half a minute.
+    let taken = within(20 * SECOND, "the permit", unowned.acquire()).await;
+    taken.unwrap();
+    drop(permit);
+}

@@ -273,6 +273,11 @@ async fn call_that_waits_for_replicas_delays_no_other_call() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_is_not_acknowledged_is_a_doubt_and_in_the_end_the_loss_comes_in_time() {
+    in_rounds("the replica stands still between two renewals", not_acknowledged).await;
+}
+
+/// One round; what was missed where the machine was too slow for it.
+async fn not_acknowledged() -> Result<(), &'static str> {
     /// Renewed every four seconds.
     const HELD: Duration = Duration::from_secs(12);
     let pair = Pair::start().await;
@@ -284,11 +289,25 @@ async fn a_renewal_that_is_not_acknowledged_is_a_doubt_and_in_the_end_the_loss_c
     pair.replica.cont();
     eventually("it is held again", || async {
         assert!(guard.is_held(), "lost though the replica is back");
-        guard.state() == HoldState::Held && guard.remaining() > HELD / 2
+        guard.state() == HoldState::Held && guard.remaining() > HELD * 3 / 4
     })
     .await;
     pair.replica.stop();
-    guard.lost().await;
+    let remaining = guard.remaining();
+    let until = Instant::now() + remaining;
+    if remaining < HELD * 2 / 3 + SHORT {
+        return Err("a renewal may be on its way when the replica stands still");
+    }
+    loop {
+        // Before the guard is asked: what it says is true at this moment or later.
+        let now = Instant::now();
+        if matches!(guard.state(), HoldState::Lost(_)) {
+            break;
+        }
+        assert!(now < until, "held after the last acknowledged lease");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    within(SOON, "it is told", guard.lost()).await;
     // The master's own lease was renewed all the while: no other client had the lock before the holder was told.
     let left = b
         .inspect("k")
@@ -300,6 +319,7 @@ async fn a_renewal_that_is_not_acknowledged_is_a_doubt_and_in_the_end_the_loss_c
     assert!(guard.release().await.unwrap_err().is_lost());
     is_free_soon(&b, "k").await;
     pair.master.assert_clean(&[&a, &b]).await;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

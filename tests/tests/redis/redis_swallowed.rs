@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::record::{ClaimReply, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::record::{
+    ClaimReply, ClaimToken, ForgetReply, OwnerReply, RecordKey, Records, SlotOutcome, SlotRequest,
+};
 use dlock::{Error, LockClient, LockKey, LockKind};
 use dlock_tests::faults::{
     LEASE, PATIENCE, answered, built, hasty_builder, is_confirmed, is_free_soon, within,
@@ -296,6 +298,33 @@ async fn life_of_records(a: &Records) -> RecordKey {
     assert_eq!(answered(complete).await.unwrap(), OwnerReply::Done);
     let forgotten = answered(|| a.release(&released, &token)).await.unwrap();
     assert_eq!(forgotten, OwnerReply::Done);
+
+    let (abandoned, slotted) = (fresh_key(), fresh_key());
+    answered(|| a.claim(by(&token, ask(&abandoned)))).await.unwrap();
+    let given_up = answered(|| a.abandon(&abandoned, &token)).await.unwrap();
+    assert_eq!(given_up, OwnerReply::Done);
+    let slot = SlotRequest::nearest(Duration::from_secs(60));
+    let reply = answered(|| a.claim_slot(by(&token, ask(&slotted)), slot))
+        .await
+        .unwrap();
+    assert!(
+        matches!(
+            reply.outcome,
+            SlotOutcome::Claim(ClaimReply::Claimed { attempt: 1, .. })
+        ),
+        "{reply:?}"
+    );
+    // The slot stays known.
+    let released = answered(|| a.release(&slotted, &token)).await.unwrap();
+    assert_eq!(released, OwnerReply::Done);
+    for key in [&abandoned, &slotted] {
+        let reply = answered(|| a.forget(key)).await.unwrap();
+        // One whose reply was lost may have done it.
+        assert!(
+            matches!(reply, ForgetReply::Forgotten | ForgetReply::Missing),
+            "{reply:?}"
+        );
+    }
     done
 }
 
@@ -324,20 +353,29 @@ enum On {
     All,
 }
 
+/// The prefix of the keys of one life.
+fn fresh_prefix() -> String {
+    static LIVES: AtomicUsize = AtomicUsize::new(0);
+    format!("life-{}:", LIVES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The proxies that may lose the reply: only one of the servers of a Cluster, or each of a quorum, gets the step.
+fn struck(topology: &Topology, on: On) -> Vec<&Proxy> {
+    let some = match (topology, on) {
+        (Topology::Quorum(..), On::First) => 1,
+        _ => usize::MAX,
+    };
+    topology.proxies().into_iter().take(some).collect()
+}
+
 /// A life in which the first reply to this step is lost, if one is named.
 async fn live(topology: &Topology, fault: Option<(&str, Swallow, On)>) -> String {
-    static LIVES: AtomicUsize = AtomicUsize::new(0);
-    let prefix = format!("life-{}:", LIVES.fetch_add(1, Ordering::Relaxed));
+    let prefix = fresh_prefix();
     let builder = || hasty_builder(&topology.url()).prefix(&prefix);
     let (a, b) = (built(builder).await, built(builder).await);
     let mut faults = Vec::new();
     if let Some((name, then, on)) = fault {
-        // Only one of the servers of a Cluster, or each of a quorum, gets the step.
-        let some = match (topology, on) {
-            (Topology::Quorum(..), On::First) => 1,
-            _ => usize::MAX,
-        };
-        for proxy in topology.proxies().into_iter().take(some) {
+        for proxy in struck(topology, on) {
             let (name, prefix) = (name.to_owned(), prefix.clone());
             let struck = move |command: &Command| {
                 name_of(command).as_deref() == Some(&*name) && is_of(command, &prefix)
@@ -368,27 +406,100 @@ async fn live(topology: &Topology, fault: Option<(&str, Swallow, On)>) -> String
             "{case}: it was not sent"
         );
     }
+    nothing_is_left(topology, &case, &prefix, [&a, &b], stays.as_deref()).await;
+    prefix
+}
+
+/// Nothing but the key that stays is left of a life, soon.
+async fn nothing_is_left(
+    topology: &Topology,
+    case: &str,
+    prefix: &str,
+    clients: [&LockClient; 2],
+    stays: Option<&str>,
+) {
     eventually(&format!("{case}: no hold and no waiter is left"), || async {
-        [&a, &b]
-            .iter()
-            .all(|one| one.held() == 0 && one.waited_for() == 0)
+        let is_done = |client: &&LockClient| client.held() == 0 && client.waited_for() == 0;
+        clients.iter().all(is_done)
     })
     .await;
     let begun = Instant::now();
     loop {
-        let left = topology.left(&prefix).await;
-        if left.iter().eq(&stays) {
+        let left = topology.left(prefix).await;
+        if left.iter().map(String::as_str).eq(stays) {
             break;
         }
         assert!(begun.elapsed() < PATIENCE, "{case}: left is {left:?}");
         tokio::time::sleep(20 * MS).await;
     }
-    prefix
+}
+
+/// A writer goes on as a reader, and the `k`-th reply is lost. The names of the steps that lost one.
+async fn downgrade(topology: &Topology, k: u64, then: Swallow, on: On) -> Vec<String> {
+    let (case, prefix) = (format!("downgrade, reply {k}, {then:?}, {on:?}"), fresh_prefix());
+    let builder = || hasty_builder(&topology.url()).prefix(&prefix);
+    let (a, b) = (built(builder).await, built(builder).await);
+    let faults = struck(topology, on).into_iter().map(|proxy| {
+        let prefix = prefix.clone();
+        proxy.swallow(k, then, move |command| is_of(command, &prefix))
+    });
+    let faults: Vec<_> = faults.collect();
+    within(4 * PATIENCE, &case, async {
+        let lock = |client: &LockClient, kind| client.lock("d").kind(kind).wait(PATIENCE);
+        let writer = answered(|| lock(&a, LockKind::Write).acquire()).await.unwrap();
+        match writer.downgrade().await {
+            Ok(reader) => {
+                // A reader, and nothing else.
+                let write = lock(&b, LockKind::Write);
+                let busy = answered(|| write.try_acquire()).await;
+                assert!(busy.as_ref().is_err_and(Error::is_busy), "{case}: {busy:?}");
+                let other = answered(|| lock(&b, LockKind::Read).acquire()).await.unwrap();
+                assert!(reader.is_held(), "{case}");
+                other.release().await.unwrap();
+                reader.release().await.unwrap();
+            }
+            // Then nothing.
+            Err(error) => assert!(error.is_unavailable(), "{case}: {error}"),
+        }
+        let next = answered(|| lock(&b, LockKind::Write).acquire()).await;
+        next.unwrap().release().await.unwrap();
+    })
+    .await;
+    nothing_is_left(topology, &case, &prefix, [&a, &b], None).await;
+    let mut lost = Vec::new();
+    for fault in faults.iter().filter(|fault| fault.fired()) {
+        lost.extend(name_of(&fault.caught().await.command));
+    }
+    lost
+}
+
+/// One downgrade for each of the first replies that could be lost, with each way to lose it.
+async fn every_reply_of_a_downgrade_is_lost_once(topology: &Topology, on: &[On], expected: [&str; 3]) {
+    let mut cases = Vec::new();
+    for k in 1..=6 {
+        for then in [Swallow::Hang, Swallow::Cut] {
+            cases.extend(on.iter().map(|on| (k, then, *on)));
+        }
+    }
+    let downgrades = cases.into_iter().map(async |(k, then, on)| {
+        let lost = downgrade(topology, k, then, on).await;
+        (k, lost)
+    });
+    let lost: Vec<_> = futures_util::stream::iter(downgrades)
+        .buffer_unordered(8)
+        .collect()
+        .await;
+    println!("of downgrades were lost: {lost:?}");
+    // What comes after a writer has its lock is its downgrade.
+    for name in expected {
+        let is_lost = |(_, lost): &(u64, Vec<String>)| lost.iter().any(|lost| lost == name);
+        assert!(lost.iter().any(is_lost), "{name} is not among {lost:?}");
+    }
 }
 
 /// The steps of a life, and one life for each of them with each way to lose its reply.
-async fn every_reply_is_lost_once(topology: Topology, on: &[On], expected: &[&str]) {
-    let prefix = live(&topology, None).await;
+async fn every_reply_is_lost_once(topology: &Topology, on: &[On], expected: &[&str]) {
+    let prefix = live(topology, None).await;
     let mut names = BTreeSet::new();
     for proxy in topology.proxies() {
         let sent = proxy.commands().into_iter().map(|sent| sent.command);
@@ -411,7 +522,7 @@ async fn every_reply_is_lost_once(topology: Topology, on: &[On], expected: &[&st
         }
     }
     println!("{} lives: {names:?}", cases.len());
-    let lives = cases.into_iter().map(|case| live(&topology, Some(case)));
+    let lives = cases.into_iter().map(|case| live(topology, Some(case)));
     futures_util::stream::iter(lives)
         .buffer_unordered(8)
         .collect::<Vec<_>>()
@@ -420,9 +531,11 @@ async fn every_reply_is_lost_once(topology: Topology, on: &[On], expected: &[&st
 
 /// What the steps are called that every store but a quorum has.
 const ALL: &[&str] = &[
+    "abandon",
     "acquire",
     "all",
     "claim",
+    "claim_slot",
     "complete",
     "count add",
     "count count",
@@ -439,6 +552,7 @@ const ALL: &[&str] = &[
     "fenced",
     "force",
     "forget",
+    "forget_record",
     "inspect",
     "permit",
     "read",
@@ -457,17 +571,26 @@ const ALL: &[&str] = &[
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_server() {
-    every_reply_is_lost_once(Topology::server().await, &[On::First], ALL).await;
+    let topology = Topology::server().await;
+    every_reply_is_lost_once(&topology, &[On::First], ALL).await;
+    every_reply_of_a_downgrade_is_lost_once(&topology, &[On::First], ["write", "read", "release_write"])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_master_that_sentinels_name() {
-    every_reply_is_lost_once(Topology::sentinel().await, &[On::First], ALL).await;
+    let topology = Topology::sentinel().await;
+    every_reply_is_lost_once(&topology, &[On::First], ALL).await;
+    every_reply_of_a_downgrade_is_lost_once(&topology, &[On::First], ["write", "read", "release_write"])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster() {
-    every_reply_is_lost_once(Topology::cluster().await, &[On::First], ALL).await;
+    let topology = Topology::cluster().await;
+    every_reply_is_lost_once(&topology, &[On::First], ALL).await;
+    every_reply_of_a_downgrade_is_lost_once(&topology, &[On::First], ["write", "read", "release_write"])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -486,5 +609,8 @@ async fn on_one_or_all_members_of_a_quorum() {
         "vote read",
         "vote write",
     ];
-    every_reply_is_lost_once(Topology::quorum().await, &[On::First, On::All], &expected).await;
+    let (topology, on) = (Topology::quorum().await, [On::First, On::All]);
+    every_reply_is_lost_once(&topology, &on, &expected).await;
+    let expected = ["vote write", "vote read", "release_write"];
+    every_reply_of_a_downgrade_is_lost_once(&topology, &on, expected).await;
 }

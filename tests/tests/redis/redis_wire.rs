@@ -443,6 +443,34 @@ async fn the_fence_is_no_lock() {
     assert!(fence >= token);
 }
 
+/// rslock, redsync, node-redlock, redis-py and DistributedLock keep strings: docs/migrating.md, "While both run".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn string_of_another_library_is_refused_without_a_wait_and_a_prefix_keeps_apart() {
+    let server = server().await;
+    let client = client(&server).await;
+    let theirs = ["SET", "order:42", "token", "NX", "PX", "600000"];
+    assert_eq!(
+        server.query::<Option<String>>(&theirs).await.as_deref(),
+        Some("OK")
+    );
+    let patient = client.lock("order:42").wait(3600 * SECOND);
+    let error = patient.acquire().await.unwrap_err();
+    assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error}");
+
+    let prefixed = LockClient::builder()
+        .url(server.url())
+        .timeout(PATIENCE)
+        .prefix("shop:")
+        .build()
+        .await
+        .unwrap();
+    let _ours = prefixed.lock("order:42").try_acquire().await.unwrap();
+
+    let _held = client.lock("order:43").acquire().await.unwrap();
+    let theirs = ["SET", "order:43", "token", "NX", "PX", "600000"];
+    assert_eq!(server.query::<Option<String>>(&theirs).await, None);
+}
+
 /// The script of all steps, in the order in which script.rs names its files and the lines between them.
 pub(crate) fn script() -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/stores/redis/");

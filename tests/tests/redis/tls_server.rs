@@ -55,9 +55,33 @@ async fn server_or_client_without_a_valid_certificate_is_refused_in_bounded_time
         );
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
+    // The server accepts the certificate of these, so that only the client can refuse.
+    let shown = || certificates.shown_by(LockClient::builder().url(&url));
+    let strangers = Certificates::new();
+    let betrayed = shown().root_certificate(strangers.root.clone());
+    for (builder, words) in [(shown(), "UnknownIssuer"), (betrayed, "BadSignature")] {
+        let error = builder.build().await.unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
     // Plain text to a port that speaks TLS.
     let error = LockClient::connect(&format!("redis://localhost:{port}"))
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn server_whose_certificate_has_another_name_is_refused() {
+    let certificates = Certificates::naming(&["localhost"]);
+    let server = Server::builder(Flavor::Redis).tls(&certificates).start().await;
+    let port = server.announced().port();
+    let open = |host: &str| {
+        let builder = LockClient::builder().url(format!("rediss://{host}:{port}"));
+        certificates.given_to(builder).build()
+    };
+    open("localhost").await.expect("it is the name");
+    let error = open("127.0.0.1").await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert!(error.to_string().contains("not valid for name"), "{error}");
 }

@@ -118,8 +118,8 @@ async fn locks_are_acquired_waited_for_and_kept_through_a_fail_over() {
     }
 }
 
-/// It cannot be built, and that is told in time, with the reason and without the password.
-async fn is_refused(builder: LockClientBuilder, wrong: &str) {
+/// It cannot be built, and that is told in time, with the reason, in which these words are, and without the password.
+async fn is_refused(builder: LockClientBuilder, wrong: &str, words: &str) {
     let error = within(SOON, wrong, builder.build()).await.unwrap_err();
     println!("{wrong}: {error}");
     assert!(
@@ -131,6 +131,7 @@ async fn is_refused(builder: LockClientBuilder, wrong: &str) {
     );
     let text = format!("{error} {error:?}");
     assert!(text.contains("127.0.0.1:"), "{wrong}: {text}");
+    assert!(text.contains(words), "{wrong}: {text}");
     assert!(!text.contains("hunter2"), "{wrong}: {text}");
 }
 
@@ -143,13 +144,56 @@ async fn client_without_a_certificate_or_tls_is_told_at_once() {
         // What is told only when that is over is not told at once.
         let builder = || LockClient::builder().url(&url).timeout(PATIENCE);
         let anonymous = builder().root_certificate(certificates.root.clone());
-        for (wrong, builder) in [
-            ("an authority that is not the system's", builder()),
-            ("another authority", strangers.given_to(builder())),
-            ("no certificate of the client", anonymous),
-            ("plain text", builder().url(url.replacen("rediss", "redis", 1))),
+        let plain = builder().url(url.replacen("rediss", "redis", 1));
+        // The servers accept the certificate of these, so that only the client can refuse.
+        let shown = || certificates.shown_by(builder());
+        let betrayed = shown().root_certificate(strangers.root.clone());
+        for (wrong, builder, words) in [
+            ("an authority that is not the system's", shown(), "UnknownIssuer"),
+            ("another authority", betrayed, "BadSignature"),
+            ("no certificate of the client", anonymous, ""),
+            ("plain text", plain, ""),
         ] {
-            is_refused(builder, &format!("{wrong} at {}", topology.url())).await;
+            is_refused(builder, &format!("{wrong} at {}", topology.url()), words).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificate_without_the_name_of_the_server_is_refused_also_at_addresses_that_servers_announce() {
+    let certificates = Certificates::naming(&["localhost"]);
+    for topology in Topology::all(Some(&certificates)).await {
+        let url = topology.url();
+        let client = |url: &str| {
+            let builder = LockClient::builder().url(url).timeout(PATIENCE);
+            certificates.given_to(builder)
+        };
+        is_refused(
+            client(&url),
+            &format!("another name at {url}"),
+            "not valid for name",
+        )
+        .await;
+        let named = url.replace("127.0.0.1", "localhost");
+        // The servers that the URL names are accepted, but those that they announce by their addresses are not.
+        match &topology {
+            Topology::Sentinel(_) => {
+                let wrong = format!("another name behind {named}");
+                is_refused(client(&named), &wrong, "not valid for name").await;
+            }
+            Topology::Cluster(_) => {
+                // Until the timeout it hopes for a better connection.
+                let hasty = || client(&named).timeout(SOON);
+                let client = answered(|| hasty().build())
+                    .await
+                    .expect("the nodes that are named");
+                eventually("it is refused for the name", || async {
+                    let error = client.lock("k").try_acquire().await.unwrap_err();
+                    error.to_string().contains("not valid for name")
+                })
+                .await;
+            }
+            Topology::Quorum(_) => drop(client(&named).build().await.expect("it is the name")),
         }
     }
 }
@@ -162,6 +206,6 @@ async fn servers_that_speak_no_tls_are_told_within_the_timeout() {
         // They wait for the end of a command that never comes.
         let builder = LockClient::builder().url(&url).timeout(TIMEOUT);
         let builder = certificates.given_to(builder).retry_for(Duration::from_secs(1));
-        is_refused(builder, &format!("no TLS at {}", topology.url())).await;
+        is_refused(builder, &format!("no TLS at {}", topology.url()), "").await;
     }
 }

@@ -136,7 +136,7 @@ async fn step_without_a_reply_is_cancelled_on_an_encrypted_postgres() {
 
 #[tokio::test]
 async fn encrypted_mariadb_is_used_and_its_certificate_verified() {
-    let (certificates, others) = (Certificates::new(), Certificates::new());
+    let (certificates, others) = (Certificates::naming(&["localhost"]), Certificates::new());
     let option = |name: &str, file: &str| format!("--{name}={}", path(&certificates.file(file)));
     let options = [
         option("ssl-ca", "root.pem"),
@@ -151,7 +151,7 @@ async fn encrypted_mariadb_is_used_and_its_certificate_verified() {
     ] {
         client.query_drop(sql).await.unwrap();
     }
-    let own = server.url_at(server.addr());
+    let own = server.url_at(server.addr()).replace("127.0.0.1", "localhost");
     let (_, rest) = own.split_once('@').unwrap();
     let plain = format!("mysql://shop:p4ssw0rd@{rest}?create_table=true");
     let (root, other) = (
@@ -171,4 +171,7 @@ async fn encrypted_mariadb_is_used_and_its_certificate_verified() {
         (format!("{plain}&ssl_ca={root}"), "require_ssl=true"),
     ];
     are_refused("p4ssw0rd", refused).await;
+    // The name of the server counts as well.
+    let renamed = format!("{plain}&require_ssl=true&ssl_ca={root}").replace("localhost", "127.0.0.1");
+    are_refused("p4ssw0rd", [(renamed, "not valid for name")]).await;
 }

@@ -1,15 +1,16 @@
 //! Locks on etcd where requests and replies get lost, and what went wrong with locks on it elsewhere.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use dlock::store::{
     AcquireReply, AcquireRequest, Granted, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, Renewal,
     Store, StoreError,
 };
 use dlock::{Error, HoldState, LockClient, Loss};
-use dlock_etcd::{EtcdLocks, TransactionError};
+use dlock_etcd::{EtcdLocks, EtcdLocksBuilder, TransactionError};
 use dlock_tests::etcd::{Etcd, builder_at, fresh_namespace};
-use dlock_tests::faults::{FEW_REQUESTS, PATIENCE, answered, some_at_a_time};
+use dlock_tests::faults::{PATIENCE, answered, are_few, some_at_a_time};
 use dlock_tests::{Certificates, eventually};
 use futures_util::future::join_all;
 use serde_json::json;
@@ -322,15 +323,16 @@ async fn ten_thousand_locks_are_renewed_by_few_requests() {
             assert!(matches!(reply, Ok(Renewal::RenewedFor(_))), "{reply:?}");
         }
     };
-    let before = server.requests().await;
+    let (before, begun) = (server.requests().await, Instant::now());
     join_all((0..50).map(&renew)).await;
     let at_once = server.requests().await - before;
-    assert!(at_once <= FEW_REQUESTS, "{at_once} requests");
+    are_few(at_once, begun);
+    let begun = Instant::now();
     for chunk in 0..50 {
         renew(chunk).await;
     }
     let one_by_one = server.requests().await - before - at_once;
-    assert!(one_by_one <= FEW_REQUESTS, "{one_by_one} requests");
+    are_few(one_by_one, begun);
 }
 
 /// The last look at their session cannot have seen them, and each would be looked for by itself.
@@ -339,7 +341,7 @@ async fn locks_that_are_acquired_after_a_renewal_are_renewed_by_few_requests() {
     const BATCH: u64 = 500;
     let (server, lease) = (Etcd::start().await, 30 * SEC);
     let store = connected(server.builder("late/").timeout(PATIENCE)).await;
-    let mut sent = 0;
+    let (mut sent, begun) = (0, Instant::now());
     for batch in 0..20 {
         let numbers = || batch * BATCH + 1..=(batch + 1) * BATCH;
         let acquires = numbers().map(|n| store.clone().acquire(ask(&format!("k{n}"), n, lease)));
@@ -353,7 +355,7 @@ async fn locks_that_are_acquired_after_a_renewal_are_renewed_by_few_requests() {
         }
         sent += server.requests().await - before;
     }
-    assert!(sent <= FEW_REQUESTS, "{sent} requests for the renewals");
+    are_few(sent, begun);
 }
 
 #[tokio::test]
@@ -663,15 +665,18 @@ async fn encrypted_connection_needs_the_authority_and_shows_its_certificate() {
             .allow_old_server(true)
             .timeout(PATIENCE)
     };
-    let (certificate, key) = certificates.client.clone();
-    let trusted = builder().ca_certificate(certificates.root.clone());
-    let locks = trusted
-        .client_certificate(certificate, key)
-        .connect()
-        .await
-        .expect("it is trusted");
+    // The server accepts the certificate of these, so that only the client can refuse.
+    let shown = || {
+        let (certificate, key) = certificates.client.clone();
+        builder().client_certificate(certificate, key)
+    };
+    let trusted = shown().ca_certificate(certificates.root.clone());
+    let locks = trusted.connect().await.expect("it is trusted");
     let client = client(&Arc::new(locks)).await;
     client.lock("k").acquire().await.unwrap().release().await.unwrap();
+    let strangers = Certificates::new();
+    is_refused("UnknownIssuer", &shown).await;
+    is_refused("BadSignature", || shown().ca_certificate(strangers.root.clone())).await;
     for refused in [
         builder().ca_certificate(certificates.root.clone()),
         builder().tls(true),
@@ -680,6 +685,33 @@ async fn encrypted_connection_needs_the_authority_and_shows_its_certificate() {
         let error = refused.timeout(2 * SEC).connect().await.unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     }
+}
+
+/// It never connects, and in the end says so in these words: on a slow machine the time may be over before the reason is
+/// known.
+async fn is_refused(words: &str, builder: impl Fn() -> EtcdLocksBuilder) {
+    eventually(words, || async {
+        let error = builder().timeout(2 * SEC).connect().await.unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        error.to_string().contains(words)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn server_whose_certificate_has_another_name_is_refused() {
+    let certificates = Certificates::naming(&["localhost"]);
+    let server = Etcd::start_encrypted(&certificates).await;
+    let builder = |host: &str| {
+        let (certificate, key) = certificates.client.clone();
+        EtcdLocks::builder([format!("{host}:{}", server.port())])
+            .allow_old_server(true)
+            .ca_certificate(certificates.root.clone())
+            .client_certificate(certificate, key)
+    };
+    let named = builder("localhost").timeout(PATIENCE).connect().await;
+    named.expect("it is the name");
+    is_refused("not valid for name", || builder("127.0.0.1")).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Leader election on the stores that are crates of their own: a leader that resigns is followed at once, with a greater
-//! token, and one whose lock is forced open is told.
+//! Leader election on the stores that are crates of their own, on Redis and on a quorum: a leader that resigns is followed at
+//! once, with a greater token, and one whose lock is forced open is told.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use dlock_tests::faults::{PATIENCE, built};
 use dlock_tests::mysql::Mysql;
 use dlock_tests::postgres::{Postgres, fresh_table};
 use dlock_tests::zookeeper::Zookeeper;
-use dlock_tests::{eventually, settle};
+use dlock_tests::{Flavor, Independent, Server, eventually, settle};
 
 /// No test waits for its end.
 const LEASE: Duration = Duration::from_secs(300);
@@ -70,4 +70,16 @@ async fn leader_on_zookeeper_is_followed_and_told() {
     let server = Zookeeper::shared().await;
     let url = format!("zookeeper://{}/leaders-{:x}", server.addr(), fastrand::u64(..));
     leads_and_is_followed(|| LockClient::builder().scheme(dlock_zookeeper::scheme()).url(&url)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_on_redis_is_followed_and_told() {
+    let server = Server::start(Flavor::Redis).await;
+    leads_and_is_followed(|| LockClient::builder().url(server.url())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_on_a_quorum_is_followed_and_told() {
+    let quorum = Independent::start(Flavor::Redis, 3).await;
+    leads_and_is_followed(|| LockClient::builder().url(quorum.url())).await;
 }

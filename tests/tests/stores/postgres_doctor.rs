@@ -148,6 +148,41 @@ async fn standby_that_is_not_waited_for_is_told() {
     )
     .await;
     becomes(&client, "replicas", Good, "synchronous standby").await;
+    sql(
+        &server,
+        "ALTER SYSTEM SET synchronous_standby_names = 'ANY 2 (*)'; SELECT pg_reload_conf()",
+    )
+    .await;
+    becomes(&client, "replicas", Bad, "no more than 1 can acknowledge").await;
+}
+
+#[tokio::test]
+async fn standby_whose_state_is_hidden_is_neither_good_nor_bad() {
+    let (server, _) = safe().await;
+    sql(&server, "CREATE ROLE svc LOGIN PASSWORD 'secret'").await;
+    let _standby = Postgres::standby_of(&server).await;
+    let mut config = server.config();
+    config.user("svc").password("secret");
+    let limited = client(config).await;
+    becomes(&limited, "replicas", Unknown, "whether standbys are synchronous").await;
+    is(
+        &read(&limited).await,
+        "lease-budget",
+        Unknown,
+        "when a standby takes over",
+    );
+    sql(
+        &server,
+        "ALTER SYSTEM SET synchronous_standby_names = '*'; SELECT pg_reload_conf()",
+    )
+    .await;
+    becomes(&client_of(&server).await, "replicas", Good, "synchronous standby").await;
+    is(
+        &read(&limited).await,
+        "replicas",
+        Unknown,
+        "whether standbys are synchronous",
+    );
 }
 
 #[tokio::test]

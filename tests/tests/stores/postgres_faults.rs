@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use dlock::Error;
-use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ForgetReply, OwnerReply, Records};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimState, ForgetReply, OwnerReply, RecordState, Records, SlotOutcome,
+    SlotRequest,
+};
 use dlock::store::{Outcome, Reason, StoreError};
 use dlock_postgres::PostgresRecords;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, within};
@@ -188,6 +191,56 @@ async fn a_connection_that_breaks_before_the_reply_costs_a_repetition() {
         true,
     )
     .await;
+}
+
+/// Another client has claimed and released the record since: no trace of an earlier release would refuse it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_that_arrives_when_its_time_is_over_does_nothing() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let beside = patient(server.config(), &table).await;
+    for (sql, slot) in [
+        ("Claims a record, or", None),
+        ("Claims a record for a time slot", Some(SlotRequest::nearest(DAY))),
+    ] {
+        let claim = async |records: &Records, request: ClaimRequest| match slot {
+            None => records.claim(request).await.map(Some),
+            Some(slot) => {
+                let reply = records.claim_slot(request, slot).await?;
+                Ok(match reply.outcome {
+                    SlotOutcome::Claim(claim) => Some(claim),
+                    _ => None,
+                })
+            }
+        };
+        let round = async || {
+            let proxy = PgProxy::start(server.addr());
+            let behind = hasty(server.config_at(proxy.addr()), &table).await;
+            let request = ask(&fresh_key());
+            let late = proxy.hold(1, move |request| request.runs(sql));
+            let outcome = within(TIMEOUT, "claim", claim(&behind, request.clone())).await;
+            if !late.fired() {
+                return Err(outcome);
+            }
+            is_unknown(outcome);
+            let (key, next) = (&request.key, ask(&request.key));
+            let reply = claim(&beside, next.clone()).await.unwrap();
+            assert!(
+                matches!(reply, Some(ClaimReply::Claimed { attempt: 1, .. })),
+                "{reply:?}"
+            );
+            assert_eq!(beside.release(key, &next.token).await.unwrap(), OwnerReply::Done);
+            late.release();
+            late.swallowed().await;
+            let look = beside.inspect(key, false).await.unwrap();
+            let state = look.record.map(|record| record.state);
+            assert!(
+                matches!(state, None | Some(RecordState::Released)),
+                "{sql}: {state:?}"
+            );
+            Ok(())
+        };
+        in_rounds("the claim is sent before its time is over", round).await;
+    }
 }
 
 /// The second time it would remove what another process has done since, or find nothing.

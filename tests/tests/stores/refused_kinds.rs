@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use dlock::store::Kind;
 use dlock::{Error, LockClient, LockKey, LockKind};
+use dlock_tests::etcd::Etcd;
 use dlock_tests::faults::PATIENCE;
+use dlock_tests::features;
 use dlock_tests::mysql::Mysql;
 use dlock_tests::postgres::Postgres;
 use dlock_tests::zookeeper::Zookeeper;
@@ -13,7 +15,7 @@ use dlock_tower::key::header;
 use dlock_tower::task::{LimitLayer, TaskLockLayer, TaskOnceLayer};
 
 use crate::backend::Backend;
-use crate::{mysql_conformance, postgres_conformance, zookeeper_conformance};
+use crate::{etcd_conformance, mysql_conformance, postgres_conformance, zookeeper_conformance};
 
 fn is_refusal(refused: Result<(), Error>, store: &str) -> String {
     let error = refused.expect_err("the store does not have it");
@@ -36,7 +38,10 @@ async fn kinds_are_refused_at_the_start<B: Backend>(server: Arc<B::Server>, name
     let capabilities = store.capabilities();
     let client = build(&capabilities.kinds).await.expect("it has these");
     let key = |(): &()| LockKey::from("k");
-    for &kind in Kind::ALL.iter().filter(|kind| !capabilities.has(**kind)) {
+    let lacking = Kind::ALL.iter().copied().filter(|kind| !capabilities.has(*kind));
+    let lacking: Vec<Kind> = lacking.collect();
+    assert!(!lacking.is_empty(), "{name} has all kinds");
+    for kind in lacking {
         let text = is_refusal(build(&[Kind::Mutex, kind]).await.map(drop), name);
         assert!(
             text.contains(&format!("kind {kind} is")) && text.contains("; use "),
@@ -78,12 +83,6 @@ async fn kinds_are_refused_at_the_start<B: Backend>(server: Arc<B::Server>, name
 }
 
 #[tokio::test]
-async fn kinds_that_postgres_lacks_are_refused_at_the_start() {
-    kinds_are_refused_at_the_start::<postgres_conformance::Table>(Postgres::shared().await, "PostgreSQL")
-        .await;
-}
-
-#[tokio::test]
 async fn kinds_that_mysql_lacks_are_refused_at_the_start() {
     kinds_are_refused_at_the_start::<mysql_conformance::Table>(Mysql::shared().await, "MySQL").await;
 }
@@ -92,4 +91,28 @@ async fn kinds_that_mysql_lacks_are_refused_at_the_start() {
 async fn kinds_that_zookeeper_lacks_are_refused_at_the_start() {
     kinds_are_refused_at_the_start::<zookeeper_conformance::Root>(Zookeeper::shared().await, "ZooKeeper")
         .await;
+}
+
+async fn features_of<B: Backend>(server: Arc<B::Server>) -> String {
+    features(&*B::on(server).await.store(None, PATIENCE).await)
+}
+
+/// The tests of the contract that need what a store does not say to have are left out, and nothing fails.
+#[tokio::test]
+async fn each_store_has_what_its_tests_rely_on() {
+    let told = [
+        features_of::<postgres_conformance::Table>(Postgres::shared().await).await,
+        features_of::<etcd_conformance::Namespace>(Etcd::shared().await).await,
+        features_of::<mysql_conformance::Table>(Mysql::shared().await).await,
+        features_of::<zookeeper_conformance::Root>(Zookeeper::shared().await).await,
+    ];
+    let expected = [
+        "lock fair read write fenced permit unowned latch token_blocks fixed_lease min_hold restores_positions limits \
+         inspection sets Lossy",
+        "lock fair fenced read write permit unowned latch token_blocks fixed_lease min_hold restores_positions limits \
+         inspection sets Certain",
+        "lock fenced token_blocks fixed_lease min_hold inspection None",
+        "lock fair fenced read write permit latch limits inspection Certain",
+    ];
+    assert_eq!(told, expected);
 }

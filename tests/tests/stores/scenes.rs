@@ -8,7 +8,7 @@ use dlock::store::{
     Renewal, Store, StoreError,
 };
 use dlock::{HoldState, LockClient, LockGuard, Loss};
-use dlock_tests::faults::{PATIENCE, answered, within};
+use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
 use dlock_tests::{Direction, Gateway, Node, Swallow, eventually};
 use futures_util::FutureExt;
 use futures_util::future::{join, join_all};
@@ -404,12 +404,23 @@ pub(super) async fn holder_is_lost_before_the_lease_ends<B: Backend>(server: B::
     let setting = Setting::<B>::on(Arc::new(server)).await;
     let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
     let lease = 2 * SEC;
-    let guard = here.lock("k").lease(lease).acquire().await.unwrap();
-    let beside = here.lock("beside").lease(lease).acquire().await.unwrap();
-    let waiting = tokio::spawn(there.lock("k").acquire());
-    sleep(200 * MS).await;
-    setting.backend.server().stop();
-    let over = Instant::now() + lease;
+    let (guard, beside, waiting, over) = in_rounds("the server stands still before a renewal", async || {
+        let asked = Instant::now();
+        let guard = here.lock("k").lease(lease).acquire().await.unwrap();
+        // The server counts from before.
+        let over = Instant::now() + lease;
+        let beside = here.lock("beside").lease(lease).acquire().await.unwrap();
+        let waiting = tokio::spawn(there.lock("k").acquire());
+        sleep(200 * MS).await;
+        setting.backend.server().stop();
+        if asked.elapsed() < lease / 4 {
+            return Ok((guard, beside, waiting, over));
+        }
+        setting.backend.server().cont();
+        waiting.abort();
+        Err("a renewal may have been on its way")
+    })
+    .await;
     // A guard that nobody asks is told as well.
     let told = within(lease, "it is told", beside.lost());
     let (loss, ()) = join(told, is_lost_before(over, &guard)).await;

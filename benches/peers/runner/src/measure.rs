@@ -67,14 +67,6 @@ pub(crate) struct Benched {
     pub(crate) server_script_us_per_pair: Option<f64>,
     rss_mb: Option<f64>,
     server_commands: Option<u64>,
-    held: Option<HeldFigures>,
-}
-
-/// What it says of locks that were held.
-#[derive(Debug, Deserialize)]
-struct HeldFigures {
-    /// Those that did not stay until the end.
-    lost: u64,
 }
 
 /// Measures, and tells of each measurement.
@@ -266,7 +258,7 @@ impl One<'_> {
                 .process_share_min
                 .filter(|_| self.workload == Workload::Processes)
                 .map(share),
-            errors: answer.errors + answer.held.map_or(0, |held| held.lost),
+            errors: answer.errors,
             client_cpu_s: answer.client_cpu_s.map(|cpu| round(cpu, 3)),
             rss_mb: answer.rss_mb.map(|mb| round(mb, 1)),
             server_commands: answer.server_commands.filter(|_| held),

@@ -145,8 +145,8 @@ impl fmt::Display for Diagnosis {
         writeln!(f, "\nWhat happens here if …")?;
         for consequence in &self.what_if {
             writeln!(f, "  {}", consequence.event)?;
-            writeln!(f, "    locks:   {}", consequence.lost)?;
-            writeln!(f, "    callers: {}", consequence.waits)?;
+            writeln!(f, "    locks:   {}", printable(&consequence.lost))?;
+            writeln!(f, "    callers: {}", printable(&consequence.waits))?;
         }
         Ok(())
     }
@@ -260,6 +260,17 @@ mod tests {
         assert_eq!(printable("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
         assert_eq!(printable("a\u{202e}b\u{61c}"), "a\\u{202e}b\\u{61c}");
         assert_eq!(printable("Übergröße …"), "Übergröße …");
+        let mut report = StoreReport::new();
+        report.failover = Failover::Unknown("\u{1b}[2J".to_owned());
+        let diagnosis = Diagnosis {
+            findings: vec![lease_budget(&report.failover, secs(30))],
+            what_if: what_if::table(&report, secs(30), secs(10)),
+        };
+        let text = diagnosis.to_string();
+        assert!(
+            text.matches("[2J").count() > 1 && !text.contains('\u{1b}'),
+            "{text}"
+        );
     }
 
     #[test]

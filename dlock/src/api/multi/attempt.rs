@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use crate::base::clock;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::attempt::AcquireAttempt;
-use crate::runtime::calls::{StoreCall, called, reply_of};
+use crate::runtime::calls::{StoreCall, called, lane_of, reply_of};
 use crate::runtime::hold::Hold;
 use crate::store::{
     AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
@@ -265,7 +265,7 @@ impl Taken {
             if all || attempt.ends_by_itself() {
                 let request = attempt.begin_anew();
                 let store = store.insert(attempt.store());
-                let (places, requests) = lanes.entry(store.lane(&request.key)).or_default();
+                let (places, requests) = lanes.entry(lane_of(&**store, &request.key)).or_default();
                 places.push(place);
                 requests.push(request);
             }

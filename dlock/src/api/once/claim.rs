@@ -18,7 +18,6 @@ use crate::base::waking::waking;
 use crate::base::{broken, chance, clock};
 use crate::engine::grant::surely_lasts;
 use crate::engine::timing::{FIRST_PAUSE, may_outlast_lease, pause_after_failed_renewal, pause_while_held};
-use crate::runtime::calls::{called, reply_of};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::ending::Ending;
@@ -552,9 +551,8 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
             return;
         }
         let asked = clock::now();
-        let (of, by) = (target.clone(), token.clone());
-        let step = Box::pin(async move { of.records.extend(&of.record, &by, lease, of.keep).await });
-        match tokio::time::timeout(lease / 3, reply_of(step, &target.name)).await {
+        let step = target.records.extend(&target.record, &token, lease, target.keep);
+        match tokio::time::timeout(lease / 3, step).await {
             Ok(Ok(OwnerReply::NotOwner)) => {
                 tell(None);
                 return;
@@ -591,7 +589,7 @@ fn settle(
     token: ClaimToken,
     settlement: Settlement,
 ) -> impl Future<Output = Settled> + Send + 'static {
-    let mut step = called(&target.name, || send(&target, &token, &settlement));
+    let mut step = send(&target, &token, &settlement);
     let lease_over = clock::now() + target.lease;
     let until = clock::now()
         + match settlement {
@@ -605,7 +603,7 @@ fn settle(
         let mut pause = FIRST_PAUSE;
         let mut turn = None;
         loop {
-            let reply = reply_of(step, &target.name).await;
+            let reply = step.await;
             drop(turn);
             let error = match reply {
                 Ok(OwnerReply::Done) => return Settled::Done,
@@ -629,7 +627,7 @@ fn settle(
                 }
                 _ => None,
             };
-            step = called(&target.name, || send(&target, &token, &settlement));
+            step = send(&target, &token, &settlement);
         }
     }
 }

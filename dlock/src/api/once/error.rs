@@ -80,8 +80,8 @@ pub enum OnceError<E> {
         now: SystemTime,
     },
 
-    /// The slot that was [named](crate::Once::slot) is too far ahead of the store's clock: by more than one period, or
-    /// five minutes if there is no period.
+    /// The slot that was [named](crate::Once::slot) is too far ahead: more than one period ahead of the slot nearest to the
+    /// store's clock, or more than five minutes ahead of that clock if there is no period.
     #[error("the slot of the work is {} ahead of the store's clock", ahead(*.slot, *.now))]
     #[non_exhaustive]
     SlotTooFarAhead {

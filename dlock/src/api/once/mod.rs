@@ -124,8 +124,19 @@ pub enum OnFailure {
 /// }
 /// # Ok(()) }
 /// ```
+///
+/// A consumer that acknowledged its message without a look at the reply would lose it where the process that does the work
+/// crashes:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # async fn consume(client: dlock::LockClient) -> Result<(), dlock::OnceError<String>> {
+/// client.once("message-7").run(async |_| Ok::<_, String>(())).await?; // it may be done elsewhere
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
+#[must_use = "`Elsewhere` means that the work is not done yet"]
 pub enum OnceReply<T> {
     /// The work ran here, and its result is kept.
     Ran(T),
@@ -341,7 +352,7 @@ impl Once {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = dlock::LockClient::memory();
     /// let report = client.once("report");
-    /// report.run(async |_| Ok::<_, String>(42)).await?;
+    /// assert_eq!(report.run(async |_| Ok::<_, String>(42)).await?.into_result(), Some(42));
     /// client.records()?.forget(&report.record_key()?).await?; // the report was wrong: make it anew
     /// # Ok(()) }
     /// ```

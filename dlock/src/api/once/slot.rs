@@ -247,8 +247,8 @@ impl OnceEvery {
     }
 
     /// Returns the work of the slot that begins at `time`, for a scheduler that knows both the period and the time for
-    /// which it fires: like [`Once::slot`], but the slot may be one period ahead of the store's clock, and slots that
-    /// were left out are counted.
+    /// which it fires: like [`Once::slot`], but the slot may be one period ahead of the slot nearest to the store's clock,
+    /// and slots that were left out are counted.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,9 +1,14 @@
 //! Asks the store for a lock as the queue head, on behalf of all waiters of this process;
 //! [`engine::acquire`](crate::engine::acquire) decides.
 
+use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
-use std::task::Poll;
+use std::pin::pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
 
 use super::{AcquireCall, Wait, sleep_until};
 use crate::Error;
@@ -279,18 +284,41 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
         // The reply covers events before the request.
         head.watch.iter_mut().for_each(Watch::seen);
-        let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
-        let outcome = match futures_util::poll!(&mut outcome) {
-            Poll::Ready(outcome) => outcome,
-            Poll::Pending => tokio::select! {
-                biased;
-                guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
-                outcome = entry.shares(outcome) => outcome,
-                // Before the timers, which are those of a runtime that may have ended.
-                () = self.is_to_end() => return Ok(Met::Event(Event::Closed)),
-                () = self.over() => return Ok(Met::Event(Event::WaitOver)),
-                () = sleep_until(patience_ends.map(Moment::instant)) => return Ok(Met::Event(Event::PatienceOver)),
-            },
+        let mut first = Some(self.target.attempt(head.handed, Some(waiter), announce));
+        let mut shared = None;
+        let (at, event) = self.gives_up_at(patience_ends);
+        // One timer, and no `select!`: each call has room for this.
+        let mut given_up = pin!(sleep_until(at));
+        let replied = poll_fn(|cx| {
+            let is_asked = shared.is_some();
+            if let Some(mut request) = first.take() {
+                match request.poll_unpin(cx) {
+                    Poll::Ready(outcome) => return Poll::Ready(Ok(ControlFlow::Continue(outcome))),
+                    Poll::Pending => shared = Some(entry.shares(request)),
+                }
+            }
+            if let Poll::Ready(guard) = poll_handed_off(entry) {
+                return Poll::Ready(guard.map(|guard| ControlFlow::Break(Met::HandedOff(guard))));
+            }
+            if is_asked
+                && let Some(request) = &mut shared
+                && let Poll::Ready(outcome) = request.poll_unpin(cx)
+            {
+                return Poll::Ready(Ok(ControlFlow::Continue(outcome)));
+            }
+            // Before the timer, which is that of a runtime that may have ended.
+            let event = match self.call.ending().is_given() {
+                true => Event::Closed,
+                false => {
+                    ready!(given_up.as_mut().poll(cx));
+                    event()
+                }
+            };
+            Poll::Ready(Ok(ControlFlow::Break(Met::Event(event))))
+        });
+        let outcome = match replied.await? {
+            ControlFlow::Continue(outcome) => outcome,
+            ControlFlow::Break(met) => return Ok(met),
         };
         Ok(match outcome {
             Ok(AttemptOutcome::Got(got)) => Met::Granted(got),
@@ -299,6 +327,15 @@ impl<G: AcquireTarget> Wait<'_, G> {
             }
             outcome => Met::Event(self.refused(entry, outcome)),
         })
+    }
+
+    /// When a call whose request is in flight gives up, and why.
+    fn gives_up_at(&self, patience_ends: Option<Moment>) -> (Option<Instant>, fn() -> Event) {
+        match (self.until, patience_ends.map(Moment::instant)) {
+            (Some(until), Some(ends)) if ends < until => (Some(ends), || Event::PatienceOver),
+            (None, ends) => (ends, || Event::PatienceOver),
+            (until, _) => (until, || Event::WaitOver),
+        }
     }
 
     /// Waits between two requests.
@@ -424,12 +461,17 @@ fn takes_release(entry: &QueueEntry, head: &mut QueueHead) -> bool {
 
 /// Waits for the lock from another caller of this process; `None` if this waiter missed its poll deadline.
 async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
+    poll_fn(|_| poll_handed_off(entry)).await
+}
+
+fn poll_handed_off(entry: &QueueEntry) -> Poll<Result<Option<Hold>, Error>> {
     loop {
-        match entry.delivered().await? {
-            Delivered::Guard(guard) => return Ok(Some(guard)),
-            Delivered::Withdrawn => return Ok(None),
+        match entry.delivered_before()? {
+            Some(Delivered::Guard(guard)) => return Poll::Ready(Ok(Some(guard))),
+            Some(Delivered::Withdrawn) => return Poll::Ready(Ok(None)),
             // A queue has one head: this waiter.
-            Delivered::Head(_) => {}
+            Some(Delivered::Head(_)) => {}
+            None => return Poll::Pending,
         }
     }
 }

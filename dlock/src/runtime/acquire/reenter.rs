@@ -45,6 +45,8 @@ impl Drop for FrameEntry {
 struct Found {
     /// The caller's entry in the line of this grant.
     entry: Option<FrameEntry>,
+    /// The caller is inside a read lock.
+    reads: bool,
     /// Where the hold that keeps the caller out was acquired.
     inside: Option<&'static Location<'static>>,
     nested_read: Option<Arc<NestedRead>>,
@@ -132,7 +134,11 @@ impl AcquireCall {
             Way::Frames(scope, mode) => match self.reentry(scope) {
                 Reentry::None => Event::Outside,
                 Reentry::Lost(loss) => Event::Lost(loss),
-                Reentry::WouldDeadlock => Event::WouldDeadlock,
+                Reentry::WouldDeadlock => {
+                    let shared = self.handle.shared();
+                    found.reads = scope.nearest(shared, Kind::Read, &self.key).is_some();
+                    Event::WouldDeadlock
+                }
                 Reentry::Enter(hold) => self.enter_now(hold, scope, mode, found, |request, found| {
                     hold.grant.enter(&request)?;
                     let grant = hold.grant.clone();
@@ -332,7 +338,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             Report::WouldDeadlock => Err(Error::WouldDeadlock {
                 key: self.call.key.clone(),
                 reason: match self.call.options.kind {
-                    Kind::Write => {
+                    Kind::Write if found.reads => {
                         "the caller is inside a read lock of it, which keeps writers out (acquire the write lock first: a \
                          writer may read)"
                     }

@@ -3,6 +3,7 @@
 //! Emitting never waits: the last events are kept for each listener, and a slow listener misses the oldest.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::LockKey;
+use crate::base::chance::HashMap;
 use crate::base::report::{Intervention, LossReason};
 use crate::base::waking::waking;
 use crate::runtime::emit::meter::Ended;
@@ -42,10 +44,16 @@ struct Later {
 
 #[derive(Debug, Default)]
 struct Told {
-    waiting: VecDeque<LockEvent>,
+    waiting: VecDeque<(Hold, LockEvent)>,
+    /// How many events of each hold wait or are being told: only later ones of these holds have to wait behind them.
+    /// If all did, one thread would tell the events of all threads.
+    holds: HashMap<Hold, usize>,
     /// Whether a thread tells them, perhaps by running a filter that has come here again.
     is_telling: bool,
 }
+
+/// What keeps its events in order.
+type Hold = Option<GrantId>;
 
 /// Decides which events a listener gets.
 type Filter = Box<dyn Fn(&LockKey, &LockEventKind) -> bool + Send + Sync>;
@@ -79,8 +87,7 @@ impl Listeners {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // Behind those of the same hold that are left.
-        if self.later.any.load(Ordering::Relaxed) {
+        if self.later.any.load(Ordering::Relaxed) && self.later.has(of.grant) {
             self.tell_later(of, what);
             return self.tell_left();
         }
@@ -99,8 +106,10 @@ impl Listeners {
 
     fn tell_later(&self, of: Of<'_>, what: impl FnOnce() -> LockEventKind) {
         if self.is_heard() {
+            let event = of.event(what());
             let mut events = self.later.events.lock();
-            events.waiting.push_back(of.event(what()));
+            *events.holds.entry(of.grant).or_default() += 1;
+            events.waiting.push_back((of.grant, event));
             self.later.any.store(true, Ordering::Relaxed);
         }
     }
@@ -110,13 +119,13 @@ impl Listeners {
         if !self.later.any.load(Ordering::Relaxed) {
             return;
         }
-        let mut is_telling = false;
+        let mut told = None;
         while let Some(LockEvent {
             key,
             kind,
             grant,
             what,
-        }) = self.next_left(&mut is_telling)
+        }) = self.next_left(&mut told)
         {
             let listeners = self.listeners.read().clone();
             for listener in listeners.iter().filter(|listener| listener.is_there()) {
@@ -133,17 +142,39 @@ impl Listeners {
         }
     }
 
-    /// Returns the next event that was left, unless another thread tells them.
-    fn next_left(&self, is_telling: &mut bool) -> Option<LockEvent> {
+    /// Returns the next event that was left, unless another thread tells them. `told` has the hold of the last one.
+    fn next_left(&self, told: &mut Option<Hold>) -> Option<LockEvent> {
         let mut events = self.later.events.lock();
-        if events.is_telling != *is_telling {
+        if events.is_telling != told.is_some() {
             return None;
         }
+        if let Some(hold) = told.take() {
+            events.was_told(hold);
+        }
         let next = events.waiting.pop_front();
-        *is_telling = next.is_some();
-        events.is_telling = *is_telling;
-        self.later.any.store(*is_telling, Ordering::Relaxed);
-        next
+        events.is_telling = next.is_some();
+        self.later.any.store(events.is_telling, Ordering::Relaxed);
+        let (hold, event) = next?;
+        *told = Some(hold);
+        Some(event)
+    }
+}
+
+impl Later {
+    /// Whether an event of this hold waits or is being told.
+    fn has(&self, hold: Hold) -> bool {
+        self.events.lock().holds.contains_key(&hold)
+    }
+}
+
+impl Told {
+    fn was_told(&mut self, hold: Hold) {
+        if let Entry::Occupied(mut left) = self.holds.entry(hold) {
+            match left.get() {
+                2.. => *left.get_mut() -= 1,
+                _ => drop(left.remove()),
+            }
+        }
     }
 }
 
@@ -394,5 +425,54 @@ impl LockEvents {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+
+    fn of<'a>(listeners: &'a Listeners, key: &'a LockKey, number: u64) -> Of<'a> {
+        Of {
+            listeners,
+            key,
+            kind: Kind::Mutex,
+            grant: Some(GrantId::from_parts(1, number)),
+        }
+    }
+
+    /// A filter runs in the middle of telling, as other threads do: what it tells of another hold is told at once.
+    #[test]
+    fn event_waits_only_behind_those_of_its_own_hold() {
+        let listeners: &'static Listeners = Box::leak(Box::default());
+        let [a, b] = ["a", "b"].map(LockKey::from);
+        let (same, other) = (a.clone(), b);
+        let is_first = OnceLock::new();
+        let mut events = listeners.listen(Box::new(move |_, _| {
+            for _ in 0..if is_first.set(()).is_ok() { 2 } else { 0 } {
+                of(listeners, &other, 2).tell(|| LockEventKind::Confirmed);
+                of(listeners, &same, 1).tell(|| LockEventKind::Confirmed);
+            }
+            true
+        }));
+        of(listeners, &a, 1).tell_later(|| LockEventKind::Suspect);
+        listeners.tell_left();
+        let mut told = Vec::new();
+        while let Ok(event) = events.receiver.try_recv() {
+            told.push(format!("{} {:?}", event.key, event.what));
+        }
+        let expected = [
+            "b Confirmed",
+            "b Confirmed",
+            "a Suspect",
+            "a Confirmed",
+            "a Confirmed",
+        ];
+        assert_eq!(told, expected);
+        let left = listeners.later.events.lock();
+        assert!(left.waiting.is_empty() && left.holds.is_empty() && !left.is_telling);
+        assert!(!listeners.later.any.load(Ordering::Relaxed));
     }
 }

@@ -7,6 +7,7 @@ use super::Grant;
 use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
 use crate::engine::renewal::Renewable;
+use crate::runtime::calls::lane_of;
 use crate::runtime::emit::Event;
 use crate::store::{Kind, Lane};
 use crate::{HoldState, Loss};
@@ -27,7 +28,7 @@ impl Renewable for Arc<Grant> {
     fn lane(&self) -> Lane {
         // The client owns the table, so it exists.
         let client = self.client().upgrade();
-        client.map_or_else(Lane::default, |shared| shared.store.lane(&self.key))
+        client.map_or_else(Lane::default, |shared| lane_of(&*shared.store, &self.key))
     }
 
     fn judge(&self, now: Moment) -> (HoldState, Moment) {

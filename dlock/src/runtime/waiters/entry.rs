@@ -122,12 +122,12 @@ impl QueueEntry {
     }
 
     /// Waits until this process releases the lock to the store. Cancel safe.
-    pub(crate) async fn released(&self) -> PrecedingRelease {
+    pub(crate) async fn released(&self) -> Box<PrecedingRelease> {
         std::future::poll_fn(|_| self.released_before().map_or(Poll::Pending, Poll::Ready)).await
     }
 
     /// Returns the release that [`released`](Self::released) would return now.
-    pub(crate) fn released_before(&self) -> Option<PrecedingRelease> {
+    pub(crate) fn released_before(&self) -> Option<Box<PrecedingRelease>> {
         let waiter = &self.waiter;
         waiter
             .has_delivery()

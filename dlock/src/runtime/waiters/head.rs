@@ -30,7 +30,7 @@ pub(crate) struct QueueHead {
     /// The subscription, once a request needed it.
     pub(crate) watch: Option<Watch>,
     /// The release before the next request, perhaps for others.
-    pub(crate) released: Option<PrecedingRelease>,
+    pub(crate) released: Option<Box<PrecedingRelease>>,
     /// How many times the lock was handed off since it last came from the store.
     pub(crate) handed: u32,
     /// When a reader that waited here was last granted the lock, as a number: all readers that came before may read, too.
@@ -159,7 +159,7 @@ impl QueueHead {
                 ending = watch.map(|watch| EndingSubscription::new(of_client, &self.of, watch));
                 queues.remove(&self.of);
             } else {
-                let sent = released.as_ref().and_then(PrecedingRelease::unanswered_since);
+                let sent = released.as_deref().and_then(PrecedingRelease::unanswered_since);
                 queue.evidence.head_ends(Moment::now(), sent);
             }
         }

@@ -9,7 +9,7 @@ use crate::engine::fairness::{NextRequest, ReleaseInLine, ReleaseReplied, YieldE
 use crate::store::Watch;
 
 /// A release that was sent to the store while others wait here. It belongs to the queue head, and passes on with that role
-/// until the lock is acquired, unless the head misses its poll deadline.
+/// until the lock is acquired, unless the head misses its poll deadline. Boxed, because few heads have one.
 #[derive(Debug)]
 pub(crate) struct PrecedingRelease {
     release: ReleaseInLine,
@@ -33,7 +33,7 @@ impl PrecedingRelease {
         was_subscribed: bool,
         others_here: bool,
         head_waited: bool,
-    ) -> (PrecedingRelease, oneshot::Sender<ReleaseReplied>) {
+    ) -> (Box<PrecedingRelease>, oneshot::Sender<ReleaseReplied>) {
         let (sender, receivers) = oneshot::channel();
         let notifications = watch.and_then(|watch| watch.is_confirmed().then(|| watch.count()));
         // The store may have it, and the confirmation be on its way.
@@ -49,12 +49,12 @@ impl PrecedingRelease {
             },
             reply: Reply::Awaited(receivers),
         };
-        (preceding, sender)
+        (Box::new(preceding), sender)
     }
 
     /// A release that the next request follows at once.
-    pub(crate) fn followed() -> PrecedingRelease {
-        PrecedingRelease {
+    pub(crate) fn followed() -> Box<PrecedingRelease> {
+        Box::new(PrecedingRelease {
             release: ReleaseInLine {
                 sent: Moment::now(),
                 notifications: None,
@@ -64,7 +64,7 @@ impl PrecedingRelease {
                 next: NextRequest::AtOnce,
             },
             reply: Reply::Unavailable,
-        }
+        })
     }
 
     /// Returns it as the engine sees it.

@@ -87,7 +87,7 @@ pub(super) struct Delivery {
     pub(super) head: Option<Reused<QueueHead>>,
     pub(super) guard: Option<Hold>,
     /// As the head, it was told of this release.
-    pub(super) released: Option<PrecedingRelease>,
+    pub(super) released: Option<Box<PrecedingRelease>>,
     pub(super) turned_away: bool,
     /// It missed its poll deadline, and lost what it had.
     pub(super) withdrawn: bool,

@@ -235,7 +235,7 @@ impl Semaphore {
         let amount = i64::from(request.amount.max(1));
         if request.kind == Kind::Unowned {
             if free < amount {
-                return busy(None, None);
+                return busy(self.held.first_end(now), None);
             }
         } else {
             let total = free + held;

@@ -36,7 +36,9 @@ impl Diagnose for Quorum {
             for (member, examined) in self.members.iter().zip(examined) {
                 match examined {
                     Ok(Some(examined)) => {
-                        if matches!(examined.failover, Failover::Unknown(_)) {
+                        // A server that tells its id tells its replicas, too.
+                        let is_visible = examined.servers.iter().all(|server| server.id.is_some());
+                        if is_visible && matches!(examined.failover, Failover::Unknown(_)) {
                             depends.push(format!(
                                 "{} has replicas, or may have: no fail-over may happen there",
                                 member.name
@@ -119,7 +121,8 @@ impl Quorum {
             return Finding::bad(CHECK, depends.join("; "), remedy);
         }
         if servers.iter().any(|server| server.id.is_none()) {
-            let why = "not visible: not every member tells what makes it another one than the rest (run_id)";
+            let why = "not visible: not every member tells what makes it another one than the rest (run_id), and whether \
+                       it has replicas";
             return Finding::unknown(CHECK, why, Some("let the user of the doctor: +info".to_owned()));
         }
         let all = self.members.len();

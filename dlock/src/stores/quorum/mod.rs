@@ -650,12 +650,13 @@ impl Quorum {
     }
 
     /// Collects the replies of a majority, until they are `enough` with that many still to come, and those that arrive
-    /// shortly after; the others stay in `asked`. Also returns the last failure.
+    /// shortly after; the others stay in `asked`. Also returns a failure, of unknown outcome if there was one.
     async fn gather<T>(
         &self,
         asked: &mut Answers<T>,
         enough: impl Fn(&[T], usize) -> bool,
     ) -> (Vec<T>, Option<StoreError>) {
+        let is_certain = |failure: &StoreError| failure.outcome == Outcome::NotDone;
         let (mut seen, mut trouble) = (Vec::new(), None);
         let majority = votes::majority(asked.len());
         let begun = clock::now();
@@ -664,7 +665,10 @@ impl Quorum {
         {
             match answer {
                 Ok(answer) => seen.push(answer),
-                Err(error) => trouble = Some(self.named(at, error)),
+                Err(error) if trouble.as_ref().is_none_or(is_certain) => {
+                    trouble = Some(self.named(at, error))
+                }
+                Err(_) => {}
             }
         }
         let took = clock::now().saturating_duration_since(begun);

@@ -193,11 +193,17 @@ pub(super) fn channel(kind: Kind, key: &str, grant: GrantId) -> String {
     }
 }
 
-/// The name of the semaphore to which a key with holders belongs.
-pub(super) fn semaphore_of(held_key: &str) -> Option<&str> {
-    let tag = held_key.strip_suffix(":timeout")?;
-    let inner = tag.strip_prefix('{').and_then(|tag| tag.strip_suffix('}'));
-    Some(inner.filter(|inner| !inner.contains(['{', '}'])).unwrap_or(tag))
+/// The names of the semaphores to one of which a key with holders belongs: those of `x` and of `{x}` have one key.
+pub(super) fn semaphores_of(held_key: &str) -> impl Iterator<Item = &str> {
+    let tag = held_key.strip_suffix(":timeout");
+    let inner = tag.and_then(in_braces);
+    let inner = inner.filter(|inner| !inner.contains(['{', '}']));
+    inner.into_iter().chain(tag)
+}
+
+/// What a name that is wholly in braces has in them.
+pub(super) fn in_braces(name: &str) -> Option<&str> {
+    name.strip_prefix('{')?.strip_suffix('}')
 }
 
 #[cfg(test)]

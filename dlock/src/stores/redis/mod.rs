@@ -114,29 +114,29 @@ impl RedisStore {
         self.step_on(self.name(key), verb)
     }
 
-    /// Lists the holders of the locks whose keys, or those of their holders, match a pattern. `name_of` extracts the
-    /// name of the lock from the key.
-    async fn scan(
+    /// Lists the holders of the locks whose keys, or those of their holders, match a pattern. `names_of` extracts
+    /// the name of the lock from the key, or those that it may have.
+    async fn scan<I: IntoIterator<Item = String>>(
         &self,
         pattern: &str,
         of_type: &str,
-        name_of: impl Fn(String) -> Option<String>,
+        names_of: impl Fn(String) -> I,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
     ) -> Result<(), StoreError> {
         // A lock that moves between servers may be found twice.
         for node in self.servers.nodes() {
-            self.scan_on(&node, pattern, of_type, &name_of, found).await?;
+            self.scan_on(&node, pattern, of_type, &names_of, found).await?;
         }
         Ok(())
     }
 
     /// Lists the holders on one of several servers.
-    async fn scan_on(
+    async fn scan_on<I: IntoIterator<Item = String>>(
         &self,
         node: &Node,
         pattern: &str,
         of_type: &str,
-        name_of: impl Fn(String) -> Option<String>,
+        names_of: impl Fn(String) -> I,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
     ) -> Result<(), StoreError> {
         let mut cursor = 0_u64;
@@ -146,26 +146,15 @@ impl RedisStore {
             cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
             let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
                 .map_err(|error| StoreError::unknown(error.to_string()))?;
-            // Requested together: they go into few calls.
-            let steps: Vec<_> = names
+            let keys: Vec<_> = names
                 .into_iter()
                 // A name that is not UTF-8 is no lock of ours or of Redisson's.
                 .filter_map(|name| String::from_utf8(name).ok())
-                .filter_map(&name_of)
+                .flat_map(&names_of)
                 .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
-                .map(|key| (self.step(&key, Verb::Inspect), key))
                 .collect();
-            for (step, key) in steps {
-                match step.await.map(|done| done.answer) {
-                    Ok(Answer::Holders(all)) if all.iter().all(is_holder) => {
-                        found.insert(key, all);
-                    }
-                    // Skips other applications' hashes, and locks that have ended since.
-                    Ok(_) => {}
-                    // Also keys that this user may not see.
-                    Err(error) if matches!(error.reason, Reason::KeyTaken(_)) || error.is_refused() => {}
-                    Err(error) => return Err(error),
-                }
+            for keys in keys.chunks(node.queued_together()) {
+                self.inspect_all(keys, found).await?;
             }
             if next == 0 {
                 return Ok(());
@@ -174,10 +163,47 @@ impl RedisStore {
         }
     }
 
+    /// Adds the holders of these keys.
+    async fn inspect_all(
+        &self,
+        keys: &[LockKey],
+        found: &mut BTreeMap<LockKey, Vec<Holder>>,
+    ) -> Result<(), StoreError> {
+        // Requested together: they go into few calls.
+        let steps = keys.iter().map(|key| (self.step(key, Verb::Inspect), key));
+        let steps: Vec<_> = steps.collect();
+        for (step, key) in steps {
+            match step.await.map(|done| done.answer) {
+                Ok(Answer::Holders(all)) if all.iter().all(is_holder) => {
+                    found.insert(key.clone(), all);
+                }
+                // Skips other applications' hashes, and locks that have ended since.
+                Ok(_) => {}
+                // Also keys that this user may not see.
+                Err(error) if matches!(error.reason, Reason::KeyTaken(_)) || error.is_refused() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// The same with the key as the server knows it.
     fn step_on(&self, key: Arc<str>, verb: Verb) -> Queued {
         self.servers.step(key, verb, None)
     }
+}
+
+/// Whether a key in braces was found with the permits of the one without: nothing tells whose permits without a total they
+/// are, and one name suffices to find them.
+fn is_twice(key: &LockKey, found: &BTreeMap<LockKey, Vec<Holder>>) -> bool {
+    let permits = |key: &LockKey| -> Option<Vec<&String>> {
+        let holders = found.get(key)?.iter();
+        let permits = holders.map(|holder| (holder.kind == Kind::Permit).then_some(&holder.id));
+        permits.collect()
+    };
+    let other = kinds::in_braces(key.as_str()).map(LockKey::raw);
+    let others = other.and_then(|other| permits(&other));
+    others.is_some_and(|others| permits(key) == Some(others))
 }
 
 pub(crate) fn strange(answer: &Answer) -> StoreError {
@@ -291,15 +317,20 @@ impl Store for RedisStore {
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         Box::pin(async move {
-            let prefix = format!("{}{prefix}", self.prefix);
-            let locks = format!("{}*", glob_escaped(&prefix));
+            let begin = format!("{}{prefix}", self.prefix);
+            let locks = format!("{}*", glob_escaped(&begin));
             let mut found = BTreeMap::new();
             self.scan(&locks, "hash", Some, &mut found).await?;
             // Semaphores are found by their holders' keys, which are named after them.
             let of_holders = |name: String| {
-                Some(kinds::semaphore_of(&name)?.to_owned()).filter(|name| name.starts_with(&prefix))
+                let names: Vec<_> = kinds::semaphores_of(&name).map(str::to_owned).collect();
+                let is_listed = names.iter().any(|name| name.starts_with(&begin));
+                names.into_iter().filter(move |_| is_listed)
             };
             self.scan("*:timeout", "zset", of_holders, &mut found).await?;
+            let is_listed = |key: &LockKey| key.as_str().starts_with(&prefix) && !is_twice(key, &found);
+            let listed: Vec<_> = found.keys().filter(|key| is_listed(key)).cloned().collect();
+            found.retain(|key, _| listed.binary_search(key).is_ok());
             let each =
                 |(key, all): (LockKey, Vec<Holder>)| all.into_iter().map(move |holder| (key.clone(), holder));
             Ok(found.into_iter().flat_map(each).collect())

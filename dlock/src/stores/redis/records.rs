@@ -96,7 +96,7 @@ impl RecordStore for RedisRecords {
         let step = self.0.record_step(&key, Verb::LookAtRecord { response });
         async move {
             match step.await?.answer {
-                Answer::Look(look) => Ok(look),
+                Answer::Look(look) => Ok(*look),
                 other => Err(strange(&other)),
             }
         }

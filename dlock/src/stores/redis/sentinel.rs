@@ -7,7 +7,7 @@
 //! The sentinel that leads a fail-over reports the new epoch with the former master until all replicas follow the new one, which may
 //! take minutes. Asked for the address alone, it names the new master (`sentinelGetCurrentMasterAddress` in Redis).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use crate::store::{Outcome, Reason, StoreError};
 
 /// How often each sentinel is polled, in addition to its messages.
 const POLL: Duration = Duration::from_secs(1);
-/// How long a sentinel that was not named in the URL has been silent when it counts no more.
+/// How long a sentinel that was not named in the URL has been silent when it counts no more, and gives up its place.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 /// The pause between two attempts to reach a sentinel.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -36,6 +36,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const SWITCH: &str = "+switch-master";
 /// The flag of a master that a sentinel is replacing.
 const FAILING_OVER: &str = "failover_in_progress";
+/// The flag of a sentinel that another one cannot reach.
+const DOWN: &str = "s_down";
 /// How to give the sentinels' own password.
 const PASSWORD: &str = "as sentinel_password";
 /// The maximum number of sentinels to ask.
@@ -179,16 +181,83 @@ struct Minutes {
     down_after: HashMap<Address, Duration>,
     /// The trouble of the others.
     troubles: BTreeMap<Address, StoreError>,
-    /// Other sentinels that they know, in case none of the known ones can be reached.
-    spares: BTreeSet<Address>,
-    /// Those of the known ones that were spares, and when each last answered. One that was silent for long may be gone for
-    /// good.
-    invited: BTreeMap<Address, Option<Instant>>,
+    /// The other sentinels that each named last, and which of them it cannot reach.
+    others: BTreeMap<Address, Vec<Other>>,
+    /// Those of them that are not listened to, in case none of the known ones can be reached: the most promising first.
+    spares: VecDeque<Address>,
+    /// Those of the known ones that were spares. One that was silent for long may be gone for good.
+    invited: BTreeMap<Address, Invited>,
     /// The epoch of the current master.
     epoch: u64,
 }
 
+/// A sentinel, as another one names it.
+#[derive(Debug, Clone)]
+struct Other {
+    address: Address,
+    is_down: bool,
+}
+
+/// When a spare was invited, and when it last answered.
+#[derive(Debug, Clone, Copy)]
+struct Invited {
+    at: Instant,
+    answered: Option<Instant>,
+}
+
 impl Minutes {
+    /// Notes which other sentinels this one knows. It has answered: those that are silent know no better, and whom nobody
+    /// else names may be gone for good.
+    fn knows(&mut self, sentinel: &Address, others: Vec<Other>) {
+        self.others.insert(sentinel.clone(), others);
+        self.others
+            .retain(|sentinel, _| self.views.contains_key(sentinel));
+        let mut spares: BTreeMap<&Address, bool> = BTreeMap::new();
+        for other in self.others.values().flatten() {
+            if !self.known.contains(&other.address) {
+                *spares.entry(&other.address).or_insert(true) &= other.is_down;
+            }
+        }
+        let of = |are_down| spares.iter().filter(move |(_, is_down)| **is_down == are_down);
+        self.spares = of(false)
+            .chain(of(true))
+            .map(|(spare, _)| (*spare).clone())
+            .collect();
+    }
+
+    /// The next spare to listen to, if there is one, and room for it.
+    fn next_spare(&mut self, now: Instant) -> Option<Address> {
+        if self.known.len() >= MANY {
+            return None;
+        }
+        let spare = self.spares.pop_front()?;
+        self.known.insert(spare.clone());
+        let invited = Invited {
+            at: now,
+            answered: None,
+        };
+        self.invited.insert(spare.clone(), invited);
+        Some(spare)
+    }
+
+    /// Whether this sentinel is not listened to any more: it was a spare, has been silent for long, and is not the only
+    /// hope. It is tried again behind the other spares.
+    fn dismiss(&mut self, sentinel: &Address, now: Instant) -> bool {
+        let Some(Invited { at, answered }) = self.invited.get(sentinel).copied() else {
+            return false;
+        };
+        let is_silent = now >= answered.unwrap_or(at) + GONE_AFTER;
+        if !is_silent || (self.views.is_empty() && self.spares.is_empty()) {
+            return false;
+        }
+        self.known.remove(sentinel);
+        self.invited.remove(sentinel);
+        self.troubles.remove(sentinel);
+        self.down_after.remove(sentinel);
+        self.spares.push_back(sentinel.clone());
+        true
+    }
+
     /// The master by the latest epoch; of several, the one that most of the sentinels name. An epoch before the known one needs
     /// more than half of the sentinels, as when all were set up anew.
     fn verdict(&self) -> Option<(u64, Address)> {
@@ -204,7 +273,9 @@ impl Minutes {
         let is_gone = |sentinel: &&Address| match self.invited.get(sentinel) {
             _ if self.views.contains_key(sentinel) => false,
             None => false,
-            Some(answered) => answered.is_none_or(|at| at.elapsed() >= GONE_AFTER),
+            Some(invited) => invited
+                .answered
+                .is_none_or(|answered| answered.elapsed() >= GONE_AFTER),
         };
         let all = self.known.iter().filter(|sentinel| !is_gone(sentinel)).count();
         (*epoch >= self.epoch || 2 * alike > all).then(|| (*epoch, master.clone()))
@@ -238,6 +309,9 @@ impl Table {
             match self.attend(&sentinel, &mut pause).await {
                 Ok(trouble) => self.lost(&sentinel, trouble),
                 Err(Closed) => return,
+            }
+            if self.dismisses(&sentinel) {
+                return;
             }
             tokio::select! {
                 () = self.names.closed() => return,
@@ -297,7 +371,7 @@ impl Table {
             }
             let others = self.others(connection);
             if let Ok(others) = self.in_time(sentinel, others).await {
-                self.council.minutes.lock().spares.extend(others);
+                self.council.minutes.lock().knows(sentinel, others);
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL) => {}
@@ -357,11 +431,15 @@ impl Table {
     }
 
     /// The other sentinels that it knows.
-    async fn others(&self, connection: &mut MultiplexedConnection) -> Result<Vec<Address>, RedisError> {
+    async fn others(&self, connection: &mut MultiplexedConnection) -> Result<Vec<Other>, RedisError> {
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("SENTINELS").arg(&self.council.service);
         let others: Vec<HashMap<String, String>> = cmd.query_async(connection).await?;
-        Ok(others.iter().filter_map(address).collect())
+        let other = |fields: &HashMap<String, String>| {
+            let is_down = fields.get("flags").is_some_and(|flags| flags.contains(DOWN));
+            address(fields).map(|address| Other { address, is_down })
+        };
+        Ok(others.iter().filter_map(other).collect())
     }
 
     async fn in_time<T>(
@@ -383,8 +461,8 @@ impl Table {
         let mut minutes = self.council.minutes.lock();
         minutes.troubles.remove(sentinel);
         minutes.views.insert(sentinel.clone(), view);
-        if let Some(answered) = minutes.invited.get_mut(sentinel) {
-            *answered = Some(Instant::now());
+        if let Some(invited) = minutes.invited.get_mut(sentinel) {
+            invited.answered = Some(Instant::now());
         }
         self.council.hopeless.store(false, Ordering::SeqCst);
         let Some((epoch, master)) = minutes.verdict() else {
@@ -410,17 +488,29 @@ impl Table {
         minutes.views.remove(sentinel);
         minutes.troubles.insert(sentinel.clone(), trouble);
         if minutes.views.is_empty() {
-            let spares = std::mem::take(&mut minutes.spares);
-            let is_known = |spare: &Address| minutes.known.contains(spare);
-            let hopeless = minutes.troubles.len() == minutes.known.len() && spares.iter().all(is_known);
+            self.invite_spares(&mut minutes);
+            let hopeless = minutes.troubles.len() == minutes.known.len();
             self.council.hopeless.store(hopeless, Ordering::SeqCst);
-            let new = spares.difference(&minutes.known).cloned();
-            let new: Vec<_> = new.map(|spare| (spare, None)).collect();
-            minutes.invited.extend(new);
             drop(minutes);
-            spares.into_iter().for_each(|spare| self.invite(spare));
             // Waiters for the first name need not wait for the end of the timeout.
             self.names.send_if_modified(|named| hopeless && named.is_none());
+        }
+    }
+
+    /// Stops listening to a sentinel that is of no use, for the sake of others that may be.
+    fn dismisses(self: &Arc<Self>, sentinel: &Address) -> bool {
+        let mut minutes = self.council.minutes.lock();
+        let is_dismissed = minutes.dismiss(sentinel, Instant::now());
+        if is_dismissed && minutes.views.is_empty() {
+            self.invite_spares(&mut minutes);
+        }
+        is_dismissed
+    }
+
+    fn invite_spares(self: &Arc<Self>, minutes: &mut Minutes) {
+        while let Some(spare) = minutes.next_spare(Instant::now()) {
+            self.council.hopeless.store(false, Ordering::SeqCst);
+            self.runtime.spawn(self.clone().listen(spare));
         }
     }
 }
@@ -452,11 +542,20 @@ fn address(fields: &HashMap<String, String>) -> Option<Address> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     fn server(port: u16) -> Address {
         let host = "h".to_owned();
         Address::Tcp { host, port }
+    }
+
+    fn invited(answered: Option<Instant>) -> Invited {
+        Invited {
+            at: Instant::now(),
+            answered,
+        }
     }
 
     fn view(epoch: u64, master: u16) -> View {
@@ -513,13 +612,60 @@ mod tests {
         // At new addresses, behind the name in the URL. Those that were invited before are gone.
         let mut moved = minutes(4, &[(0, 5)]);
         moved.known.extend([server(1), server(2)]);
-        moved.invited.extend([(server(1), None), (server(2), None)]);
+        let silent = |port| (server(port), invited(None));
+        moved.invited.extend([silent(1), silent(2)]);
         assert_eq!(moved.verdict(), Some((0, server(5))));
         // One that answers has a say, and one that did so a moment ago.
         moved.views.insert(server(1), view(0, 6));
         assert_eq!(moved.verdict(), None);
         moved.views.remove(&server(1));
-        moved.invited.insert(server(1), Some(Instant::now()));
+        moved.invited.insert(server(1), invited(Some(Instant::now())));
         assert_eq!(moved.verdict(), None);
+    }
+
+    /// More spares than are listened to at a time, of which one is there.
+    #[tokio::test(start_paused = true)]
+    async fn every_spare_has_its_turn_and_those_that_nobody_names_any_more_are_forgotten() {
+        let mut minutes = minutes(4, &[(4, 5)]);
+        let (of_url, there) = (server(26_000), server(40));
+        let named = |ports: Range<u16>, down: bool| {
+            let other = |port| Other {
+                address: server(port),
+                is_down: down,
+            };
+            ports.map(other).collect::<Vec<_>>()
+        };
+        let invite = |minutes: &mut Minutes| {
+            std::iter::from_fn(|| minutes.next_spare(Instant::now())).collect::<Vec<_>>()
+        };
+        minutes.knows(&of_url, named(1..100, false));
+        minutes.knows(&of_url, named(21..41, false));
+        minutes.views.clear();
+        let mut listened_to = invite(&mut minutes);
+        assert_eq!(listened_to, (21..36).map(server).collect::<Vec<_>>());
+        // Those that are gone make room, one by one.
+        let first = listened_to[0].clone();
+        assert!(!minutes.dismiss(&first, Instant::now()));
+        tokio::time::advance(GONE_AFTER).await;
+        while !listened_to.contains(&there) {
+            let silent = listened_to.remove(0);
+            assert!(minutes.dismiss(&silent, Instant::now()), "{silent}");
+            let next = invite(&mut minutes);
+            assert_eq!(next.len(), 1);
+            listened_to.extend(next);
+        }
+        assert_eq!(minutes.known.len(), MANY);
+        // It answers: the others are not needed, and are known to be gone.
+        minutes.views.insert(there.clone(), view(4, 5));
+        tokio::time::advance(GONE_AFTER).await;
+        minutes
+            .invited
+            .insert(there.clone(), invited(Some(Instant::now())));
+        for gone in listened_to.iter().filter(|sentinel| **sentinel != there) {
+            assert!(minutes.dismiss(gone, Instant::now()), "{gone}");
+        }
+        assert!(!minutes.dismiss(&there, Instant::now()) && !minutes.dismiss(&of_url, Instant::now()));
+        minutes.knows(&there, [named(21..23, true), named(50..51, false)].concat());
+        assert_eq!(minutes.spares, [server(50), server(21), server(22)]);
     }
 }

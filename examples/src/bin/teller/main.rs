@@ -200,7 +200,8 @@ impl Accounts {
         };
         tokio::time::sleep(self.takes).await;
         fs::write(&path, balance.to_string()).map_err(failed)?;
-        let token = dlock::current().map_or(0, |held| held.fencing_token());
+        let held = dlock::current().expect("the layer holds the account's lock");
+        let token = held.fencing_token();
         Ok(Withdrawn { balance, token })
     }
 

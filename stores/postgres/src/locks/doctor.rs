@@ -30,11 +30,11 @@ const ACTIVITY: &str = "SELECT (SELECT sum(numbackends) FROM pg_stat_database)::
      (SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity)::float8 AS oldest, \
      (SELECT count(*) FROM pg_stat_activity WHERE query = '<insufficient privilege>')::int8 AS hidden, \
      (SELECT extract(epoch FROM max(clock_timestamp() - prepared)) FROM pg_prepared_xacts)::float8 AS prepared";
-/// Excludes logical replication and backups, which cannot take over.
+/// Excludes logical replication and backups, which cannot take over. A user who may not see `state` reads NULL there.
 const STANDBYS: &str = "SELECT application_name, sync_state, \
      pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::int8 AS bytes, \
      extract(epoch FROM replay_lag)::float8 AS seconds FROM pg_stat_replication r \
-     WHERE state <> 'backup' AND application_name <> 'pg_receivewal' AND NOT EXISTS \
+     WHERE state IS DISTINCT FROM 'backup' AND application_name <> 'pg_receivewal' AND NOT EXISTS \
      (SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')";
 const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::step::{Answer, Prepared, Step};
 use super::table::Table;
 use crate::connect::{Connector, Session};
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use dlock::store::queue::SendState;
 use dlock::store::{Outcome, Reason, StoreError, timeout_anywhere};
 
@@ -285,16 +285,14 @@ impl Worker {
                 let preparing = Prepared::new(client.clone(), &self.setup.table);
                 match timeout_at(job.deadline, preparing).await {
                     Ok(Ok(on)) => prepared.insert(Arc::new(on)).clone(),
-                    Ok(Err(error)) => match failure::of_step(error) {
-                        Failure::Answered(error) => {
-                            job.answer(Err(error));
-                            return Ok(None);
-                        }
-                        Failure::Broken(error) => {
-                            self.next.push_front(job);
-                            return Err(error.message);
-                        }
-                    },
+                    Ok(Err(Failure::Answered(error))) => {
+                        job.answer(Err(error));
+                        return Ok(None);
+                    }
+                    Ok(Err(Failure::Broken(error))) => {
+                        self.next.push_front(job);
+                        return Err(error.message);
+                    }
                     Err(_) => return Err("the statements could not be prepared in time".to_owned()),
                 }
             }

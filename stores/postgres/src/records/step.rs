@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::{try_join, try_join_all};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
@@ -14,6 +16,7 @@ use dlock::record::{
     ClaimReply, ClaimRequest, ClaimState, ClaimToken, Fingerprint, ForgetReply, OnOrphan, OwnerReply,
     RecordKey, RecordLook, RecordState, RecordView, SlotOutcome, SlotReply, SlotRequest,
 };
+use dlock::store::queue::ServerClock;
 use dlock::store::{Reason, StoreError};
 
 /// The record format of this version.
@@ -57,13 +60,24 @@ pub(super) enum Answer {
 pub(super) struct Prepared {
     client: Arc<Client>,
     statements: Vec<Statement>,
+    clock: Mutex<ServerClock>,
 }
 
 impl Prepared {
-    pub(super) async fn new(client: Arc<Client>, table: &Table) -> Result<Prepared, tokio_postgres::Error> {
-        let prepare = Sql::ALL.map(|sql| client.prepare(table.sql(sql)));
-        let statements = futures_util::future::try_join_all(prepare).await?;
-        Ok(Prepared { client, statements })
+    pub(super) async fn new(client: Arc<Client>, table: &Table) -> Result<Prepared, Failure> {
+        let prepare = try_join_all(Sql::ALL.map(|sql| client.prepare(table.sql(sql))));
+        let prepare = async { prepare.await.map_err(failure::of_step) };
+        let (clock, statements) = try_join(clock_of(&client), prepare).await?;
+        Ok(Prepared {
+            client,
+            statements,
+            clock: Mutex::new(clock),
+        })
+    }
+
+    /// The server's time, in µs, that corresponds to `deadline`: later a claim must have no effect.
+    fn refuse_after(&self, deadline: Instant) -> i64 {
+        self.clock.lock().at(deadline)
     }
 
     async fn ask(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Row, Failure> {
@@ -74,10 +88,31 @@ impl Prepared {
             .map_err(failure::of_step)
     }
 
+    /// Sends a claim, whose reply has the server's time.
+    async fn claim(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Row, Failure> {
+        let sent = Instant::now();
+        let row = self.ask(sql, values).await?;
+        let now: i64 = column(&row, "us")?;
+        self.clock.lock().saw(now, sent, Instant::now());
+        Ok(row)
+    }
+
     /// Notifies the waiters, in all processes.
     pub(super) async fn tell(&self, channel: &str, key: &RecordKey) -> Result<(), Failure> {
         self.ask(Sql::Tell, &[&channel, &key.as_str()]).await.map(drop)
     }
+}
+
+/// Reads the clock of the server.
+async fn clock_of(client: &Client) -> Result<ServerClock, Failure> {
+    const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us";
+    let sent = Instant::now();
+    let rows = client.query_typed(CLOCK, &[]).await.map_err(failure::of_step)?;
+    let read = Instant::now();
+    let row = rows
+        .first()
+        .ok_or_else(|| unreadable("a clock without a time".to_owned()))?;
+    Ok(ServerClock::new(column(row, "us")?, sent, read))
 }
 
 /// The result of one attempt.
@@ -85,6 +120,8 @@ enum Look {
     Answer(Answer),
     /// A transaction has locked the row: try again.
     Held,
+    /// A claim came too late, by the server's clock, and did nothing.
+    Late,
 }
 
 impl Step {
@@ -92,19 +129,23 @@ impl Step {
     pub(super) async fn run(&self, on: &Prepared, deadline: Instant) -> Result<Answer, Failure> {
         let mut pause = Duration::from_millis(2);
         let wait_until = self.wait_until(deadline);
-        for looks in 1.. {
-            if let Look::Answer(answer) = self.look(on, looks, wait_until).await? {
-                return Ok(answer);
-            }
+        let mut looks = 1;
+        let why = loop {
+            let why = match self.look(on, looks, (wait_until, deadline)).await? {
+                Look::Answer(answer) => return Ok(answer),
+                Look::Held => "an open transaction holds the record, and may be about to complete it",
+                // The clock may have been set, and its time is known now.
+                Look::Late => "the claim came too late, by the server's clock, and did nothing",
+            };
             if Instant::now() + pause * 2 > deadline {
-                break;
+                break why;
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(50));
-        }
-        let message = "an open transaction holds the record, and may be about to complete it";
-        let held = StoreError::not_done(Reason::Unreachable, message);
-        Err(Failure::Answered(held))
+            looks += 1;
+        };
+        let not_done = StoreError::not_done(Reason::Unreachable, why);
+        Err(Failure::Answered(not_done))
     }
 
     /// Returns until when an extension waits for a transaction that has locked the row of an expired claim: it may be
@@ -117,17 +158,29 @@ impl Step {
         }
     }
 
-    async fn look(&self, on: &Prepared, looks: u32, wait_until: Instant) -> Result<Look, Failure> {
+    async fn look(
+        &self,
+        on: &Prepared,
+        looks: u32,
+        (wait_until, deadline): (Instant, Instant),
+    ) -> Result<Look, Failure> {
         match self {
             Step::Claim(request) => {
                 let over = request.on_orphan == OnOrphan::TakeOver;
                 let (lease, retention) = (micros(request.lease), micros(request.retention));
                 let (key, token) = (request.key.as_str(), request.token.as_str());
                 let fingerprint = &request.fingerprint[..];
-                let values: [&(dyn ToSql + Sync); 6] =
-                    [&key, &token, &fingerprint, &lease, &retention, &over];
-                let row = on.ask(Sql::Claim, &values).await?;
-                claimed(&row, over, looks)
+                let refuse_after = on.refuse_after(deadline);
+                let values: [&(dyn ToSql + Sync); 7] = [
+                    &key,
+                    &token,
+                    &fingerprint,
+                    &lease,
+                    &retention,
+                    &over,
+                    &refuse_after,
+                ];
+                claimed(&on.claim(Sql::Claim, &values).await?, over, looks)
             }
             Step::ClaimSlot(request, slot) => {
                 let over = request.on_orphan == OnOrphan::TakeOver;
@@ -136,9 +189,19 @@ impl Step {
                 let period = slot.period().map_or(0, micros);
                 let at = slot.time().map_or(0, since_epoch);
                 let ahead = micros(slot.ahead());
-                let values: [&(dyn ToSql + Sync); 8] =
-                    [&key, &token, &lease, &retention, &over, &period, &at, &ahead];
-                claimed_slot(&on.ask(Sql::ClaimSlot, &values).await?, over, looks)
+                let refuse_after = on.refuse_after(deadline);
+                let values: [&(dyn ToSql + Sync); 9] = [
+                    &key,
+                    &token,
+                    &lease,
+                    &retention,
+                    &over,
+                    &period,
+                    &at,
+                    &ahead,
+                    &refuse_after,
+                ];
+                claimed_slot(&on.claim(Sql::ClaimSlot, &values).await?, over, looks)
             }
             Step::Inspect(key, response) => seen(
                 &on.ask(Sql::Inspect, &[&key.as_str(), response]).await?,
@@ -204,6 +267,9 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
             fence: fence_of(fence),
         });
     }
+    if column(row, "late")? {
+        return Ok(Look::Late);
+    }
     let Some(state) = column::<Option<String>>(row, "state")? else {
         // There was no record, and another claim was faster.
         return Ok(Look::Held);
@@ -262,6 +328,9 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
             attempt: number(attempt),
             fence: fence_of(fence),
         });
+    }
+    if column(row, "late")? {
+        return Ok(Look::Late);
     }
     let state: Option<String> = column(row, "state")?;
     let kept = column::<Option<bool>>(row, "kept")?.unwrap_or(false);

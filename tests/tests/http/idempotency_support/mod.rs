@@ -221,6 +221,10 @@ pub(crate) struct Faults {
     pub(crate) down: AtomicBool,
     /// Renewals are not done.
     pub(crate) extend_down: AtomicBool,
+    /// Releases are not done.
+    pub(crate) release_down: AtomicBool,
+    /// So many of the next steps panic: claims, renewals and releases.
+    pub(crate) panics: AtomicUsize,
     /// So many of the next claims are done, and their answers lost.
     pub(crate) claim_answers_lost: AtomicUsize,
     /// So many of the next completions are done, and their answers lost.
@@ -246,6 +250,10 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
+    fn may_panic(&self) {
+        assert!(!take(&self.panics), "on purpose");
+    }
+
     pub(crate) fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
     }
@@ -311,6 +319,7 @@ impl Faulty {
 impl RecordStore for Faulty {
     async fn claim(self: Arc<Self>, request: ClaimRequest) -> Result<ClaimReply, StoreError> {
         self.faults.claims.fetch_add(1, Ordering::SeqCst);
+        self.faults.may_panic();
         if self.faults.down.load(Ordering::SeqCst) {
             return unreachable();
         }
@@ -334,6 +343,7 @@ impl RecordStore for Faulty {
         retention: Duration,
     ) -> Result<OwnerReply, StoreError> {
         self.faults.extends.fetch_add(1, Ordering::SeqCst);
+        self.faults.may_panic();
         if self.faults.down.load(Ordering::SeqCst) || self.faults.extend_down.load(Ordering::SeqCst) {
             return unreachable();
         }
@@ -373,8 +383,11 @@ impl RecordStore for Faulty {
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
-        self.faults.releases.fetch_add(1, Ordering::SeqCst);
-        let step = (!self.faults.down.load(Ordering::SeqCst)).then(|| self.inner.release(&key, &token));
+        let faults = &self.faults;
+        faults.releases.fetch_add(1, Ordering::SeqCst);
+        faults.may_panic();
+        let down = faults.down.load(Ordering::SeqCst) || faults.release_down.load(Ordering::SeqCst);
+        let step = (!down).then(|| self.inner.release(&key, &token));
         async move {
             let Some(step) = step else { return unreachable() };
             until_off(&self.faults.release_held).await;

@@ -128,13 +128,7 @@ fn persistence(facts: &Facts) -> (Finding, Durability) {
                 ),
                 Durability::LastSecond,
             ),
-            Err(_) => (
-                Finding::good(
-                    CHECK,
-                    "append-only file: a crash loses at most about a second, as a rule",
-                ),
-                Durability::LastSecond,
-            ),
+            Err(why) => (hidden(CHECK, &why, "+config|get"), Durability::LastSecond),
         };
     }
     match facts.setting("save") {
@@ -296,6 +290,9 @@ fn replicas(info: &Info, context: &Context) -> Finding {
 
 fn stalls(facts: &Facts, timeout: Duration) -> Finding {
     const CHECK: &str = "stalls";
+    /// The longest latency event in milliseconds, and the longest command in microseconds, that are not bad.
+    const EVENT: u64 = 200;
+    const COMMAND: u64 = 10_000;
     let mut bad = Vec::new();
     let mut unseen = Vec::new();
     match &facts.info {
@@ -313,7 +310,7 @@ fn stalls(facts: &Facts, timeout: Duration) -> Finding {
     }
     match &facts.latency {
         Ok(events) => {
-            let long = events.iter().filter(|(_, longest)| *longest > 200);
+            let long = events.iter().filter(|(_, longest)| *longest > EVENT);
             bad.extend(
                 long.map(|(name, longest)| format!("the server stood still for {longest} ms ({name})")),
             );
@@ -322,7 +319,7 @@ fn stalls(facts: &Facts, timeout: Duration) -> Finding {
     }
     match &facts.slow {
         Ok(commands) => {
-            let slow = commands.iter().filter(|(_, took)| *took > 10_000);
+            let slow = commands.iter().filter(|(_, took)| *took > COMMAND);
             if let Some((name, took)) = slow.max_by_key(|(_, took)| *took) {
                 let took = Duration::from_micros(*took);
                 bad.push(format!(
@@ -338,16 +335,33 @@ fn stalls(facts: &Facts, timeout: Duration) -> Finding {
     if !bad.is_empty() {
         return Finding::bad(CHECK, bad.join("; "), remedy);
     }
+    // The server records only what reaches its thresholds, and nothing where they are off.
+    let mut records = |name, off, most: u64| match facts.setting(name).map(str::parse::<i64>) {
+        Ok(least) => least.is_ok_and(|least| least > off && least.unsigned_abs() <= most),
+        Err(why) => {
+            if !unseen.contains(&why) {
+                unseen.push(why);
+            }
+            false
+        }
+    };
+    let events = records("latency-monitor-threshold", 0, EVENT);
+    let commands = records("slowlog-log-slower-than", -1, COMMAND);
     if !unseen.is_empty() {
-        return hidden(CHECK, &unseen.join("; "), "+info +latency|latest +slowlog|get");
+        return hidden(
+            CHECK,
+            &unseen.join("; "),
+            "+info +latency|latest +slowlog|get +config|get",
+        );
     }
-    if facts
-        .setting("slowlog-log-slower-than")
-        .is_ok_and(|value| value.starts_with('-'))
-    {
+    if !commands {
+        let why = "not visible: the server records no commands of 10 ms";
+        return Finding::unknown(CHECK, why, Some("slowlog-log-slower-than 10000".to_owned()));
+    }
+    if !events {
         return Finding::good(
             CHECK,
-            "the last fork was short; slow commands are not logged there",
+            "no long fork, no slow command; latency events of 200 ms are not recorded there (latency-monitor-threshold)",
         );
     }
     Finding::good(CHECK, "no long fork, no latency event, no slow command")
@@ -546,6 +560,8 @@ mod tests {
     #[test]
     fn stalls_of_the_server_are_told_with_the_names_of_commands_only() {
         let mut facts = Facts::default_for_tests();
+        facts.set("latency-monitor-threshold", "100");
+        facts.set("slowlog-log-slower-than", "10000");
         assert_eq!(stalls(&facts, Duration::from_secs(1)).verdict, Verdict::Good);
         facts.info = Ok(Info::parse("latest_fork_usec:450000\r\n"));
         let suspicious = stalls(&facts, Duration::from_secs(1));
@@ -564,6 +580,46 @@ mod tests {
         );
         facts.latency = Err("NOPERM".to_owned());
         assert_eq!(stalls(&facts, Duration::from_secs(1)).verdict, Verdict::Unknown);
+    }
+
+    #[test]
+    fn stalls_that_the_server_does_not_record_are_not_called_good() {
+        for (latency, slow, verdict, told, untold) in [
+            ("200", "0", Verdict::Good, "no latency event", "not recorded"),
+            ("0", "10000", Verdict::Good, "not recorded", "no latency event"),
+            ("201", "10000", Verdict::Good, "not recorded", "no latency event"),
+            ("?", "10000", Verdict::Good, "not recorded", "no latency event"),
+            ("100", "-1", Verdict::Unknown, "no commands", "no slow command"),
+            ("100", "10001", Verdict::Unknown, "no commands", "no slow command"),
+            ("0", "-1", Verdict::Unknown, "no commands", "no slow command"),
+        ] {
+            let mut facts = Facts::default_for_tests();
+            facts.set("latency-monitor-threshold", latency);
+            facts.set("slowlog-log-slower-than", slow);
+            let finding = stalls(&facts, Duration::from_secs(1));
+            assert_eq!(finding.verdict, verdict, "{finding:?}");
+            assert!(
+                finding.why.contains(told) && !finding.why.contains(untold),
+                "{finding:?}"
+            );
+        }
+        let unread = stalls(&Facts::default_for_tests(), Duration::from_secs(1));
+        assert_eq!(unread.verdict, Verdict::Unknown);
+        assert_eq!(unread.why.matches("its settings").count(), 1, "{unread:?}");
+    }
+
+    #[test]
+    fn append_only_file_whose_fsync_is_hidden_is_not_called_good() {
+        let verdict = |appendfsync: Option<&str>| {
+            let mut facts = Facts::of_tests(Info::parse("aof_enabled:1\r\n"));
+            if let Some(appendfsync) = appendfsync {
+                facts.set("appendfsync", appendfsync);
+            }
+            persistence(&facts).0.verdict
+        };
+        assert_eq!(verdict(Some("everysec")), Verdict::Good);
+        assert_eq!(verdict(Some("no")), Verdict::Bad);
+        assert_eq!(verdict(None), Verdict::Unknown);
     }
 
     #[test]

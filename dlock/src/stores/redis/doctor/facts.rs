@@ -15,7 +15,7 @@ use crate::store::doctor::ClockReading;
 const PACE: Duration = Duration::from_millis(10);
 
 /// The configuration parameters to read, one by one: Redis 6.2 takes one name at a time.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 9] = [
     "save",
     "appendfsync",
     "stop-writes-on-bgsave-error",
@@ -23,6 +23,7 @@ const SETTINGS: [&str; 8] = [
     "cluster-require-full-coverage",
     "cluster-node-timeout",
     "slowlog-log-slower-than",
+    "latency-monitor-threshold",
     "min-replicas-to-write",
 ];
 
@@ -170,6 +171,11 @@ impl Facts {
             eval: Ok(1),
             clock: Err(String::new()),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn set(&mut self, name: &'static str, value: &str) {
+        self.settings.insert(name, Ok(value.to_owned()));
     }
 
     pub(super) fn setting(&self, name: &str) -> Seen<&str> {

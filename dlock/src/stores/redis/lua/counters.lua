@@ -106,7 +106,9 @@ local function add_counter_steps(semaphores)
 
   function counts.delete(key)
     local semaphore = semaphores.found(key)
-    if not semaphore.free and semaphores.held(semaphore) == 0 then return { 'changed', 0 } end
+    if not semaphore.free and (semaphores.held(semaphore) == 0 or semaphores.are_of_another(key)) then
+      return { 'changed', 0 }
+    end
     return { 'changed', 1 }, function()
       run('DEL', semaphore.free_key)
       semaphores.remember_deletion(key)

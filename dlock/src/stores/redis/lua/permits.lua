@@ -368,19 +368,22 @@ local function add_permit_steps()
     local semaphore = semaphore_of(key)
     semaphore.free = number_at(key)
     if not semaphore.free and total == '' then return { 'busy', -1, -1 } end
+    local ends = -1
     if not semaphore.free or semaphore.free < tonumber(amount) then
       -- Permits with holders count: those whose leases have ended are free. A user without the right to see them has none.
-      local ok, out = pcall(function()
+      local ok, out, first = pcall(function()
         look(semaphore)
-        return held(semaphore)
+        return held(semaphore), first_end(semaphore)
       end)
-      if not ok then
+      if ok then
+        ends = first
+      else
         semaphore, out = semaphore_of(key), 0
         semaphore.free = number_at(key)
       end
       if not semaphore.free then begin(semaphore, total, out) end
     end
-    if semaphore.free < tonumber(amount) then return { 'busy', -1, -1 } end
+    if semaphore.free < tonumber(amount) then return { 'busy', ends, -1 } end
     local mine = taken_key(key, grant)
     run('SET', mine, amount .. ' ' .. digits(now), 'PX', remember)
     local taken = ask('INCRBY', key, -amount)
@@ -415,6 +418,15 @@ local function add_permit_steps()
     return run('PEXPIRE', taken_key(key, grant), remember)
   end
 
+  -- Whether the holders found beside a key without a number are those of another semaphore: `x` and `{x}` have them under one
+  -- name, and only one of the two has the number.
+  local function are_of_another(key)
+    local other = string.match(key, '^{([^{}]+)}$') or not has_tag(key) and '{' .. key .. '}'
+    if not other then return false end
+    local ok, free = pcall(number_at, other)
+    return ok and free and true
+  end
+
   -- The permits of a key that are held, and their number of free ones; nil where it holds something else.
   local function seen_at(key)
     local ok, free = pcall(number_at, key)
@@ -423,7 +435,8 @@ local function add_permit_steps()
       -- A semaphore with limits of its waiters has no number. A user who may only use locks may not read it, and has no
       -- semaphores.
       local out = ask('ZCARD', suffixed(key, 'timeout'))
-      return not is_error(out) and out > 0 and found(key) or nil
+      if is_error(out) or out == 0 or are_of_another(key) then return nil end
+      return found(key)
     end
     if type(free) == 'table' and free.taken then return nil end
     error(free)
@@ -463,7 +476,7 @@ local function add_permit_steps()
   end)
 
   return {
-    found = found, held = held, change = change, tell_free = tell_free, set_free = set_free,
+    found = found, held = held, are_of_another = are_of_another, change = change, tell_free = tell_free, set_free = set_free,
     remember_deletion = remember_deletion,
   }
 end

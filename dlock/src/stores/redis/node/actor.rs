@@ -203,7 +203,7 @@ pub(super) struct Actor {
     pub(super) was_master: bool,
     /// Whether the last connected server is no longer a master, as far as it tells.
     pub(super) was_demoted: bool,
-    /// Connections in a row on which the server carried out nothing.
+    /// Connections in a row that ended soon, and on which the server carried out nothing.
     pub(super) setbacks: u32,
     alarm: Alarm,
     /// The buffer for commands.
@@ -269,7 +269,13 @@ impl Actor {
                 },
             };
             self.begin(&connected);
-            match self.serve(connected).await {
+            let begun = clock::now();
+            let end = self.serve(connected).await;
+            if clock::now() >= begun + LONGEST_PAUSE {
+                // It was not useless, though perhaps idle.
+                self.setbacks = 0;
+            }
+            match end {
                 End::Closed => break,
                 End::Broken => {}
                 End::Replaced(connected) => first = Some(*connected),
@@ -688,8 +694,8 @@ impl Actor {
     pub(super) fn take_in(&mut self, request: Request) {
         match request {
             Request::Step(step) => self.send_queue.push(step),
-            Request::Plain(plain) => self.plain.push_back(plain),
-            Request::Move(order) => self.take_order(order),
+            Request::Plain(plain) => self.plain.push_back(*plain),
+            Request::Move(order) => self.take_order(*order),
         }
     }
 

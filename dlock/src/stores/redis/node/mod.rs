@@ -233,11 +233,11 @@ struct Plain {
     reply: PlainReply,
 }
 
-#[allow(clippy::large_enum_variant, reason = "nearly all of them are steps")]
+/// Nearly all of them are steps.
 enum Request {
     Step(Step),
-    Plain(Plain),
-    Move(Move),
+    Plain(Box<Plain>),
+    Move(Box<Move>),
 }
 
 /// How many steps wait, in cache lines of its own: each step changes it, and counts references to it.
@@ -359,6 +359,11 @@ impl Node {
         }
     }
 
+    /// How many steps that may be turned away are queued together: they leave room for those of other callers.
+    pub(super) fn queued_together(&self) -> usize {
+        (self.room.limit / 2).clamp(1, 256)
+    }
+
     /// Sends a command that is not a step, outside the order of steps.
     pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, StoreError> {
         let (reply, answer) = oneshot::channel();
@@ -369,7 +374,7 @@ impl Node {
             deadline,
             reply,
         };
-        let queued = self.queue.send(Request::Plain(plain));
+        let queued = self.queue.send(Request::Plain(Box::new(plain)));
         answer.await.unwrap_or_else(|_| {
             Err(match self.is_retired.load(Ordering::Relaxed) {
                 true => {

@@ -140,7 +140,10 @@ impl Actor {
         };
         let slot = call.slot;
         let after = self.settle(call, outcome);
-        if let Some(slot) = slot {
+        // A call that is sent again here is in flight as before.
+        if let Some(slot) = slot
+            && !matches!(after, After::Again(..))
+        {
             self.give_slots(&[slot]);
         }
         after

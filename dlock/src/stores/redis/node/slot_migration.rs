@@ -76,7 +76,7 @@ impl SlotMigrations {
 
 impl Node {
     fn tell(&self, order: Move) {
-        self.queue.send(Request::Move(order));
+        self.queue.send(Request::Move(Box::new(order)));
     }
 
     /// These slots go from here to another server.

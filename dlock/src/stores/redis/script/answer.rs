@@ -86,7 +86,7 @@ pub(crate) enum Answer {
     Missed,
     ClockWentBack,
     TooFarAhead,
-    Look(RecordLook),
+    Look(Box<RecordLook>),
     Forget(ForgetReply),
     /// The call had enough answers: send the same request again.
     Again,
@@ -324,7 +324,7 @@ fn read_record(name: &str, words: &Words<'_>) -> Result<Option<Answer>, StoreErr
         "missed" => Answer::Missed,
         "clock-back" => Answer::ClockWentBack,
         "ahead" => Answer::TooFarAhead,
-        "no-record" => Answer::Look(RecordLook::new(time_of(words.number(1)?), None)),
+        "no-record" => Answer::Look(Box::new(RecordLook::new(time_of(words.number(1)?), None))),
         "record" => {
             let state = match words.string(2)?.as_str() {
                 "c" => RecordState::claimed(words.micros(3)?),
@@ -337,7 +337,7 @@ fn read_record(name: &str, words: &Words<'_>) -> Result<Option<Answer>, StoreErr
             let print = Fingerprint::try_from(words.bytes(6)?).map_err(|_| strange())?;
             let (attempt, fence) = (words.attempt(4)?, words.number(5)?);
             let record = RecordView::new(state, attempt, fence, words.millis(7)?, print);
-            Answer::Look(RecordLook::new(time_of(words.number(1)?), Some(record)))
+            Answer::Look(Box::new(RecordLook::new(time_of(words.number(1)?), Some(record))))
         }
         "forgotten" => Answer::Forget(ForgetReply::Forgotten),
         "missing" => Answer::Forget(ForgetReply::Missing),

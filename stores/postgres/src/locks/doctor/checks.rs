@@ -139,9 +139,18 @@ fn replicas(settings: &Settings<'_>, standbys: &[Standby]) -> (Finding, Failover
             "when a standby takes over is up to others (Patroni, a managed service?)".to_owned(),
         )
     };
+    let wanted = wanted(named);
+    let uncounted = || {
+        let why = format!(
+            "not visible: how many standbys synchronous_standby_names ({named}) has commits wait for"
+        );
+        let remedy = "compare it with the sync_state of pg_stat_replication".to_owned();
+        Finding::unknown(CHECK, why, Some(remedy))
+    };
     if standbys.is_empty() {
-        return match waits {
-            true => (
+        return match (waits, wanted) {
+            (true, None) => (uncounted(), takes_over()),
+            (true, Some(_)) => (
                 Finding::bad(
                     CHECK,
                     format!("commits wait for a standby of {named}, and none is linked: no step ends"),
@@ -149,7 +158,7 @@ fn replicas(settings: &Settings<'_>, standbys: &[Standby]) -> (Finding, Failover
                 ),
                 takes_over(),
             ),
-            false => (
+            (false, _) => (
                 Finding::good(
                     CHECK,
                     "none: a fail-over cannot forget a lock, and an outage lasts until it is back",
@@ -158,6 +167,8 @@ fn replicas(settings: &Settings<'_>, standbys: &[Standby]) -> (Finding, Failover
             ),
         };
     }
+    let is_synchronous = |one: &&Standby| matches!(one.sync.as_deref(), Some("sync" | "quorum"));
+    let linked = standbys.iter().filter(is_synchronous).count();
     let behind = |one: &&Standby| {
         one.bytes.is_some_and(|bytes| bytes > LAG.0) || one.seconds.is_some_and(|seconds| seconds > LAG.1)
     };
@@ -174,23 +185,29 @@ fn replicas(settings: &Settings<'_>, standbys: &[Standby]) -> (Finding, Failover
             ),
             "the network and the disk of the standby; its long queries, which hold its replay up",
         )
-    } else if waits
-        && standbys
-            .iter()
-            .any(|one| matches!(one.sync.as_deref(), Some("sync" | "quorum")))
-    {
-        Finding::good(
-            CHECK,
-            "a commit is on a synchronous standby before it is answered",
-        )
     } else if waits {
-        Finding::bad(
-            CHECK,
-            format!(
-                "commits wait for a standby of {named}, and no standby that is linked is one: no step ends"
+        match wanted {
+            None => uncounted(),
+            Some(wanted) if linked >= wanted => Finding::good(
+                CHECK,
+                "a commit is on a synchronous standby before it is answered",
             ),
-            "the application_name of the standby, or synchronous_standby_names",
-        )
+            Some(_) if linked == 0 => Finding::bad(
+                CHECK,
+                format!(
+                    "commits wait for a standby of {named}, and no standby that is linked is one: no step ends"
+                ),
+                "the application_name of the standby, or synchronous_standby_names",
+            ),
+            Some(wanted) => Finding::bad(
+                CHECK,
+                format!(
+                    "commits wait for {wanted} standbys of {named}, and no more than {linked} can acknowledge: no step \
+                     ends"
+                ),
+                "link the missing standbys, or have synchronous_standby_names want fewer",
+            ),
+        }
     } else {
         Finding::bad(
             CHECK,
@@ -200,6 +217,78 @@ fn replicas(settings: &Settings<'_>, standbys: &[Standby]) -> (Finding, Failover
         )
     };
     (finding, takes_over())
+}
+
+/// Returns how many standbys a commit waits for by this `synchronous_standby_names`, in the grammar of PostgreSQL:
+/// names, or a number and names in parentheses, behind `FIRST`, `ANY` or neither. `None` for any other text.
+fn wanted(setting: &str) -> Option<usize> {
+    let words = words(setting)?;
+    let (number, listed) = match &words[..] {
+        [
+            Word::Name(method),
+            Word::Number(number),
+            Word::Mark('('),
+            listed @ ..,
+            Word::Mark(')'),
+        ] if ["first", "any"].contains(&method.to_ascii_lowercase().as_str()) => (*number, listed),
+        [
+            Word::Number(number),
+            Word::Mark('('),
+            listed @ ..,
+            Word::Mark(')'),
+        ] => (*number, listed),
+        listed => (1, listed),
+    };
+    let is_list = listed.len() % 2 == 1
+        && listed.iter().enumerate().all(|(at, word)| match word {
+            Word::Mark(mark) => at % 2 == 1 && *mark == ',',
+            Word::Name(_) | Word::Quoted | Word::Number(_) => at % 2 == 0,
+        });
+    (is_list && number > 0).then_some(number)
+}
+
+#[derive(Debug)]
+enum Word<'a> {
+    /// Also the star, which is any name.
+    Name(&'a str),
+    /// A name in quotation marks, which is never a keyword.
+    Quoted,
+    Number(usize),
+    Mark(char),
+}
+
+/// The words of `synchronous_standby_names`; `None` for a text that PostgreSQL does not accept.
+fn words(setting: &str) -> Option<Vec<Word<'_>>> {
+    const SPACE: [char; 6] = [' ', '\t', '\n', '\r', '\u{b}', '\u{c}'];
+    let mut words = Vec::new();
+    let mut rest = setting.trim_start_matches(SPACE);
+    while let Some(first) = rest.chars().next() {
+        let ends = |is_part: fn(char) -> bool| rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let (word, length) = match first {
+            '*' => (Word::Name("*"), 1),
+            '(' | ')' | ',' => (Word::Mark(first), 1),
+            '"' => {
+                // A doubled quotation mark is part of the name.
+                let mut end = 1 + rest[1..].find('"')? + 1;
+                while rest[end..].starts_with('"') {
+                    end += 1 + rest[end + 1..].find('"')? + 1;
+                }
+                (Word::Quoted, end)
+            }
+            '0'..='9' => {
+                let end = ends(|c| c.is_ascii_digit());
+                (Word::Number(rest[..end].parse().ok()?), end)
+            }
+            'A'..='Z' | 'a'..='z' | '_' | '\u{80}'.. => {
+                let end = ends(|c| c.is_ascii_alphanumeric() || "_$".contains(c) || !c.is_ascii());
+                (Word::Name(&rest[..end]), end)
+            }
+            _ => return None,
+        };
+        words.push(word);
+        rest = rest[length..].trim_start_matches(SPACE);
+    }
+    Some(words)
 }
 
 fn versions(settings: &Settings<'_>) -> Finding {
@@ -358,6 +447,76 @@ mod tests {
         assert_eq!(verdict(Some("sync"), 0, LAG.1 + 1.0), Verdict::Bad);
         assert_eq!(verdict(Some("potential"), 0, 0.0), Verdict::Bad);
         assert_eq!(verdict(None, 0, 0.0), Verdict::Unknown);
+    }
+
+    #[test]
+    fn commits_that_wait_for_more_standbys_than_are_linked_do_not_end() {
+        let verdict = |names: &str, linked: &[&str]| {
+            let on = settings(&[("synchronous_commit", "on"), ("synchronous_standby_names", names)]);
+            let standby = |sync: &&str| Standby {
+                name: "a".to_owned(),
+                sync: Some((*sync).to_owned()),
+                bytes: Some(0),
+                seconds: Some(0.0),
+            };
+            let standbys: Vec<_> = linked.iter().map(standby).collect();
+            replicas(&Settings(&on), &standbys).0.verdict
+        };
+        assert_eq!(verdict("FIRST 2 (a, b)", &["sync"]), Verdict::Bad);
+        assert_eq!(verdict("FIRST 2 (a, b)", &["sync", "sync"]), Verdict::Good);
+        assert_eq!(verdict("FIRST 1 (a, b)", &["sync", "potential"]), Verdict::Good);
+        assert_eq!(verdict("2 (*)", &["sync", "potential"]), Verdict::Bad);
+        assert_eq!(verdict("ANY 1 (a, b)", &["quorum"]), Verdict::Good);
+        assert_eq!(verdict("ANY 2 (a, b, c)", &["quorum", "async"]), Verdict::Bad);
+        assert_eq!(verdict("ANY 2 (a, b, c)", &["quorum", "quorum"]), Verdict::Good);
+        for strange in ["ALL 2 (a, b)", "FIRST (a, b)", "a; b"] {
+            assert_eq!(verdict(strange, &["sync"]), Verdict::Unknown, "{strange}");
+            assert_eq!(verdict(strange, &[]), Verdict::Unknown, "{strange}");
+        }
+    }
+
+    #[test]
+    fn synchronous_standby_names_are_read_as_the_server_reads_them() {
+        for (names, number) in [
+            ("*", 1),
+            ("a", 1),
+            ("a, b", 1),
+            ("\"a\",b , c", 1),
+            ("\"any 3 (x\"\", y)\"", 1),
+            ("7", 1),
+            ("2 (a, b)", 2),
+            ("2(*)", 2),
+            (" FIRST 2 (a,\"b\") ", 2),
+            ("first 3 (a, b, c, d)", 3),
+            ("aNy 2 ( * )", 2),
+            ("Any\n2\t(größe, b_$1, 3)", 2),
+        ] {
+            assert_eq!(wanted(names), Some(number), "{names}");
+        }
+        for names in [
+            "",
+            " ",
+            ",",
+            "a,",
+            "a b",
+            "()",
+            "2 ()",
+            "2 (a",
+            "2 (a,)",
+            "0 (a)",
+            "-1 (a)",
+            "ANY (a)",
+            "\"ANY\" 2 (a)",
+            "ANY 2 a",
+            "ANY 2 (a) b",
+            "LAST 2 (a)",
+            "2 (a), b",
+            "\"a",
+            "a.b",
+            "99999999999999999999999 (a)",
+        ] {
+            assert_eq!(wanted(names), None, "{names}");
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 -- Claims a record, or reports what conflicts.
 --   $1 key  $2 token  $3 fingerprint  $4 lease and $5 retention in µs  $6 whether to take over an orphan
--- Always returns one row: attempt and fence if the record was claimed; `free` if it could be claimed; and the record as it
--- was before. Waits only for an insert of the same key that is being committed: a row that is locked is about to be
+--   $7 the server's time, in µs, after which the claim does nothing
+-- Always returns one row: attempt and fence if the record was claimed; `free` if it could be claimed; whether it came too late;
+-- the record as it was before; and the time. Waits only for an insert of the same key that is being committed: a row that is locked is about to be
 -- completed by the owner's transaction, and is skipped.
 WITH clock AS MATERIALIZED (
   SELECT now, (extract(epoch FROM now) * 1000000)::int8 AS us FROM (SELECT clock_timestamp() AS now) c
@@ -15,7 +16,7 @@ WITH clock AS MATERIALIZED (
          t.expires_at <= clock.now OR t.state = 'released' AND {slot} IS NULL AS anew,
          t.expires_at > clock.now AND t.state = 'claimed' AND t.token = $2 AS mine
     FROM {table} t, clock
-   WHERE t.key = $1 AND (
+   WHERE t.key = $1 AND clock.us <= $7::int8 AND (
            t.expires_at <= clock.now
            OR t.version = 1 AND t.state = 'released' AND t.token <> $2 AND {slot} IS NULL
            OR t.version = 1 AND t.state = 'claimed' AND t.fingerprint = $3
@@ -40,12 +41,12 @@ WITH clock AS MATERIALIZED (
   SELECT $1, 1, 'claimed', $2, $3, 1, greatest(nextval({fence_literal}), clock.us),
          clock.now + $4::int8 * interval '1 microsecond',
          clock.now + greatest($4::int8, $5::int8) * interval '1 microsecond'
-    FROM clock WHERE NOT EXISTS (SELECT FROM seen)
+    FROM clock WHERE NOT EXISTS (SELECT FROM seen) AND clock.us <= $7::int8
   ON CONFLICT (key) DO NOTHING
   RETURNING attempt, fence
 )
 SELECT coalesce(changed.attempt, made.attempt) AS attempt, coalesce(changed.fence, made.fence) AS fence,
-       EXISTS (SELECT FROM free) AS free,
+       EXISTS (SELECT FROM free) AS free, clock.us, clock.us > $7::int8 AS late,
        seen.version, seen.state, seen.mine, seen.same, seen.kept, seen.remaining,
        seen.attempt AS seen_attempt, seen.fence AS seen_fence,
        CASE WHEN seen.version = 1 AND seen.kept AND seen.same AND seen.state = 'completed'

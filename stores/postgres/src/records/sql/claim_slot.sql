@@ -1,8 +1,9 @@
 -- Claims a record for a time slot, or reports what conflicts.
 --   $1 key  $2 token  $3 lease and $4 retention in µs  $5 whether to take over an orphan of the same slot
 --   $6 period in µs, or 0  $7 slot in µs since the epoch, or 0 for the nearest  $8 how far ahead a slot may be, in µs
--- Always returns one row: attempt, fence and slot if the record was claimed; `free` if it could be claimed; the record
--- as it was before; and the time. The slot of a record is in its fingerprint: `slot `, 16 digits, spaces. Waits like
+--   $9 the server's time, in µs, after which the claim does nothing
+-- Always returns one row: attempt, fence and slot if the record was claimed; `free` if it could be claimed; whether it came
+-- too late; the record as it was before; and the time. The slot of a record is in its fingerprint: `slot `, 16 digits, spaces. Waits like
 -- claim.sql.
 WITH clock AS MATERIALIZED (
   SELECT now, (extract(epoch FROM now) * 1000000)::int8 AS us FROM (SELECT clock_timestamp() AS now) c
@@ -25,7 +26,7 @@ WITH clock AS MATERIALIZED (
          t.expires_at > asked.now AND t.state = 'claimed' AND t.token = $2 AS mine,
          t.state = 'released' OR coalesce({slot}, 0) < asked.slot AS first
     FROM {table} t, asked
-   WHERE t.key = $1 AND (
+   WHERE t.key = $1 AND asked.us <= $9::int8 AND (
            t.version = 1 AND t.state = 'claimed' AND t.token = $2 AND {slot} IS NOT NULL AND t.expires_at > asked.now
            OR asked.slot <= asked.latest AND asked.us - asked.slot <= $4::int8 AND (
                 t.expires_at <= asked.now
@@ -54,12 +55,12 @@ WITH clock AS MATERIALIZED (
   SELECT $1, 1, 'claimed', $2, decode('slot ' || lpad(slot::text, 16, '0') || repeat(' ', 11), 'escape'),
          1, greatest(nextval({fence_literal}), us), now + $3::int8 * interval '1 microsecond',
          until
-    FROM asked WHERE NOT EXISTS (SELECT FROM seen) AND slot <= latest AND us - slot <= $4::int8
+    FROM asked WHERE NOT EXISTS (SELECT FROM seen) AND slot <= latest AND us - slot <= $4::int8 AND us <= $9::int8
   ON CONFLICT (key) DO NOTHING
   RETURNING attempt, fence
 )
 SELECT coalesce(changed.attempt, made.attempt) AS attempt, coalesce(changed.fence, made.fence) AS fence,
-       EXISTS (SELECT FROM free) AS free,
+       EXISTS (SELECT FROM free) AS free, asked.us > $9::int8 AS late,
        asked.us, coalesce(changed.slot, asked.slot) AS slot, asked.latest, asked.us - asked.slot > $4::int8 AS old,
        seen.version, seen.state, seen.mine, seen.kept, seen.remaining, seen.last,
        seen.attempt AS seen_attempt, seen.fence AS seen_fence,
