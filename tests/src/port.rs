@@ -52,7 +52,7 @@ impl Port {
         fs::create_dir_all(&directory).expect("temporary files can be written");
         // Other users run tests as well. Only the owner of the directory can allow that, and has done so.
         let _ = fs::set_permissions(&directory, Permissions::from_mode(0o1777));
-        let file = shared(&directory.join(number.to_string())).expect("temporary files can be written");
+        let file = shared(&directory.join(number.to_string())).ok()?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
         TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
         Some(Self { number, _lock: lock })

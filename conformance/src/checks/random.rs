@@ -22,7 +22,7 @@ const SEQUENCES: u64 = 60;
 const STEPS: usize = 40;
 /// So many replies about each family of kinds are compared, however slow the store is.
 const ENOUGH: usize = 16;
-/// How long the sequences after these may take together.
+/// How long the sequences may take together, once these are compared.
 const TIME: Duration = Duration::from_secs(3);
 /// Queue positions of a sequence that takes longer may have ended.
 const SPOILED: Duration = Duration::from_secs(4);

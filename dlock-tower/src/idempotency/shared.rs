@@ -16,8 +16,11 @@ use super::stats::Counters;
 
 /// How many results are resent at the same time after the store was unavailable, at most.
 const CONCURRENT_REPEATS: usize = 16;
-/// How many claims of unknown state are undone at the same time, at most.
+/// How many claims of unknown state are undone within their lease, at most.
 const CONCURRENT_UNDOS: usize = 1024;
+/// How many may be undone later, where nobody takes orphans over, and how many at the same time.
+const LATE_UNDOS: usize = 65_536;
+const CONCURRENT_LATE_UNDOS: usize = 16;
 
 /// The state that all requests of a layer share, on every route.
 #[derive(Debug)]
@@ -29,6 +32,9 @@ pub(super) struct Shared {
     pub(super) counters: Arc<Counters>,
     pub(super) repeats: Semaphore,
     pub(super) undos: Arc<Semaphore>,
+    pub(super) late_undos: Arc<Semaphore>,
+    /// The turns of these: not those of results, which are worth more.
+    pub(super) late_turns: Semaphore,
     pub(super) claims: AtomicU64,
     /// Work whose client went away.
     pub(super) detached: Places,
@@ -48,6 +54,8 @@ impl Shared {
             counters,
             repeats: Semaphore::new(CONCURRENT_REPEATS),
             undos: Arc::new(Semaphore::new(CONCURRENT_UNDOS)),
+            late_undos: Arc::new(Semaphore::new(LATE_UNDOS)),
+            late_turns: Semaphore::new(CONCURRENT_LATE_UNDOS),
             claims: AtomicU64::new(0),
             detached: Places::default(),
             waiting: Places::default(),

@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use dlock::scope::{self, InScope, Scope};
+use dlock::scope::{self, Scope};
 use dlock::{Error, Held, LockKey, MultiGuard};
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, select_all};
+use futures_util::future::{BoxFuture, Either, select_all};
 use smallvec::SmallVec;
 
 use super::lost::{LockLost, OnLost};
@@ -223,7 +223,7 @@ impl KeptLocks {
     /// Runs a future in the frames of the locks, so that an acquire of one of them inside re-enters, and releases the
     /// locks at its end. A future whose lock is lost is dropped, unless the lock's layer has [`OnLost::RunOn`].
     ///
-    /// Meant to be spawned. The future is boxed.
+    /// Meant to be spawned: the future also has the client of [`dlock::with_default`] around this call. The future is boxed.
     ///
     /// # Errors
     ///
@@ -236,8 +236,14 @@ impl KeptLocks {
     where
         F: Future,
     {
+        // In a task of its own it would not have the default client of the request any more.
+        let work = self.frames().wrap(future);
+        let work = match dlock::__default::around() {
+            Some(client) => Either::Left(dlock::with_default(client, work)),
+            None => Either::Right(work),
+        };
         let mut running = Running {
-            work: Box::pin(self.frames().wrap(future)),
+            work: Box::pin(work),
             kept: self,
         };
         async move {
@@ -302,7 +308,7 @@ impl fmt::Debug for Hold {
 
 /// The work comes first: its destructors run under the locks.
 struct Running<F> {
-    work: Pin<Box<InScope<F>>>,
+    work: Pin<Box<F>>,
     kept: KeptLocks,
 }
 

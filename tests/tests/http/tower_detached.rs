@@ -449,6 +449,30 @@ mod work_of_the_users_own {
         assert_eq!(client.held(), 0);
     }
 
+    /// Such as the client of its tenant.
+    #[tokio::test(start_paused = true)]
+    async fn has_the_default_client_of_its_request() {
+        let (client, other, _) = setup().await;
+        let _default = dlock::set_runtime_default(other);
+        let handler = service_fn(|request: Req| async move {
+            let kept = request.extensions().get::<RequestLocks>().unwrap().keep();
+            tokio::spawn(kept.expect("the handler holds it").run(async {
+                sleep(SECOND).await;
+                let lock = dlock::default_client().expect("there is one").lock("a");
+                drop(lock.try_acquire().await.expect("re-entered"));
+                sleep(SECOND).await;
+            }));
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        });
+        let service = LockLayer::new(client.clone(), fixed("a")).layer(handler);
+        let sent = dlock::with_default(client.clone(), status(&service, post("1")));
+        assert_eq!(sent.await, 200);
+        sleep(SECOND + SECOND / 2).await;
+        assert_eq!(client.held(), 1);
+        sleep(SECOND).await;
+        assert_eq!(client.held(), 0);
+    }
+
     /// The handle alone prolongs nothing, and after the release it gives nothing.
     #[tokio::test(start_paused = true)]
     async fn that_forgets_the_handle_prolongs_nothing() {

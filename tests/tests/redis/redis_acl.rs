@@ -478,6 +478,18 @@ async fn semaphores_without_owners_need_few_permissions() {
         everything_of_semaphores_without_owners(&store).await
     })
     .await;
+    // Permits with holders count for one who may only count them.
+    let owner = LockClient::connect(&store.as_server().url()).await.unwrap();
+    let held = owner.semaphore("shop:owned").limit(1).acquire().await.unwrap();
+    let semaphore = client(&store)
+        .await
+        .unwrap()
+        .unowned_semaphore("shop:owned")
+        .permits(2);
+    semaphore.try_acquire().await.unwrap();
+    let busy = semaphore.try_acquire().await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    held.release().await.unwrap();
     // Acquires alone need less, also where permits are short.
     let store = server_for(keys.iter().chain(&counts[..1])).await;
     let semaphore = client(&store)

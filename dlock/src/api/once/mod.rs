@@ -134,6 +134,16 @@ pub enum OnFailure {
 /// client.once("message-7").run(async |_| Ok::<_, String>(())).await?; // it may be done elsewhere
 /// # Ok(()) }
 /// ```
+///
+/// ```
+/// #![deny(unused_must_use)]
+/// # async fn consume(client: dlock::LockClient) -> Result<(), dlock::OnceError<String>> {
+/// let reply = client.once("message-7").run(async |_| Ok::<_, String>(())).await?;
+/// if let dlock::OnceReply::Elsewhere { .. } = reply {
+///     // the message stays
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "`Elsewhere` means that the work is not done yet"]

@@ -195,15 +195,17 @@ impl RedisStore {
 
 /// Whether a key in braces was found with the permits of the one without: nothing tells whose permits without a total they
 /// are, and one name suffices to find them.
-fn is_twice(key: &LockKey, found: &BTreeMap<LockKey, Vec<Holder>>) -> bool {
-    let permits = |key: &LockKey| -> Option<Vec<&String>> {
-        let holders = found.get(key)?.iter();
-        let permits = holders.map(|holder| (holder.kind == Kind::Permit).then_some(&holder.id));
-        permits.collect()
+fn is_twice(key: &LockKey, prefix: &str, found: &BTreeMap<LockKey, Vec<Holder>>) -> bool {
+    let permits = |key: &LockKey| {
+        let holders = found.get(key).into_iter().flatten();
+        holders.filter(|holder| holder.kind == Kind::Permit)
     };
     let other = kinds::in_braces(key.as_str()).map(LockKey::raw);
-    let others = other.and_then(|other| permits(&other));
-    others.is_some_and(|others| permits(key) == Some(others))
+    let Some(other) = other.filter(|other| other.as_str().starts_with(prefix)) else {
+        return false;
+    };
+    // One of them suffices: the two looks are not at the same time.
+    permits(key).any(|one| permits(&other).any(|same| same.id == one.id))
 }
 
 pub(crate) fn strange(answer: &Answer) -> StoreError {
@@ -328,7 +330,8 @@ impl Store for RedisStore {
                 names.into_iter().filter(move |_| is_listed)
             };
             self.scan("*:timeout", "zset", of_holders, &mut found).await?;
-            let is_listed = |key: &LockKey| key.as_str().starts_with(&prefix) && !is_twice(key, &found);
+            let is_listed =
+                |key: &LockKey| key.as_str().starts_with(&prefix) && !is_twice(key, &prefix, &found);
             let listed: Vec<_> = found.keys().filter(|key| is_listed(key)).cloned().collect();
             found.retain(|key, _| listed.binary_search(key).is_ok());
             let each =

@@ -254,7 +254,11 @@ impl Minutes {
         self.invited.remove(sentinel);
         self.troubles.remove(sentinel);
         self.down_after.remove(sentinel);
-        self.spares.push_back(sentinel.clone());
+        // Where none answers, the network may be gone: those that have answered are tried first when it is back.
+        match answered {
+            Some(_) if self.views.is_empty() => self.spares.push_front(sentinel.clone()),
+            _ => self.spares.push_back(sentinel.clone()),
+        }
         true
     }
 

@@ -368,22 +368,26 @@ local function add_permit_steps()
     local semaphore = semaphore_of(key)
     semaphore.free = number_at(key)
     if not semaphore.free and total == '' then return { 'busy', -1, -1 } end
-    local ends = -1
+    local sees = false
     if not semaphore.free or semaphore.free < tonumber(amount) then
       -- Permits with holders count: those whose leases have ended are free. A user without the right to see them has none.
-      local ok, out, first = pcall(function()
+      local ok, out = pcall(function()
         look(semaphore)
-        return held(semaphore), first_end(semaphore)
+        return held(semaphore)
       end)
-      if ok then
-        ends = first
-      else
+      sees = ok
+      if not ok then
         semaphore, out = semaphore_of(key), 0
         semaphore.free = number_at(key)
       end
       if not semaphore.free then begin(semaphore, total, out) end
     end
-    if semaphore.free < tonumber(amount) then return { 'busy', ends, -1 } end
+    if semaphore.free < tonumber(amount) then
+      -- A user who may only count the holders does not learn when one of them ends.
+      local ends
+      if sees then sees, ends = pcall(first_end, semaphore) end
+      return { 'busy', sees and ends or -1, -1 }
+    end
     local mine = taken_key(key, grant)
     run('SET', mine, amount .. ' ' .. digits(now), 'PX', remember)
     local taken = ask('INCRBY', key, -amount)
