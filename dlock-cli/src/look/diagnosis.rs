@@ -244,7 +244,9 @@ async fn silent(
     match connections {
         Some(all) if all.is_empty() && report.is_none() => Diagnosis::new(
             State::Gone,
-            format!("it is not connected here: crashed, cut off, reconnecting, or behind a proxy; {heard}"),
+            format!(
+                "it is not connected here: crashed, cut off, reconnecting, behind a proxy, or on a shared store; {heard}"
+            ),
             None,
         ),
         Some(all) if all.is_empty() => {

@@ -116,6 +116,8 @@ impl LockClientBuilder {
     /// Limits how many acquires, claims and inspections may wait to be sent to a server that does not keep up; 65,536
     /// by default. Further requests fail at once with [`Error::Unreachable`] (a waiting acquire retries until
     /// `retry_for` is over). Releases and renewals are never refused: there are never more of them than holds.
+    ///
+    /// For Redis, Valkey and quorums of them; other stores ignore it.
     pub fn max_queued(mut self, requests: usize) -> Self {
         self.max_queued = Some(requests);
         self
@@ -273,7 +275,8 @@ impl LockClientBuilder {
     ///
     /// Each server gets a third connection for this, because `WAIT` blocks later commands on its connection. The user
     /// needs `+wait`. An operation may take `within` longer than [`timeout`](Self::timeout), an acquire twice that. The
-    /// wait for replicas is part of the lease, so `within` is at most a third of it.
+    /// wait for replicas is part of the lease, so `within` is at most a third of it: the client's lease is checked, a shorter
+    /// one of a single lock is not, and is lost where replicas take that long.
     pub fn min_replicas(mut self, replicas: u32, within: Duration) -> Self {
         self.replicas = Some(MinReplicas {
             count: replicas,
@@ -329,6 +332,9 @@ impl LockClientBuilder {
     /// failures, or to build a [quorum](crate::stores::quorum::Quorum) of several. [`shared_store`](Self::shared_store)
     /// builds a client on it. The options for locks (`lease`, `retry_for`, `require`) belong to that client and have no
     /// effect here.
+    ///
+    /// Each client on the store has an id of its own, which its connections do not have: without presence, `dlock show`
+    /// cannot tell whether a holder that is such a client is connected.
     ///
     /// # Errors
     ///

@@ -196,7 +196,8 @@ impl LockClient {
     }
 
     /// Returns the random id of this client. The ids of its holds on the store begin with it and a colon, so that a
-    /// [`Holder`] can be recognised as this process, or as another one whose id is known.
+    /// [`Holder`] can be recognised as this process, or as another one whose id is known. The ids of permits are hexadecimal on
+    /// Redis and Valkey and in memory, and tell no client.
     #[must_use]
     pub fn id(&self) -> String {
         self.shared().issuer().uuid.to_string()

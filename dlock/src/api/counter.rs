@@ -76,7 +76,7 @@ async fn repeat(
             error: &error,
         }
         .emit();
-        if let Some(pause) = backoff.next(sent, now)
+        if let Some(pause) = backoff.next(sent, &error, now)
             && !pauses(shared.clone(), pause).await
         {
             return Err(error);

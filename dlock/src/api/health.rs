@@ -35,7 +35,8 @@ impl LockClient {
         self.shared().drain();
     }
 
-    /// Waits until this client holds nothing. Usually called after [`drain`](Self::drain), with a timeout.
+    /// Waits until this client holds nothing. Usually called after [`drain`](Self::drain), with a timeout. An acquire whose
+    /// request is under way is not waited for, and may still be granted: [`shutdown`](Self::shutdown) releases it.
     ///
     /// # Cancel safety
     ///

@@ -314,6 +314,10 @@ impl<'e> Acquire<'e> {
             Ok(pause) => jittered(pause, fraction()),
             Err(error) => return Report::GaveUp(Verdict::Failed(error)).into(),
         };
+        // Nothing is asked after the end of `retry_for`, so nothing is waited for either.
+        let pause = self
+            .patience_ends()
+            .map_or(pause, |end| pause.min(end.since(now)));
         let new_position = self.rules.fair && (outcome == Outcome::Unknown || loses_position);
         if new_position {
             // The subscription belongs to the position.

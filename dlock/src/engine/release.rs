@@ -131,7 +131,7 @@ impl Release {
             return ReleaseAction::Report(ReleaseReport::Failed(failure));
         }
         ReleaseAction::Repeat {
-            pause: self.backoff.next(self.sent, now),
+            pause: self.backoff.next(self.sent, &failure, now),
             failure,
         }
     }

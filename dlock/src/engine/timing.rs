@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::base::broken;
 use crate::base::moment::{LONGEST_LEASE, Moment};
 use crate::engine::grant::safety_margin;
+use crate::store::StoreError;
 
 /// How long a waiter sleeps at most if the holder's lease has no end or is very long.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -156,10 +157,11 @@ impl Backoff {
     const LONGEST: Duration = Duration::from_secs(1);
 
     /// Records that the copy sent at `sent` failed: returns the pause before the next one. A copy that was long in the
-    /// store's queue is queued again at once, so that it is ahead of every acquire when the store can be reached again.
-    pub(crate) fn next(&mut self, sent: Moment, now: Moment) -> Option<Duration> {
+    /// store's queue is queued again at once, so that it is ahead of every acquire when the store can be reached again. A store
+    /// that has refused a copy can be reached, and gets no other one at once.
+    pub(crate) fn next(&mut self, sent: Moment, failure: &StoreError, now: Moment) -> Option<Duration> {
         let failed_at_once = now.since(sent) < Backoff::SHORTEST;
-        failed_at_once.then(|| {
+        (failed_at_once || failure.is_refused()).then(|| {
             let pause = self.pause;
             self.pause = (pause * 2).min(Backoff::LONGEST);
             pause
@@ -170,6 +172,7 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Reason;
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -273,18 +276,24 @@ mod tests {
     fn pauses_double_unless_the_copy_was_long_on_its_way() {
         let start = Moment::from_nanos(0);
         let mut backoff = Backoff::default();
-        // failed after: the pause
-        for (took, pause) in [
-            (0, Some(50)),
-            (49, Some(100)),
-            (50, None),
-            (0, Some(200)),
-            (0, Some(400)),
-            (0, Some(800)),
-            (0, Some(1000)),
-            (0, Some(1000)),
+        // failed after, by an answer: the pause
+        for (took, answered, pause) in [
+            (0, false, Some(50)),
+            (49, false, Some(100)),
+            (50, false, None),
+            (60, true, Some(200)),
+            (0, true, Some(400)),
+            (2000, true, Some(800)),
+            (2000, false, None),
+            (0, false, Some(1000)),
+            (0, false, Some(1000)),
         ] {
-            assert_eq!(backoff.next(start, start + ms(took)), pause.map(ms), "{took}");
+            let failure = match answered {
+                true => StoreError::not_done(Reason::RefusedForNow, "read-only"),
+                false => StoreError::unknown("connection lost"),
+            };
+            let next = backoff.next(start, &failure, start + ms(took));
+            assert_eq!(next, pause.map(ms), "{took}, {answered}");
         }
     }
 }

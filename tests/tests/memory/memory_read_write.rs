@@ -177,3 +177,23 @@ async fn readers_that_a_writer_was_faster_than_wait_for_it_and_ask_nobody_meanwh
     let requests = watched.seen().acquires.load(SeqCst);
     assert!(requests < 20, "{requests} requests");
 }
+
+/// Another client has the write lock, of which its holder does not learn: the store does not answer.
+#[tokio::test(start_paused = true)]
+async fn read_inside_of_a_write_lock_that_is_gone_waits_no_longer_than_it_may() {
+    let (_, watched, a, b) = setting().await;
+    let write = a.rw_lock("k").write().acquire().await.unwrap();
+    assert!(b.force_release("k").await.unwrap());
+    let _other = b.rw_lock("k").write().acquire().await.unwrap();
+    watched.seen().hang_renewals.store(true, SeqCst);
+    let begun = Instant::now();
+    let read = a.rw_lock("k").read().wait(SEC).acquire();
+    let error = write.scope(read).await.unwrap_err();
+    assert!(error.is_busy(), "{error}");
+    assert_eq!(begun.elapsed(), SEC);
+
+    let read = write.scope(a.rw_lock("k").read().acquire());
+    let (read, _) = tokio::join!(read, a.shutdown(SEC));
+    read.unwrap_err();
+    assert!(begun.elapsed() < 5 * SEC, "{:?}", begun.elapsed());
+}

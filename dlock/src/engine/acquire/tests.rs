@@ -225,8 +225,8 @@ fn failed_request_is_repeated_after_a_pause_until_the_patience_ends() {
         true,
         vec![
             (0, MAY_ASK, "send"),
-            (2900, in_doubt(), "share, wait until 3675"),
-            (3675, Event::Due, "failed in doubt"),
+            (2900, in_doubt(), "share, wait until 3000"),
+            (3000, Event::Due, "failed in doubt"),
         ],
     );
     run(
@@ -237,10 +237,10 @@ fn failed_request_is_repeated_after_a_pause_until_the_patience_ends() {
             (
                 2900,
                 unreachable(),
-                "wait until 3675 (listen at 3000) (poll by 4675) (send as head)",
+                "wait until 3000 (listen at 3000) (poll by 4000) (send as head)",
             ),
-            (3675, Event::Due, "send (poll by 6175)"),
-            (3675, Event::PatienceOver, "failed in doubt"),
+            (3000, Event::Due, "send (poll by 5500)"),
+            (3000, Event::PatienceOver, "failed in doubt"),
         ],
     );
 }

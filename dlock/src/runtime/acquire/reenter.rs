@@ -256,15 +256,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     is_limited,
                     patience_ends,
                 } => self.asks_for_read(&mut found, is_limited, patience_ends).await,
-                Next::Confirm => {
-                    if let Some(write) = &found.write {
-                        let _ = handle.shared().renew_one(write).await;
-                    }
-                    Event::Confirmed {
-                        write: found.write_state(),
-                        fraction: chance::fraction,
-                    }
-                }
+                Next::Confirm => self.confirms(&found).await,
                 Next::Pause(pause) => tokio::select! {
                     biased;
                     () = handle.shared().closing.given() => Event::Closed,
@@ -274,6 +266,23 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 Next::Report(report) => return self.reports(report, found),
             };
             next = reenter.handle(event, Moment::now());
+        }
+    }
+
+    /// Asks the store for the write lock of the caller.
+    async fn confirms(&self, found: &Found) -> Event {
+        let shared = self.call.handle.shared();
+        if let Some(write) = &found.write {
+            tokio::select! {
+                biased;
+                _ = shared.renew_one(write) => {}
+                () = shared.closing.given() => return Event::Closed,
+                () = self.over(), if !self.call.once => return Event::WaitOver { remaining: None },
+            }
+        }
+        Event::Confirmed {
+            write: found.write_state(),
+            fraction: chance::fraction,
         }
     }
 
