@@ -161,7 +161,7 @@ pub mod __claim {
 pub mod __default {
     //! The default client around the caller, for the layers.
 
-    pub use crate::api::default::around;
+    pub use crate::api::default::{around, under};
 }
 #[doc(hidden)]
 pub mod __text {

@@ -40,9 +40,6 @@ impl Origin {
             locks.release().await;
         };
         let work = self.scope.wrap(work).instrument(self.span.clone());
-        match &self.client {
-            Some(client) => claim.spawn(dlock::with_default(client.clone(), work)),
-            None => claim.spawn(work),
-        }
+        claim.spawn(dlock::__default::under(self.client.clone(), work));
     }
 }

@@ -18,7 +18,7 @@ use super::stats::Counters;
 const CONCURRENT_REPEATS: usize = 16;
 /// How many claims of unknown state are undone within their lease, at most.
 const CONCURRENT_UNDOS: usize = 1024;
-/// How many may be undone later, where nobody takes orphans over, and how many at the same time.
+/// How many may be undone later, where no other attempt takes an orphan over, and how many at the same time.
 const LATE_UNDOS: usize = 65_536;
 const CONCURRENT_LATE_UNDOS: usize = 16;
 

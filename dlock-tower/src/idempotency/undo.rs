@@ -39,7 +39,7 @@ impl Place {
 }
 
 /// Releases a claim that the store may or may not have granted, in the background. A claim that cannot be released is
-/// left to its lease, unless nobody takes orphans over: then its key would be blocked although nothing was begun.
+/// left to its lease, unless no other attempt takes orphans over: then its key would be blocked although nothing was begun.
 pub(super) fn undo(core: &Core, runtime: &Handle, claim: &ClaimRequest) {
     let shared = core.shared.clone();
     let (record, token, lease) = (claim.key.clone(), claim.token.clone(), claim.lease);

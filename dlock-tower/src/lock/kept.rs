@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use dlock::scope::{self, Scope};
 use dlock::{Error, Held, LockKey, MultiGuard};
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Either, select_all};
+use futures_util::future::{BoxFuture, select_all};
 use smallvec::SmallVec;
 
 use super::lost::{LockLost, OnLost};
@@ -237,11 +237,8 @@ impl KeptLocks {
         F: Future,
     {
         // In a task of its own it would not have the default client of the request any more.
-        let work = self.frames().wrap(future);
-        let work = match dlock::__default::around() {
-            Some(client) => Either::Left(dlock::with_default(client, work)),
-            None => Either::Right(work),
-        };
+        let client = dlock::__default::around();
+        let work = dlock::__default::under(client, self.frames().wrap(future));
         let mut running = Running {
             work: Box::pin(work),
             kept: self,

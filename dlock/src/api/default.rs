@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::LazyLock;
 
+use futures_util::future::Either;
 use parking_lot::RwLock;
 use tokio::runtime;
 
@@ -157,6 +158,14 @@ pub fn with_default<F: Future>(client: LockClient, future: F) -> impl Future<Out
 #[must_use]
 pub fn around() -> Option<LockClient> {
     AROUND.try_with(Clone::clone).ok()
+}
+
+/// Runs a future under the client of [`around`], if there was one where the work began.
+pub fn under<F: Future>(client: Option<LockClient>, future: F) -> impl Future<Output = F::Output> {
+    match client {
+        Some(client) => Either::Left(with_default(client, future)),
+        None => Either::Right(future),
+    }
 }
 
 /// Returns the client that `#[distributed_lock]` uses where no `lock = ...` is given: that of the innermost

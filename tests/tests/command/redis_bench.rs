@@ -276,6 +276,16 @@ fn tell(child: &Child, signal: Signal) {
     signal::kill(Pid::from_raw(pid), signal).expect("it runs");
 }
 
+/// Ends a measurement that goes on for long, and returns what it tells.
+async fn ended_by(child: Child, signal: Signal) -> Value {
+    tell(&child, signal);
+    let output = tokio::task::spawn_blocking(move || bins::finish(child, "dlock bench", PATIENCE))
+        .await
+        .expect("it ends");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_early_it_tells_what_it_has_measured_and_leaves_nothing() {
     let server = server().await;
@@ -295,12 +305,7 @@ async fn ended_early_it_tells_what_it_has_measured_and_leaves_nothing() {
     ] {
         let args = [args, &["--seconds", "3600"]].concat();
         let child = started(&server, "ended-early:", &args).await;
-        tell(&child, signal);
-        let output = tokio::task::spawn_blocking(move || bins::finish(child, "dlock bench", PATIENCE))
-            .await
-            .expect("it ends");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let of: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let of = ended_by(child, signal).await;
         assert_eq!(of["interrupted"], true);
         assert!(number(&of, "pairs") >= 1.0, "{of}");
         assert_clean(&server).await;
@@ -335,12 +340,7 @@ async fn lock_that_is_lost_while_it_is_held_counts_as_one_error() {
     // By then each lease has ended.
     tokio::time::sleep(Duration::from_secs(2)).await;
     server.cont();
-    tell(&child, Signal::SIGINT);
-    let output = tokio::task::spawn_blocking(move || bins::finish(child, "dlock bench", PATIENCE))
-        .await
-        .expect("it ends");
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let of: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let of = ended_by(child, Signal::SIGINT).await;
     assert_eq!(
         (&of["held"]["held"], &of["held"]["lost"]),
         (&100.into(), &100.into())

@@ -187,7 +187,7 @@ fn unowned_permit_that_a_shutdown_has_released_is_not_acquired() {
     });
 }
 
-/// The end of a lease is told to nobody.
+/// The store tells no waiter of the end of a lease.
 #[test]
 fn waiter_without_a_holder_is_served_when_a_lease_ends() {
     paused(async {

@@ -22,6 +22,16 @@ async fn client(server: &Server) -> LockClient {
     ordinary(&server.url()).await
 }
 
+async fn prefixed(server: &Server) -> LockClient {
+    LockClient::builder()
+        .url(server.url())
+        .timeout(PATIENCE)
+        .prefix("shop:")
+        .build()
+        .await
+        .unwrap()
+}
+
 /// The one field of the lock's hash, its value and the time it has left.
 async fn hash(server: &Server, name: &str) -> (String, String, Duration) {
     let fields: Vec<String> = server.query(&["HGETALL", name]).await;
@@ -181,13 +191,7 @@ async fn a_renewal_sets_the_lease_anew_and_nothing_else() {
 async fn every_release_is_told_by_a_0_on_the_channel_of_the_lock() {
     let server = server().await;
     let client = client(&server).await;
-    let prefixed = LockClient::builder()
-        .url(server.url())
-        .timeout(PATIENCE)
-        .prefix("shop:")
-        .build()
-        .await
-        .unwrap();
+    let prefixed = prefixed(&server).await;
     let mut pubsub = server.client().unwrap().get_async_pubsub().await.unwrap();
     pubsub.psubscribe("*").await.unwrap();
     let mut messages = pubsub.on_message();
@@ -457,13 +461,7 @@ async fn string_of_another_library_is_refused_without_a_wait_and_a_prefix_keeps_
     let error = patient.acquire().await.unwrap_err();
     assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error}");
 
-    let prefixed = LockClient::builder()
-        .url(server.url())
-        .timeout(PATIENCE)
-        .prefix("shop:")
-        .build()
-        .await
-        .unwrap();
+    let prefixed = prefixed(&server).await;
     let _ours = prefixed.lock("order:42").try_acquire().await.unwrap();
 
     let _held = client.lock("order:43").acquire().await.unwrap();

@@ -130,6 +130,12 @@ async fn server_that_only_reads_is_refused_with_its_reason() {
     assert!(refused.contains("only reads"), "{refused}");
 }
 
+/// Has commits wait for these standbys.
+async fn waits_for(server: &Postgres, standbys: &str) {
+    let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{standbys}'; SELECT pg_reload_conf()");
+    sql(server, &set).await;
+}
+
 #[tokio::test]
 async fn standby_that_is_not_waited_for_is_told() {
     let (server, _) = safe().await;
@@ -142,17 +148,9 @@ async fn standby_that_is_not_waited_for_is_told() {
         Unknown,
         "when a standby takes over",
     );
-    sql(
-        &server,
-        "ALTER SYSTEM SET synchronous_standby_names = '*'; SELECT pg_reload_conf()",
-    )
-    .await;
+    waits_for(&server, "*").await;
     becomes(&client, "replicas", Good, "synchronous standby").await;
-    sql(
-        &server,
-        "ALTER SYSTEM SET synchronous_standby_names = 'ANY 2 (*)'; SELECT pg_reload_conf()",
-    )
-    .await;
+    waits_for(&server, "ANY 2 (*)").await;
     becomes(&client, "replicas", Bad, "no more than 1 can acknowledge").await;
 }
 
@@ -171,11 +169,7 @@ async fn standby_whose_state_is_hidden_is_neither_good_nor_bad() {
         Unknown,
         "when a standby takes over",
     );
-    sql(
-        &server,
-        "ALTER SYSTEM SET synchronous_standby_names = '*'; SELECT pg_reload_conf()",
-    )
-    .await;
+    waits_for(&server, "*").await;
     becomes(&client_of(&server).await, "replicas", Good, "synchronous standby").await;
     is(
         &read(&limited).await,
