@@ -20,8 +20,10 @@ pub(crate) type ByLockId<V> = HashMap<LockId, V, BuildIntHasher>;
 impl LockId {
     pub(crate) fn new(kind: Kind, key: &LockKey) -> LockId {
         // Names come from user input: users must not know which of them collide.
+        let mut hasher = hash_state().build_hasher();
+        hasher.write(key.as_str().as_bytes());
         LockId {
-            hash: hash_state().hash_one(key) ^ scatter(kind as u64),
+            hash: hasher.finish() ^ scatter(kind as u64),
             kind,
             key: key.clone(),
         }

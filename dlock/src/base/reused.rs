@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::thread::LocalKey;
 
 /// How much memory for values of one type a thread keeps.
-const MOST: usize = 128;
+const MOST: usize = 512;
 
 /// The memory that a thread keeps. What is in it owns nothing.
 pub(crate) struct Spares<M>(RefCell<Vec<M>>);

@@ -1,8 +1,12 @@
 //! A hold of a grant that its owner gives up by dropping it.
 
 use std::fmt;
+use std::future::{poll_fn, ready};
 use std::panic::Location;
 use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::Either;
 
 use crate::base::chance::next_id;
 use crate::base::clock;
@@ -81,22 +85,21 @@ impl Hold {
         }
     }
 
-    /// Releases the hold; the future returns the outcome.
-    pub(crate) fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        let mut this = self;
-        async move { this.release_now().await }
+    /// Releases the hold at the first poll; the future returns the outcome.
+    pub(crate) fn release(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let mut release = None;
+        poll_fn(move |cx| {
+            let _reading = clock::one_reading();
+            release.get_or_insert_with(|| self.release_now()).poll_unpin(cx)
+        })
     }
 
     /// Releases the hold at once; the future returns the outcome.
-    pub(crate) fn release_now(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        let mut release = self.leave(Ended::Released);
-        async move {
-            match release {
-                // By reference, so that the future has room for it once.
-                Some(Ok(ref mut releasing)) => releasing.await,
-                Some(Err(error)) => Err(error),
-                None => Ok(()),
-            }
+    pub(crate) fn release_now(&mut self) -> impl Future<Output = Result<(), Error>> + Unpin + Send + use<> {
+        match self.leave(Ended::Released) {
+            Some(Ok(releasing)) => Either::Left(releasing),
+            Some(Err(error)) => Either::Right(ready(Err(error))),
+            None => Either::Right(ready(Ok(()))),
         }
     }
 

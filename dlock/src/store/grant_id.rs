@@ -1,5 +1,6 @@
 //! The ids of grants.
 
+use std::cell::Cell;
 use std::fmt;
 
 use uuid::Uuid;
@@ -111,10 +112,25 @@ impl GrantId {
         }
         at -= 1;
         buffer[at] = b':';
-        let begin = at - uuid::fmt::Hyphenated::LENGTH;
-        self.client.hyphenated().encode_lower(&mut buffer[begin..at]);
+        let begin = at - UUID_LENGTH;
+        buffer[begin..at].copy_from_slice(&written(self.client));
         begin
     }
+}
+
+const UUID_LENGTH: usize = uuid::fmt::Hyphenated::LENGTH;
+
+/// The text of a client's UUID: that of the last one is kept, as nearly always it is the same again.
+fn written(client: Uuid) -> [u8; UUID_LENGTH] {
+    thread_local! {
+        static LAST: Cell<(Uuid, [u8; UUID_LENGTH])> = const { Cell::new((Uuid::nil(), [0; UUID_LENGTH])) };
+    }
+    let (last, mut text) = LAST.get();
+    if last != client || client.is_nil() {
+        client.hyphenated().encode_lower(&mut text);
+        LAST.set((client, text));
+    }
+    text
 }
 
 impl fmt::Display for GrantId {

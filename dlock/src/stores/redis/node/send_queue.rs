@@ -185,8 +185,8 @@ impl SendQueue {
             match (step.call.plain_release(), &step.call.verb) {
                 (_, Verb::Acquire { grant, .. }) => {
                     acquired.push(*grant);
-                    let is_first = later.is_empty() || !later.contains(&&*step.call.key);
-                    if with_acquires && can_go(step) && plain_acquire::can_do(step) && is_first {
+                    let may_go = with_acquires && can_go(step) && plain_acquire::can_do(step);
+                    if may_go && !later.contains(&&*step.call.key) {
                         indices.push(index);
                     } else {
                         needs_script = true;
