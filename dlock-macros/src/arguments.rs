@@ -20,13 +20,20 @@ pub(crate) struct Arguments {
     take: Vec<TokenStream>,
 }
 
+/// Which patterns stay in the signature, because an attribute that is expanded later reads their variables there.
+#[derive(Clone, Copy)]
+pub(crate) enum Patterns<'a> {
+    Keep,
+    /// Those with a variable of these names.
+    KeepNamed(&'a Names),
+}
+
 impl Arguments {
     /// Takes the arguments of `sig`.
     ///
     /// A pattern that leaves a part of its argument unbound (`_`, `..`, `ref`) leaves that part with the function. Such
-    /// an argument gets a name in the signature and its pattern in a `let`, unless `keep_patterns` says that another
-    /// attribute needs the pattern.
-    pub(crate) fn of(sig: &mut Signature, used: &Names, keep_patterns: bool) -> Arguments {
+    /// an argument gets a name in the signature and its pattern in a `let`, unless another attribute needs the pattern.
+    pub(crate) fn of(sig: &mut Signature, used: &Names, patterns: Patterns<'_>) -> Arguments {
         let mut arguments = Arguments::default();
         for (index, input) in sig.inputs.iter_mut().enumerate() {
             match input {
@@ -37,16 +44,20 @@ impl Arguments {
                     }
                 }
                 FnArg::Typed(argument) if matches!(*argument.ty, Type::Reference(_)) => {}
-                FnArg::Typed(argument) => arguments.typed(index, argument, used, keep_patterns),
+                FnArg::Typed(argument) => arguments.typed(index, argument, used, patterns),
             }
         }
         arguments
     }
 
-    fn typed(&mut self, index: usize, argument: &mut PatType, used: &Names, keep_pattern: bool) {
+    fn typed(&mut self, index: usize, argument: &mut PatType, used: &Names, patterns: Patterns<'_>) {
         let attrs = Attributes::of(&argument.attrs);
         let mut bindings = Bindings::default();
         bindings.collect(&mut argument.pat, &attrs, used);
+        let keep_pattern = match patterns {
+            Patterns::Keep => true,
+            Patterns::KeepNamed(names) => bindings.names.iter().any(|binding| names.contains(&binding.name)),
+        };
         let is_moved = matches!(*argument.pat, Pat::Wild(_)) || (bindings.leave_a_part && !keep_pattern);
         // What is expected comes true in one place: at the variables that are unused, or at the pattern.
         let expected_of_names = bindings.names.iter().any(|name| !name.is_used);

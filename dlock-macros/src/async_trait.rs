@@ -7,19 +7,34 @@
 
 use proc_macro2::{Group, TokenStream};
 use quote::{ToTokens, quote};
+use syn::parse::Parser;
 use syn::visit_mut::{self, VisitMut};
-use syn::{Block, Expr, ExprAsync, Ident, Local, Pat, Stmt, Type, parse_quote};
+use syn::{Attribute, Block, Expr, ExprAsync, Ident, Local, Pat, Stmt, Type, parse_quote};
 
 use crate::arguments::{Arguments, Attributes};
-use crate::function::{Function, ends};
+use crate::function::{Function, ends, inner_attributes};
 use crate::locked::Locked;
 use crate::names::Names;
 use crate::options::Options;
 
-/// The body as one expression, if it is `Box::pin(async move { … })`.
-pub(crate) fn boxed_future(body: &Group) -> Option<Expr> {
-    let block: Block = syn::parse2(body.to_token_stream()).ok()?;
-    let [Stmt::Expr(future, None)] = &*block.stmts else {
+/// A body that is one expression, `Box::pin(async move { … })`.
+pub(crate) struct BoxedFuture {
+    inner: Vec<Attribute>,
+    pub(crate) future: Expr,
+}
+
+impl ToTokens for BoxedFuture {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        let BoxedFuture { inner, future } = self;
+        tokens.extend(quote!(#(#inner)* #future));
+    }
+}
+
+/// The body, if it is a boxed future.
+pub(crate) fn boxed_future(body: &Group) -> Option<BoxedFuture> {
+    let (inner, rest) = inner_attributes(body).ok()?;
+    let stmts = Parser::parse2(Block::parse_within, rest).ok()?;
+    let [Stmt::Expr(future, None)] = &*stmts else {
         return None;
     };
     let Expr::Call(call) = future else { return None };
@@ -29,7 +44,10 @@ pub(crate) fn boxed_future(body: &Group) -> Option<Expr> {
     let mut last = path.path.segments.iter().rev().map(|segment| &segment.ident);
     let pins = last.next()? == "pin" && last.next()? == "Box";
     let is_block = matches!(call.args.first(), Some(Expr::Async(_)));
-    (pins && is_block).then(|| future.clone())
+    (pins && is_block).then(|| BoxedFuture {
+        inner,
+        future: future.clone(),
+    })
 }
 
 /// Puts the lock around the body.

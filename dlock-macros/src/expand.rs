@@ -4,38 +4,25 @@ use proc_macro2::TokenStream;
 use quote::{ToTokens, quote};
 use syn::{Error, Result};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Patterns};
+use crate::async_trait::BoxedFuture;
 use crate::function::{Function, braces, nameable};
 use crate::locked::Locked;
 use crate::names::Names;
 use crate::options::Options;
+use crate::reader::expanded;
 use crate::{async_trait, function};
 
 /// Expands the attribute: the function with its lock, or the errors and the unchanged function.
 pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream {
-    let options = syn::parse2::<Options>(options);
-    let function = syn::parse2::<Function>(item.clone());
-    let expanded = match (options, function) {
-        (Ok(options), Ok(function)) => expand(&options, function),
-        (Err(mut error), function) => {
-            if let Err(other) = function.and_then(|function| check(&function).map(drop)) {
-                error.combine(other);
-            }
-            Err(error)
-        }
-        (Ok(_), Err(error)) => Err(error),
-    };
-    expanded.unwrap_or_else(|error| {
-        let errors = error.into_compile_error();
-        quote!(#errors #item)
-    })
+    expanded(options, item, |function| check(function).map(drop), expand)
 }
 
 /// The kind of function, if it can wait for a lock.
 enum Shape {
     Async,
     /// The output of `#[async_trait]`: `Box::pin(async move { … })`.
-    Boxed(Box<syn::Expr>),
+    Boxed(Box<BoxedFuture>),
 }
 
 fn check(function: &Function) -> Result<Shape> {
@@ -50,7 +37,7 @@ fn check(function: &Function) -> Result<Shape> {
         return Ok(Shape::Async);
     }
     match async_trait::boxed_future(&function.body) {
-        Some(future) => Ok(Shape::Boxed(Box::new(future))),
+        Some(boxed) => Ok(Shape::Boxed(Box::new(boxed))),
         None => Err(Error::new(
             sig.fn_token.span,
             "`#[distributed_lock]` goes on an `async fn`; where another attribute takes the `async` away, put `#[distributed_lock]` above it",
@@ -60,21 +47,26 @@ fn check(function: &Function) -> Result<Shape> {
 
 fn expand(options: &Options, mut function: Function) -> Result<TokenStream> {
     match check(&function)? {
-        Shape::Boxed(mut future) => {
-            async_trait::lock(options, &function, &mut future);
-            Ok(function.with_body(future.into_token_stream()))
+        Shape::Boxed(mut boxed) => {
+            async_trait::lock(options, &function, &mut boxed.future);
+            Ok(function.with_body(boxed.into_token_stream()))
         }
         Shape::Async => {
             let (inner, body) = function::inner_attributes(&function.body)?;
             let mut used = Names::default();
             used.add(options.written.clone());
             used.add(body.clone());
+            let mut below = Names::default();
             for attr in &function.attrs {
-                used.add_attribute(&attr.meta, &function.sig);
+                below.add_attribute(&attr.meta, &function.sig);
             }
-            let below = ["instrument", "distributed_lock", "once"];
-            let keep_patterns = below.iter().any(|name| function.has_attribute(name));
-            let arguments = Arguments::of(&mut function.sig, &used, keep_patterns);
+            let read_all = ["instrument", "distributed_lock", "once"];
+            let patterns = match read_all.iter().any(|name| function.has_attribute(name)) {
+                true => Patterns::Keep,
+                false => Patterns::KeepNamed(&below),
+            };
+            used.add_all(&below);
+            let arguments = Arguments::of(&mut function.sig, &used, patterns);
             let locked = Locked {
                 options,
                 self_is: None,
@@ -86,6 +78,56 @@ fn expand(options: &Options, mut function: Function) -> Result<TokenStream> {
             };
             let locked = locked.expand();
             Ok(function.with_body(quote!(#(#inner)* #locked)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(item: TokenStream) -> String {
+        attribute(quote!(key = "k"), item).to_string()
+    }
+
+    #[test]
+    fn pattern_stays_where_an_attribute_below_names_a_variable_of_it() {
+        let stays = |attr: TokenStream| {
+            let text = expanded(quote!(#attr async fn run(Job { id, .. }: Job, Rest { n, .. }: Rest) {}));
+            assert!(text.contains("__dlock_argument1"), "{text}");
+            text.contains("run (Job { id , .. } : Job")
+        };
+        for attr in [
+            quote!(#[traced(fields(id))]),
+            quote!(#[fastrace::trace(properties = { "job": "{id}" })]),
+            quote!(#[cfg_attr(all(), traced(fields(id)))]),
+        ] {
+            assert!(stays(attr.clone()), "{attr}");
+        }
+        for attr in [
+            quote!(),
+            quote!(#[traced]),
+            quote!(#[traced(fields(other))]),
+            quote!(#[doc = "{id}"]),
+        ] {
+            assert!(!stays(attr.clone()), "{attr}");
+        }
+    }
+
+    #[test]
+    fn boxed_function_keeps_its_inner_attributes_first() {
+        for generics in [quote!(), quote!(<'async_trait>)] {
+            let text = expanded(quote! {
+                fn f #generics () -> Pin<Box<dyn Future<Output = ()>>> {
+                    #![allow(unused_variables)]
+                    Box::pin(async move { let __ret: () = { work() }; __ret })
+                }
+            });
+            assert!(!text.contains("compile_error"), "{text}");
+            assert!(
+                text.contains("{ # ! [allow (unused_variables)] Box :: pin"),
+                "{text}"
+            );
         }
     }
 }

@@ -194,6 +194,10 @@ fn ident(text: &str, span: Span) -> Option<Ident> {
     if text == "self" {
         return Some(Ident::new("self", span));
     }
+    if text == "gen" {
+        // To `syn` it is no keyword. To the compiler it is one in the edition of `span`, which may be that of this crate.
+        return Some(Ident::new_raw("gen", span));
+    }
     let raw = || match text {
         // These cannot be raw.
         "_" | "Self" | "super" | "crate" => None,
@@ -218,6 +222,7 @@ fn is_place(value: &Expr) -> bool {
     match value {
         Expr::Path(path) => path.qself.is_none(),
         Expr::Field(field) => is_place(&field.base),
+        Expr::Index(index) => is_place(&index.expr),
         Expr::Paren(paren) => is_place(&paren.expr),
         Expr::Group(group) => is_place(&group.expr),
         _ => false,
@@ -250,7 +255,7 @@ fn pieces(value: &str) -> Option<Vec<Piece<'_>>> {
             .find(['{', '}'])
             .filter(|end| inside[*end..].starts_with('}'))?;
         let (capture, tail) = inside.split_at(end);
-        let (name, spec) = capture.split_at(capture.find(':').unwrap_or(capture.len()));
+        let (name, spec) = capture.split_at(name_len(capture));
         pieces.push(Piece::Capture {
             name: name.trim(),
             spec,
@@ -259,6 +264,21 @@ fn pieces(value: &str) -> Option<Vec<Piece<'_>>> {
     }
     pieces.push(Piece::Text(rest));
     Some(pieces)
+}
+
+/// The length of what is before the spec: `{id::>5}` fills with colons, and `{config::ID}` is a path.
+fn name_len(capture: &str) -> usize {
+    let mut begin = 0;
+    while let Some(colon) = capture[begin..].find(':').map(|at| begin + at) {
+        let is_path = capture[colon..]
+            .strip_prefix("::")
+            .is_some_and(|next| next.starts_with(|first: char| first == '_' || first.is_alphabetic()));
+        if !is_path {
+            return colon;
+        }
+        begin = colon + 2;
+    }
+    capture.len()
 }
 
 /// What every call would refuse is refused at compile time.
@@ -352,6 +372,11 @@ mod tests {
         for part in ["=order.r#type", "=self.r#fn.0", "=r#async.r#ref"] {
             assert!(text.contains(part), "{text}");
         }
+        // A keyword of edition 2024 only, which `r#gen` names in every edition.
+        let text = expanded("{order.gen}:{gen.0}");
+        for part in ["=order.r#gen", "=r#gen.0"] {
+            assert!(text.contains(part), "{text}");
+        }
         for name in ["Self", "super", "crate", "_", "order.crate"] {
             assert!(
                 error(&format!("{{{name}}}")).contains("is not an argument"),
@@ -383,6 +408,30 @@ mod tests {
             "pair.0x1",
         ] {
             assert!(error(&format!("{{{name}}}")).contains(name), "{name}");
+        }
+        for path in ["Self::ID", "config::ID", "config::order::ID", "Self::_ID"] {
+            for spec in ["", ":>5", "::>5"] {
+                let error = error(&format!("{{{path}{spec}}}"));
+                assert!(error.ends_with(&format!("`key(\"…{{}}…\", {path})`")), "{error}");
+            }
+        }
+        // Colons that fill.
+        assert!(expanded("{id::>5}:{order.id::<5}").contains("\"{id::>5}:{__dlock_field0::<5}\""));
+    }
+
+    #[test]
+    fn place_is_cloned() {
+        for (key, is_cloned) in [
+            (quote!(name), true),
+            (quote!(order.name), true),
+            (quote!(orders[0].name), true),
+            (quote!(names[index]), true),
+            (quote!(order.name()), false),
+            (quote!(names()[0].clone()), false),
+        ] {
+            let value = Key::of(syn::parse2(key.clone()).unwrap()).unwrap();
+            let text = value.expression(&quote!(::dlock)).to_string();
+            assert_eq!(text.contains("Clone"), is_cloned, "{key}");
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Use it from there, as `dlock::distributed_lock`: its expansion calls that crate.
 //!
-//! The modules: `options` parses the brackets of the attribute, with `value`, `key` and `keys` for the right-hand
-//! sides; `function` parses the function; `arguments` ensures that no argument outlives the lock; `expand` puts the
+//! The modules: `reader` and `options` parse the brackets of the attribute, with `value`, `key` and `keys` for the
+//! right-hand sides; `function` parses the function; `arguments` ensures that no argument outlives the lock; `expand` puts the
 //! pieces together, or `async_trait` if that attribute ran first.
 
 mod arguments;
@@ -16,6 +16,7 @@ mod locked;
 mod names;
 mod once;
 mod options;
+mod reader;
 mod suggest;
 mod value;
 
@@ -42,8 +43,8 @@ use proc_macro::TokenStream;
 ///
 /// The lock is acquired before the body and released after it: on return, `?`, panic, and when the future is dropped.
 /// It is renewed for as long as the body runs. All arguments are dropped before the lock is released, except for what a
-/// pattern leaves of one, as `Job { id, .. }: Job` does, where `#[instrument]`, `#[once]` or another
-/// `#[distributed_lock]` stands below: that is dropped after it.
+/// pattern leaves of one, as `Job { id, .. }: Job` does, where `#[instrument]`, `#[once]`, another `#[distributed_lock]`
+/// or an attribute that names `id` stands below: that is dropped after it.
 /// The function keeps its signature; its future is `Send` if it was.
 ///
 /// **Begin and commit a transaction in the body.** A transaction that the caller began is committed after the lock was

@@ -2,8 +2,8 @@
 
 use proc_macro2::{Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::Type;
 use syn::spanned::Spanned;
+use syn::{Type, TypePath};
 
 use crate::arguments::Arguments;
 use crate::names::replace_self;
@@ -49,9 +49,12 @@ impl Locked<'_> {
             }
         };
         let failed = self.failed();
+        // The function may start something for its caller to await, which clippy takes for a missing `.await` here.
+        let allowed = (self.may_be_awaited()).then(|| quote!(#[allow(clippy::async_yields_async)]));
         quote_spanned! {site=>
             let __dlock_frame = #krate::__macro::Frame::new(#dropped_on_loss);
             let __dlock_entrance = __dlock_frame.entrance();
+            #allowed
             let __dlock_ran = __dlock_frame.run(async move {
                 #returns
                 #unpack
@@ -67,6 +70,22 @@ impl Locked<'_> {
                 #failed
             }
         }
+    }
+
+    /// Whether the value of the function may be a future, as far as its tokens tell. Such a function has an `on_error`.
+    fn may_be_awaited(&self) -> bool {
+        let is_result = |path: &TypePath| {
+            path.path
+                .segments
+                .last()
+                .is_some_and(|last| last.ident == "Result")
+        };
+        self.options.settings.on_error.is_some()
+            && match self.output {
+                Type::Path(path) => !is_result(path),
+                Type::Tuple(_) => false,
+                _ => true,
+            }
     }
 
     fn krate(&self) -> TokenStream {
@@ -201,7 +220,7 @@ impl Locked<'_> {
 
 /// The body, with generated braces if it is a single expression: behind the statements of this macro the compiler would
 /// report the user's braces as unused.
-fn unlinted(body: &Group) -> Group {
+pub(crate) fn unlinted(body: &Group) -> Group {
     let mut body = body.clone();
     let mut tokens = body.stream().into_iter().peekable();
     let is_one = tokens.peek().is_some()

@@ -35,6 +35,12 @@ impl Names {
         }
     }
 
+    /// Adds what others are in `names`.
+    pub(crate) fn add_all(&mut self, names: &Names) {
+        self.idents.extend(names.idents.iter().cloned());
+        self.literals.extend(names.literals.iter().cloned());
+    }
+
     /// Adds what an attribute names that is still to be expanded. An `#[instrument]` records all arguments that it does not
     /// skip.
     pub(crate) fn add_attribute(&mut self, attr: &Meta, sig: &Signature) {

@@ -2,37 +2,26 @@
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
-use syn::{Error, Expr, Ident, Path, Result, Token, token};
+use syn::{Error, Expr, Ident, Path, Result, token};
 
-use crate::function::{self, Function, nameable};
+use crate::function::{self, Function, braces, nameable};
 use crate::key::Key;
-use crate::options::{equals, skip};
+use crate::locked::unlinted;
+use crate::reader::{Reader, Words, equals, expanded};
 use crate::value::{self, Time};
 use crate::{async_trait, suggest};
 
-const NAMES: &[&str] = &["key", "client", "keep", "lease", "wait", "attempts", "crate"];
+const WORDS: Words = Words {
+    names: &["key", "client", "keep", "lease", "wait", "attempts", "crate"],
+    elsewhere: suggest::ONCE_ELSEWHERE,
+    nameless: "which option? To name what is done once, write `key = \"…\"`",
+};
 
 /// Expands the attribute: the function whose body runs once, or the errors and the unchanged function.
 pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream {
-    let options = syn::parse2::<Options>(options);
-    let function = syn::parse2::<Function>(item.clone());
-    let expanded = match (options, function) {
-        (Ok(options), Ok(function)) => expand(&options, &function),
-        (Err(mut error), function) => {
-            if let Err(other) = function.and_then(|function| check(&function)) {
-                error.combine(other);
-            }
-            Err(error)
-        }
-        (Ok(_), Err(error)) => Err(error),
-    };
-    expanded.unwrap_or_else(|error| {
-        let errors = error.into_compile_error();
-        quote!(#errors #item)
-    })
+    expanded(options, item, check, expand)
 }
 
 fn check(function: &Function) -> Result<()> {
@@ -50,17 +39,19 @@ fn check(function: &Function) -> Result<()> {
     Err(Error::new(function.sig.fn_token.span, why))
 }
 
-fn expand(options: &Options, function: &Function) -> Result<TokenStream> {
-    check(function)?;
+fn expand(Options { key, settings }: &Options, function: Function) -> Result<TokenStream> {
+    check(&function)?;
     let (inner, body) = function::inner_attributes(&function.body)?;
+    // In braces of its own, whose items and imports do not change the return type in front of it.
+    let body = unlinted(&braces(&function.body, body));
     let site = Span::mixed_site();
-    let krate = match &options.krate {
+    let krate = match &settings.krate {
         Some(path) => path.to_token_stream(),
         None => quote_spanned!(site=> ::dlock),
     };
-    let key = options.key.expression(&krate);
+    let key = key.expression(&krate);
     let output = nameable(&function.sig.output);
-    let client = match &options.client {
+    let client = match &settings.client {
         Some(client) => {
             let at = client.span().resolved_at(site);
             let client = quote_spanned!(at=> #krate::__macro::client(&#client));
@@ -70,16 +61,16 @@ fn expand(options: &Options, function: &Function) -> Result<TokenStream> {
     };
     let mut set = TokenStream::new();
     for (name, time) in [
-        ("lease", &options.lease),
-        ("keep", &options.keep),
-        ("wait", &options.wait),
+        ("lease", &settings.lease),
+        ("keep", &settings.keep),
+        ("wait", &settings.wait),
     ] {
         if let Some(time) = time {
             let name = Ident::new(name, site);
             set.extend(quote_spanned!(site=> .#name(#time)));
         }
     }
-    if let Some(count) = &options.attempts {
+    if let Some(count) = &settings.attempts {
         set.extend(quote_spanned!(site=> .on_failure(#krate::__macro::attempts(#count))));
     }
     let (first, last) = function.told_at();
@@ -110,6 +101,12 @@ fn expand(options: &Options, function: &Function) -> Result<TokenStream> {
 /// The options of the attribute.
 struct Options {
     key: Key,
+    settings: Settings,
+}
+
+/// The options that may be absent.
+#[derive(Default)]
+struct Settings {
     /// The client; the process-wide default without it.
     client: Option<Expr>,
     keep: Option<Time>,
@@ -120,95 +117,100 @@ struct Options {
     krate: Option<Path>,
 }
 
-#[derive(Default)]
-struct Reader {
-    seen: Vec<Ident>,
-    key: Option<Key>,
-    client: Option<Expr>,
-    keep: Option<Time>,
-    lease: Option<Time>,
-    wait: Option<Time>,
-    attempts: Option<TokenStream>,
-    krate: Option<Path>,
-    error: Option<Error>,
-}
-
 impl Parse for Options {
     fn parse(input: ParseStream<'_>) -> Result<Options> {
-        let mut reader = Reader::default();
-        while !input.is_empty() {
-            if let Err(error) = reader.option(input) {
-                reader.fail(error);
-                skip(input);
-            } else if !input.is_empty()
-                && let Err(error) = input.parse::<Token![,]>()
-            {
-                reader.fail(error);
-                skip(input);
+        let mut key = None;
+        let mut settings = Settings::default();
+        let reader = Reader::read(input, &WORDS, |name, input| {
+            let value = || equals(name, input);
+            match name.to_string().as_str() {
+                "key" if input.peek(token::Paren) => key = Some(Key::format_arguments(name, input)?),
+                "key" => key = Some(Key::value(value()?)?),
+                "client" => settings.client = Some(value::bare(value()?.parse()?)),
+                "keep" => settings.keep = Some(Time::parse(name, value()?)?),
+                "lease" => settings.lease = Some(Time::parse(name, value()?)?),
+                "wait" => {
+                    let instead = ": not to wait, leave it out";
+                    settings.wait = Some(Time::parse_or_say(name, value()?, instead)?);
+                }
+                "attempts" => settings.attempts = Some(value::count(name, value()?)?),
+                "crate" => settings.krate = Some(value()?.call(Path::parse_mod_style)?),
+                _ => return Ok(false),
             }
-        }
-        if let Some(error) = reader.error {
-            return Err(error);
-        }
-        let Some(key) = reader.key else {
-            return Err(Error::new(
+            Ok(true)
+        });
+        reader.finish()?;
+        match key {
+            Some(key) => Ok(Options { key, settings }),
+            None => Err(Error::new(
                 Span::call_site(),
                 "what is done once? Name it with `key`, as in `#[once(key = \"welcome:{user}\")]`",
-            ));
-        };
-        Ok(Options {
-            key,
-            client: reader.client,
-            keep: reader.keep,
-            lease: reader.lease,
-            wait: reader.wait,
-            attempts: reader.attempts,
-            krate: reader.krate,
-        })
+            )),
+        }
     }
 }
 
-impl Reader {
-    fn option(&mut self, input: ParseStream<'_>) -> Result<()> {
-        if input.peek(syn::Lit) {
-            return Err(input.error("which option? To name what is done once, write `key = \"…\"`"));
-        }
-        let name = input.call(Ident::parse_any)?;
-        if let Some(first) = self.seen.iter().find(|seen| **seen == name) {
-            return Err(Error::new(name.span(), format!("`{first}` is given twice")));
-        }
-        self.seen.push(name.clone());
-        match name.to_string().as_str() {
-            "key" if input.peek(token::Paren) => self.key = Some(Key::format_arguments(&name, input)?),
-            "key" => self.key = Some(Key::value(equals(&name, input)?)?),
-            "client" => self.client = Some(value::bare(equals(&name, input)?.parse()?)),
-            "keep" => self.keep = Some(Time::parse(&name, equals(&name, input)?)?),
-            "lease" => self.lease = Some(Time::parse(&name, equals(&name, input)?)?),
-            "wait" => {
-                let value = equals(&name, input)?;
-                let time = Time::parse_or_say(&name, value, ": not to wait, leave it out")?;
-                self.wait = Some(time);
-            }
-            "attempts" => self.attempts = Some(value::count(&name, equals(&name, input)?)?),
-            "crate" => self.krate = Some(equals(&name, input)?.call(Path::parse_mod_style)?),
-            text => {
-                let message = match suggest::nearest_option(text, NAMES) {
-                    Some(near) => format!("there is no option `{text}`: did you mean `{near}`?"),
-                    None => format!(
-                        "there is no option `{text}`; the options are {}",
-                        NAMES.join(", ")
-                    ),
-                };
-                return Err(Error::new(name.span(), message));
-            }
-        }
-        Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(options: TokenStream, item: TokenStream) -> String {
+        attribute(options, item).to_string()
     }
 
-    fn fail(&mut self, error: Error) {
-        match &mut self.error {
-            Some(first) => first.combine(error),
-            none => *none = Some(error),
+    #[test]
+    fn items_of_the_body_are_in_a_block_without_the_return_type() {
+        let text = expanded(
+            quote!(key = "report"),
+            quote! {
+                async fn report() -> Result<u32, NotRun> {
+                    #![allow(clippy::all)]
+                    use std::io::Result;
+                    rows()
+                }
+            },
+        );
+        let body = quote!({
+            use std::io::Result;
+            rows()
+        })
+        .to_string();
+        assert!(text.contains(&body), "{text}");
+    }
+
+    #[test]
+    fn words_of_other_libraries_find_the_option_of_a_result() {
+        for (word, option) in [
+            ("ttl", "keep"),
+            ("expire", "keep"),
+            ("lock", "client"),
+            ("retries", "attempts"),
+        ] {
+            let word = Ident::new(word, Span::call_site());
+            let text = expanded(
+                quote!(key = "k", #word = "1h"),
+                quote!(
+                    async fn f() {}
+                ),
+            );
+            assert!(text.contains(&format!("did you mean `{option}`?")), "{text}");
         }
+    }
+
+    #[test]
+    fn method_of_async_trait_with_an_inner_attribute_is_told_what_to_do() {
+        let text = expanded(
+            quote!(key = "k"),
+            quote! {
+                fn f<'async_trait>(self) -> Pin<Box<dyn Future<Output = ()> + 'async_trait>> {
+                    #![allow(unused_variables)]
+                    Box::pin(async move {})
+                }
+            },
+        );
+        assert!(
+            text.contains("cannot go on a method under `#[async_trait]`"),
+            "{text}"
+        );
     }
 }

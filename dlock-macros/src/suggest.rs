@@ -1,7 +1,7 @@
 //! The nearest known name to a mistyped one.
 
-/// Words that other lock libraries use for an option here.
-const ELSEWHERE: &[(&str, &str)] = &[
+/// Words that other lock libraries use for an option of `#[distributed_lock]`.
+pub(crate) const LOCKS_ELSEWHERE: &[(&str, &str)] = &[
     ("name", "key"),
     ("client", "lock"),
     ("timeout", "wait"),
@@ -14,7 +14,22 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("busy", "on_busy"),
 ];
 
-/// Words that they use for the values of options.
+/// Words that other libraries, and `#[distributed_lock]`, use for an option of `#[once]`.
+pub(crate) const ONCE_ELSEWHERE: &[(&str, &str)] = &[
+    ("name", "key"),
+    ("lock", "client"),
+    ("ttl", "keep"),
+    ("expire", "keep"),
+    ("expires", "keep"),
+    ("retention", "keep"),
+    ("lease_time", "lease"),
+    ("timeout", "wait"),
+    ("wait_timeout", "wait"),
+    ("retries", "attempts"),
+    ("max_attempts", "attempts"),
+];
+
+/// Words that other lock libraries use for the values of options.
 const VALUES_ELSEWHERE: &[(&str, &str)] = &[
     ("plain", "lock"),
     ("mutex", "lock"),
@@ -29,18 +44,13 @@ const VALUES_ELSEWHERE: &[(&str, &str)] = &[
     ("drop", "cancel"),
 ];
 
-/// The option that was probably meant, if one is similar enough.
-pub(crate) fn nearest_option<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
-    nearest(wrong, known, ELSEWHERE)
-}
-
 /// The value of an option that was probably meant.
 pub(crate) fn nearest_value<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
     nearest(wrong, known, VALUES_ELSEWHERE)
 }
 
-/// The name out of `known` that was probably meant, if one is similar enough.
-fn nearest<'a>(wrong: &str, known: &[&'a str], elsewhere: &[(&str, &str)]) -> Option<&'a str> {
+/// The name out of `known` that was probably meant, if one is similar enough. `elsewhere` has other words for them.
+pub(crate) fn nearest<'a>(wrong: &str, known: &[&'a str], elsewhere: &[(&str, &str)]) -> Option<&'a str> {
     if let Some((_, here)) = elsewhere.iter().find(|(there, _)| *there == wrong) {
         return known.iter().copied().find(|name| name == here);
     }
@@ -81,18 +91,22 @@ mod tests {
 
     const KNOWN: &[&str] = &["key", "lock", "lease", "wait", "max_hold", "on_error", "on_lost"];
 
+    fn option(wrong: &str) -> Option<&'static str> {
+        nearest(wrong, KNOWN, LOCKS_ELSEWHERE)
+    }
+
     #[test]
     fn a_slip_of_the_finger_finds_its_name() {
-        assert_eq!(nearest_option("laese", KNOWN), Some("lease"));
-        assert_eq!(nearest_option("leese", KNOWN), Some("lease"));
-        assert_eq!(nearest_option("onerror", KNOWN), Some("on_error"));
-        assert_eq!(nearest_option("kye", KNOWN), Some("key"));
+        assert_eq!(option("laese"), Some("lease"));
+        assert_eq!(option("leese"), Some("lease"));
+        assert_eq!(option("onerror"), Some("on_error"));
+        assert_eq!(option("kye"), Some("key"));
     }
 
     #[test]
     fn the_words_of_other_libraries_are_known() {
-        assert_eq!(nearest_option("ttl", KNOWN), Some("lease"));
-        assert_eq!(nearest_option("timeout", KNOWN), Some("wait"));
+        assert_eq!(option("ttl"), Some("lease"));
+        assert_eq!(option("timeout"), Some("wait"));
     }
 
     #[test]
@@ -101,11 +115,11 @@ mod tests {
         assert_eq!(nearest_value("shared", &kinds), Some("read"));
         assert_eq!(nearest_value("fiar", &kinds), Some("fair"));
         // There is no option of that name, and it certainly does not mean the client.
-        assert_eq!(nearest_option("plain", KNOWN), None);
+        assert_eq!(option("plain"), None);
     }
 
     #[test]
     fn something_else_entirely_is_no_slip() {
-        assert_eq!(nearest_option("colour", KNOWN), None);
+        assert_eq!(option("colour"), None);
     }
 }

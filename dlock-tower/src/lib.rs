@@ -175,7 +175,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod asker;
 pub mod body;
 #[cfg(feature = "console")]
 pub mod console;
@@ -186,6 +185,7 @@ pub mod idempotency;
 pub mod key;
 pub mod lock;
 mod not_started;
+mod own_answer;
 mod problem;
 mod reason;
 mod rejection;

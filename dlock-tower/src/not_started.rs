@@ -72,7 +72,7 @@ impl NotStarted {
     #[must_use]
     pub fn of(request: &Extensions) -> NotStarted {
         match request.get::<Token>() {
-            Some(token) if token.place.leads_to(request) => token.word,
+            Some(token) if token.place.leads_to(request) => token.mark,
             _ => NotStarted {
                 request: None,
                 admitted: 0,
@@ -96,7 +96,7 @@ impl NotStarted {
 /// A request that an idempotency layer has handed in: what its answer says of it is told apart from what it says
 /// of others.
 pub(crate) struct HandedIn {
-    word: NotStarted,
+    mark: NotStarted,
     beginning: Arc<Beginning>,
     /// The mark for a layer further out.
     outer: NotStarted,
@@ -112,16 +112,16 @@ impl HandedIn {
         claim: Arc<dyn OuterClaim>,
     ) -> HandedIn {
         let outer = NotStarted::of(request);
-        let word = NotStarted::of_new_request();
+        let mark = NotStarted::of_new_request();
         let place = Place::of(request);
         request.insert(Token {
-            word,
+            mark,
             place,
             beginning: beginning.clone(),
             claim,
         });
         HandedIn {
-            word,
+            mark,
             beginning,
             outer,
             locks: dlock::__request::Request::default(),
@@ -138,13 +138,13 @@ impl HandedIn {
     pub(crate) fn was_not_begun(&self, answer: &mut Extensions) -> bool {
         let refused = answer.remove::<dlock::__request::Refused>();
         // Let in more often than on the way of the mark: the request was let in on another way too.
-        let word = NotStarted {
+        let mark = NotStarted {
             admitted: self.beginning.admitted(),
-            ..self.word
+            ..self.mark
         };
-        let not_started = answer.remove::<NotStarted>() == Some(word)
+        let not_started = answer.remove::<NotStarted>() == Some(mark)
             || refused.is_some_and(|refused| refused.is_of(&self.locks));
-        let in_progress = answer.remove::<InProgress>() == Some(word.in_progress());
+        let in_progress = answer.remove::<InProgress>() == Some(mark.in_progress());
         if not_started {
             answer.insert(self.outer);
         }
@@ -158,7 +158,7 @@ impl HandedIn {
 /// What a layer leaves in the request that it hands in.
 #[derive(Clone)]
 struct Token {
-    word: NotStarted,
+    mark: NotStarted,
     place: Place,
     beginning: Arc<Beginning>,
     claim: Arc<dyn OuterClaim>,
@@ -256,7 +256,7 @@ impl Entry {
         let token = request.get::<Token>()?;
         token.place.leads_to(request).then(|| Entry {
             beginning: token.beginning.clone(),
-            admitted: token.word.admitted,
+            admitted: token.mark.admitted,
             claim: token.claim.clone(),
         })
     }
@@ -283,7 +283,7 @@ impl Entry {
         self.beginning.admitted.fetch_add(1, Ordering::Relaxed);
         self.beginning.forget_failure();
         if let Some(token) = request.get_mut::<Token>() {
-            token.word.admitted += 1;
+            token.mark.admitted += 1;
         }
     }
 }

@@ -90,8 +90,8 @@ impl Rejection {
             Reason::Internal,
             StatusCode::INTERNAL_SERVER_ERROR,
             "urn:dlock:problem:internal",
-            "The lock is not set up properly",
-            "the service made a mistake in setting up its lock",
+            "The service is not set up properly",
+            "the service made a mistake in its set-up",
         );
         rejection.inner.log = Some(log.into());
         rejection
@@ -259,8 +259,7 @@ impl Rejection {
         } = &*self.inner;
         let (status, detail) = (status.as_u16(), log.as_ref().unwrap_or(detail));
         match reason {
-            Reason::Internal => tracing::error!(status, detail, "a request could not be locked"),
-            Reason::Idempotency(Problem::Unreadable) => {
+            Reason::Internal | Reason::Idempotency(Problem::Unreadable) => {
                 tracing::error!(status, detail, "a request was refused");
             }
             Reason::Unavailable | Reason::Lost | Reason::Idempotency(Problem::Unavailable) => {

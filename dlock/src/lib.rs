@@ -114,7 +114,7 @@
 //!
 //! | feature | gives |
 //! |---|---|
-//! | `macros` (default) | `#[distributed_lock]` |
+//! | `macros` (default) | `#[distributed_lock]`; `#[once]` together with `once` |
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
 //! | `metrics` | metrics through the `metrics` facade: waits, holds, losses, near misses, requests to the store, by [group](LockOptions::group); [`buckets`] that suit them; [docs/metrics.md](https://github.com/dlock-rs/dlock/blob/main/docs/metrics.md) lists them |
@@ -147,7 +147,7 @@ pub mod testing;
 pub mod __chance {
     //! The library's source of randomness, for the layers.
 
-    pub use crate::base::chance::{fraction, next_id, uuid};
+    pub use crate::base::chance::{fraction, jittered, next_id, shortened, uuid};
 }
 #[doc(hidden)]
 pub mod __claim {

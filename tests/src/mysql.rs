@@ -59,6 +59,8 @@ pub struct Mysql {
     password: String,
     /// What moves its clock.
     clock: Option<PathBuf>,
+    /// Its time zone, if not the machine's.
+    zone: Option<String>,
     /// Options beside those that all have.
     options: Vec<String>,
 }
@@ -77,7 +79,15 @@ impl Mysql {
     /// # Panics
     /// When it does not answer.
     pub async fn start_with(options: &[&str], clock: Option<&Clock>) -> Mysql {
-        Mysql::begin(Mysql::process(), options, clock).await
+        Mysql::begin(Mysql::process(), options, clock, None).await
+    }
+
+    /// The same in this time zone, as in the variable `TZ`, and by this clock.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn start_in_zone(zone: &str, options: &[&str], clock: &Clock) -> Mysql {
+        Mysql::begin(Mysql::process(), options, Some(clock), Some(zone)).await
     }
 
     /// The same on a disk of this many bytes.
@@ -85,19 +95,20 @@ impl Mysql {
     /// # Panics
     /// When it does not answer, or a disk cannot be made.
     pub async fn start_on_a_disk(bytes: u64, options: &[&str]) -> Mysql {
-        Mysql::begin(Mysql::process().on_a_disk(bytes), options, None).await
+        Mysql::begin(Mysql::process().on_a_disk(bytes), options, None, None).await
     }
 
     fn process() -> Process {
         Process::new("dlock-my-")
     }
 
-    async fn begin(process: Process, options: &[&str], clock: Option<&Clock>) -> Mysql {
+    async fn begin(process: Process, options: &[&str], clock: Option<&Clock>, zone: Option<&str>) -> Mysql {
         let created = tokio::task::spawn_blocking(|| Mysql::create(process)).await;
         let mut server = created
             .expect("creating a server does not panic")
             .unwrap_or_else(|error| panic!("no MariaDB to test against: {error:#}"));
         server.clock = clock.map(Clock::file);
+        server.zone = zone.map(str::to_owned);
         server.options = options.iter().map(|option| (*option).to_owned()).collect();
         server.restart().await;
         server
@@ -120,6 +131,7 @@ impl Mysql {
             process,
             password: format!("{:032x}", fastrand::u128(..)),
             clock: None,
+            zone: None,
             options: Vec::new(),
         };
         for dir in ["data", "tmp"].map(|name| server.data().join(name)) {
@@ -171,6 +183,9 @@ impl Mysql {
         if let Some(clock) = &self.clock {
             // Only here: what libfaketime makes as root is of no use to another user.
             faketime::preload_by_env(&mut command, clock).expect("the clock was made");
+        }
+        if let Some(zone) = &self.zone {
+            command.env("TZ", zone);
         }
         command.arg(&self.program).arg("--no-defaults");
         // For the root of a user namespace; the server ignores it as any other user.

@@ -23,7 +23,7 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
     if rows.is_empty() && !args.json {
         output::print_error(none(args));
     }
-    let is_unknown = |row: &&Row| row.held().is_none() && (!args.expiring || row.is_near_its_end());
+    let is_unknown = |row: &&Row| row.held().is_none() && (!args.expiring || row.holder.is_near_its_end());
     let unknown = survey.rows.iter().filter(is_unknown).count();
     if args.older_than.is_some() && unknown > 0 {
         output::print_error(format_args!(
@@ -55,5 +55,5 @@ fn none(args: &ListArgs) -> String {
 fn is_meant(row: &Row, args: &ListArgs) -> bool {
     // An unknown age is not older than anything.
     let is_old = (args.older_than).is_none_or(|least| row.held().is_some_and(|held| held >= least));
-    is_old && (!args.expiring || row.is_near_its_end())
+    is_old && (!args.expiring || row.holder.is_near_its_end())
 }

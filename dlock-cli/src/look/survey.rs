@@ -66,11 +66,6 @@ impl Row {
         self.holder.hold.as_ref().map(|hold| hold.held)
     }
 
-    /// Whether its lease is about to end. A lock that is kept for its `min_hold` after its release ends as it should.
-    pub(super) fn is_near_its_end(&self) -> bool {
-        self.holder.holds > 0 && self.holder.is_near_its_end()
-    }
-
     /// As JSON, for programs.
     pub(super) fn json(&self) -> Value {
         let Holder {
@@ -208,19 +203,4 @@ pub(super) fn wait_line(client: &ClientReport, wait: &WaitReport) -> String {
     let waited = time(wait.waited);
     let (place, note) = (place(client), note.unwrap_or_default());
     format!("{key}  waited for since {waited} by {place}  {location}{note}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn released_lock_that_is_kept_is_not_near_its_end() {
-        let row = |holds| Row {
-            key: LockKey::raw("k"),
-            holder: Holder::new(Kind::Mutex, "a:1".to_owned(), holds, Some(Duration::from_secs(1))),
-            waiters: 0,
-        };
-        assert!(row(1).is_near_its_end() && !row(0).is_near_its_end());
-    }
 }

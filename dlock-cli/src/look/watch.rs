@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::args::WatchArgs;
 use super::survey::{Survey, wait_json, wait_line};
-use super::text::{clean, json_line, terminal_size};
+use super::text::{json_line, terminal_size, told};
 
 /// Refreshes until the user quits.
 pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitCode, Error> {
@@ -41,7 +41,7 @@ async fn refresh(client: &LockClient, args: &WatchArgs, screen: &Screen) -> Infa
         // An outage of the store is one of the things to watch.
         let lines = match Survey::of(client, &args.pattern).await {
             Ok(survey) => lines(&survey),
-            Err(error) => vec![format!("{} [{}]", clean(&error.to_string()), error.code())],
+            Err(error) => vec![told(&error)],
         };
         screen.show(&lines);
         tokio::time::sleep(args.every).await;
@@ -90,7 +90,7 @@ async fn is_ended() -> u8 {
 
 /// Waits first, then near misses, then the rest.
 fn lines(survey: &Survey) -> Vec<String> {
-    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| row.is_near_its_end());
+    let (near, rest): (Vec<_>, Vec<_>) = survey.rows.iter().partition(|row| row.holder.is_near_its_end());
     let mut lines = vec![format!(
         "{} held, {} known to wait, {} near their end",
         survey.rows.len(),

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use dlock::Health;
 use dlock::operations::{ClientReport, SurveyedLock};
+use dlock::store::Holder;
 use dlock::{Error, LockKey};
 
 /// The page with the permissions that a user of the store needs.
@@ -90,8 +91,7 @@ fn urgency(lock: &SurveyedLock) -> (Reverse<Duration>, bool, Reverse<Duration>, 
 
 /// Whether one of its holders is a near miss.
 pub(super) fn is_near(lock: &SurveyedLock) -> bool {
-    let mut held = lock.holders.iter().filter(|holder| holder.holds > 0);
-    held.any(|holder| holder.is_near_its_end())
+    lock.holders.iter().any(Holder::is_near_its_end)
 }
 
 impl Gap {

@@ -94,7 +94,7 @@ fn of_holder(holder: &Holder, own: &str, lock: &SurveyedLock) -> Value {
         "state": state,
         "because": because,
         "released": holder.holds == 0,
-        "near_miss": holder.is_near_its_end() && holder.holds > 0,
+        "near_miss": holder.is_near_its_end(),
         "suspect": hold.map(|hold| hold.suspect),
         "token": hold.map(|hold| hold.token.to_string()),
         "held_ms": hold.map(|hold| millis(hold.held)),

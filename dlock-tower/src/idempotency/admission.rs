@@ -11,13 +11,13 @@ use http_body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
+use super::active::Active;
 use super::extract::{FailedOpen, Idempotency};
 use super::fingerprint::fingerprint;
 use super::key::MAX_KEY_BYTES;
 use super::lease::Grant;
 use super::owned::Owned;
-use super::places::Taken;
-use super::replayed::Replay;
+use super::replay::Replay;
 use super::shared::Core;
 use super::stored::{Kept, Stored};
 use super::undo::undo;
@@ -104,7 +104,7 @@ where
     };
     // At 0 no handler may be detached, so there is none to limit.
     let most = core.settings.max_detached;
-    if most > 0 && core.shared.detached.taken() >= most {
+    if most > 0 && core.shared.detached.get() >= most {
         core.shared.counters.overloaded();
         asking.take_back().await;
         return Err(Problem::Overloaded.into());
@@ -171,7 +171,7 @@ impl Asking {
     async fn decide(&mut self) -> Result<Decision, Rejection> {
         let wait = self.core.settings.wait;
         let deadline = Instant::now() + wait.unwrap_or_default();
-        let mut watch: Option<(Watch, Taken)> = None;
+        let mut watch: Option<(Watch, Active)> = None;
         loop {
             let remaining = match self.ask().await {
                 Ok(ClaimReply::InProgress { remaining, .. }) => remaining,
@@ -181,8 +181,8 @@ impl Asking {
             let left = deadline.saturating_duration_since(Instant::now());
             let Core { shared, settings } = &self.core;
             if watch.is_none() && !left.is_zero() {
-                let place = shared.waiting.try_take(settings.max_waiters);
-                watch = place.map(|place| (shared.records.watch(&self.claim.key), place));
+                let waiter = shared.waiting.try_enter(settings.max_waiters);
+                watch = waiter.map(|waiter| (shared.records.watch(&self.claim.key), waiter));
             }
             let Some((watch, _)) = watch.as_mut().filter(|_| !left.is_zero()) else {
                 shared.counters.in_progress();
@@ -290,7 +290,7 @@ impl Asking {
             if !passing || begun.elapsed() + pause > self.core.settings.retry_for {
                 return Err(error);
             }
-            sleep(pause.mul_f64(0.5 + chance::fraction() / 2.0)).await;
+            sleep(chance::shortened(pause)).await;
             pause = (pause * 2).min(Duration::from_millis(200));
         }
     }

@@ -9,8 +9,8 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::stream::Stream;
-use crate::asker::AnswerBody;
 use crate::body::BoxError;
+use crate::own_answer::AnswerBody;
 
 pin_project! {
     /// The body of a response behind an [`IdempotencyLayer`](crate::IdempotencyLayer): the handler's, a stored one, or

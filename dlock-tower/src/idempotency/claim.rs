@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::lease::ClaimLease;
-use super::policy::{Class, Ending, RecordAction, Verdict, Word};
+use super::policy::{Class, Ending, RecordAction, StatedOutcome, Verdict};
 use super::settlement::Settlement;
 use super::shared::Core;
 use super::stored::Stored;
@@ -42,7 +42,7 @@ pub(super) struct Claim {
     pub(super) lease: Arc<ClaimLease>,
     /// As the client sent it.
     pub(super) key: String,
-    pub(super) word: Word,
+    pub(super) stated_outcome: StatedOutcome,
     pub(super) transaction: Transaction,
     /// Whether the answer says that this request was not begun.
     not_begun: AtomicBool,
@@ -60,7 +60,7 @@ impl Claim {
             core,
             lease,
             key,
-            word: Word::default(),
+            stated_outcome: StatedOutcome::default(),
             transaction: Transaction::default(),
             not_begun: AtomicBool::new(false),
             beginning: Arc::default(),
@@ -103,14 +103,14 @@ impl Claim {
 
     /// Whether nothing was declared about the key, nor put into a transaction.
     pub(super) fn is_untouched(&self) -> bool {
-        self.word.said().is_none() && !self.transaction.has_response()
+        self.stated_outcome.said().is_none() && !self.transaction.has_response()
     }
 
     /// Decides the key of a request with this ending, unless its handler declared something else.
     ///
     /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
     pub(super) fn judge(&self, ending: &Ending<'_>, rolled_back: bool) -> RecordAction {
-        if let Some(outcome) = self.word.said() {
+        if let Some(outcome) = self.stated_outcome.said() {
             return outcome.into();
         }
         let class = ending.class();

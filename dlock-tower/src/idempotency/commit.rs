@@ -19,7 +19,7 @@ use super::policy::Ending;
 use super::settlement::Settlement;
 use super::stored::{Kept, Stamp, Stored};
 use super::transaction::Put;
-use crate::asker::Asker;
+use crate::own_answer::AnswerContext;
 use crate::problem::Problem;
 
 impl Claim {
@@ -48,7 +48,12 @@ impl Claim {
 
     /// Returns the response of the committed transaction. A handler that did not learn of its COMMIT may have put
     /// another response into a second transaction, which then found the record completed: the stored one counts.
-    fn committed<R>(&self, put: Put, stored: Vec<u8>, asker: &Asker) -> Response<ResponseBody<R>> {
+    fn committed<R>(
+        &self,
+        put: Put,
+        stored: Vec<u8>,
+        answer_context: &AnswerContext,
+    ) -> Response<ResponseBody<R>> {
         let last = self.to_store(&put.response);
         let stored = Stored::decode(stored);
         // All responses that are too long are stored in the same way.
@@ -79,7 +84,7 @@ impl Claim {
                 Problem::ResultUnavailable.rejection().with_log(log)
             }
         };
-        let answer = self.core.settings.respond(problem, asker);
+        let answer = self.core.settings.respond(problem, answer_context);
         answer.map(ResponseBody::answer)
     }
 
@@ -112,7 +117,7 @@ pub(super) enum Ended<R> {
 
 impl Owned {
     /// Reads the record, if there was a transaction.
-    pub(super) async fn end_transaction<R>(self, asker: &Asker) -> Ended<R> {
+    pub(super) async fn end_transaction<R>(self, answer_context: &AnswerContext) -> Ended<R> {
         let open = |claim: Owned, rolled_back| Ended::Open { claim, rolled_back };
         let Some(put) = self.transaction.response() else {
             let rolled_back = self.transaction.is_declared();
@@ -121,7 +126,7 @@ impl Owned {
         match self.read().await {
             Ok(ClaimState::Completed { response }) => {
                 self.settle_by_transaction(&response);
-                Ended::Committed(self.committed(put, response, asker))
+                Ended::Committed(self.committed(put, response, answer_context))
             }
             Ok(ClaimState::Lost) => {
                 self.lease.lose();
@@ -171,7 +176,7 @@ impl Owned {
                 }
                 _ => return self.settle(otherwise).await,
             }
-            sleep(pause.mul_f64(0.5 + chance::fraction())).await;
+            sleep(chance::jittered(pause)).await;
             pause = (pause * 2).min(LONGEST);
         }
     }

@@ -121,12 +121,12 @@ impl Idempotency {
     /// Declares that the handler's answer, or any other end, is final: it is kept. The last declaration counts; an
     /// [`Outcome`] in the response overrides it.
     pub fn keep(&self) {
-        self.claim.word.say(Outcome::Final);
+        self.claim.stated_outcome.say(Outcome::Final);
     }
 
     /// Declares that a retry would do nothing twice, however the handler ends: then the key is released.
     pub fn forget(&self) {
-        self.claim.word.say(Outcome::Retry);
+        self.claim.stated_outcome.say(Outcome::Retry);
     }
 }
 

@@ -13,13 +13,13 @@ use tower_service::Service;
 
 use super::admission::{Admitted, Refused};
 use super::body::ResponseBody;
-use super::replay;
+use super::replayed_response;
 use super::run::run;
 use super::shared::Core;
 use super::task::Work;
 use crate::Rejection;
-use crate::asker::Asker;
 use crate::body::BoxError;
+use crate::own_answer::AnswerContext;
 
 type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Refused>>;
 type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
@@ -97,14 +97,14 @@ pin_project! {
         Refused {
             rejection: Option<Rejection>,
             core: Core,
-            asker: Asker,
+            answer_context: AnswerContext,
         },
         /// Its body is read and its key claimed.
         Admitting {
             admission: Admission<B>,
             inner: Option<S>,
             core: Core,
-            asker: Asker,
+            answer_context: AnswerContext,
         },
         /// The handler runs under a claim.
         Running {
@@ -126,23 +126,28 @@ where
         }
     }
 
-    pub(super) fn refused(rejection: Rejection, core: Core, asker: Asker) -> Self {
+    pub(super) fn refused(rejection: Rejection, core: Core, answer_context: AnswerContext) -> Self {
         ResponseFuture {
             state: State::Refused {
                 rejection: Some(rejection),
                 core,
-                asker,
+                answer_context,
             },
         }
     }
 
-    pub(super) fn admitting(inner: S, admission: Admission<B>, core: Core, asker: Asker) -> Self {
+    pub(super) fn admitting(
+        inner: S,
+        admission: Admission<B>,
+        core: Core,
+        answer_context: AnswerContext,
+    ) -> Self {
         ResponseFuture {
             state: State::Admitting {
                 admission,
                 inner: Some(inner),
                 core,
-                asker,
+                answer_context,
             },
         }
     }
@@ -169,11 +174,13 @@ where
                 StateProj::Refused {
                     rejection,
                     core,
-                    asker,
+                    answer_context,
                 } => {
-                    let answer = rejection
-                        .take()
-                        .map(|rejection| core.settings.respond(rejection, asker).map(ResponseBody::answer));
+                    let answer = rejection.take().map(|rejection| {
+                        core.settings
+                            .respond(rejection, answer_context)
+                            .map(ResponseBody::answer)
+                    });
                     state.set(State::Done);
                     match answer {
                         Some(answer) => return Poll::Ready(Ok(answer)),
@@ -184,7 +191,7 @@ where
                     admission,
                     inner,
                     core,
-                    asker,
+                    answer_context,
                 } => match (ready!(admission.as_mut().poll(cx)), inner.take()) {
                     (Ok(Admitted::Claimed(request, claim)), Some(inner)) => {
                         let shared = (*claim).clone();
@@ -199,11 +206,11 @@ where
                     (Err(Refused::Rejected(rejection)), _) => State::Refused {
                         rejection: Some(rejection),
                         core: core.clone(),
-                        asker: asker.clone(),
+                        answer_context: answer_context.clone(),
                     },
                     (Err(Refused::Replay(kept, version)), _) => {
                         state.set(State::Done);
-                        return Poll::Ready(Ok(replay::response(*kept, version)));
+                        return Poll::Ready(Ok(replayed_response::response(*kept, version)));
                     }
                 },
                 StateProj::Running { work } => {

@@ -14,7 +14,7 @@ use tower_layer::Layer;
 use super::caller::FindCaller;
 use super::handle::IdempotencyHandle;
 use super::policy::{Policy, RetryAmbiguous};
-use super::replayed::Replay;
+use super::replay::Replay;
 use super::service::IdempotencyService;
 use super::settings::Settings;
 use super::shared::{Core, Shared};

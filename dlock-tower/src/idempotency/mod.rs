@@ -194,6 +194,7 @@
 //!
 //! A timeout further out drops the request like a client that goes away: the handler runs on.
 
+mod active;
 mod admission;
 mod body;
 pub mod caller;
@@ -213,11 +214,10 @@ mod lease;
 mod origin;
 mod owned;
 mod parted;
-mod places;
 mod policy;
 mod renewal;
 mod replay;
-mod replayed;
+mod replayed_response;
 mod run;
 mod service;
 mod settings;
@@ -242,7 +242,7 @@ pub use key::MAX_KEY_BYTES;
 pub use keyed::KeyedRequest;
 pub use layer::IdempotencyLayer;
 pub use policy::{Class, Ending, KeepAmbiguous, Outcome, Policy, RetryAmbiguous, Verdict};
-pub use replayed::Replay;
+pub use replay::Replay;
 pub use service::IdempotencyService;
 pub use settings::{
     DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,

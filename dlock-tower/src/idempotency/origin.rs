@@ -33,7 +33,7 @@ impl Origin {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let counted = claim.core.shared.detached.take();
+        let counted = claim.core.shared.detached.enter();
         let work = async move {
             let (locks, _counted) = (locks, counted);
             work.await;

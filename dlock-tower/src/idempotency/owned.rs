@@ -111,7 +111,7 @@ impl Owned {
         shared.renewals.start(&self.lease);
         let mut pause = Duration::from_millis(50);
         loop {
-            sleep(pause.mul_f64(0.5 + chance::fraction())).await;
+            sleep(chance::jittered(pause)).await;
             pause = (pause * 2).min(LONGEST);
             // A request whose wait ends when the store is back must not find all others asking at once.
             let turn = shared.repeats.acquire().await;

@@ -238,15 +238,15 @@ impl axum::response::IntoResponseParts for Outcome {
 
 /// The decision of a handler while it ran.
 #[derive(Debug, Default)]
-pub(super) struct Word(AtomicU8);
+pub(super) struct StatedOutcome(AtomicU8);
 
-impl Word {
+impl StatedOutcome {
     pub(super) fn say(&self, outcome: Outcome) {
-        let word = match outcome {
+        let code = match outcome {
             Outcome::Final => 1,
             Outcome::Retry => 2,
         };
-        self.0.store(word, Ordering::Relaxed);
+        self.0.store(code, Ordering::Relaxed);
     }
 
     pub(super) fn said(&self) -> Option<Outcome> {

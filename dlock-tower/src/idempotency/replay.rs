@@ -1,43 +1,50 @@
-//! Replaying a stored response.
+//! What a service learns about a replay.
 
-use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, TRAILER};
-use http::{Response, Version};
+use std::time::Duration;
 
-use super::body::ResponseBody;
-use super::headers::{REPLAYED, REPLAYED_AGE, REPLAYED_EXPIRES_IN};
-use super::stored::Kept;
+use dlock::record::RecordKey;
+use http::StatusCode;
+use http::request::Parts;
 
-/// Builds the response to replay.
-pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody<R>> {
-    let Kept {
-        status,
-        mut headers,
-        body,
-        trailers,
-        stamp,
-    } = kept;
-    headers.insert(REPLAYED, HeaderValue::from_static("true"));
-    if let Some(stamp) = stamp {
-        headers.insert(REPLAYED_AGE, stamp.age().as_secs().into());
-        headers.insert(REPLAYED_EXPIRES_IN, stamp.expires_in().as_secs().into());
-    }
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(trailers) = &trailers {
-        announce(&mut headers, trailers, version);
-    }
-    let mut response = Response::new(ResponseBody::whole(body, trailers));
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    response
+use super::stored::{Kept, Stamp};
+
+/// A stored response that is about to be replayed, for
+/// [`IdempotencyLayer::on_replay`](super::IdempotencyLayer::on_replay).
+///
+/// ```
+/// use dlock_tower::idempotency::Replay;
+///
+/// fn is_slow_retry(replay: &Replay<'_>) -> bool {
+///     replay.age.is_some_and(|age| age.as_secs() > 3600)
+/// }
+/// # let _ = is_slow_retry;
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Replay<'a> {
+    /// The key, as the client sent it.
+    pub key: &'a str,
+    /// The record.
+    pub record: &'a RecordKey,
+    /// The head of the request that gets it.
+    pub request: &'a Parts,
+    /// Its status.
+    pub status: StatusCode,
+    /// How long ago it was stored; `None` if an earlier version of this crate stored it.
+    pub age: Option<Duration>,
+    /// How long it is kept from now on.
+    pub expires_in: Option<Duration>,
 }
 
-/// HTTP/1 sends only trailers that a header of this message names.
-fn announce(headers: &mut HeaderMap, trailers: &HeaderMap, version: Version) {
-    if version > Version::HTTP_11 {
-        return;
-    }
-    let names: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
-    if let Ok(names) = HeaderValue::try_from(names.join(", ")) {
-        headers.insert(TRAILER, names);
+impl<'a> Replay<'a> {
+    pub(super) fn new(kept: &Kept, key: &'a str, record: &'a RecordKey, request: &'a Parts) -> Replay<'a> {
+        Replay {
+            key,
+            record,
+            request,
+            status: kept.status,
+            age: kept.stamp.map(Stamp::age),
+            expires_in: kept.stamp.map(Stamp::expires_in),
+        }
     }
 }

@@ -21,9 +21,9 @@ use super::policy::{Ending, Outcome};
 use super::settlement::Settlement;
 use super::stored::Stored;
 use super::stream::{Last, Stream};
-use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::not_started::{HandedIn, with_outer};
+use crate::own_answer::AnswerContext;
 
 /// Runs the handler. When this is done the outcome is in the store, or on its way there, or the returned body takes
 /// care of it.
@@ -42,7 +42,7 @@ where
         claim.settle(Settlement::Release).await;
         return Err(error);
     }
-    let asker = Asker::of(&request);
+    let answer_context = AnswerContext::of(&request);
     let all = with_outer(request.extensions(), (*claim).clone());
     let confirmed = match all.is_held() {
         true => Ok(()),
@@ -51,7 +51,7 @@ where
     if let Err(problem) = confirmed {
         claim.enter(Phase::Answered);
         claim.set_not_begun();
-        let answer = claim.core.settings.respond(problem.rejection(), &asker);
+        let answer = claim.core.settings.respond(problem.rejection(), &answer_context);
         claim.settle(Settlement::Release).await;
         return Ok(answer.map(ResponseBody::answer));
     }
@@ -78,7 +78,7 @@ where
     if not_begun {
         claim.set_not_begun();
     }
-    match (claim.end_transaction(&asker).await, answer) {
+    match (claim.end_transaction(&answer_context).await, answer) {
         (Ended::Committed(response), _) => Ok(response),
         (Ended::Open { claim, rolled_back }, Ok(response)) => {
             Ok(keep(claim, response, (version, method), rolled_back).await)
@@ -107,7 +107,7 @@ fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R
     let released = |rolled_back| Capture::new(&parts, &claim, rolled_back).released();
     let otherwise = released(false).unwrap_or_else(|| Stored::Unavailable.into());
     let said = parts.extensions.get::<Outcome>().copied();
-    let rolled_back = match said.or_else(|| claim.word.said()) {
+    let rolled_back = match said.or_else(|| claim.stated_outcome.said()) {
         // The handler may have had an effect outside of the transaction.
         Some(Outcome::Final) => Stored::Unavailable.into(),
         // Nothing has happened, and the response is not there to be kept: a retry gets its own.

@@ -15,8 +15,8 @@ use super::future::ResponseFuture;
 use super::key;
 use super::shared::Core;
 use crate::Rejection;
-use crate::asker::Asker;
 use crate::body::{BoxError, FromBuffered};
+use crate::own_answer::AnswerContext;
 use crate::problem::Problem;
 
 /// A service that runs each request with an idempotency key once; created by
@@ -104,23 +104,24 @@ where
         if !settings.methods.contains(request.method()) {
             return ResponseFuture::bare(inner, request);
         }
-        let asker = Asker::of(&request);
-        if asker.is_grpc() && !settings.grpc_unary {
+        let answer_context = AnswerContext::of(&request);
+        if answer_context.is_grpc() && !settings.grpc_unary {
             return ResponseFuture::bare(inner, request);
         }
-        let refuse = |rejection, asker| ResponseFuture::refused(rejection, self.core.clone(), asker);
+        let refuse =
+            |rejection, answer_context| ResponseFuture::refused(rejection, self.core.clone(), answer_context);
         let key = match key::find(request.headers(), &settings.header) {
             Ok(Some(key)) => key,
             Ok(None) if settings.required => {
                 let name = &settings.header;
                 let detail = format!("header {name} is missing: send one that is new for each operation");
-                return refuse(Problem::KeyMissing.with_detail(detail), asker);
+                return refuse(Problem::KeyMissing.with_detail(detail), answer_context);
             }
             Ok(None) => return ResponseFuture::bare(inner, request),
-            Err(reason) => return refuse(Problem::KeyInvalid.with_detail(reason), asker),
+            Err(reason) => return refuse(Problem::KeyInvalid.with_detail(reason), answer_context),
         };
         if let Some(invalid) = &self.invalid {
-            return refuse(Rejection::internal(invalid.to_string()), asker);
+            return refuse(Rejection::internal(invalid.to_string()), answer_context);
         }
         let (parts, body) = request.into_parts();
         let route = settings.route.as_ref().map(|route| route(&parts));
@@ -130,7 +131,7 @@ where
             .and_then(|caller| record_key(settings, &caller, &parts, route.as_deref(), &key));
         let record = match record {
             Ok(record) => record,
-            Err(rejection) => return refuse(rejection, asker),
+            Err(rejection) => return refuse(rejection, answer_context),
         };
         let request = AdmissionRequest {
             core: self.core.clone(),
@@ -138,7 +139,7 @@ where
             record,
             request: Request::from_parts(parts, body),
         };
-        ResponseFuture::admitting(inner, Box::pin(admit(request)), self.core.clone(), asker)
+        ResponseFuture::admitting(inner, Box::pin(admit(request)), self.core.clone(), answer_context)
     }
 }
 

@@ -13,10 +13,10 @@ use http::{Method, Response, StatusCode};
 
 use super::headers::{KeptHeaders, refusal};
 use super::policy::{Ending, KeepAmbiguous, Policy, Verdict};
-use super::replayed::Replay;
+use super::replay::Replay;
 use crate::Rejection;
-use crate::asker::{AnswerBody, Asker, Render};
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
+use crate::own_answer::{AnswerBody, AnswerContext, Render};
 
 /// The default lease of a claim: 10 s.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
@@ -195,9 +195,13 @@ impl Settings {
     }
 
     /// Renders the layer's own response.
-    pub(super) fn respond(&self, rejection: Rejection, asker: &Asker) -> Response<AnswerBody> {
+    pub(super) fn respond(
+        &self,
+        rejection: Rejection,
+        answer_context: &AnswerContext,
+    ) -> Response<AnswerBody> {
         rejection.log();
-        asker.answer(rejection, self.render.as_deref())
+        answer_context.answer(rejection, self.render.as_deref())
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
-use super::places::Places;
+use super::active::ActiveCount;
 use super::renewal::Renewals;
 use super::settings::Settings;
 use super::stats::Counters;
@@ -37,9 +37,9 @@ pub(super) struct Shared {
     pub(super) late_turns: Semaphore,
     pub(super) claims: AtomicU64,
     /// Work whose client went away.
-    pub(super) detached: Places,
+    pub(super) detached: ActiveCount,
     /// Requests that wait for an equal one.
-    pub(super) waiting: Places,
+    pub(super) waiting: ActiveCount,
     /// Until when bodies are read on, while the layer is shut down.
     pub(super) closing: watch::Sender<Option<Instant>>,
 }
@@ -57,8 +57,8 @@ impl Shared {
             late_undos: Arc::new(Semaphore::new(LATE_UNDOS)),
             late_turns: Semaphore::new(CONCURRENT_LATE_UNDOS),
             claims: AtomicU64::new(0),
-            detached: Places::default(),
-            waiting: Places::default(),
+            detached: ActiveCount::default(),
+            waiting: ActiveCount::default(),
             closing: watch::Sender::new(None),
         }
     }

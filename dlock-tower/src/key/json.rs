@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::Request;
+use http::{Method, Request};
 use http_body::Body;
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;
 ///
 /// The body is read before the lock is acquired, and the handler gets it byte for byte, with its trailers. More than
 /// [`DEFAULT_JSON_LIMIT`] bytes ([`limit`](Key::limit)) are answered with 413; a body that is not JSON, or has no such
-/// field, with 400.
+/// field, with 400. A `CONNECT` request has none: its body is not read.
 ///
 /// A client that takes longer than [`DEFAULT_BODY_TIMEOUT`] ([`timeout`](Key::timeout)) to send its body is
 /// answered with 408.
@@ -76,12 +76,15 @@ impl Key<JsonField> {
 }
 
 impl JsonField {
+    fn name(&self) -> String {
+        format!("JSON field {}", self.pointer)
+    }
+
     fn find(&self, body: &[u8]) -> Result<Found, Rejection> {
-        let what = || format!("JSON field {}", self.pointer);
         let body: Value = serde_json::from_slice(body)
             .map_err(|error| Rejection::invalid_key(format!("the body is not JSON: {error}")))?;
         Ok(Found::Key(match body.pointer(&self.pointer) {
-            None | Some(Value::Null) => return Ok(Found::missing(what())),
+            None | Some(Value::Null) => return Ok(Found::missing(self.name())),
             Some(Value::String(text)) => text.into(),
             Some(Value::Bool(value)) => value.to_string().into(),
             Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),
@@ -89,7 +92,7 @@ impl JsonField {
             Some(_) => {
                 return Err(Rejection::invalid_key(format!(
                     "{} is neither a string nor an integer nor a boolean",
-                    what()
+                    self.name()
                 )));
             }
         }))
@@ -101,6 +104,10 @@ where
     B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        // The data of a tunnel has no end before the handler answers.
+        if request.method() == Method::CONNECT {
+            return Ok((request, Found::missing(self.name())));
+        }
         let (parts, body) = request.into_parts();
         let body = Buffered::read_within(body, self.limit, self.timeout).await?;
         let found = self.find(body.data())?;

@@ -12,8 +12,8 @@ use pin_project_lite::pin_project;
 
 use super::kept::{Hold, release_hold};
 use super::lost::LockLost;
-use crate::asker::AnswerBody;
 use crate::body::{BoxError, add_frames};
+use crate::own_answer::AnswerBody;
 use crate::{Rejection, grpc};
 
 pin_project! {

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -18,8 +19,8 @@ use super::call::{Calling, Framed, Readying, framed};
 use super::kept::{Hold, release_hold};
 use super::lost::LockLost;
 use super::settings::Settings;
-use crate::asker::Asker;
 use crate::not_started::Entry;
+use crate::own_answer::AnswerContext;
 use crate::problem::Problem;
 use crate::{Rejection, grpc};
 
@@ -140,7 +141,7 @@ struct AfterReady {
 /// How to answer a request.
 pub(super) struct Answers {
     settings: Arc<Settings>,
-    asker: Asker,
+    answer_context: AnswerContext,
     version: Version,
     /// Whether a lock was left out because no route was matched for the request.
     is_unrouted: bool,
@@ -150,7 +151,7 @@ impl Answers {
     pub(super) fn of<B>(settings: Arc<Settings>, request: &Request<B>) -> Answers {
         Answers {
             settings,
-            asker: Asker::of(request),
+            answer_context: AnswerContext::of(request),
             version: request.version(),
             is_unrouted: false,
         }
@@ -182,7 +183,7 @@ impl Answers {
 
     fn respond<R>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
         self.settings
-            .respond(rejection, &self.asker)
+            .respond(rejection, &self.answer_context)
             .map(ResponseBody::answer)
     }
 }
@@ -223,24 +224,16 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
-            let next = match state.as_mut().project() {
+            let step = match state.as_mut().project() {
                 StateProj::Admitting { admission, after } => {
                     let admitted = ready!(admission.as_mut().poll(cx));
                     match (admitted, after.take()) {
-                        (Ok(admitted), Some(after)) => enter(admitted, after),
-                        (Err(rejection), Some(after)) => {
-                            let response = after.answers.respond(rejection);
-                            state.set(State::Done);
-                            return Poll::Ready(Ok(response));
-                        }
-                        (_, None) => State::Done,
+                        (Ok(admitted), Some(after)) => Step::Continue(enter(admitted, after)),
+                        (Err(rejection), Some(after)) => end(Ok(after.answers.respond(rejection)), None),
+                        (_, None) => Step::Continue(State::Done),
                     }
                 }
-                StateProj::Bare { call } => {
-                    let outcome = ready!(call.poll(cx));
-                    state.set(State::Done);
-                    return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
-                }
+                StateProj::Bare { call } => end(ready!(call.poll(cx)).map(bare), None),
                 StateProj::Readying {
                     ready,
                     lost,
@@ -251,23 +244,7 @@ where
                         Some(hold) => ready!(hold.poll_handler(lost, cx, |cx| ready.poll(cx))),
                         None => Ok(ready!(ready.poll(cx))),
                     };
-                    let (lost, hold) = (lost.take(), hold.take());
-                    match (outcome, after.take()) {
-                        (Ok(Ok(ready)), Some(after)) => begin_or_confirm(ready, lost, hold, after),
-                        (Ok(Err(error)), after) => State::Releasing {
-                            release: Box::pin(release_hold(hold)),
-                            outcome: Some(Err(error)),
-                            failed: after.and_then(|after| after.entry),
-                        },
-                        (Err(LockLost { key, loss }), Some(after)) => {
-                            let response = after.answers.respond(Rejection::lost_before(&key, loss));
-                            // First the service and the request are dropped, then the lock.
-                            state.set(State::Done);
-                            drop(hold);
-                            return Poll::Ready(Ok(response));
-                        }
-                        (_, None) => State::Done,
-                    }
+                    after_ready(outcome, lost.take(), hold.take(), after.take())
                 }
                 StateProj::Confirming {
                     ready,
@@ -276,26 +253,12 @@ where
                     after,
                 } => {
                     let confirmed = ready!(confirmation.as_mut().poll(cx));
-                    let (Some(ready), Some(after)) = (ready.take(), after.take()) else {
-                        state.set(State::Done);
-                        continue;
-                    };
-                    let rejection = match confirmed {
-                        Ok(hold) => match hold.as_ref().and_then(|hold| hold.found_lost()) {
-                            None => {
-                                let next = begin(ready, lost.take(), hold, after);
-                                state.set(next);
-                                continue;
-                            }
-                            Some(LockLost { key, loss }) => {
-                                drop(ready);
-                                Rejection::lost_before(&key, loss)
-                            }
-                        },
-                        Err(problem) => problem.rejection(),
-                    };
-                    state.set(State::Done);
-                    return Poll::Ready(Ok(after.answers.respond(rejection)));
+                    match (ready.take(), after.take()) {
+                        (Some(ready), Some(after)) => {
+                            after_confirmation(confirmed, ready, lost.take(), after)
+                        }
+                        _ => Step::Continue(State::Done),
+                    }
                 }
                 StateProj::Calling {
                     call,
@@ -307,36 +270,7 @@ where
                         Some(hold) => ready!(hold.poll_handler(lost, cx, |cx| call.poll(cx))),
                         None => Ok(ready!(call.poll(cx))),
                     };
-                    if let Ok(outcome) = &outcome {
-                        answers.note(outcome);
-                    }
-                    match (outcome, hold.take()) {
-                        (Err(LockLost { key, loss }), hold) => {
-                            let response = answers.respond(Rejection::lost(&key, loss));
-                            // First the handler is dropped, then the lock.
-                            state.set(State::Done);
-                            drop(hold);
-                            return Poll::Ready(Ok(response));
-                        }
-                        (Ok(Ok(response)), Some(hold)) if answers.hold_until_sent(&response) => {
-                            let lost = lost.take().or_else(|| hold.lost());
-                            let announced = answers.announced(&response);
-                            let grpc = grpc::has_trailers(response.headers());
-                            state.set(State::Done);
-                            return Poll::Ready(Ok(
-                                response.map(|body| ResponseBody::held(body, hold, lost, announced, grpc))
-                            ));
-                        }
-                        (Ok(outcome), None) => {
-                            state.set(State::Done);
-                            return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
-                        }
-                        (Ok(outcome), hold) => State::Releasing {
-                            release: Box::pin(release_hold(hold)),
-                            outcome: Some(outcome),
-                            failed: None,
-                        },
-                    }
+                    after_call(outcome, lost.take(), hold.take(), answers)
                 }
                 StateProj::Releasing {
                     release,
@@ -347,20 +281,50 @@ where
                     if let Some(entry) = failed.take() {
                         entry.fail();
                     }
-                    let outcome = outcome.take();
-                    state.set(State::Done);
-                    match outcome {
-                        Some(outcome) => {
-                            return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
-                        }
-                        None => continue,
+                    match outcome.take() {
+                        Some(outcome) => end(outcome.map(bare), None),
+                        None => Step::Continue(State::Done),
                     }
                 }
                 StateProj::Done => panic!("`ResponseFuture` polled after it was done"),
             };
-            state.set(next);
+            match step {
+                Step::Continue(next) => state.set(next),
+                Step::Break(Ended { outcome, hold }) => {
+                    // First the service, the request and the handler are dropped, then the lock.
+                    state.set(State::Done);
+                    drop(hold);
+                    return Poll::Ready(outcome);
+                }
+            }
         }
     }
+}
+
+/// The service inside, with the request, or why it did not become ready.
+type Ready<S, B> = Result<(S, Request<B>), <S as Service<Request<B>>>::Error>;
+
+/// What comes after a state: the next one, or the end.
+type Step<S, B, R> = ControlFlow<Ended<R, <S as Service<Request<B>>>::Error>, State<S, B>>;
+
+/// The outcome of a request, and the lock, if that is to be released now.
+struct Ended<R, E> {
+    outcome: Result<Response<ResponseBody<R>>, E>,
+    hold: Option<Arc<Hold>>,
+}
+
+fn end<S, B, R>(
+    outcome: Result<Response<ResponseBody<R>>, S::Error>,
+    hold: Option<Arc<Hold>>,
+) -> Step<S, B, R>
+where
+    S: Service<Request<B>>,
+{
+    Step::Break(Ended { outcome, hold })
+}
+
+fn bare<R>(response: Response<R>) -> Response<ResponseBody<R>> {
+    response.map(ResponseBody::bare)
 }
 
 /// Has the service inside become ready, with the request's lock if it has one.
@@ -379,6 +343,31 @@ where
         lost: None,
         hold: admitted.hold,
         after: Some(AfterReady { answers, entry }),
+    }
+}
+
+/// The service inside is ready or has failed, or the lock was lost meanwhile.
+fn after_ready<S, B, R>(
+    outcome: Result<Ready<S, B>, LockLost>,
+    lost: Option<BoxFuture<'static, LockLost>>,
+    hold: Option<Arc<Hold>>,
+    after: Option<AfterReady>,
+) -> Step<S, B, R>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    match (outcome, after) {
+        (Ok(Ok(ready)), Some(after)) => Step::Continue(begin_or_confirm(ready, lost, hold, after)),
+        (Ok(Err(error)), after) => Step::Continue(State::Releasing {
+            release: Box::pin(release_hold(hold)),
+            outcome: Some(Err(error)),
+            failed: after.and_then(|after| after.entry),
+        }),
+        (Err(LockLost { key, loss }), Some(after)) => end(
+            Ok(after.answers.respond(Rejection::lost_before(&key, loss))),
+            hold,
+        ),
+        (_, None) => Step::Continue(State::Done),
     }
 }
 
@@ -411,6 +400,29 @@ where
     }
 }
 
+/// The claim is the request's still, with the lock unless that was lost meanwhile; or another copy of the request may have it.
+fn after_confirmation<S, B, R>(
+    confirmed: Result<Option<Arc<Hold>>, Problem>,
+    ready: (S, Request<B>),
+    lost: Option<BoxFuture<'static, LockLost>>,
+    after: AfterReady,
+) -> Step<S, B, R>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    let hold = match confirmed {
+        Ok(hold) => hold,
+        Err(problem) => return end(Ok(after.answers.respond(problem.rejection())), None),
+    };
+    match hold.as_ref().and_then(|hold| hold.found_lost()) {
+        None => Step::Continue(begin(ready, lost, hold, after)),
+        Some(LockLost { key, loss }) => end(
+            Ok(after.answers.respond(Rejection::lost_before(&key, loss))),
+            hold,
+        ),
+    }
+}
+
 /// Runs the handler.
 fn begin<S, B>(
     (inner, mut request): (S, Request<B>),
@@ -429,6 +441,41 @@ where
         lost,
         hold,
         answers: after.answers,
+    }
+}
+
+/// The handler has answered, or the lock was lost while it ran.
+fn after_call<S, B, R>(
+    outcome: Result<Result<Response<R>, S::Error>, LockLost>,
+    lost: Option<BoxFuture<'static, LockLost>>,
+    hold: Option<Arc<Hold>>,
+    answers: &Answers,
+) -> Step<S, B, R>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Body,
+{
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(LockLost { key, loss }) => {
+            return end(Ok(answers.respond(Rejection::lost(&key, loss))), hold);
+        }
+    };
+    answers.note(&outcome);
+    match (outcome, hold) {
+        (Ok(response), Some(hold)) if answers.hold_until_sent(&response) => {
+            let lost = lost.or_else(|| hold.lost());
+            let announced = answers.announced(&response);
+            let grpc = grpc::has_trailers(response.headers());
+            let held = |body| ResponseBody::held(body, hold, lost, announced, grpc);
+            end(Ok(response.map(held)), None)
+        }
+        (outcome, None) => end(outcome.map(bare), None),
+        (outcome, hold) => Step::Continue(State::Releasing {
+            release: Box::pin(release_hold(hold)),
+            outcome: Some(outcome),
+            failed: None,
+        }),
     }
 }
 

@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::lost::OnLost;
 use super::outcome::Outcomes;
-use crate::asker::{AnswerBody, Asker, Render};
+use crate::own_answer::{AnswerBody, AnswerContext, Render};
 use crate::{Reason, Rejection};
 
 /// How long a request waits for its lock by default: 5 s.
@@ -181,13 +181,17 @@ impl Settings {
     }
 
     /// The layer's own response.
-    pub(super) fn respond(&self, rejection: Rejection, asker: &Asker) -> Response<AnswerBody> {
+    pub(super) fn respond(
+        &self,
+        rejection: Rejection,
+        answer_context: &AnswerContext,
+    ) -> Response<AnswerBody> {
         rejection.log();
         let rejection = match rejection.reason() {
             Reason::Busy => rejection.with_status(self.busy),
             _ => rejection,
         };
-        asker.answer(rejection, self.render.as_deref())
+        answer_context.answer(rejection, self.render.as_deref())
     }
 }
 

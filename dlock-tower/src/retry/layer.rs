@@ -56,7 +56,8 @@ impl<E> RetryLayer<E> {
         self.set(|settings| settings.attempts = attempts)
     }
 
-    /// Limits when the last attempt may begin, counted from the first one; 30 s by default.
+    /// Limits when the last attempt may begin, counted from the first one; 30 s by default. A client that does not become ready
+    /// for the next one until then is a [`SendError`](super::SendError).
     pub fn total_time(self, total_time: Duration) -> Self {
         self.set(|settings| settings.total_time = total_time)
     }

@@ -44,15 +44,19 @@
 //! | the client fails (no connection, no answer) | yes, unless [`retry_error`](RetryLayer::retry_error) says no |
 //! | 429, 502, 503, 504 ([`retry_statuses`](RetryLayer::retry_statuses)) | yes |
 //! | 409 with the type `urn:dlock:problem:idempotency-in-progress` | yes: the first one is still at work |
+//! | 409 with `Retry-After` and a problem that is still compressed | yes, as for a request in progress |
 //! | anything with `Idempotent-Replayed: true` | no: it will not change any more |
 //! | all else | no |
 //!
 //! The pause is what `Retry-After` says, otherwise it grows from try to try; it is drawn at random, so that
 //! clients that failed together do not come back together. After [`attempts`](RetryLayer::attempts) tries,
 //! or when the next one would begin after [`total_time`](RetryLayer::total_time), the caller gets the last
-//! outcome as it is; if the service is not ready for the next try, the caller gets that error instead. An answer "in
-//! progress" is no failed attempt: only the total time bounds how often the layer asks for the result. No try is cut
-//! short: put a timeout inside of this layer, and it counts as a failure. Only for the body of a 409 that tells a problem does the layer itself wait, for at most 5 s.
+//! outcome as it is; if the service fails to become ready for the next try, or does not become ready within `total_time`,
+//! the caller gets an error that says so instead. An answer "in progress" is no failed attempt: only the total time bounds
+//! how often the layer asks for the result. No try is cut short: put a timeout inside of this layer, and it counts as a
+//! failure. Only for the body of a 409 that tells a problem does the layer itself wait, for at most 5 s.
+//!
+//! Put a layer that decompresses responses inside of this one, so that it can read what problem a 409 tells.
 //!
 //! [`Sent`], in the extensions of the response, tells the key and how many tries it took. Where there is no response,
 //! [`SendError`] tells both, and its source is the client's own error; a caller that sends the request again by

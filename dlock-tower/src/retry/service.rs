@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dlock::__chance as chance;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep, timeout};
@@ -245,9 +246,19 @@ impl<E> Tries<E> {
             // Gives its connection back before the pause.
             drop(outcome);
             sleep(pause).await;
-            let ready = poll_fn(|cx| inner.poll_ready(cx)).await;
-            ready.map_err(|error| SendError::new(error, Some(self.sent.clone())))?;
+            let ready = timeout(self.time_left(), poll_fn(|cx| inner.poll_ready(cx))).await;
+            let failed = match ready {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.into(),
+                Err(_) => BoxError::from("the client was not ready for another try within the total time"),
+            };
+            return Err(SendError::new(failed, Some(self.sent.clone())));
         }
+    }
+
+    /// How long the next try may still begin.
+    fn time_left(&self) -> Duration {
+        self.settings.total_time.saturating_sub(self.begun.elapsed())
     }
 
     /// Whether the same request may be answered differently later.
@@ -259,8 +270,12 @@ impl<E> Tries<E> {
             return Advice::GiveUp;
         }
         if response.status() == StatusCode::CONFLICT && is_problem(response.headers()) {
-            let left = self.settings.total_time.saturating_sub(self.begun.elapsed());
-            let read = timeout(left.min(PROBLEM_TIME), response.body_mut().read(PROBLEM_LIMIT)).await;
+            // A layer outside of this one decodes it. Of the server's own conflicts only this one names a time.
+            if is_encoded(response.headers()) && response.headers().contains_key(RETRY_AFTER) {
+                return Advice::AskAgain(self.pause(response.headers()));
+            }
+            let limit = self.time_left().min(PROBLEM_TIME);
+            let read = timeout(limit, response.body_mut().read(PROBLEM_LIMIT)).await;
             // A body that stalls tells nothing, as one that is too long. What was read stays for the caller.
             let text = read.ok().flatten().unwrap_or_default();
             let problem = serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default();
@@ -291,14 +306,19 @@ impl<E> Tries<E> {
             pause, longest_pause, ..
         } = &*self.settings;
         let grown = pause.saturating_mul(1 << self.sent.attempts.saturating_sub(1).min(20));
-        grown.min(*longest_pause).mul_f64(0.5 + chance::fraction() / 2.0)
+        chance::shortened(grown.min(*longest_pause))
     }
 }
 
 fn is_problem(headers: &HeaderMap) -> bool {
     const PROBLEM: &[u8] = b"application/problem+json";
-    headers.get(http::header::CONTENT_TYPE).is_some_and(|value| {
+    headers.get(CONTENT_TYPE).is_some_and(|value| {
         let start = value.as_bytes().get(..PROBLEM.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(PROBLEM))
     })
+}
+
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let encoding = headers.get(CONTENT_ENCODING);
+    encoding.is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
 }

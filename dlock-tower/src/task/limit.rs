@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::bound::{Bound, Place};
+use super::bound::{Bound, Reservation};
 use super::error::TaskError;
 use super::work::{take_ready, work};
 
@@ -84,7 +84,6 @@ struct Settings {
     /// The place in the code of the holders and waiters.
     by: &'static Location<'static>,
     options: LockOptions,
-    no_place: bool,
 }
 
 impl Settings {
@@ -93,9 +92,6 @@ impl Settings {
     }
 
     fn check(&self, client: &LockClient) -> Result<(), Error> {
-        if self.no_place {
-            return Err(super::options::no_place());
-        }
         self.semaphore(client, "check".into(), 1).check()
     }
 }
@@ -116,7 +112,6 @@ where
         let settings = Settings {
             by: Location::caller(),
             options: LockOptions::new(),
-            no_place: false,
         };
         settings.check(&client)?;
         Ok(LimitLayer {
@@ -151,6 +146,7 @@ impl<Req, K, L> LimitLayer<Req, K, L> {
     ///
     /// [`Error::InvalidOption`], for the first option that does not; [`Error::Unsupported`] for one that the store does not have.
     pub fn check(&self) -> Result<(), Error> {
+        self.bound.check()?;
         self.settings.check(&self.client)
     }
 }
@@ -168,7 +164,7 @@ impl<S, Req, K, L> Layer<S> for LimitLayer<Req, K, L> {
             key: self.key.clone(),
             limit: self.limit.clone(),
             settings: Arc::new(self.settings.clone()),
-            place: self.bound.place(),
+            reservation: self.bound.reservation(),
             request: PhantomData,
         }
     }
@@ -195,7 +191,7 @@ pub struct LimitService<S, Req, K, L> {
     key: Arc<K>,
     limit: Arc<L>,
     settings: Arc<Settings>,
-    place: Place,
+    reservation: Reservation,
     request: PhantomData<fn(&Req)>,
 }
 
@@ -223,19 +219,20 @@ where
     type Future = BoxFuture<'static, Result<S::Response, TaskError<S::Error>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        ready!(self.place.poll_reserve(cx));
+        ready!(self.reservation.poll_reserve(cx));
         self.inner.poll_ready(cx).map_err(TaskError::Inner)
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        if self.settings.no_place {
-            return std::future::ready(Err(TaskError::Store(super::options::no_place()))).boxed();
-        }
+        let running = match self.reservation.take() {
+            Ok(running) => running,
+            Err(error) => return std::future::ready(Err(TaskError::Store(error))).boxed(),
+        };
         let (key, limit) = ((self.key)(&request), (self.limit)(&request));
         let permits = self.settings.semaphore(&self.client, key, limit);
         let acquire = permits.__acquire_at(self.settings.options.wait.is_none(), self.settings.by);
-        let (place, inner) = (self.place.take(), take_ready(&mut self.inner));
-        Box::pin(work(place, acquire, inner, request))
+        let inner = take_ready(&mut self.inner);
+        Box::pin(work(running, acquire, inner, request))
     }
 }
 
@@ -260,7 +257,7 @@ impl<S: Clone, Req, K, L> Clone for LimitService<S, Req, K, L> {
             key: self.key.clone(),
             limit: self.limit.clone(),
             settings: self.settings.clone(),
-            place: self.place.clone(),
+            reservation: self.reservation.clone(),
             request: PhantomData,
         }
     }

@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::bound::{Bound, Place};
+use super::bound::{Bound, Reservation};
 use super::error::TaskError;
 use super::work::{take_ready, work};
 
@@ -76,7 +76,6 @@ struct Settings {
     kind: LockKind,
     prefer_writers: bool,
     options: LockOptions,
-    no_place: bool,
 }
 
 impl Settings {
@@ -89,9 +88,6 @@ impl Settings {
     }
 
     fn check(&self, client: &LockClient) -> Result<(), Error> {
-        if self.no_place {
-            return Err(super::options::no_place());
-        }
         self.lock(client, "check".into()).check()
     }
 }
@@ -112,7 +108,6 @@ where
                 kind: LockKind::default(),
                 prefer_writers: false,
                 options: LockOptions::new(),
-                no_place: false,
             },
             bound: Bound::default(),
             request: PhantomData,
@@ -158,6 +153,7 @@ impl<Req, K> TaskLockLayer<Req, K> {
     ///
     /// [`Error::InvalidOption`], for the first option that does not; [`Error::Unsupported`] for one that the store does not have.
     pub fn check(&self) -> Result<(), Error> {
+        self.bound.check()?;
         self.settings.check(&self.client)
     }
 }
@@ -174,7 +170,7 @@ impl<S, Req, K> Layer<S> for TaskLockLayer<Req, K> {
             client: self.client.clone(),
             key: self.key.clone(),
             settings: Arc::new(self.settings.clone()),
-            place: self.bound.place(),
+            reservation: self.bound.reservation(),
             request: PhantomData,
         }
     }
@@ -205,7 +201,7 @@ pub struct TaskLockService<S, Req, K> {
     client: LockClient,
     key: Arc<K>,
     settings: Arc<Settings>,
-    place: Place,
+    reservation: Reservation,
     request: PhantomData<fn(&Req)>,
 }
 
@@ -232,18 +228,19 @@ where
     type Future = BoxFuture<'static, Result<S::Response, TaskError<S::Error>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        ready!(self.place.poll_reserve(cx));
+        ready!(self.reservation.poll_reserve(cx));
         self.inner.poll_ready(cx).map_err(TaskError::Inner)
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        if self.settings.no_place {
-            return std::future::ready(Err(TaskError::Store(super::options::no_place()))).boxed();
-        }
+        let running = match self.reservation.take() {
+            Ok(running) => running,
+            Err(error) => return std::future::ready(Err(TaskError::Store(error))).boxed(),
+        };
         let lock = self.settings.lock(&self.client, (self.key)(&request));
         let acquire = lock.__acquire_at(self.settings.options.wait.is_none(), self.settings.by);
-        let (place, inner) = (self.place.take(), take_ready(&mut self.inner));
-        Box::pin(work(place, acquire, inner, request))
+        let inner = take_ready(&mut self.inner);
+        Box::pin(work(running, acquire, inner, request))
     }
 }
 
@@ -266,7 +263,7 @@ impl<S: Clone, Req, K> Clone for TaskLockService<S, Req, K> {
             client: self.client.clone(),
             key: self.key.clone(),
             settings: self.settings.clone(),
-            place: self.place.clone(),
+            reservation: self.reservation.clone(),
             request: PhantomData,
         }
     }

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::bound::{Bound, Place};
+use super::bound::{Bound, Reservation};
 use super::error::{SOON, retry_after};
 use super::work::take_ready;
 
@@ -341,7 +341,6 @@ struct Settings<Req> {
     on_failure: OnFailure,
     on_orphan: OnOrphan,
     tells: Option<Arc<Tells<Req>>>,
-    no_place: bool,
     request: PhantomData<fn(&Req)>,
 }
 
@@ -371,9 +370,6 @@ impl<Req> Settings<Req> {
     }
 
     fn check(&self) -> Result<(), Error> {
-        if self.no_place {
-            return Err(super::options::no_place());
-        }
         self.once("check".into()).check()
     }
 }
@@ -408,7 +404,6 @@ where
                 on_failure: OnFailure::default(),
                 on_orphan: OnOrphan::default(),
                 tells: None,
-                no_place: false,
                 request: PhantomData,
             },
             bound: Bound::default(),
@@ -476,6 +471,7 @@ impl<Req, K> TaskOnceLayer<Req, K> {
     ///
     /// [`Error::InvalidOption`], for the first option that does not.
     pub fn check(&self) -> Result<(), Error> {
+        self.bound.check()?;
         self.settings.check()
     }
 }
@@ -491,7 +487,7 @@ impl<S, Req, K> Layer<S> for TaskOnceLayer<Req, K> {
             inner,
             key: self.key.clone(),
             settings: Arc::new(self.settings.clone()),
-            place: self.bound.place(),
+            reservation: self.bound.reservation(),
         }
     }
 }
@@ -515,7 +511,7 @@ pub struct TaskOnceService<S, Req, K> {
     inner: S,
     key: Arc<K>,
     settings: Arc<Settings<Req>>,
-    place: Place,
+    reservation: Reservation,
 }
 
 impl<S, Req, K> TaskOnceService<S, Req, K> {
@@ -542,20 +538,21 @@ where
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        ready!(self.place.poll_reserve(cx));
+        ready!(self.reservation.poll_reserve(cx));
         self.inner.poll_ready(cx).map_err(TaskOnceError::Inner)
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        if self.settings.no_place {
-            return std::future::ready(Err(TaskOnceError::Store(super::options::no_place()))).boxed();
-        }
+        let running = match self.reservation.take() {
+            Ok(running) => running,
+            Err(error) => return std::future::ready(Err(TaskOnceError::Store(error))).boxed(),
+        };
         let key = (self.key)(&request);
         let once = self.settings.once(key.clone());
         let tells = self.settings.tells.clone();
-        let (place, mut inner) = (self.place.take(), take_ready(&mut self.inner));
+        let mut inner = take_ready(&mut self.inner);
         Box::pin(async move {
-            let _place = place.enter().await;
+            let _running = running.enter().await;
             let run = once.run(move |claim| {
                 if let Some(tells) = tells {
                     tells(&mut request, &claim);
@@ -594,7 +591,6 @@ impl<Req> Clone for Settings<Req> {
             on_failure: self.on_failure,
             on_orphan: self.on_orphan,
             tells: self.tells.clone(),
-            no_place: self.no_place,
             request: PhantomData,
         }
     }
@@ -616,7 +612,7 @@ impl<S: Clone, Req, K> Clone for TaskOnceService<S, Req, K> {
             inner: self.inner.clone(),
             key: self.key.clone(),
             settings: self.settings.clone(),
-            place: self.place.clone(),
+            reservation: self.reservation.clone(),
         }
     }
 }

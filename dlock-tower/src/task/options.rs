@@ -1,7 +1,5 @@
 //! The options that layers with a lease have in common: written once, so that all of them mean the same.
 
-use dlock::Error;
-
 /// The methods. `$what` is what a request acquires.
 macro_rules! methods {
     ($what:literal) => {
@@ -53,19 +51,10 @@ macro_rules! at_most_here {
         ///
         /// A service that was ready and is dropped returns its place; a clone of it has none and must become ready itself.
         pub fn at_most_here(mut self, most: usize) -> Self {
-            self.settings.no_place = most == 0;
-            self.bound = match most {
-                0 => Bound::default(),
-                most => Bound::of(most),
-            };
+            self.bound = Bound::of(most);
             self
         }
     };
 }
 
 pub(super) use {at_most_here, methods};
-
-/// The error of a layer that admits nothing.
-pub(super) fn no_place() -> Error {
-    Error::invalid_option("at_most_here", "it is zero, so that no request would ever run")
-}

@@ -5,7 +5,7 @@ use std::future::Future;
 use dlock::{Error, Held, MultiGuard, Permit};
 use tower_service::Service;
 
-use super::bound::Taken;
+use super::bound::Running;
 use super::error::TaskError;
 use crate::lock::kept::note_release;
 
@@ -49,10 +49,10 @@ pub(super) fn take_ready<S: Clone>(service: &mut S) -> S {
     std::mem::replace(service, clone)
 }
 
-/// Acquires, calls the service, and releases. Dropped at any point, the work is dropped first, then the guard, then the
-/// place.
+/// Acquires, calls the service, and releases. Dropped at any point, the work is dropped first, then the guard, then it
+/// no longer counts for the bound.
 pub(super) async fn work<G, S, R>(
-    place: Taken,
+    running: Running,
     acquire: impl Future<Output = Result<G, Error>> + Send,
     mut inner: S,
     request: R,
@@ -62,7 +62,7 @@ where
     S: Service<R, Response: Send, Error: Send, Future: Send> + Send,
     R: Send,
 {
-    let _place = place.enter().await;
+    let _running = running.enter().await;
     let guard = acquire.await.map_err(TaskError::of_acquire)?;
     let outcome = guard.run_in(async move { inner.call(request).await }).await;
     let key = guard.view().key().clone();

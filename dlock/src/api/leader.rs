@@ -240,7 +240,7 @@ impl Leader {
                 }
                 Err(error) => return Err(of_a_term(error)),
             }
-            let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + chance::fraction())).await };
+            let pause = async { tokio::time::sleep(chance::jittered(PAUSE)).await };
             tokio::select! {
                 biased;
                 () = self.client.shared().closing.given() => {}

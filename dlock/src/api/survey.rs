@@ -138,15 +138,15 @@ impl Survey {
             if in_one.contains(start) {
                 continue;
             }
-            let Some(mut circle) = circle_from(start, &next) else {
+            let Some(mut cycle) = cycle_from(start, &next) else {
                 continue;
             };
-            in_one.extend(circle.iter().copied());
-            let first = (0..circle.len()).min_by_key(|at| &circle[*at]);
-            circle.rotate_left(first.unwrap_or_default());
-            found.insert(circle);
+            in_one.extend(cycle.iter().copied());
+            let first = (0..cycle.len()).min_by_key(|at| &cycle[*at]);
+            cycle.rotate_left(first.unwrap_or_default());
+            found.insert(cycle);
         }
-        let named = |circle: Vec<&LockKey>| circle.into_iter().cloned().collect();
+        let named = |cycle: Vec<&LockKey>| cycle.into_iter().cloned().collect();
         found.into_iter().map(named).collect()
     }
 
@@ -192,7 +192,7 @@ fn waited_for_by_holders(lock: &SurveyedLock) -> Vec<&LockKey> {
 }
 
 /// The shortest cycle with this lock.
-fn circle_from<'a>(
+fn cycle_from<'a>(
     start: &'a LockKey,
     next: &BTreeMap<&'a LockKey, Vec<&'a LockKey>>,
 ) -> Option<Vec<&'a LockKey>> {
@@ -204,9 +204,9 @@ fn circle_from<'a>(
             for after in next.get(key).into_iter().flatten() {
                 if *after == start {
                     let back = iter::successors(Some(key), |key| came_from.get(key).copied());
-                    let mut circle: Vec<_> = back.collect();
-                    circle.reverse();
-                    return Some(circle);
+                    let mut cycle: Vec<_> = back.collect();
+                    cycle.reverse();
+                    return Some(cycle);
                 }
                 if !came_from.contains_key(after) {
                     came_from.insert(after, key);

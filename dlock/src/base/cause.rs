@@ -13,3 +13,41 @@ pub(crate) fn untold<'a>(cause: &'a Cause, message: &str) -> Option<&'a (dyn Err
     std::iter::successors(Some(first), |&cause| cause.source())
         .find(|cause| !message.contains(&cause.to_string()))
 }
+
+/// Describes an error and its causes in one line, without saying a text twice.
+#[must_use]
+pub fn describe(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let more = cause.to_string();
+        match text.contains(&more) {
+            true => text,
+            false => format!("{text}: {more}"),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Link {
+        text: &'static str,
+        source: Option<Box<Link>>,
+    }
+
+    #[test]
+    fn causes_are_told_once_and_in_their_order() {
+        let chain = ["no connection: refused", "refused", "by the firewall"];
+        let chain = chain
+            .into_iter()
+            .rev()
+            .fold(None, |source, text| Some(Box::new(Link { text, source })));
+        assert_eq!(
+            describe(&*chain.unwrap()),
+            "no connection: refused: by the firewall"
+        );
+    }
+}

@@ -2,6 +2,7 @@
 //! from a seed.
 
 use std::hash::BuildHasher;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -23,6 +24,16 @@ pub fn uuid() -> Uuid {
 /// A number from 0 up to, but not including, 1.
 pub fn fraction() -> f64 {
     source::fraction()
+}
+
+/// A pause of half to one and a half times this length.
+pub fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fraction())
+}
+
+/// A pause of half to all of this length.
+pub fn shortened(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fraction() / 2.0)
 }
 
 /// A number below `n`, which is not zero.

@@ -101,7 +101,8 @@ impl Holder {
     /// Returns whether the lease was not renewed when due: whether less than one and a half times the interval is left at
     /// which its client publishes (a third of the client's lease, 1 s at least and 5 s at most; 5 s where it publishes
     /// nothing). A renewed lease always has two thirds left; one of a few seconds that a lock has by itself may count
-    /// always. A hold that its holder reports as suspect counts, too.
+    /// always. A hold that its holder reports as suspect counts, too; a lock that is only kept for its `min_hold` does not: it
+    /// ends as it should.
     #[must_use]
     pub fn is_near_its_end(&self) -> bool {
         /// How often a client publishes, at most every third of its lease; usually this often.
@@ -111,7 +112,8 @@ impl Holder {
             .as_ref()
             .map_or(USUALLY_WRITTEN, |client| client.every);
         let is_suspect = self.hold.as_ref().is_some_and(|hold| hold.suspect);
-        is_suspect || self.remaining.is_some_and(|left| left < every * 3 / 2)
+        let is_short = self.remaining.is_some_and(|left| left < every * 3 / 2);
+        self.holds > 0 && (is_suspect || is_short)
     }
 
     /// Returns why something about it is unknown, in words; `None` if its client and its hold are known.
@@ -174,5 +176,17 @@ impl<'a> Said<'a> {
         holder.hold = hold.cloned();
         holder.client = Some(self.client.clone());
         holder
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_lock_that_is_kept_is_not_near_its_end() {
+        let second = Some(Duration::from_secs(1));
+        let near = |holds| Holder::new(Kind::Mutex, "a:1".to_owned(), holds, second).is_near_its_end();
+        assert!(near(1) && !near(0));
     }
 }

@@ -3,25 +3,25 @@
 use crate::base::own_line::OwnLine;
 
 /// How many values there are; threads beyond that share them. A power of two.
-pub(crate) const PLACES: usize = source::PLACES;
+pub(crate) const SLOTS: usize = source::SLOTS;
 
 /// A value for each thread, in cache lines of its own.
 #[derive(Debug)]
-pub(crate) struct PerThread<T>([OwnLine<T>; PLACES]);
+pub(crate) struct PerThread<T>([OwnLine<T>; SLOTS]);
 
 impl<T> PerThread<T> {
     pub(crate) fn new(mut value: impl FnMut(usize) -> T) -> PerThread<T> {
-        PerThread(std::array::from_fn(|place| OwnLine::new(value(place))))
+        PerThread(std::array::from_fn(|slot| OwnLine::new(value(slot))))
     }
 
     /// Returns the value of this thread.
     pub(crate) fn here(&self) -> &T {
-        self.at(place())
+        self.at(slot())
     }
 
-    /// Returns the value at this place.
-    pub(crate) fn at(&self, place: usize) -> &T {
-        &self.0[place % PLACES]
+    /// Returns the value in this slot.
+    pub(crate) fn at(&self, slot: usize) -> &T {
+        &self.0[slot % SLOTS]
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
@@ -35,34 +35,34 @@ impl<T: Default> Default for PerThread<T> {
     }
 }
 
-/// Returns the place of this thread, below [`PLACES`]. Threads that begin one after the other, as the workers of a runtime,
+/// Returns the slot of this thread, below [`SLOTS`]. Threads that begin one after the other, as the workers of a runtime,
 /// have different ones.
-pub(crate) fn place() -> usize {
-    source::place()
+pub(crate) fn slot() -> usize {
+    source::slot()
 }
 
 #[cfg(not(dlock_sim))]
 mod source {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    pub(super) const PLACES: usize = 16;
+    pub(super) const SLOTS: usize = 16;
 
-    pub(super) fn place() -> usize {
+    pub(super) fn slot() -> usize {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
-            static PLACE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % PLACES;
+            static SLOT: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS;
         }
         // While the thread ends, as from destructors of its other values.
-        PLACE.try_with(|place| *place).unwrap_or(0)
+        SLOT.try_with(|slot| *slot).unwrap_or(0)
     }
 }
 
 /// A simulated process has one thread.
 #[cfg(dlock_sim)]
 mod source {
-    pub(super) const PLACES: usize = 1;
+    pub(super) const SLOTS: usize = 1;
 
-    pub(super) fn place() -> usize {
+    pub(super) fn slot() -> usize {
         0
     }
 }

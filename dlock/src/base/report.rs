@@ -70,7 +70,7 @@ pub struct ClientReport {
     /// How long the published report is kept.
     pub(crate) kept: Duration,
     /// Identifies the machine and the process.
-    pub(crate) place: Place,
+    pub(crate) process_identity: ProcessIdentity,
 }
 
 /// A hold of a [client](ClientReport).
@@ -309,7 +309,7 @@ impl std::fmt::Display for LossReason {
 
 /// Distinguishes a process from other processes of the same machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ProcessIdentity {
     /// The boot of the machine and the PID namespace.
     pub(crate) machine: String,
     /// When the process started, by the boot-time clock.
@@ -345,8 +345,8 @@ impl ClientReport {
     /// Returns the state of the process according to the operating system, if it is on this machine.
     #[must_use]
     pub fn process_state(&self) -> ProcessState {
-        let here = Place::here();
-        if self.place.machine.is_empty() || self.place.machine != here.machine {
+        let here = ProcessIdentity::here();
+        if self.process_identity.machine.is_empty() || self.process_identity.machine != here.machine {
             return ProcessState::Elsewhere;
         }
         self.state_by(stat)
@@ -355,7 +355,7 @@ impl ClientReport {
     /// Returns the state of the process as `stat` tells that of the processes of its machine.
     fn state_by(&self, stat: impl Fn(&str) -> Option<(char, String)>) -> ProcessState {
         match stat(&self.process.to_string()) {
-            Some((_, began)) if began != self.place.began => ProcessState::Gone,
+            Some((_, began)) if began != self.process_identity.began => ProcessState::Gone,
             Some((state, _)) => match state {
                 'T' | 't' => ProcessState::Stopped,
                 'Z' | 'X' | 'x' => ProcessState::Gone,
@@ -393,8 +393,8 @@ impl ClientReport {
                 &self.held.to_string(),
                 &self.waiting.to_string(),
                 &self.every.as_millis().to_string(),
-                &self.place.machine,
-                &self.place.began,
+                &self.process_identity.machine,
+                &self.process_identity.began,
                 &self.kept.as_millis().to_string(),
             ],
         );
@@ -496,7 +496,7 @@ fn client_of(fields: &[String], age: Duration) -> Option<ClientReport> {
         waiting: rest(1).parse().unwrap_or_default(),
         age,
         every: millis(&rest(2)).unwrap_or_default(),
-        place: Place {
+        process_identity: ProcessIdentity {
             machine: rest(3),
             began: rest(4),
         },
@@ -617,15 +617,15 @@ pub(crate) fn shortened(text: &str) -> String {
     text.chars().take(MOST_CHARS).collect()
 }
 
-impl Place {
-    /// The place of this process; empty if the system does not tell.
-    pub(crate) fn here() -> Place {
+impl ProcessIdentity {
+    /// The identity of this process; empty if the system does not tell.
+    pub(crate) fn here() -> ProcessIdentity {
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let space = std::fs::read_link("/proc/self/ns/pid").ok();
         let machine = read("/proc/sys/kernel/random/boot_id")
             .zip(space)
             .map(|(boot, space)| format!("{} {}", boot.trim(), space.display()));
-        Place {
+        ProcessIdentity {
             machine: machine.unwrap_or_default(),
             began: stat("self").map(|(_, began)| began).unwrap_or_default(),
         }
@@ -695,7 +695,7 @@ mod tests {
             age: Duration::ZERO,
             every: SECOND * 5,
             kept: SECOND * 60,
-            place: Place::here(),
+            process_identity: ProcessIdentity::here(),
         }
     }
 
@@ -773,14 +773,14 @@ mod tests {
         let only_init = |process: &str| (process == "1").then(init).flatten();
         assert_eq!(report.state_by(only_init), ProcessState::Gone);
         assert_eq!(report.state_by(|_| None), ProcessState::Elsewhere);
-        let other = |_: &str| Some(('S', format!("{}9", report.place.began)));
+        let other = |_: &str| Some(('S', format!("{}9", report.process_identity.began)));
         assert_eq!(report.state_by(other), ProcessState::Gone);
         for (state, is) in [
             ('R', ProcessState::Runs),
             ('T', ProcessState::Stopped),
             ('Z', ProcessState::Gone),
         ] {
-            let found = report.state_by(|_| Some((state, report.place.began.clone())));
+            let found = report.state_by(|_| Some((state, report.process_identity.began.clone())));
             assert_eq!(found, is, "{state}");
         }
     }

@@ -51,6 +51,8 @@ pub(crate) struct Acquire<'e> {
     /// It became the head while its request was in flight, so the reply may be older than that.
     became_head: bool,
     listens: bool,
+    /// The store wants no request before.
+    not_before: Moment,
     /// The longest remaining lease of a holder.
     longest: Duration,
     crowd: Crowd,
@@ -73,6 +75,7 @@ impl<'e> Acquire<'e> {
             is_head,
             became_head: false,
             listens: false,
+            not_before: rules.started,
             longest: Duration::ZERO,
             crowd: Crowd::default(),
             round: None,
@@ -120,7 +123,11 @@ impl<'e> Acquire<'e> {
                 left,
                 again,
                 listeners,
-            } => self.is_busy(left, again, listeners, now),
+                pause,
+            } => {
+                self.not_before = now + pause;
+                self.is_busy(left, again, listeners, now)
+            }
             Event::TooFewPermits => {
                 self.evidence.is_busy(None, now);
                 Step {
@@ -147,6 +154,8 @@ impl<'e> Acquire<'e> {
                 Report::Rejoins.into()
             }
             Event::CameFree { notifications } => match self.state {
+                // Covered by the request after the pause.
+                State::Waits { .. } if now < self.not_before => self.waits(now, self.not_before),
                 State::Waits { until } => self.lets_go(notifications, Some(until), now),
                 _ => self.came_free(now),
             },
@@ -337,7 +346,7 @@ impl<'e> Acquire<'e> {
         }
         let until = match !self.rules.fair && broken!(WaiterAsksAgainAtOnce) {
             true => now + Duration::from_millis(1),
-            false => now + pause,
+            false => self.not_before.max(now + pause),
         };
         self.waits(now, until)
     }

@@ -253,10 +253,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
 
     /// Completes when the wait time is over.
     async fn over(&self) {
-        match self.until {
-            Some(until) => clock::sleep_until(until).await,
-            None => std::future::pending().await,
-        }
+        sleep_until(self.until).await;
     }
 
     /// Completes when the call has to end, while it is a waiter of this process: all of these are polled then.
@@ -321,7 +318,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     fn failed(&self, asked: Instant, error: StoreError, evidence: &mut Evidence) -> Result<Duration, Error> {
         evidence
             .failed(Moment::of(asked), error, self.patience(), Moment::now())
-            .map(jittered)
+            .map(chance::jittered)
             .map_err(|error| self.call.failed(error))
     }
 
@@ -459,8 +456,4 @@ async fn sleep_until(at: Option<Instant>) {
         Some(at) => clock::sleep_until(at).await,
         None => std::future::pending().await,
     }
-}
-
-fn jittered(pause: Duration) -> Duration {
-    timing::jittered(pause, chance::fraction())
 }

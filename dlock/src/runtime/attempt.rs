@@ -42,6 +42,8 @@ pub(crate) enum AttemptOutcome<T> {
         again: Option<Duration>,
         /// How many processes wait for a plain lock, as far as the store can tell.
         listeners: Option<u64>,
+        /// For how long the waiter sends no further request, even if it is notified.
+        pause: Duration,
     },
     /// The semaphore has fewer permits in all than requested.
     TooFew,
@@ -313,10 +315,12 @@ impl PendingAcquire for AcquireAttempt {
                 remaining,
                 again,
                 listeners,
+                pause,
             })) => Ok(AttemptOutcome::Busy {
                 left: remaining,
                 again,
                 listeners,
+                pause,
             }),
             Ok(AcquireReply::TooFewPermits) => Ok(AttemptOutcome::TooFew),
             Err(error) => {

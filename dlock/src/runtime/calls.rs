@@ -159,29 +159,29 @@ impl<T> StoreCall<T> {
     }
 }
 
-/// What a client waits for, and when that takes too long. One timer for all of it that began in a place.
+/// What a client waits for, and when that takes too long. One timer for all of it that began in a shard.
 #[derive(Debug)]
-struct Overdue<K>(PerThread<Arc<Place<K>>>);
+struct Overdue<K>(PerThread<Arc<Shard<K>>>);
 
 /// In cache lines of its own, with the count of the references to it.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Place<K> {
+struct Shard<K> {
     waiting: Mutex<Unanswered<K>>,
     begins: Notify,
 }
 
-/// A wait, with its number in its place.
+/// A wait, with its number in its shard.
 #[derive(Debug)]
-pub(crate) struct Ticket<K> {
-    place: Arc<Place<K>>,
+pub(crate) struct OngoingWait<K> {
+    shard: Arc<Shard<K>>,
     number: u64,
 }
 
 impl<K> Overdue<K> {
     fn new(after: Duration) -> Overdue<K> {
         Overdue(PerThread::new(|_| {
-            Arc::new(Place {
+            Arc::new(Shard {
                 waiting: Mutex::new(Unanswered::new(after)),
                 begins: Notify::new(),
             })
@@ -189,38 +189,38 @@ impl<K> Overdue<K> {
     }
 
     /// Records the begin of a wait.
-    fn begin(&self, what: K, now: Moment) -> Ticket<K> {
-        let place = self.0.here().clone();
-        let (number, is_first) = place.waiting.lock().sent(what, now);
+    fn begin(&self, what: K, now: Moment) -> OngoingWait<K> {
+        let shard = self.0.here().clone();
+        let (number, is_first) = shard.waiting.lock().sent(what, now);
         if is_first {
-            place.begins.notify_one();
+            shard.begins.notify_one();
         }
-        Ticket { place, number }
+        OngoingWait { shard, number }
     }
 
     /// Tells of waits that take too long, each once.
     async fn attend(&self, tell: impl Fn(K, Duration)) {
-        join_all(self.0.iter().map(|place| place.attend(&tell))).await;
+        join_all(self.0.iter().map(|shard| shard.attend(&tell))).await;
     }
 
     /// Forgets all waits; returns what they were for.
     fn take(&self) -> Vec<K> {
         self.0
             .iter()
-            .flat_map(|place| place.waiting.lock().take())
+            .flat_map(|shard| shard.waiting.lock().take())
             .collect()
     }
 }
 
-impl<K> Ticket<K> {
+impl<K> OngoingWait<K> {
     /// Records the end of the wait.
     fn end(&self) {
-        let what = self.place.waiting.lock().answered(self.number);
+        let what = self.shard.waiting.lock().answered(self.number);
         drop(what);
     }
 }
 
-impl<K> Place<K> {
+impl<K> Shard<K> {
     async fn attend(&self, tell: impl Fn(K, Duration)) {
         loop {
             self.begins.notified().await;
@@ -301,7 +301,7 @@ impl Calls {
 }
 
 /// A call that has no reply yet.
-struct Noted(Ticket<LockKey>);
+struct Noted(OngoingWait<LockKey>);
 
 impl Noted {
     fn new(calls: &Calls, key: &LockKey) -> Noted {
@@ -317,8 +317,8 @@ impl Drop for Noted {
 
 /// The patience of a caller that waits for a release; ended by [`end`](Self::end).
 pub(crate) enum Patience {
-    /// Under this ticket. A timer for each caller would cost more than all else that it does to wait.
-    OfClient(Ticket<Waker>),
+    /// Under this wait. A timer for each caller would cost more than all else that it does to wait.
+    OfClient(OngoingWait<Waker>),
     /// On another runtime, which may go on while that of the client stands still.
     OfCaller(Pin<Box<Sleep>>),
 }
@@ -334,11 +334,11 @@ impl Patience {
 
     /// Completes when it is over.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Ticket { place, number } = match self {
-            Patience::OfClient(ticket) => ticket,
+        let OngoingWait { shard, number } = match self {
+            Patience::OfClient(wait) => wait,
             Patience::OfCaller(timer) => return timer.as_mut().poll(cx),
         };
-        let mut waiting = place.waiting.lock();
+        let mut waiting = shard.waiting.lock();
         // The timer forgets a caller when it wakes it.
         let Some(caller) = waiting.get_mut(*number) else {
             return Poll::Ready(());
@@ -350,8 +350,8 @@ impl Patience {
     }
 
     pub(crate) fn end(self) {
-        if let Patience::OfClient(ticket) = self {
-            ticket.end();
+        if let Patience::OfClient(wait) = self {
+            wait.end();
         }
     }
 }

@@ -42,12 +42,13 @@ pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilit
             format!("{store} does not judge a limit in an acquire: use a semaphore with a number of permits"),
         );
     }
-    let invalid = |reason| {
-        Err(Error::InvalidOption {
-            option: "lease",
-            reason,
-        })
+    // The one that the lease comes from.
+    let option = match options.lock.lease {
+        Some(Lease::Fixed(fixed)) if lease < fixed => "max_hold",
+        Some(Lease::Fixed(_)) => "fixed_lease",
+        Some(Lease::Renewed(_)) | None => "lease",
     };
+    let invalid = |reason| Err(Error::InvalidOption { option, reason });
     if lease < capabilities.shortest_lease {
         let least = capabilities.shortest_lease;
         return invalid(format!(
@@ -127,7 +128,26 @@ mod tests {
             .shortest_lease(Duration::from_secs(2))
             .longest_lease(Duration::from_secs(60));
         let options = Options::default();
-        assert!(refused(&options, Duration::from_secs(1), &store).contains("1s is shorter than 2s"));
+        let second = Duration::from_secs(1);
+        assert!(refused(&options, second, &store).contains("option lease: 1s is shorter than 2s"));
+        let fixed = LockOptions::new().fixed_lease(second);
+        for (lock, named) in [
+            (fixed, "option fixed_lease: 1s"),
+            (
+                LockOptions::new().fixed_lease(LEASE).max_hold(second),
+                "option max_hold: 1s",
+            ),
+        ] {
+            let reason = refused(
+                &Options {
+                    lock,
+                    ..Options::default()
+                },
+                second,
+                &store,
+            );
+            assert!(reason.contains(named), "{reason}");
+        }
         assert!(refused(&options, Duration::from_secs(61), &store).contains("61s is longer than 60s"));
         check(&options, LEASE, &store).unwrap();
         let kept = |lock| Options {

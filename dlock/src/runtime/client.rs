@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::base::int_hash;
-use crate::base::per_thread::{self, PLACES, PerThread};
+use crate::base::per_thread::{self, PerThread, SLOTS};
 use crate::engine::unanswered;
 use crate::runtime::beat::Beat;
 use crate::runtime::calls::Calls;
@@ -44,7 +44,7 @@ use crate::{Error, Loss};
 pub(crate) struct Handle {
     shared: Arc<Shared>,
     alive: Arc<Alive>,
-    place: usize,
+    slot: usize,
     others: Arc<PerThread<OnceLock<Weak<Handle>>>>,
 }
 
@@ -203,10 +203,10 @@ impl Handle {
 
     /// Returns the handle for this thread, or this one if the client itself is gone.
     pub(crate) fn here(self: &Arc<Self>) -> Arc<Handle> {
-        let place = per_thread::place();
-        let other = match place == self.place {
+        let slot = per_thread::slot();
+        let other = match slot == self.slot {
             true => None,
-            false => self.others.at(place).get().and_then(Weak::upgrade),
+            false => self.others.at(slot).get().and_then(Weak::upgrade),
         };
         other.unwrap_or_else(|| self.clone())
     }
@@ -215,11 +215,11 @@ impl Handle {
 impl Handles {
     fn new(alive: &Arc<Alive>) -> Arc<Handles> {
         let others: Arc<PerThread<OnceLock<Weak<Handle>>>> = Arc::default();
-        let handles = Arc::new(Handles(PerThread::new(|place| {
+        let handles = Arc::new(Handles(PerThread::new(|slot| {
             Arc::new(Handle {
                 shared: alive.shared.clone(),
                 alive: alive.clone(),
-                place,
+                slot,
                 others: others.clone(),
             })
         })));
@@ -287,7 +287,7 @@ impl Shared {
 
     /// Returns an id that was not used yet.
     pub(crate) fn next_grant(&self) -> GrantId {
-        self.draw_grant(per_thread::place())
+        self.draw_grant(per_thread::slot())
     }
 
     /// Returns an id that was not used yet, for a position in the store's queue. Drawn in one place: stores order positions of
@@ -296,22 +296,22 @@ impl Shared {
         self.draw_grant(0)
     }
 
-    fn draw_grant(&self, place: usize) -> GrantId {
-        let drawn = self.grants.at(place).fetch_add(1, Ordering::Relaxed);
-        GrantId::new(self.issuer().uuid, number_of_grant(place as u64, drawn))
+    fn draw_grant(&self, slot: usize) -> GrantId {
+        let drawn = self.grants.at(slot).fetch_add(1, Ordering::Relaxed);
+        GrantId::new(self.issuer().uuid, number_of_grant(slot as u64, drawn))
     }
 }
 
 /// Returns the number of the grant that a thread draws after so many others. The threads take the rows of
 /// [neighbours](int_hash::ROW) by turns.
-fn number_of_grant(place: u64, drawn: u64) -> u64 {
-    let row = drawn / int_hash::ROW * PLACES as u64 + place;
+fn number_of_grant(slot: u64, drawn: u64) -> u64 {
+    let row = drawn / int_hash::ROW * SLOTS as u64 + slot;
     row * int_hash::ROW + drawn % int_hash::ROW
 }
 
-/// Returns the place of the thread that drew this number.
-pub(crate) fn place_of_grant(number: u64) -> usize {
-    (number / int_hash::ROW) as usize % PLACES
+/// Returns the slot of the thread that drew this number.
+pub(crate) fn slot_of_grant(number: u64) -> usize {
+    (number / int_hash::ROW) as usize % SLOTS
 }
 
 /// Notices that the runtime is gone: dropped with the watchdog's task, before that was asked to finish.

@@ -10,16 +10,16 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::base::per_thread::PerThread;
 
 #[derive(Debug, Default)]
-pub(crate) struct Pending(PerThread<Place>);
+pub(crate) struct Pending(PerThread<ThreadTracker>);
 
 #[derive(Debug, Default)]
-struct Place {
+struct ThreadTracker {
     tracker: TaskTracker,
     /// How many operations have begun here.
     begun: AtomicU64,
 }
 
-impl Place {
+impl ThreadTracker {
     /// Counts an operation. First in the tracker: a shutdown that sees that it has begun sees it in flight. Ordered with the signal
     /// that ends the client, too: a caller that counts an operation and then looks at the signal either finds it given, or its
     /// operation is seen by the shutdown.
@@ -42,36 +42,39 @@ impl Pending {
         work: impl Future<Output = T> + Send + 'static,
         runtime: &runtime::Handle,
     ) -> JoinHandle<T> {
-        let place = self.0.here();
-        let _counted = place.begin();
-        place.tracker.spawn_on(work, runtime)
+        let of_thread = self.0.here();
+        let _counted = of_thread.begin();
+        of_thread.tracker.spawn_on(work, runtime)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(|place| place.tracker.len()).sum()
+        self.0.iter().map(|of_thread| of_thread.tracker.len()).sum()
     }
 
-    /// Whether none is in flight. An operation begins what follows it before it ends itself, perhaps in a place that was looked at
+    /// Whether none is in flight. An operation begins what follows it before it ends itself, perhaps in a tracker that was looked at
     /// before: then more have begun.
     pub(crate) fn is_empty(&self) -> bool {
         let begun = || -> u64 {
-            let each = self.0.iter().map(|place| place.begun.load(Ordering::SeqCst));
+            let each = self
+                .0
+                .iter()
+                .map(|of_thread| of_thread.begun.load(Ordering::SeqCst));
             each.sum()
         };
         let before = begun();
-        self.0.iter().all(|place| place.tracker.is_empty()) && begun() == before
+        self.0.iter().all(|of_thread| of_thread.tracker.is_empty()) && begun() == before
     }
 
     /// Lets [`wait`](Self::wait) complete. Operations may begin all the same.
     pub(crate) fn close(&self) {
-        for Place { tracker, .. } in self.0.iter() {
+        for ThreadTracker { tracker, .. } in self.0.iter() {
             tracker.close();
         }
     }
 
     /// Waits until none of the operations that are in flight now is. Others may have begun since.
     pub(crate) async fn wait(&self) {
-        for Place { tracker, .. } in self.0.iter() {
+        for ThreadTracker { tracker, .. } in self.0.iter() {
             tracker.wait().await;
         }
     }

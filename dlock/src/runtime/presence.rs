@@ -24,7 +24,8 @@ use crate::base::chance::{HashMap, HashSet};
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::report::{
-    ClientReport, HoldReport, Intervention, LossReason, PUBLISHED, Place, WaitReport, host, shortened,
+    ClientReport, HoldReport, Intervention, LossReason, PUBLISHED, ProcessIdentity, WaitReport, host,
+    shortened,
 };
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
@@ -54,7 +55,7 @@ pub(crate) struct Identity {
     service: String,
     host: String,
     started: SystemTime,
-    place: Place,
+    process_identity: ProcessIdentity,
     address: Arc<OnceLock<Option<String>>>,
     /// Whether the address is being looked up, or was.
     is_looked_up: AtomicBool,
@@ -79,7 +80,7 @@ impl Identity {
             service: shortened(service),
             host: host(),
             started: SystemTime::now(),
-            place: Place::here(),
+            process_identity: ProcessIdentity::here(),
             address: Arc::default(),
             is_looked_up: AtomicBool::new(false),
             written: AtomicBool::new(false),
@@ -134,7 +135,7 @@ impl Shared {
             every: self.written_every(),
             // As long as the leases that it explains: it describes a killed client, too.
             kept: (self.settings.lease * 2).max(KEPT),
-            place: identity.place.clone(),
+            process_identity: identity.process_identity.clone(),
         }
     }
 

@@ -228,6 +228,8 @@ pub struct Busy {
     pub again: Option<Duration>,
     /// How many processes listen for the release of a plain lock; `None` if the store cannot tell.
     pub listeners: Option<u64>,
+    /// For how long a waiter sends no further request, even if it is notified.
+    pub(crate) pause: Duration,
 }
 
 impl Busy {

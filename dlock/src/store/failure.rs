@@ -108,6 +108,20 @@ impl StoreError {
         }
     }
 
+    /// Creates the failure of a URL with this mistake.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn wrong_url(mistake: impl Into<String>) -> StoreError {
+        StoreError::not_done(Reason::WrongUrl, mistake)
+    }
+
+    /// Creates the failure of a URL with an option that the builder of its store refuses, with the reason.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn wrong_option((option, reason): (&'static str, String)) -> StoreError {
+        StoreError::wrong_url(format!("its option {option} is invalid: {reason}"))
+    }
+
     /// Sets the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> StoreError {

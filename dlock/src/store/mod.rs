@@ -55,6 +55,8 @@ pub use self::scheme::{OpenRequest, Scheme};
 pub use self::watch::Watch;
 pub(crate) use self::watch::{Notification, TAKEN, changed};
 use crate::LockKey;
+#[doc(hidden)]
+pub use crate::base::cause::describe;
 pub use crate::base::holder::Holder;
 pub use crate::base::kind::Kind;
 use crate::store::doctor::Diagnose;

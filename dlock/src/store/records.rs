@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::base::observed::log;
 pub use crate::store::record_view::{ForgetReply, RecordLook, RecordState, RecordView};
 pub use crate::store::slots::{SlotOutcome, SlotReply, SlotRequest, slot_of_fingerprint};
-use crate::store::{POLLED_EVERY, Reason, StoreError, Watch};
+use crate::store::{POLLED_EVERY, Reason, StoreError, StoreFuture, Watch};
 
 /// The key of a record: a name without readable origin, such as a hash.
 ///
@@ -470,25 +470,23 @@ pub trait RecordStore: Send + Sync + 'static {
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
 
-type Step<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'static>>;
-
 /// [`RecordStore`] without type parameters.
 trait DynRecordStore: Send + Sync + 'static {
-    fn claim(self: Arc<Self>, request: ClaimRequest) -> Step<ClaimReply>;
-    fn extend(self: Arc<Self>, key: RecordKey, token: ClaimToken, times: Times) -> Step<OwnerReply>;
+    fn claim(self: Arc<Self>, request: ClaimRequest) -> StoreFuture<ClaimReply>;
+    fn extend(self: Arc<Self>, key: RecordKey, token: ClaimToken, times: Times) -> StoreFuture<OwnerReply>;
     fn complete(
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> Step<OwnerReply>;
-    fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
-    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
-    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState>;
-    fn claim_slot(self: Arc<Self>, request: ClaimRequest, slot: SlotRequest) -> Step<SlotReply>;
-    fn inspect(self: Arc<Self>, key: RecordKey, response: bool) -> Step<RecordLook>;
-    fn forget(self: Arc<Self>, key: RecordKey) -> Step<ForgetReply>;
+    ) -> StoreFuture<OwnerReply>;
+    fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> StoreFuture<OwnerReply>;
+    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> StoreFuture<OwnerReply>;
+    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> StoreFuture<ClaimState>;
+    fn claim_slot(self: Arc<Self>, request: ClaimRequest, slot: SlotRequest) -> StoreFuture<SlotReply>;
+    fn inspect(self: Arc<Self>, key: RecordKey, response: bool) -> StoreFuture<RecordLook>;
+    fn forget(self: Arc<Self>, key: RecordKey) -> StoreFuture<ForgetReply>;
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
 
@@ -496,10 +494,10 @@ trait DynRecordStore: Send + Sync + 'static {
 type Times = (Duration, Duration);
 
 impl<S: RecordStore> DynRecordStore for S {
-    fn claim(self: Arc<Self>, request: ClaimRequest) -> Step<ClaimReply> {
+    fn claim(self: Arc<Self>, request: ClaimRequest) -> StoreFuture<ClaimReply> {
         Box::pin(RecordStore::claim(self, request))
     }
-    fn extend(self: Arc<Self>, key: RecordKey, token: ClaimToken, times: Times) -> Step<OwnerReply> {
+    fn extend(self: Arc<Self>, key: RecordKey, token: ClaimToken, times: Times) -> StoreFuture<OwnerReply> {
         Box::pin(RecordStore::extend(self, key, token, times.0, times.1))
     }
     fn complete(
@@ -508,25 +506,25 @@ impl<S: RecordStore> DynRecordStore for S {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> Step<OwnerReply> {
+    ) -> StoreFuture<OwnerReply> {
         Box::pin(RecordStore::complete(self, key, token, response, retention))
     }
-    fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
+    fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> StoreFuture<OwnerReply> {
         Box::pin(RecordStore::release(self, key, token))
     }
-    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
+    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> StoreFuture<OwnerReply> {
         Box::pin(RecordStore::abandon(self, key, token))
     }
-    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState> {
+    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> StoreFuture<ClaimState> {
         Box::pin(RecordStore::read(self, key, token))
     }
-    fn claim_slot(self: Arc<Self>, request: ClaimRequest, slot: SlotRequest) -> Step<SlotReply> {
+    fn claim_slot(self: Arc<Self>, request: ClaimRequest, slot: SlotRequest) -> StoreFuture<SlotReply> {
         Box::pin(RecordStore::claim_slot(self, request, slot))
     }
-    fn inspect(self: Arc<Self>, key: RecordKey, response: bool) -> Step<RecordLook> {
+    fn inspect(self: Arc<Self>, key: RecordKey, response: bool) -> StoreFuture<RecordLook> {
         Box::pin(RecordStore::inspect(self, key, response))
     }
-    fn forget(self: Arc<Self>, key: RecordKey) -> Step<ForgetReply> {
+    fn forget(self: Arc<Self>, key: RecordKey) -> StoreFuture<ForgetReply> {
         Box::pin(RecordStore::forget(self, key))
     }
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
@@ -539,11 +537,11 @@ impl<S: RecordStore> DynRecordStore for S {
 struct Operation<T> {
     key: RecordKey,
     /// `None` if the call has panicked.
-    step: Option<Step<T>>,
+    step: Option<StoreFuture<T>>,
 }
 
 impl<T> Operation<T> {
-    fn begin(key: &RecordKey, call: impl FnOnce() -> Step<T>) -> Operation<T> {
+    fn begin(key: &RecordKey, call: impl FnOnce() -> StoreFuture<T>) -> Operation<T> {
         Operation {
             key: key.clone(),
             step: catch_unwind(AssertUnwindSafe(call)).ok(),

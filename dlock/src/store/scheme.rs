@@ -3,8 +3,11 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Reason, Store, StoreError};
 
@@ -133,6 +136,30 @@ impl OpenRequest {
         Some(self.parameters.swap_remove(at).1)
     }
 
+    /// [Takes](Self::take) a parameter and parses it. The failure says which `values` it has, as in "true or false".
+    #[doc(hidden)]
+    pub fn take_parsed<V: FromStr>(&mut self, name: &str, values: &str) -> Result<Option<V>, StoreError> {
+        let parsed = self.take(name).map(|value| value.parse());
+        let wrong = |_| StoreError::wrong_url(format!("its option {name} must be {values}"));
+        parsed.transpose().map_err(wrong)
+    }
+
+    /// [Takes](Self::take) these parameters; returns a URL of this scheme, with the address and them, for a driver that parses
+    /// them itself.
+    #[doc(hidden)]
+    pub fn take_for_driver(&mut self, scheme: &str, names: &[&str]) -> String {
+        let mut url = format!("{scheme}://{}", self.address);
+        let mut sign = '?';
+        for name in names {
+            if let Some(value) = self.take(name) {
+                let value = utf8_percent_encode(&value, NON_ALPHANUMERIC);
+                url.push_str(&format!("{sign}{name}={value}"));
+                sign = '&';
+            }
+        }
+        url
+    }
+
     /// Checks that all parameters were taken.
     ///
     /// # Errors
@@ -164,5 +191,50 @@ impl fmt::Debug for OpenRequest {
             .field("prefix", &self.prefix)
             .field("service_name", &self.service_name)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(parameters: &[(&str, &str)]) -> OpenRequest {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        OpenRequest {
+            scheme: "toy".to_owned(),
+            address: "user:p%40ss@host/db".to_owned(),
+            timeout: Duration::from_secs(1),
+            prefix: String::new(),
+            service_name: String::new(),
+            client: 1,
+            parameters: parameters.iter().map(owned).collect(),
+            known: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn value_that_an_option_cannot_have_is_told_with_those_that_it_can() {
+        let mut request = request(&[("listen", "secret"), ("connections", "4")]);
+        assert!(matches!(
+            request.take_parsed("connections", "a number"),
+            Ok(Some(4))
+        ));
+        assert!(matches!(
+            request.take_parsed::<bool>("other", "true or false"),
+            Ok(None)
+        ));
+        let error = request
+            .take_parsed::<bool>("listen", "true or false")
+            .unwrap_err();
+        assert_eq!(error.reason, Reason::WrongUrl);
+        assert_eq!(error.message, "its option listen must be true or false");
+    }
+
+    #[test]
+    fn options_of_a_driver_are_passed_on_as_they_were() {
+        let mut request = request(&[("a", "x&y=z"), ("b", "ä"), ("c", "")]);
+        let url = request.take_for_driver("driver", &["a", "c", "d"]);
+        assert_eq!(url, "driver://user:p%40ss@host/db?a=x%26y%3Dz&c=");
+        assert!(request.finish().unwrap_err().message.contains("\"b\""));
     }
 }

@@ -2,7 +2,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod client;
-mod clock;
 mod locks;
 
 pub use locks::{Committed, EtcdLocks, EtcdLocksBuilder, FencedTransaction, Proof, TransactionError, scheme};

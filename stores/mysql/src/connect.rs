@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dlock::store::queue::ServerClock;
-use dlock::store::{Reason, StoreError};
+use dlock::store::{Reason, StoreError, describe};
 use futures_util::FutureExt;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts, OptsBuilder};
@@ -147,7 +147,7 @@ impl Session {
                 self.used = Instant::now();
                 Ok(())
             }
-            Ok(Err(error)) => Err(failure::describe(&error)),
+            Ok(Err(error)) => Err(describe(&error)),
             Err(_) => Err(format!("no answer within {limit:?}")),
         }
     }

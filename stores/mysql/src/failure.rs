@@ -1,6 +1,6 @@
 //! Classifies failures of the driver and of the server by what they mean for an operation.
 
-use dlock::store::{Outcome, Reason, StoreError};
+use dlock::store::{Outcome, Reason, StoreError, describe};
 use mysql_async::{DriverError, Error, ServerError, UrlError};
 
 /// The failure of an operation.
@@ -58,7 +58,8 @@ pub(crate) fn of_url(error: &UrlError) -> String {
         UrlError::FeatureRequired { feature, param } => {
             format!("its option {param} needs the feature tls of dlock-mysql ({feature} of the driver)")
         }
-        UrlError::InvalidParamValue { param, .. } => format!("its option {param} has no such value"),
+        // All others of the driver's that are taken are texts.
+        UrlError::InvalidParamValue { param, .. } => format!("its option {param} must be true or false"),
         UrlError::UnknownParameter { param } => format!("the driver has no option {param}"),
         _ => "it has to be like mysql://user@host/database".to_owned(),
     }
@@ -118,20 +119,6 @@ fn text(told: &ServerError) -> String {
         _ => "",
     };
     format!("the server said {}, {}{advice}", told.code, told.message)
-}
-
-/// Describes an error and its causes.
-pub(crate) fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        let more = inner.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

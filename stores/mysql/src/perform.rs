@@ -114,6 +114,9 @@ struct Left {
     granted: Vec<Job>,
 }
 
+/// The rows of locks by their keys.
+type Rows = HashMap<Vec<u8>, Found>;
+
 /// An error means that the connection is unusable.
 type Broken = Result<(), StoreError>;
 
@@ -208,7 +211,7 @@ impl Performing<'_> {
                 for job in jobs {
                     let after = pause(job.looks);
                     match job.looks < LOOKS {
-                        true => self.again(job, after, &failure.error.message),
+                        true => self.queue.retry(job, after, &failure.error.message),
                         false => self.fail(job, &failure.error),
                     }
                 }
@@ -378,7 +381,9 @@ impl Performing<'_> {
         {
             // A copy that is still in flight would take the lock after this release.
             let rest = duration(until - now) + PAUSE.0;
-            return self.again(job, rest, "the acquire that it undoes may still take effect");
+            return self
+                .queue
+                .retry(job, rest, "the acquire that it undoes may still take effect");
         }
         self.queue.is_known(grant, now);
         let reply = match ended {
@@ -417,7 +422,14 @@ impl Performing<'_> {
             }
         };
         self.session.clock.saw(now, sent, Instant::now());
-        for (job, sent) in left.renewals {
+        self.renewals_seen(left.renewals, &rows);
+        self.grants_seen(left.granted, &rows);
+        Ok(self.refused_seen(left.refused, &rows))
+    }
+
+    /// Replies to renewals by the rows of their locks, or repeats them.
+    fn renewals_seen(&self, renewals: Vec<(Job, Option<Instant>)>, rows: &Rows) {
+        for (job, sent) in renewals {
             let Step::Renew(key, grant, lease) = &job.step else {
                 continue;
             };
@@ -433,7 +445,8 @@ impl Performing<'_> {
                 // Another statement may have locked the row for a moment.
                 (Some(_), _) if job.looks < LOOKS && Instant::now() + 2 * PAUSE.1 < job.deadline => {
                     let after = pause(job.looks);
-                    self.again(job, after, "another transaction has the row of the lock locked");
+                    let why = "another transaction has the row of the lock locked";
+                    self.queue.retry(job, after, why);
                     continue;
                 }
                 (Some(_), _) => Renewal::Held,
@@ -441,7 +454,11 @@ impl Performing<'_> {
             };
             self.answer(job, Answer::Renewed(renewal));
         }
-        for job in left.granted {
+    }
+
+    /// Replies to acquires that were granted, with the tokens in the rows of their locks.
+    fn grants_seen(&self, granted: Vec<Job>, rows: &Rows) {
+        for job in granted {
             let Step::Acquire(ask) = &job.step else { continue };
             let row = rows.get(ask.key.as_bytes());
             match row.filter(|row| row.holder == ask.grant.to_string()) {
@@ -455,8 +472,13 @@ impl Performing<'_> {
                 ),
             }
         }
+    }
+
+    /// Replies to acquires that were not granted, with the holders in the rows of their locks, or repeats them. Returns those
+    /// of keys without a row.
+    fn refused_seen(&self, refused: Vec<(Job, i64)>, rows: &Rows) -> Vec<Job> {
         let mut missing = Vec::new();
-        for (job, refuse_after) in left.refused {
+        for (job, refuse_after) in refused {
             let row = job.step.keys().find_map(|key| rows.get(key.as_bytes()));
             match row {
                 None => missing.push(job),
@@ -466,15 +488,15 @@ impl Performing<'_> {
                 }
                 Some(row) if row.now > refuse_after => {
                     let why = "the request came too late, by the server's clock, and was refused";
-                    self.again(job, Duration::ZERO, why);
+                    self.queue.retry(job, Duration::ZERO, why);
                 }
                 Some(_) => self.look_again(job),
             }
         }
-        Ok(missing)
+        missing
     }
 
-    fn read(&self, replies: Vec<Reply>) -> Option<(HashMap<Vec<u8>, Found>, i64)> {
+    fn read(&self, replies: Vec<Reply>) -> Option<(Rows, i64)> {
         let [rows, now]: [Reply; 2] = replies.try_into().ok()?;
         let rows = rows.rows.into_iter().map(|row| Found::of(row).ok());
         let rows = rows.map(|row| row.map(|row| (row.key.clone(), row)));
@@ -509,7 +531,7 @@ impl Performing<'_> {
                 // A single row may be why the other grants were not renewed.
                 job.alone |= several;
                 let after = pause(job.looks);
-                self.again(job, after, &failure.error.message);
+                self.queue.retry(job, after, &failure.error.message);
                 continue;
             }
             if failure.error.outcome == Outcome::Unknown
@@ -549,32 +571,24 @@ impl Performing<'_> {
         }
     }
 
-    /// Repeats, after a pause, an operation that was not carried out; fails it if its deadline is earlier.
-    fn again(&self, job: Job, after: Duration, why: &str) {
-        if Instant::now() + after >= job.deadline {
-            return self.fail(job, &StoreError::not_done(Reason::Unreachable, why));
-        }
-        self.queue.again(job, after);
-    }
-
     /// Repeats an acquire that conflicted with other transactions, which may be over by now.
     fn look_again(&self, job: Job) {
         if job.looks < LOOKS {
             let after = pause(job.looks).mul_f64(0.25 + fastrand::f64());
-            return self.again(job, after, "other transactions were always first");
+            return self
+                .queue
+                .retry(job, after, "other transactions were always first");
         }
         let busy = Busy::new(None).again(PAUSE.1);
         self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
     }
 
     fn answer(&self, job: Job, answer: Answer) {
-        self.queue.done(&job.step);
-        job.answer(Ok(answer));
+        self.queue.answer(job, Ok(answer));
     }
 
     fn fail(&self, job: Job, error: &StoreError) {
-        self.queue.done(&job.step);
-        job.answer(Err(error.clone()));
+        self.queue.answer(job, Err(error.clone()));
     }
 }
 

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
+use dlock::store::{OpenRequest, Scheme, Store, StoreError};
 use mysql_async::{Opts, OptsBuilder};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::failure;
 use crate::store::MysqlLocks;
@@ -50,8 +49,10 @@ pub fn scheme() -> Scheme {
 
 async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
     let table = request.take("table");
-    let connections = parse(request.take("connections"), "connections")?;
-    let create = parse(request.take("create_table"), "create_table")?.unwrap_or(false);
+    let connections = request.take_parsed("connections", "a number such as 4")?;
+    let create = request
+        .take_parsed("create_table", "true or false")?
+        .unwrap_or(false);
     let server = server(&mut request)?;
     request.finish()?;
     let mut builder = MysqlLocks::builder(server)
@@ -81,24 +82,20 @@ async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
 
 /// Lets the driver parse the URL.
 fn server(request: &mut OpenRequest) -> Result<OptsBuilder, StoreError> {
-    let mut url = format!("mysql://{}", request.address);
-    let mut sign = '?';
-    for name in OF_THE_DRIVER {
-        if let Some(value) = request.take(name) {
-            let value = utf8_percent_encode(&value, NON_ALPHANUMERIC);
-            url.push_str(&format!("{sign}{name}={value}"));
-            sign = '&';
-        }
-    }
-    let opts = Opts::from_url(&url).map_err(|error| wrong(&failure::of_url(&error)))?;
+    let url = request.take_for_driver("mysql", &OF_THE_DRIVER);
+    let opts = Opts::from_url(&url).map_err(|error| StoreError::wrong_url(failure::of_url(&error)))?;
     if opts.db_name().is_none_or(str::is_empty) {
-        return Err(wrong("it names no database, as in mysql://user@host/database"));
+        return Err(StoreError::wrong_url(
+            "it names no database, as in mysql://user@host/database",
+        ));
     }
     let encryption = opts.ssl_opts().cloned();
     let mut server = OptsBuilder::from_opts(opts);
     if let Some(file) = request.take("ssl_ca") {
         let Some(encryption) = encryption else {
-            return Err(wrong("its ssl_ca is for require_ssl=true, which encrypts"));
+            return Err(StoreError::wrong_url(
+                "its ssl_ca is for require_ssl=true, which encrypts",
+            ));
         };
         server = server.ssl_opts(encryption.with_root_certs(vec![PathBuf::from(file).into()]));
     }
@@ -106,15 +103,4 @@ fn server(request: &mut OpenRequest) -> Result<OptsBuilder, StoreError> {
         server = server.connect_attribute("program_name", &request.service_name);
     }
     Ok(server)
-}
-
-fn parse<V: std::str::FromStr>(value: Option<String>, name: &str) -> Result<Option<V>, StoreError> {
-    let parsed = value.map(|value| value.parse());
-    parsed
-        .transpose()
-        .map_err(|_| wrong(&format!("its option {name} has no such value")))
-}
-
-fn wrong(reason: &str) -> StoreError {
-    StoreError::not_done(Reason::WrongUrl, reason)
 }

@@ -5,7 +5,7 @@ use std::io;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use dlock::store::{Outcome, Reason, StoreError};
+use dlock::store::{Outcome, Reason, StoreError, describe};
 
 /// The failure of an operation.
 pub(crate) enum Failure {
@@ -175,20 +175,6 @@ fn text(told: &DbError) -> String {
         _ => "",
     };
     format!("the server said {code}, {}{advice}", told.message())
-}
-
-/// Describes an error and its causes.
-fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        let more = inner.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 impl From<Failure> for StoreError {

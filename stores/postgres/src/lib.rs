@@ -10,6 +10,7 @@ mod micros;
 mod names;
 mod pooler;
 pub mod records;
+mod sweeping;
 #[cfg(feature = "tls")]
 mod tls;
 

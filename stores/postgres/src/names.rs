@@ -53,7 +53,12 @@ impl TableName {
 
     /// The quoted name of a related object, without the schema.
     pub(crate) fn alone(&self, ending: &str) -> String {
-        format!("\"{}{ending}\"", self.table)
+        format!("\"{}\"", self.bare(ending))
+    }
+
+    /// The name of a related object as the catalogs of the server have it.
+    pub(crate) fn bare(&self, ending: &str) -> String {
+        format!("{}{ending}", self.table)
     }
 }
 

@@ -3,8 +3,7 @@
 //! To the servers, a lock lasts as long as the session. If a lease is shorter or is not renewed while the session
 //! continues, the client itself ends it by deleting the node; if the process dies, the session ends it.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +26,13 @@ pub(crate) struct Own {
     pub(crate) state: State,
     /// When the lease ends.
     pub(crate) deadline: Instant,
+}
+
+impl Own {
+    /// Whether the node is in the queue of a lock or of permits, and holds nothing.
+    fn is_position(&self) -> bool {
+        matches!(self.state, State::Waits(_) | State::First { .. })
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -70,44 +76,83 @@ pub(crate) struct Position {
 #[derive(Debug, Default)]
 pub(crate) struct Grants(Mutex<Inner>);
 
+/// A grant, and its next check.
+#[derive(Debug)]
+struct Known {
+    own: Own,
+    /// Where it is in `looks`: no later than its deadline. That check finds a later deadline.
+    look: Option<Instant>,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    own: HashMap<GrantId, Own>,
-    /// For each grant, a moment that is no later than its deadline.
-    ends: BinaryHeap<Reverse<(Instant, GrantId)>>,
+    known: HashMap<GrantId, Known>,
+    /// When to check each grant, which is in it once at most: a waiter for permits has a new deadline with each
+    /// notification.
+    looks: BTreeSet<(Instant, GrantId)>,
 }
 
 impl Inner {
-    /// Schedules a check of the grant.
+    fn own(&self) -> impl Iterator<Item = (GrantId, &Own)> {
+        self.known.iter().map(|(grant, known)| (*grant, &known.own))
+    }
+
+    fn own_mut(&mut self, grant: GrantId) -> Option<&mut Own> {
+        self.known.get_mut(&grant).map(|known| &mut known.own)
+    }
+
+    fn remove(&mut self, grant: GrantId) -> Option<Own> {
+        let known = self.known.remove(&grant)?;
+        if let Some(look) = known.look {
+            self.looks.remove(&(look, grant));
+        }
+        Some(known.own)
+    }
+
+    /// Checks the grant at this moment, unless it is checked earlier.
     fn look_at(&mut self, at: Instant, grant: GrantId) {
-        self.ends.push(Reverse((at, grant)));
+        let Some(known) = self.known.get_mut(&grant) else {
+            return;
+        };
+        if known.look.is_some_and(|look| look <= at) {
+            return;
+        }
+        if let Some(look) = known.look.replace(at) {
+            self.looks.remove(&(look, grant));
+        }
+        self.looks.insert((at, grant));
+    }
+
+    /// Sets the end of a grant's lease.
+    fn ends_at(&mut self, deadline: Instant, grant: GrantId) {
+        if let Some(own) = self.own_mut(grant) {
+            own.deadline = deadline;
+            self.look_at(deadline, grant);
+        }
     }
 }
 
 impl Grants {
     pub(crate) fn insert(&self, grant: GrantId, own: Own) {
         let mut inner = self.0.lock();
-        inner.look_at(own.deadline, grant);
-        inner.own.insert(grant, own);
+        inner.remove(grant);
+        let deadline = own.deadline;
+        inner.known.insert(grant, Known { own, look: None });
+        inner.look_at(deadline, grant);
     }
 
     pub(crate) fn get(&self, grant: GrantId) -> Option<Own> {
-        self.0.lock().own.get(&grant).cloned()
+        let inner = self.0.lock();
+        inner.known.get(&grant).map(|known| known.own.clone())
     }
 
     pub(crate) fn remove(&self, grant: GrantId) {
-        let mut inner = self.0.lock();
-        inner.own.remove(&grant);
-        // Heap entries of removed grants stay until they are due, unless they are the majority.
-        if inner.ends.len() > 64 && inner.ends.len() > 4 * inner.own.len() {
-            let Inner { own, ends } = &mut *inner;
-            ends.retain(|Reverse((_, grant))| own.contains_key(grant));
-        }
+        self.0.lock().remove(grant);
     }
 
     /// Keeps what is known of the node of a grant, if anything, under an id of its own: the grant may have another node.
     pub(crate) fn set_aside(&self, grant: GrantId) {
-        let own = self.0.lock().own.remove(&grant);
+        let own = self.0.lock().remove(grant);
         if let Some(own) = own {
             self.insert(GrantId::from_parts(fastrand::u128(..), 0), own);
         }
@@ -116,24 +161,18 @@ impl Grants {
     /// Returns the lock, the node and its version of a grant that is held in this session.
     pub(crate) fn held(&self, grant: GrantId, epoch: Epoch) -> Option<(Arc<str>, Node, i32)> {
         let inner = self.0.lock();
-        let own = inner.own.get(&grant).filter(|own| own.epoch == epoch)?;
+        let own = &inner.known.get(&grant)?.own;
         match &own.state {
-            State::Held { node, version } => Some((own.lock.clone(), node.clone(), *version)),
+            State::Held { node, version } if own.epoch == epoch => {
+                Some((own.lock.clone(), node.clone(), *version))
+            }
             _ => None,
         }
     }
 
     /// Sets the end of a grant's lease.
     pub(crate) fn extend(&self, grant: GrantId, deadline: Instant) {
-        let mut inner = self.0.lock();
-        let Some(own) = inner.own.get_mut(&grant) else {
-            return;
-        };
-        let is_sooner = deadline < own.deadline;
-        own.deadline = deadline;
-        if is_sooner {
-            inner.look_at(deadline, grant);
-        }
+        self.0.lock().ends_at(deadline, grant);
     }
 
     /// Sets until when the position of a waiter is kept, if this is one.
@@ -147,18 +186,17 @@ impl Grants {
     /// Sets until when the positions in a queue are kept, unless they end before.
     pub(crate) fn end_positions(&self, queue: &str, until: Instant) {
         let mut inner = self.0.lock();
-        let Inner { own, ends } = &mut *inner;
-        let waits = own.iter_mut().filter(|(_, own)| {
-            matches!(own.state, State::Waits(_) | State::First { .. }) && *own.lock == *queue
-        });
-        for (grant, own) in waits.filter(|(_, own)| own.deadline > until) {
-            own.deadline = until;
-            ends.push(Reverse((until, *grant)));
+        let waits = inner
+            .own()
+            .filter(|(_, own)| own.is_position() && *own.lock == *queue && own.deadline > until);
+        let waits: Vec<GrantId> = waits.map(|(grant, _)| grant).collect();
+        for grant in waits {
+            inner.ends_at(until, grant);
         }
     }
 
     pub(crate) fn set(&self, grant: GrantId, state: State) {
-        if let Some(own) = self.0.lock().own.get_mut(&grant) {
+        if let Some(own) = self.0.lock().own_mut(grant) {
             own.state = state;
         }
     }
@@ -166,10 +204,9 @@ impl Grants {
     /// Records that the node did not exist, but may still be created until this moment.
     pub(crate) fn is_absent(&self, grant: GrantId, until: Instant) {
         let mut inner = self.0.lock();
-        if let Some(own) = inner.own.get_mut(&grant) {
+        if let Some(own) = inner.own_mut(grant) {
             own.state = State::Absent(until);
-            own.deadline = until;
-            inner.look_at(until, grant);
+            inner.ends_at(until, grant);
         }
     }
 
@@ -177,16 +214,15 @@ impl Grants {
     pub(crate) fn absent(&self) -> Vec<(GrantId, Arc<str>)> {
         let inner = self.0.lock();
         let absent = inner
-            .own
-            .iter()
+            .own()
             .filter(|(_, own)| matches!(own.state, State::Absent(_)));
-        absent.map(|(grant, own)| (*grant, own.lock.clone())).collect()
+        absent.map(|(grant, own)| (grant, own.lock.clone())).collect()
     }
 
     /// Returns whether the grant was renewed after its lease had expired; if so, schedules a check at its new deadline.
     pub(crate) fn was_renewed(&self, grant: GrantId, now: Instant) -> bool {
         let mut inner = self.0.lock();
-        let Some(deadline) = inner.own.get(&grant).map(|own| own.deadline) else {
+        let Some(deadline) = inner.known.get(&grant).map(|known| known.own.deadline) else {
             return false;
         };
         let renewed = deadline > now;
@@ -198,48 +234,48 @@ impl Grants {
 
     /// Schedules another attempt to end the grant.
     pub(crate) fn again(&self, grant: GrantId, after: Duration) {
-        let at = Instant::now() + after;
-        let mut inner = self.0.lock();
-        if let Some(own) = inner.own.get_mut(&grant) {
-            own.deadline = at;
-            inner.look_at(at, grant);
-        }
+        self.extend(grant, Instant::now() + after);
     }
 
     /// Takes the grants whose leases have expired, with their locks, and returns when to check again. Each is returned
     /// once, until another check is scheduled.
     pub(crate) fn over(&self, now: Instant) -> (Vec<(GrantId, Arc<str>)>, Option<Instant>) {
         let mut inner = self.0.lock();
+        let Inner { known, looks } = &mut *inner;
         let mut over = Vec::new();
-        while let Some(Reverse((at, grant))) = inner.ends.peek().copied() {
-            if at > now {
-                return (over, Some(at));
-            }
-            inner.ends.pop();
-            match inner.own.get(&grant).map(|own| (own.deadline, &own.lock)) {
-                Some((deadline, _)) if deadline > now => inner.look_at(deadline, grant),
-                Some((_, lock)) => over.push((grant, lock.clone())),
-                None => {}
+        let mut later = Vec::new();
+        while let Some((at, grant)) = looks.first().copied().filter(|(at, _)| *at <= now) {
+            looks.remove(&(at, grant));
+            let Some(Known { own, look }) = known.get_mut(&grant) else {
+                continue;
+            };
+            *look = Some(own.deadline).filter(|deadline| *deadline > now);
+            match *look {
+                Some(deadline) => later.push((deadline, grant)),
+                None => over.push((grant, own.lock.clone())),
             }
         }
-        (over, None)
+        looks.extend(later);
+        (over, looks.first().map(|(at, _)| *at))
     }
 
     /// The queues in which this client has positions.
     pub(crate) fn queues(&self) -> HashSet<Arc<str>> {
         let inner = self.0.lock();
-        let waits =
-            (inner.own.values()).filter(|own| matches!(own.state, State::Waits(_) | State::First { .. }));
-        waits.map(|own| own.lock.clone()).collect()
+        let waits = inner.own().filter(|(_, own)| own.is_position());
+        waits.map(|(_, own)| own.lock.clone()).collect()
     }
 
     /// Removes the grants of sessions before this one, which have ended.
     pub(crate) fn forget_before(&self, epoch: Epoch) {
-        self.0.lock().own.retain(|_, own| own.epoch >= epoch);
+        let mut inner = self.0.lock();
+        let Inner { known, looks } = &mut *inner;
+        known.retain(|_, known| known.own.epoch >= epoch);
+        looks.retain(|(_, grant)| known.contains_key(grant));
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().own.len()
+        self.0.lock().known.len()
     }
 }
 
@@ -333,6 +369,29 @@ mod tests {
         let aside = grants.get(absent[0].0).unwrap();
         assert!(absent[0].0 != grant(0) && aside.mark == mark);
         assert!(grants.over(start + s(20)).0.contains(&absent[0]));
+    }
+
+    /// A waiter for permits is notified of each change of its semaphore, and asks again.
+    #[test]
+    fn waiter_that_is_notified_again_and_again_is_checked_once() {
+        let (grants, start) = (Grants::default(), Instant::now());
+        let node = Node::parse("lock-0000000001").unwrap();
+        let waits = State::First { node, czxid: 1 };
+        let mut own = own(0, start + s(60));
+        own.state = waits;
+        for round in 0..1000 {
+            let now = start + Duration::from_millis(round);
+            grants.insert(grant(0), own.clone());
+            grants.end_positions("k", now + s(5));
+            grants.extend(grant(0), now + s(60));
+            grants.insert(grant(1), own.clone());
+            grants.remove(grant(1));
+            assert!(grants.over(now).0.is_empty());
+            assert_eq!(grants.0.lock().looks.len(), 1);
+        }
+        assert!(grants.over(start + s(30)).0.is_empty());
+        assert_eq!(grants.over(start + s(90)).0.len(), 1);
+        assert_eq!(grants.0.lock().looks.len(), 0);
     }
 
     #[test]

@@ -273,14 +273,24 @@ impl Store for ZookeeperLocks {
             let topic = position_topic(&lock, grant).into();
             return self.0.core.hub.listen(topic, |_| true, |_| {});
         }
-        let inbox = &self.0.inbox;
         let first = |topic: &Arc<str>| {
             let (core, lock, topic) = (self.0.core.clone(), lock.clone(), topic.clone());
             let work = move || -> Work { Box::pin(async move { core.watch(lock, &topic).await }) };
-            inbox.push(None, Step::Work(Box::new(work)));
+            self.0.inbox.push(None, Step::Work(Box::new(work)));
             false
         };
-        self.0.core.hub.listen(topic(kind, &lock).into(), first, |_| {})
+        let topic = topic(kind, &lock).into();
+        if !matches!(kind, Kind::Permit | Kind::Latch) {
+            // Its release ends the watch.
+            return self.0.core.hub.listen(topic, first, |_| {});
+        }
+        let (core, inbox) = (self.0.core.clone(), self.0.inbox.clone());
+        let last_lock = lock.clone();
+        let last = move |topic: Arc<str>| {
+            let work = move || -> Work { Box::pin(async move { core.unwatch(&last_lock, &topic).await }) };
+            inbox.push(None, Step::Work(Box::new(work)));
+        };
+        self.0.core.hub.listen(topic, first, last)
     }
 
     fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {

@@ -77,6 +77,15 @@ pub(crate) fn topic(kind: Kind, lock: &str) -> String {
 
 const CLASSES: [Class; 4] = [Class::All, Class::Readers, Class::Permits, Class::Latch];
 
+/// The nodes of a counter that its waiters watch; `None` for the topic of a lock.
+fn counter_nodes(lock: &str, topic: &str) -> Option<Vec<String>> {
+    match Class::with(topic)? {
+        Class::Permits => Some([leases_of(lock), total_of(lock)].to_vec()),
+        Class::Latch => Some(vec![latch_of(lock)]),
+        Class::All | Class::Readers => None,
+    }
+}
+
 fn lock_of(topic: &str) -> &str {
     topic.split_once(' ').map_or(topic, |(_, lock)| lock)
 }
@@ -84,10 +93,8 @@ fn lock_of(topic: &str) -> &str {
 impl Core {
     /// Watches what a topic is about, and confirms it: from now on its notifications are certain.
     pub(crate) async fn watch(&self, lock: Arc<str>, topic: &str) {
-        let nodes = match Class::with(topic) {
-            Some(Class::Permits) => [leases_of(&lock), total_of(&lock)].to_vec(),
-            Some(Class::Latch) => vec![latch_of(&lock)],
-            _ => return self.watch_lock(lock, Some(topic)).await,
+        let Some(nodes) = counter_nodes(&lock, topic) else {
+            return self.watch_lock(lock, Some(topic)).await;
         };
         for node in nodes {
             if self.watch_node(&self.path(&node), topic).await.is_none() {
@@ -95,6 +102,22 @@ impl Core {
             }
         }
         self.hub.confirm(topic);
+    }
+
+    /// Removes the watches of a counter without waiters: the change that would end them may never come.
+    pub(crate) async fn unwatch(&self, lock: &str, topic: &str) {
+        let nodes = counter_nodes(lock, topic).unwrap_or_default();
+        // The watches for a new waiter are requested by the task that runs this, so their requests are sent later.
+        if self.hub.listeners(topic) > 0 {
+            return;
+        }
+        let requests = nodes.iter().map(|node| Request::Unwatch {
+            path: self.path(node),
+        });
+        for pending in self.session.ask_all(requests) {
+            // Refused if there is no watch. Watches also end with their connection.
+            let _ = pending.answer().await;
+        }
     }
 
     /// Watches a node of a counter while it is waited for, and returns whether it exists.
@@ -253,6 +276,7 @@ mod tests {
     use crate::fair::position_topic;
     use crate::session::Session;
     use dlock::store::GrantId;
+    use futures_util::FutureExt;
     use tokio::time::timeout;
 
     /// A connection that stalls until the first requests are late.
@@ -278,6 +302,22 @@ mod tests {
                 () = serving => {}
                 confirmed = timeout(Duration::from_secs(10), confirmed) => confirmed.unwrap(),
             }
+        }
+    }
+
+    /// Its request for them may be sent already.
+    #[tokio::test]
+    async fn watches_of_a_counter_are_not_removed_from_a_later_waiter() {
+        for kind in [Kind::Permit, Kind::Latch] {
+            let session = Arc::new(Session::unserved(Duration::from_secs(60)));
+            let core = Core::new(session, "/locks".to_owned());
+            let topic: Arc<str> = topic(kind, "k").into();
+            assert!(
+                core.unwatch("k", &topic).now_or_never().is_none(),
+                "not requested"
+            );
+            let _watch = core.hub.listen(topic.clone(), |_| false, |_| {});
+            assert!(core.unwatch("k", &topic).now_or_never().is_some(), "requested");
         }
     }
 

@@ -23,6 +23,7 @@ mod code {
     pub(super) const CHECK: i32 = 13;
     pub(super) const MULTI: i32 = 14;
     pub(super) const CREATE2: i32 = 15;
+    pub(super) const REMOVE_WATCHES: i32 = 18;
     pub(super) const CREATE_CONTAINER: i32 = 19;
     pub(super) const AUTH: i32 = 100;
     pub(super) const CLOSE: i32 = -11;
@@ -176,6 +177,10 @@ pub(crate) enum Request {
         data: Vec<u8>,
     },
     Multi(Vec<Change>),
+    /// Removes the watches that this connection has of a node.
+    Unwatch {
+        path: String,
+    },
 }
 
 /// The metadata of a node.
@@ -251,6 +256,11 @@ impl Request {
                 }
                 out.int(-1).bool(true).int(-1);
             }
+            Request::Unwatch { path } => {
+                // Those of its data and those of its list.
+                const ANY: i32 = 3;
+                out.int(code::REMOVE_WATCHES).string(path).int(ANY);
+            }
         }
         out.finish()
     }
@@ -268,7 +278,10 @@ impl Request {
                 let czxid = body.long()?;
                 Ok(Reply::Created { path, czxid })
             }
-            Request::Delete { .. } | Request::Sync { .. } | Request::Exists { .. } => Ok(Reply::Done),
+            Request::Delete { .. }
+            | Request::Sync { .. }
+            | Request::Exists { .. }
+            | Request::Unwatch { .. } => Ok(Reply::Done),
             Request::Data { .. } => {
                 let data = body.buffer()?;
                 let stat = stat(body)?;

@@ -30,10 +30,12 @@ pub enum Reply {
     Stream(Vec<u8>),
     /// A code of gRPC, and the text of the server.
     Refusal(u16, &'static str),
+    /// Nothing, as long as the client waits.
+    Silence,
 }
 
 impl Reply {
-    /// What it takes to connect and to acquire a plain lock on a lease of 30 s.
+    /// What it takes to connect, to acquire a plain lock on a lease of 30 s, and to find no key.
     ///
     /// # Panics
     /// For other requests.
@@ -42,7 +44,7 @@ impl Reply {
         let lease = vec![0x10, 1, 0x18, 30];
         match method {
             "Status" => Reply::Message(b"\x12\x053.6.6".into()),
-            "Put" => Reply::Message(REVISION.into()),
+            "Put" | "Range" => Reply::Message(REVISION.into()),
             // It has succeeded.
             "Txn" => Reply::Message([&REVISION[..], &[0x10, 1]].concat()),
             "LeaseGrant" => Reply::Message(lease),
@@ -140,6 +142,7 @@ fn answer(reply: Reply) -> Response<Body> {
             .header("grpc-status", code)
             .header("grpc-message", text)
             .body(StreamBody::new(stream::empty()).boxed_unsync()),
+        Reply::Silence => response.body(StreamBody::new(stream::pending()).boxed_unsync()),
     }
     .expect("a response")
 }

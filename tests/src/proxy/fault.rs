@@ -69,7 +69,7 @@ impl Fault {
     /// Waits until a client has sent the command that it is for, and gives that command.
     ///
     /// # Panics
-    /// After 20 seconds.
+    /// After a minute.
     pub async fn caught(&self) -> Sent {
         reached(&self.tracker, "the fault does not fire", |progress| {
             progress.caught.clone()
@@ -80,7 +80,7 @@ impl Fault {
     /// Waits until the server's reply was swallowed, and gives its bytes.
     ///
     /// # Panics
-    /// After 20 seconds; so it always does after [`Proxy::lose`](super::Proxy::lose).
+    /// After a minute; so it always does after [`Proxy::lose`](super::Proxy::lose).
     pub async fn swallowed(&self) -> Bytes {
         reached(&self.tracker, "no reply was swallowed", |progress| {
             progress.reply.clone()
@@ -114,7 +114,7 @@ impl Held {
     /// Waits until a client has sent the command, and gives it. It is kept from the server from then on.
     ///
     /// # Panics
-    /// After 20 seconds.
+    /// After a minute.
     pub async fn caught(&self) -> Sent {
         reached(&self.tracker, "no command was held", |progress| {
             progress.caught.clone()
@@ -145,7 +145,7 @@ impl Held {
     /// also when the client has gone.
     ///
     /// # Panics
-    /// After 20 seconds.
+    /// After a minute.
     pub async fn answered(&self) -> Bytes {
         reached(&self.tracker, "the held command was not answered", |progress| {
             progress.reply.clone()

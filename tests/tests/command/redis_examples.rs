@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use dlock_tests::bins::{Running, example, fleet, output, run, teller};
 use dlock_tests::child;
 use dlock_tests::{Flavor, Server, eventually};
+use nix::sys::signal::Signal;
 use redis::Value;
 
 const MS: Duration = Duration::from_millis(1);
@@ -142,6 +143,60 @@ async fn messages_that_are_no_payments_are_put_aside() {
     eventually("nothing is pending", async || pending(&server).await == 0).await;
     assert_eq!(server.query::<u64>(&["LLEN", "aside:payments"]).await, COUNT);
     assert!(consumer.log().contains("it is no payment"), "{}", consumer.log());
+}
+
+/// Redis 6.2, where it is there, has nil for such a message in its answer; later ones leave it out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pending_messages_that_were_deleted_do_not_keep_payments_from_being_made() {
+    const COUNT: u64 = 20;
+    let flavor = match Flavor::Redis62.binary() {
+        Ok(_) => Flavor::Redis62,
+        Err(_) => Flavor::from_env(),
+    };
+    let server = Server::start(flavor).await;
+    produce(&server, COUNT);
+    let read = [
+        "XREADGROUP",
+        "GROUP",
+        "consumers",
+        "killed",
+        "STREAMS",
+        "payments",
+        ">",
+    ];
+    let _ = server.command(&read).await;
+    let ids = async || -> Vec<String> {
+        let all: Vec<(String, Vec<String>)> = server.query(&["XRANGE", "payments", "-", "+"]).await;
+        all.into_iter().map(|(id, _)| id).collect()
+    };
+    for deleted in ids().await.iter().step_by(4) {
+        let _ = server.command(&["XDEL", "payments", deleted]).await;
+    }
+    let left = ids().await.len() as u64;
+    assert_eq!(left, COUNT * 3 / 4);
+    let consumer = consumer(&server, "c0");
+    let done = async || server.query::<u64>(&["HLEN", "ledger:payments"]).await == left;
+    eventually("all payments that are left are made", done).await;
+    assert!(!consumer.log().contains("cannot read"), "{}", consumer.log());
+}
+
+/// What a shell has started would go on beside the jobs of the next leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scheduler_that_resigns_kills_what_its_jobs_have_started() {
+    let job = "report 1h sleep 600 & echo started $!; wait";
+    let leader = Running::start(&example("scheduler"), &["--job", job]);
+    let started = || {
+        let log = leader.log();
+        let pid = log.lines().find_map(|line| line.strip_prefix("started "))?;
+        pid.parse::<u32>().ok()
+    };
+    eventually("the job runs", async || started().is_some()).await;
+    let pid = started().expect("it has started");
+    // Empty for a process that nobody has waited for yet.
+    let runs = || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+    assert!(runs());
+    leader.signal(Signal::SIGTERM);
+    eventually("the sleep is killed", async || !runs()).await;
 }
 
 /// Three schedulers, of which each leader is killed.

@@ -18,7 +18,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_http::compression::CompressionLayer;
+use tower_http::decompression::DecompressionLayer;
 
 type Res = Response<Full<Bytes>>;
 type Answers = Box<dyn Fn() -> Result<Res, &'static str>>;
@@ -509,4 +511,72 @@ async fn a_problem_of_endless_empty_pieces_is_left_to_the_caller() {
     assert_eq!(response.status(), 409);
     let frame = response.into_body().frame().await.unwrap().unwrap();
     assert_eq!(frame.into_data().unwrap(), "{");
+}
+
+/// As behind a server's `CompressionLayer`, where a layer around this one has asked for gzip and decompresses.
+#[tokio::test(start_paused = true)]
+async fn in_progress_answer_that_is_compressed_is_asked_again() {
+    let (server, seen) = answering(|n| Ok(if n < 9 { in_progress() } else { status(201) }));
+    let client = ServiceBuilder::new()
+        .layer(DecompressionLayer::new())
+        .layer(RetryLayer::new())
+        .layer(CompressionLayer::new())
+        .service(server);
+    let response = client.oneshot(pay()).await.unwrap();
+    assert_eq!(response.status(), 201);
+    assert_eq!(seen.lock().unwrap().len(), 9);
+}
+
+/// Only an answer that names a time, and that the layer cannot read, may be one in progress.
+#[tokio::test(start_paused = true)]
+async fn encoded_conflict_that_names_no_time_is_not_asked_again() {
+    for (encoding, retry_after, times) in [("gzip", false, 1), ("gzip", true, 3), ("Identity", true, 1)] {
+        let (client, seen) = answering(move |n| {
+            let mut response = Response::builder().status(if n < 3 { 409 } else { 201 });
+            response = response
+                .header("content-type", "application/problem+json")
+                .header("content-encoding", encoding);
+            if retry_after {
+                response = response.header("retry-after", "1");
+            }
+            Ok(response.body(Full::from("encoded")).unwrap())
+        });
+        let response = RetryLayer::new().layer(client).oneshot(pay()).await;
+        assert!(response.is_ok());
+        assert_eq!(seen.lock().unwrap().len(), times, "{encoding} {retry_after}");
+    }
+}
+
+/// As a `ConcurrencyLimit` whose only permit another call has.
+#[tokio::test(start_paused = true)]
+async fn total_time_bounds_the_wait_for_a_client_that_is_not_ready() {
+    #[derive(Clone)]
+    struct ReadyOnce(bool);
+    impl Service<Request<Full<Bytes>>> for ReadyOnce {
+        type Response = Res;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Res, Infallible>>;
+        fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
+            match self.0 {
+                false => std::task::Poll::Ready(Ok(())),
+                true => std::task::Poll::Pending,
+            }
+        }
+        fn call(&mut self, _: Request<Full<Bytes>>) -> Self::Future {
+            assert!(!self.0, "it is called without being ready");
+            self.0 = true;
+            std::future::ready(Ok(status(503)))
+        }
+    }
+    let begun = Instant::now();
+    let client = RetryLayer::new().layer(ReadyOnce(false));
+    let outcome = timeout(SECOND * 600, client.oneshot(pay())).await;
+    let error: SendError = outcome.expect("it ends").unwrap_err();
+    assert_eq!(begun.elapsed().as_secs(), 30);
+    assert_eq!(error.sent().unwrap().attempts, 1);
+    // Without a bound it is as patient as its caller.
+    let patient = RetryLayer::new()
+        .total_time(Duration::MAX)
+        .layer(ReadyOnce(false));
+    assert!(timeout(SECOND * 600, patient.oneshot(pay())).await.is_err());
 }

@@ -559,6 +559,11 @@ mod the_body_of_a_request {
         let mut tunnel = request("CONNECT", false);
         tunnel.headers_mut().insert("k", "7".parse().unwrap());
         assert_eq!(required.oneshot(tunnel).await.unwrap().status(), 200);
+        // A key that would be in the body of a tunnel is missing.
+        let from_body = header("k").or(dlock_tower::key::json_field("k"));
+        let from_body = LockLayer::new(LockClient::memory(), from_body).layer(handler);
+        let without_key = from_body.oneshot(request("CONNECT", false)).await.unwrap();
+        assert_eq!(without_key.status(), 400);
     }
 
     /// With `streaming` the handler reads it under the lock, which `max_hold` bounds.

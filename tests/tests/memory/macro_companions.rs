@@ -133,6 +133,7 @@ mod with_async_trait {
         async fn nothing(&self, id: u64);
         async fn shown(&self, id: u64) -> String;
         async fn by_module(&self, id: u64) -> Result<String, Error>;
+        async fn allows(&self, id: u64, unused: u64) -> Result<String, Error>;
 
         #[distributed_lock(key = "default:{id}", lock = self.locks())]
         async fn provided(&self, id: u64) -> Result<String, Error> {
@@ -237,6 +238,12 @@ mod with_async_trait {
         async fn by_module(&self, id: u64) -> Result<String, Error> {
             Ok(key())
         }
+
+        #[distributed_lock(key = "{id}", lock = self.locks)]
+        async fn allows(&self, id: u64, unused: u64) -> Result<String, Error> {
+            #![allow(unused_variables)]
+            Ok(key())
+        }
     }
 
     #[tokio::test]
@@ -260,6 +267,7 @@ mod with_async_trait {
         store.nothing(1).await;
         assert_eq!(store.shown(1).await, "1");
         assert_eq!(store.by_module(1).await.unwrap(), "order:1");
+        assert_eq!(store.allows(1, 2).await.unwrap(), "1");
         assert_eq!(store.provided(1).await.unwrap(), "default:1");
         assert_eq!(store.by_mut(1).await.unwrap(), "store:1");
         assert_eq!(Box::new(Store::new()).by_box(1).await.unwrap(), "store:1");
@@ -341,9 +349,19 @@ mod boxed_by_hand {
         })
     }
 
+    #[distributed_lock(key = "{id}", lock = client)]
+    fn allows(client: LockClient, id: u64) -> Pin<Box<dyn Future<Output = Result<String, Error>> + Send>> {
+        #![allow(unused_variables)]
+        Box::pin(async move {
+            let unused = 3;
+            Ok(key())
+        })
+    }
+
     #[tokio::test]
     async fn a_boxed_future_runs_under_its_lock() {
         assert_eq!(boxed(LockClient::memory(), 1).await.unwrap(), "1");
+        assert_eq!(allows(LockClient::memory(), 1).await.unwrap(), "1");
     }
 
     type Seen = Arc<parking_lot::Mutex<Vec<(&'static str, bool)>>>;

@@ -43,6 +43,14 @@ async fn lock_second_with_patterns(client: &LockClient, Order { id, .. }: Order)
     Ok(key())
 }
 
+use tracing::instrument as traced;
+
+#[distributed_lock(key = "order:{id}", lock = client)]
+#[traced(skip_all, fields(order = id))]
+async fn of_another_name(client: &LockClient, Order { id, .. }: Order) -> Result<String, Error> {
+    Ok(key())
+}
+
 #[async_trait]
 trait Orders {
     async fn lock_first(&self, pair: (u64, u64)) -> Result<String, Error>;
@@ -143,11 +151,13 @@ async fn arguments_keep_the_names_that_spans_record() {
         lock_second_with_patterns(&client, order()).await.unwrap(),
         "order:7"
     );
+    assert_eq!(of_another_name(&client, order()).await.unwrap(), "order:7");
     assert_eq!(
         spans.take(),
         [
             "lock_first_with_patterns order=7",
-            "lock_second_with_patterns order=7"
+            "lock_second_with_patterns order=7",
+            "of_another_name order=7"
         ]
     );
 }

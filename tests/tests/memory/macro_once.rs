@@ -88,6 +88,22 @@ fn body_runs_once_for_each_key_and_again_after_a_failure() {
     });
 }
 
+#[once(key = "job:{id}", client = client)]
+async fn with_items(client: &LockClient, id: u32) -> Result<u32, Failure> {
+    use std::io::Result;
+    enum Failure {}
+    fn rows(id: u32) -> Result<u32> {
+        let never: Option<Failure> = None;
+        Ok(id + u32::from(never.is_some()))
+    }
+    Ok(rows(id).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn items_of_the_body_may_have_the_names_of_the_return_type() {
+    assert!(matches!(with_items(&LockClient::memory(), 3).await, Ok(3)));
+}
+
 macro_rules! once_only {
     ($name:ident, $body:block) => {
         #[once(key = "made", client = LockClient::memory())]

@@ -101,6 +101,11 @@ mod keys {
         Ok(format!("{} {name}", key()))
     }
 
+    #[distributed_lock(key = names[index], lock = client)]
+    async fn element_place(client: LockClient, names: Vec<String>, index: usize) -> Result<String, Error> {
+        Ok(format!("{} {}", key(), names[index]))
+    }
+
     #[distributed_lock(key = order.customer.name, lock = client)]
     async fn field_place(client: LockClient, order: Order) -> Result<String, Error> {
         Ok(format!("{} {}", key(), order.customer.name))
@@ -132,6 +137,8 @@ mod keys {
         assert_eq!(named_arguments(client(), order()).await.unwrap(), "order:7:ann:7");
         assert_eq!(expression(client(), order()).await.unwrap(), "order:7 7");
         assert_eq!(place(client(), "n".into()).await.unwrap(), "n n");
+        let names = || vec!["a".into(), "b".into()];
+        assert_eq!(element_place(client(), names(), 1).await.unwrap(), "b b");
         assert_eq!(field_place(client(), order()).await.unwrap(), "ann ann");
         assert_eq!(lock_key(client(), 7).await.unwrap(), "{tag}:7");
     }

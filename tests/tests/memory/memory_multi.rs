@@ -1,12 +1,17 @@
 //! Several locks at once by a paused clock: on a store that grants them in one step, and on one that grants one at a
 //! time. What time does, and what is left when an acquire is dropped or fails half way.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Kind, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture,
+};
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, LockClient, Loss};
+use dlock::{Error, LockClient, LockKey, Loss};
 use dlock_tests::{Watched, paused};
 use futures_util::{FutureExt, poll};
 use tokio::time::{Instant, sleep};
@@ -179,5 +184,51 @@ fn set_that_outer_frames_hold_asks_no_store() {
             .await
             .unwrap();
         setting.assert_clean("").await;
+    });
+}
+
+/// Its reply for a set is without the last grant.
+struct Short(Arc<MemoryStore>);
+
+impl Store for Short {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.0.clone().acquire(request)
+    }
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.0.clone().release(request)
+    }
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        self.0.clone().renew(requests)
+    }
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        self.0.together(kind, key)
+    }
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
+        let reply = self.0.clone().acquire_all(requests);
+        Box::pin(async move {
+            let mut reply = reply.await?;
+            if let AcquireAllReply::Acquired { grants } = &mut reply {
+                grants.pop();
+            }
+            Ok(reply)
+        })
+    }
+}
+
+#[test]
+fn set_is_not_acquired_by_a_reply_with_too_few_grants() {
+    paused(async {
+        let store = MemoryStore::new();
+        let client = LockClient::builder().store(Short(Arc::new(store.clone())));
+        let client = client.build().await.unwrap();
+        let error = client.multi(["a", "b"]).try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
+        assert!(error.to_string().contains("granted 1 of 2 locks"), "{error}");
+        sleep(SEC).await;
+        assert!(store.is_empty());
+        assert_eq!(client.held(), 0);
     });
 }

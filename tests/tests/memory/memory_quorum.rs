@@ -380,6 +380,59 @@ fn hanging_or_mute_member_delays_no_caller_whose_votes_are_split_or_whose_lock_i
     }
 }
 
+/// A single member that still had it does not make it a lock that was held to its end.
+#[test]
+fn release_of_a_lock_that_a_majority_no_longer_had_is_a_loss() {
+    for restart in [false, true] {
+        paused(async {
+            let m = members(3).await;
+            let (a, b) = (client(&m).await, client(&m).await);
+            let guard = a.lock("k").acquire().await.unwrap();
+            sleep(SEC).await;
+            for member in &m[..2] {
+                if restart {
+                    member.restarts_empty();
+                } else {
+                    let store = Arc::new(member.memory.clone());
+                    assert!(store.force_release(LockKey::from("k")).await.unwrap());
+                }
+            }
+            let other = b.lock("k").try_acquire().await;
+            assert_eq!(other.is_ok(), !restart, "{other:?}");
+            let error = guard.release().await.unwrap_err();
+            assert!(error.is_lost(), "restart {restart}: {error:?}");
+            drop(other);
+            sleep(60 * SEC).await;
+            assert_clean(&m).await;
+        });
+    }
+}
+
+/// What keeps the clients apart that split the votes is a pause before the next request, not a part of the reply.
+#[test]
+fn caller_whose_votes_are_split_again_and_again_learns_at_once_that_the_lock_is_busy() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        a.lock("k").acquire().await.unwrap().release().await.unwrap();
+        somebody_has(&m[1], 60 * SEC).await;
+        somebody_has(&m[2], 60 * SEC).await;
+        for _ in 0..10 {
+            let begun = Instant::now();
+            let error = a.lock("k").try_acquire().await.unwrap_err();
+            assert!(error.is_busy(), "{error:?}");
+            assert!(begun.elapsed() < 20 * MS, "{:?}", begun.elapsed());
+        }
+        for wait in [20 * MS, 50 * MS, 300 * MS, SEC] {
+            let error = a.lock("k").wait(wait).acquire().await.unwrap_err();
+            assert!(error.is_busy(), "{wait:?}: {error:?}");
+            let keys = ["k", "other"];
+            let error = a.multi(keys).wait(wait).acquire().await.unwrap_err();
+            assert!(error.is_busy(), "{wait:?}: {error:?}");
+        }
+    });
+}
+
 /// The slower of two that decide it is waited for, however long it takes.
 #[test]
 fn member_that_is_slow_has_its_vote_where_another_has_somebody_else() {
@@ -543,6 +596,32 @@ fn what_a_bare_majority_granted_is_soon_on_every_member() {
     });
 }
 
+/// Its "busy" comes long after the others have granted the lock.
+#[test]
+fn lock_is_soon_on_a_slow_member_that_another_client_had() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let (other, of_other) = somebody_has(&m[2], 10 * SEC).await;
+        m[2].set(Is::Slow);
+        let guard = a.lock("k").fixed_lease(10 * SEC).acquire().await.unwrap();
+        sleep(10 * MS).await;
+        of_other.clone().force_release(LockKey::from("k")).await.unwrap();
+        sleep(2 * SEC).await;
+        let known = of_other.inspect(LockKey::from("k")).await.unwrap();
+        assert_eq!(known.len(), 1, "{known:?}");
+        assert_ne!(known[0].id, other.to_string());
+        assert!(
+            known[0].remaining.is_some_and(|left| left <= 8 * SEC),
+            "{known:?}"
+        );
+        m[0].restarts_empty();
+        guard.release().await.unwrap();
+        m[2].set(Is::Fine);
+        assert_clean(&m).await;
+    });
+}
+
 /// Its votes are there, and its token is on the way, when its caller leaves: nobody asks the rest for it any more.
 #[test]
 fn acquire_that_is_given_up_in_its_second_round_trip_leaves_nothing_behind() {
@@ -698,6 +777,34 @@ fn split_votes_go_round_until_all_clients_had_the_lock() {
     });
 }
 
+/// Each of them asks for one lock after the other.
+#[test]
+fn split_votes_go_round_until_all_clients_had_the_set() {
+    paused(async {
+        let m = members(3).await;
+        let inside = Arc::new(AtomicU32::new(0));
+        let mut tasks = Vec::new();
+        for _ in 0..7 {
+            let (client, inside) = (client(&m).await, inside.clone());
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..5 {
+                    let guard = client.multi(["j", "k"]).acquire().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    sleep(3 * MS).await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                }
+            }));
+        }
+        let begun = Instant::now();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!(begun.elapsed() < 60 * SEC, "{:?}", begun.elapsed());
+        assert_clean(&m).await;
+    });
+}
+
 #[test]
 fn members_are_replaced_one_after_the_other_under_a_lock_that_is_held() {
     paused(async {
@@ -747,6 +854,31 @@ fn members_are_replaced_one_after_the_other_under_a_writer_that_reads() {
         writing.release().await.unwrap();
         assert_clean(&m).await;
     });
+}
+
+/// Also by the step for its second lock.
+#[test]
+fn dropped_set_is_undone_before_the_next_attempt() {
+    for polls in 1..12 {
+        paused(async {
+            let m = members(3).await;
+            let a = client(&m).await;
+            let mut acquire = Box::pin(a.multi(["j", "k"]).acquire());
+            let mut is_acquired = false;
+            for _ in 0..polls {
+                is_acquired |= timeout(MS / 2, &mut acquire).await.is_ok();
+                if is_acquired {
+                    break;
+                }
+            }
+            drop(acquire);
+            for key in ["k", "j"] {
+                let acquired = a.lock(key).try_acquire().await;
+                assert!(acquired.is_ok(), "{key} after {polls}: {acquired:?}");
+            }
+            assert_clean(&m).await;
+        });
+    }
 }
 
 /// The answer of each tells for how long.
@@ -865,6 +997,28 @@ fn looks_see_what_a_majority_sees() {
         sleep(60 * SEC).await;
         assert_clean(&m).await;
     });
+}
+
+/// A hold of the one member that replied has ended, whatever the others have.
+#[test]
+fn forced_release_that_only_a_minority_answers_says_whether_it_may_have_ended_the_hold() {
+    for is_held in [false, true] {
+        paused(async {
+            let m = members(3).await;
+            let (a, b) = (client(&m).await, client(&m).await);
+            let guard = a.lock("k").acquire().await.unwrap();
+            sleep(SEC).await;
+            if !is_held {
+                guard.release().await.unwrap();
+                sleep(SEC).await;
+            }
+            m[1..].iter().for_each(|member| member.set(Is::Down));
+            let error = b.force_release("k").await.unwrap_err();
+            let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
+            assert_eq!(is_unknown, is_held, "{error:?}");
+            assert!(is_held || matches!(error, Error::Unreachable { .. }), "{error:?}");
+        });
+    }
 }
 
 #[test]

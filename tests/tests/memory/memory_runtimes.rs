@@ -84,8 +84,7 @@ impl Connect<Work> for Toy {
                             sleep(300 * MS).await;
                         }
                         (&mut job.step.run).await;
-                        link.queue().done(&job.step);
-                        job.answer(Ok(()));
+                        link.queue().answer(job, Ok(()));
                     }
                 }
                 Next::Wait(_) => link.queue().woken().await,
@@ -254,6 +253,21 @@ fn release_goes_on_when_the_runtime_ends_that_polled_it() {
     assert_eq!((report.lost, report.unconfirmed), (0, 0));
     // A step that panicked would be repeated.
     assert_eq!(store.toy.releases.load(SeqCst), 1);
+}
+
+#[test]
+fn release_that_nothing_finishes_is_unconfirmed() {
+    for guard_goes_first in [true, false] {
+        let home = a_runtime();
+        let (_store, client) = queued_client(&home);
+        let guard = home.block_on(client.lock("k").acquire()).unwrap();
+        match guard_goes_first {
+            true => drop((guard, home)),
+            false => drop((home, guard)),
+        }
+        let report = block_on(client.shutdown(SEC));
+        assert_eq!((report.lost, report.unconfirmed), (0, 1), "{guard_goes_first}");
+    }
 }
 
 /// A store whose first operation on a counter panics when it is polled again.

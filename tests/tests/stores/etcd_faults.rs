@@ -145,6 +145,14 @@ async fn server_without_space_ends_locks_and_grants_none() {
     }
     let error = client.lock("new").try_acquire().await.unwrap_err();
     assert!(error.to_string().contains("space"), "{error}");
+    // These share requests.
+    let acquires = (0..64).map(async |n| client.lock(format!("new-{n}")).try_acquire().await);
+    for refused in join_all(acquires).await {
+        let error = refused.unwrap_err();
+        assert!(error.to_string().contains("space"), "{error}");
+    }
+    let held = server.keys(&format!("{namespace}q/")).await;
+    assert_eq!(held.len(), 2, "{held:?}");
     // Renewed, and ended: neither takes space.
     is_confirmed(&guard).await;
     guard.release().await.unwrap();

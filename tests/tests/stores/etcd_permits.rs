@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use dlock::store::{AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, Renewal, Store};
-use dlock::{Error, LockClient, Permit};
+use dlock::{Error, LockClient, MAX_AT_ONCE, Permit};
 use dlock_tests::etcd::{Call, Etcd};
 use dlock_tests::faults::{PATIENCE, answered, are_few, some_at_a_time, within};
 use dlock_tests::{Direction, eventually};
@@ -540,6 +540,11 @@ async fn holders_of_permits_are_shown_and_forced_out_and_the_total_stays() {
         );
     }
     assert_eq!(setting.held().await.len(), 1, "the total alone");
+    // As another program may write it, or a person.
+    let foreign = format!("{}q/foreign\0P0.0.1000000", setting.namespace);
+    assert!(setting.server.put(&foreign, b"x held 1000").await);
+    assert_eq!(a.holders("foreign").await.unwrap().len(), MAX_AT_ONCE);
+    assert_eq!(a.list("foreign").await.unwrap().len(), MAX_AT_ONCE);
     let guard = a.lock("l").acquire().await.unwrap();
     for error in [
         a.semaphore("l").permits(1).acquire().await.unwrap_err(),

@@ -1,6 +1,7 @@
 //! What etcd refuses: for lack of a login or of rights, because it is too large, because the server is busy or a learner.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock::store::{GrantId, Kind, Outcome, Store, Watch};
 use dlock::{Error, LockClient};
@@ -8,12 +9,13 @@ use dlock_etcd::{EtcdLocks, TransactionError};
 use dlock_tests::Certificates;
 use dlock_tests::etcd::{Etcd, EtcdProxy, Reply, ScriptedEtcd, builder_at, fresh_namespace};
 use dlock_tests::eventually;
-use dlock_tests::faults::{PATIENCE, is_confirmed, within};
+use dlock_tests::faults::{PATIENCE, in_rounds, is_confirmed, within};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::etcd_support::{LEASE, SEC, ask, client, connected, connected_in_time, granted, setting};
+use crate::etcd_support::{LEASE, SEC, ask, client, connected, connected_in_time, granted, renewal, setting};
 
 const NAMESPACE: &str = "shop/";
 const PASSWORD: &str = "p@ss/word";
@@ -233,6 +235,108 @@ async fn connection_after_connection_that_serves_no_request_takes_longer_and_lon
         assert_eq!(error.outcome, Outcome::NotDone, "{error}");
     }
     assert!(server.connections() < 40, "{}", server.connections());
+}
+
+/// A member of a cluster that does not answer all requests. For leases, it is the leader that answers.
+struct Member {
+    server: ScriptedEtcd,
+    silent: Arc<Mutex<&'static [&'static str]>>,
+}
+
+/// The lease that a member grants.
+const GRANTED: Duration = Duration::from_secs(30);
+
+/// What a member carries out itself.
+const CARRIED_OUT: &[&str] = &["Txn", "Range", "Put", "LeaseGrant"];
+
+impl Member {
+    async fn start() -> Member {
+        let silent = Arc::<Mutex<&'static [&'static str]>>::default();
+        let own = silent.clone();
+        let script = move |method: &str| match method {
+            method if own.lock().contains(&method) => Reply::Silence,
+            "LeaseTimeToLive" => Reply::Message(lease_with(&format!("{NAMESPACE}q/renewed\0L"))),
+            method => Reply::usual(method),
+        };
+        let server = ScriptedEtcd::start(script).await;
+        Member { server, silent }
+    }
+
+    fn count(&self, method: &str) -> usize {
+        self.server.count(method)
+    }
+}
+
+/// A lease of 30 s with this key.
+fn lease_with(key: &str) -> Vec<u8> {
+    let length = u8::try_from(key.len()).unwrap();
+    [&[0x10, 1, 0x18, 30, 0x20, 30, 0x2a, length], key.as_bytes()].concat()
+}
+
+/// A client of two members, of which it uses the first that is returned, and renews a lock all the time.
+async fn client_of_two() -> (Arc<EtcdLocks>, Member, Member, AbortOnDropHandle<()>) {
+    let [one, other] = [Member::start().await, Member::start().await];
+    let addrs = [&one, &other].map(|member| member.server.addr().to_string());
+    let builder = || EtcdLocks::builder(addrs.clone()).namespace(NAMESPACE);
+    let locks = connected_in_time(|| builder().timeout(2 * SEC)).await;
+    granted(locks.clone().acquire(ask("renewed", 1, GRANTED)).await);
+    let renewing = locks.clone();
+    let renewing = tokio::spawn(async move {
+        loop {
+            let _ = renewing.clone().renew(vec![renewal("renewed", 1, GRANTED)]).await;
+            sleep(SEC / 20).await;
+        }
+    });
+    let (used, beside) = match one.count("Txn") {
+        0 => (other, one),
+        _ => (one, other),
+    };
+    (locks, used, beside, AbortOnDropHandle::new(renewing))
+}
+
+#[tokio::test]
+async fn member_that_answers_for_leases_alone_is_left_for_one_that_carries_requests_out() {
+    let (locks, used, beside, _renewing) = client_of_two().await;
+    *used.silent.lock() = CARRIED_OUT;
+    let serves = async {
+        let mut number = 2;
+        while locks
+            .clone()
+            .acquire(ask("other", number, GRANTED))
+            .await
+            .is_err()
+        {
+            number += 1;
+        }
+    };
+    within(PATIENCE, "another member serves it", serves).await;
+    assert!(beside.count("Txn") > 0);
+}
+
+/// Another member would be no better.
+#[tokio::test]
+async fn member_is_not_left_for_a_slow_request_nor_for_another_one_that_is_as_slow() {
+    in_rounds("the members answer for leases in time", async || {
+        let (locks, used, beside, renewing) = client_of_two().await;
+        let is_late = async |number| locks.clone().acquire(ask("slow", number, GRANTED)).await.is_err();
+        *used.silent.lock() = &["Txn"];
+        assert!(is_late(2).await);
+        eventually("it is asked for something else", async || used.count("Range") > 0).await;
+        sleep(3 * SEC).await;
+        let asked = beside.count("Range");
+        for member in [&used, &beside] {
+            *member.silent.lock() = CARRIED_OUT;
+        }
+        assert!(is_late(3).await);
+        eventually("the other one is asked, too", async || beside.count("Range") > 0).await;
+        sleep(3 * SEC).await;
+        drop(renewing);
+        match (asked, used.server.connections(), beside.count("LeaseKeepAlive")) {
+            (0, 1, 0) => Ok(()),
+            instead => Err(instead),
+        }
+    })
+    .await;
 }
 
 fn watch(locks: &Arc<EtcdLocks>) -> Watch {

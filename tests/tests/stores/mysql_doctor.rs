@@ -1,12 +1,15 @@
 //! The doctor on MariaDB, on servers that are set up wrongly on purpose: one for each row of docs/doctor.md.
 
+use std::future::pending;
 use std::time::Duration;
 
 use dlock::LockClient;
 use dlock::store::doctor::Verdict::{Bad, Good, Unknown};
 use dlock_mysql::{MysqlLocks, OptsBuilder};
-use dlock_tests::mysql::Mysql;
+use dlock_tests::faults::answered;
+use dlock_tests::mysql::{Mysql, MysqlProxy};
 use dlock_tests::{Clock, eventually};
+use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
 
@@ -223,4 +226,62 @@ async fn clock_that_steps_is_told() {
     };
     let (diagnosis, ()) = tokio::join!(tried(&client), steps);
     is(&diagnosis, "clock", Bad, "drifts or steps");
+}
+
+/// How long a query of a doctor may take, and by how much one of them is late.
+const HASTY: Duration = Duration::from_secs(1);
+
+/// Examines a server whose reply to the `k`-th statement of the doctor is late; returns whether there was such a statement.
+async fn is_examined_with_a_late_reply(server: &Mysql, k: u64) -> bool {
+    let proxy = MysqlProxy::start(server.addr());
+    let builder = || MysqlLocks::builder(server.opts_at(proxy.addr())).timeout(HASTY);
+    let store = answered(|| builder().connect())
+        .await
+        .expect("the server is there");
+    let client = LockClient::builder().store(store).timeout(PATIENCE);
+    let client = client.build().await.expect("a client");
+    let fault = proxy.hold(k, |request| request.executes);
+    let late = async {
+        fault.caught().await;
+        tokio::time::sleep(HASTY * 3 / 2).await;
+        fault.release();
+        pending().await
+    };
+    let examined = tokio::select! {
+        examined = async { client.doctor().await } => examined,
+        () = late => unreachable!("it goes on until the doctor is ready"),
+    };
+    // Connecting has its time limit, too, and without the settings there is no diagnosis.
+    if let Ok(diagnosis) = examined {
+        let bad = diagnosis.findings.iter().find(|finding| finding.verdict == Bad);
+        assert!(bad.is_none(), "{k}: {bad:?}");
+    }
+    fault.fired()
+}
+
+/// A reply that comes after its time limit is not taken for the one to the next query. All at once, since each waits for that.
+#[tokio::test]
+async fn late_reply_is_not_that_to_another_query() {
+    let (server, _) = server_with(&[SAFE]).await;
+    let examined = join_all((1..=24).map(|k| is_examined_with_a_late_reply(&server, k))).await;
+    assert!(examined[12] && !examined[23], "{examined:?}");
+}
+
+#[tokio::test]
+async fn age_of_transactions_does_not_depend_on_the_time_zone_of_the_server() {
+    // Five hours west of Greenwich, and two east of it.
+    let each = ["WEST5", "EAST-2"].map(async |zone| {
+        let clock = Clock::new().expect("libfaketime is there");
+        let server = Mysql::start_in_zone(zone, &[SAFE], &clock).await;
+        store(server.opts()).await.create_table().await.unwrap();
+        let client = client(server.opts()).await;
+        let mut conn = server.client().await;
+        for statement in ["BEGIN", "INSERT INTO dlock_locks (k) VALUES ('open')"] {
+            conn.query_drop(statement).await.unwrap();
+        }
+        is(&read(&client).await, "purge", Good, "no transaction is old");
+        clock.set(Duration::from_secs(20 * 60)).expect("the clock is set");
+        is(&read(&client).await, "purge", Bad, "is open for 12");
+    });
+    join_all(each).await;
 }

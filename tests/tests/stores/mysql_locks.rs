@@ -350,8 +350,8 @@ async fn urls_open_it_and_mistakes_are_told() {
         (url("&connections=1001"), "more than 1000"),
         (url("&connections=x"), "connections"),
         (url("&tabel=x"), "tabel"),
-        (url("&create_table=x"), "create_table"),
-        (url("&require_ssl=x"), "require_ssl"),
+        (url("&create_table=x"), "create_table must be true or false"),
+        (url("&require_ssl=x"), "require_ssl must be true or false"),
         (format!("{}?table=a;b", server.url_at(server.addr())), "table"),
         ("mysql://u:secret@127.0.0.1".to_owned(), "database"),
     ] {

@@ -217,6 +217,14 @@ async fn missing_tables_and_privileges_are_told_and_what_is_hidden_is_unknown() 
     let diagnosis = tried(&limited).await;
     is(&diagnosis, "request-times", Bad, "could not be acquired");
     is(&diagnosis, "scratch", Bad, "permission denied");
+    let revoke = "REVOKE EXECUTE ON FUNCTION dlock_locks_first FROM PUBLIC";
+    sql(&server, revoke).await;
+    is(
+        &read(&limited).await,
+        "permissions",
+        Bad,
+        "EXECUTE ON dlock_locks_first(",
+    );
     sql(
         &server,
         "DROP VIEW dlock_locks_pins; DROP TABLE dlock_locks_floor",
@@ -279,4 +287,51 @@ async fn clock_that_steps_is_told() {
     };
     let (diagnosis, ()) = tokio::join!(tried(&client), steps);
     is(&diagnosis, "clock", Bad, "drifts or steps");
+}
+
+/// A transaction that keeps dead rows of the locks from being removed, and others that do not.
+#[tokio::test]
+async fn only_transactions_that_hold_back_dead_rows_are_too_old() {
+    let clock = Clock::new().expect("libfaketime is there");
+    let server = Postgres::start_by(Some(&clock)).await;
+    let store = PostgresLocks::connect(server.config(), NoTls).await.unwrap();
+    store.create_table().await.unwrap();
+    let client = client(server.config()).await;
+    let snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
+    let vacuums =
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'VACUUM%' AND wait_event_type = 'Lock'";
+    sql(&server, "CREATE DATABASE other; CREATE TABLE beside ()").await;
+    let mut config = server.config();
+    let other = connect(config.dbname("other")).await.unwrap();
+    other.batch_execute(snapshot).await.unwrap();
+    // Has no snapshot between its statements, and keeps a vacuum waiting, which has one of its own.
+    let idle = server.client().await;
+    idle.batch_execute("BEGIN; LOCK TABLE beside IN SHARE UPDATE EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    let vacuum = server.client().await;
+    let vacuum = tokio::spawn(async move { vacuum.batch_execute("VACUUM beside").await });
+    eventually("the vacuum waits", async || {
+        let waiting = server.client().await.query_one(vacuums, &[]).await.unwrap();
+        waiting.get::<_, i64>(0) == 1
+    })
+    .await;
+    let minutes = |minutes: u64| clock.set(Duration::from_secs(60 * minutes)).unwrap();
+    minutes(20);
+    is(&read(&client).await, "vacuum", Good, "no transaction is old");
+    let here = server.client().await;
+    // One with an id keeps the rows of all databases.
+    let of_other = connect(config.dbname("other")).await.unwrap();
+    for (session, begin, now) in [
+        (&of_other, "BEGIN; SELECT txid_current()", 40),
+        (&here, snapshot, 60),
+    ] {
+        session.batch_execute(begin).await.unwrap();
+        is(&read(&client).await, "vacuum", Good, "no transaction is old");
+        minutes(now);
+        is(&read(&client).await, "vacuum", Bad, "no dead row is removed");
+        session.batch_execute("ROLLBACK").await.unwrap();
+    }
+    idle.batch_execute("ROLLBACK").await.unwrap();
+    vacuum.await.unwrap().unwrap();
 }

@@ -8,12 +8,12 @@ use dlock::Error;
 use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, Records, SlotOutcome, SlotRequest};
 use dlock::store::{Outcome, Reason};
 use dlock_postgres::PostgresRecords;
-use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, in_rounds};
 use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
 use dlock_tests::records::{
     a_record_that_cannot_be_read, a_store_that_lost_its_data, ask, ask_for, by, claimed, fresh_key, leaving,
 };
+use dlock_tests::{Log, eventually};
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::NoTls;
@@ -377,6 +377,38 @@ async fn without_a_table_every_step_says_what_to_do_and_works_once_it_is_there()
     }
     store.create_table().await.unwrap();
     claimed(&records, ask(&fresh_key()), 1).await;
+}
+
+/// Once until a removal succeeds.
+#[tokio::test]
+async fn expired_records_that_cannot_be_removed_are_a_warning() {
+    let (server, table, _, _, client) = beside().await;
+    let run = async |sql: &str| {
+        let sql = sql
+            .replace("{t}", &table)
+            .replace("{u}", &format!("{table}_user"));
+        client.batch_execute(&sql).await.unwrap();
+    };
+    run("CREATE USER {u} PASSWORD 'p'; GRANT SELECT, INSERT, UPDATE ON {t} TO {u}").await;
+    let expired = "INSERT INTO {t} VALUES ('k', 1, 'completed', 't', '', 1, 1, clock_timestamp(), clock_timestamp(), 'x')";
+    let mut config = server.config();
+    config.user(format!("{table}_user")).password("p");
+    let log = Log::default();
+    let _listening = log.listen();
+    let sweeping = PostgresRecords::builder(config, NoTls)
+        .table(&table)
+        .timeout(PATIENCE);
+    let _sweeping = sweeping.sweep_every(20 * MS).connect().await.unwrap();
+    for told in 1..=2 {
+        let is_told = || log.count("expired records were not removed") == told;
+        eventually("the failure is told", async || is_told()).await;
+        sleep(200 * MS).await;
+        assert!(is_told(), "it is told once");
+        run(expired).await;
+        run("GRANT DELETE ON {t} TO {u}").await;
+        eventually("the row is removed", async || rows(&client, &table).await == 0).await;
+        run("REVOKE DELETE ON {t} FROM {u}").await;
+    }
 }
 
 #[tokio::test]

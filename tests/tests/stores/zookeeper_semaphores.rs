@@ -16,6 +16,7 @@ use dlock_tests::{Direction, eventually};
 use dlock_tower::task::LimitLayer;
 use dlock_zookeeper::{WriteError, Writes, ZookeeperLocks};
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -347,6 +348,47 @@ async fn waiters_that_give_up_leave_nothing_and_the_next_goes_on() {
     next.release().await.unwrap();
     let left = setting.server.counted("zk_watch_count").await;
     assert!(left <= 8, "{left} watches of two clients");
+}
+
+/// With a limit there is no total, and with a total none of its changes follows: neither ends a watch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_come_and_go_leave_no_watches_of_permits() {
+    let setting = Setting::new().await;
+    let (holder, waiter) = (setting.client().await, setting.client().await);
+    let watches = async || setting.server.counted("zk_watch_count").await;
+    let semaphore = |client: &LockClient, n: u32| {
+        let semaphore = client.semaphore(format!("k{n}"));
+        match n % 2 {
+            0 => semaphore.limit(1),
+            _ => semaphore.permits(1),
+        }
+    };
+    let held = join_all((0..100).map(|n| semaphore(&holder, n).acquire())).await;
+    let waiting = (0..100).map(|n| tokio::spawn(semaphore(&waiter, n).wait(PATIENCE).acquire()));
+    let waiting: Vec<_> = waiting.collect();
+    eventually("each has its watches", async || watches().await >= 200).await;
+    // Those of a waiter that gives up end before the permits that it waited for are released.
+    waiting[..20].iter().for_each(JoinHandle::abort);
+    eventually("some have none any more", async || watches().await <= 160).await;
+    for permit in held {
+        permit.unwrap().release().await.unwrap();
+    }
+    for next in waiting.into_iter().skip(20) {
+        let next = within(PATIENCE, "a waiter goes on", next).await;
+        next.unwrap().unwrap().release().await.unwrap();
+    }
+    eventually("the watches are gone", async || watches().await == 0).await;
+    // Waiters of a former topic are told all the same.
+    for n in 0..2 {
+        let held = semaphore(&holder, n).acquire().await.unwrap();
+        let next = tokio::spawn(semaphore(&waiter, n).wait(PATIENCE).acquire());
+        sleep(200 * MS).await;
+        let begun = Instant::now();
+        held.release().await.unwrap();
+        let next = within(PATIENCE, "the waiter is told", next).await;
+        next.unwrap().unwrap().release().await.unwrap();
+        assert!(begun.elapsed() < 20 * SEC, "{:?}", begun.elapsed());
+    }
 }
 
 /// Neither a release nor a greater total is found by asking.

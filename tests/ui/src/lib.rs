@@ -17,6 +17,16 @@
 ///     Ok(batch.rows.lock().unwrap().len())
 /// }
 ///
+/// struct Job {
+///     gen: u64,
+/// }
+///
+/// // No keyword in this edition.
+/// #[distributed_lock(key = "job:{job.gen}", lock = client)]
+/// async fn generation(client: LockClient, job: Job) -> Result<u64, Error> {
+///     Ok(job.gen)
+/// }
+///
 /// #[distributed_lock(key = "batch", lock = client)]
 /// async fn in_part(client: LockClient, Batch { ref rows, .. }: Batch) -> Result<usize, Error> {
 ///     let more = 1;
@@ -53,6 +63,7 @@
 /// let batch = || Batch { rows: Mutex::new(vec![1, 2, 3]) };
 /// assert_eq!(whole(client(), batch()).await.unwrap(), 3);
 /// assert_eq!(in_part(client(), batch()).await.unwrap(), 4);
+/// assert_eq!(generation(client(), Job { gen: 3 }).await.unwrap(), 3);
 /// assert_eq!(only_once(client(), batch()).await.unwrap(), 3);
 /// assert_eq!(client().whole(batch()).await.unwrap(), 3);
 /// assert_eq!(client().in_part(batch()).await.unwrap(), 4);

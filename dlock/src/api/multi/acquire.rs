@@ -1,9 +1,11 @@
 //! Acquiring several locks: re-entry first, then one request to the store for all of them. When one key is busy, the
 //! call joins the queue of that key, and the head of that queue asks for all again.
 
+use std::sync::Arc;
+
 use futures_util::FutureExt;
 
-use super::attempt::{At, Gone, Guards, Round, Step, acquire_groups, groups};
+use super::attempt::{At, Guards, Round, Sent, Step, acquire_groups, groups};
 use super::in_order::FailedRounds;
 use super::{Keys, MultiGuard};
 use crate::api::guard::LockGuard;
@@ -19,7 +21,7 @@ use crate::runtime::outside::WithTimers;
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::Scope;
 use crate::runtime::waits::Waiting;
-use crate::store::{Announce, GrantId, StoreError};
+use crate::store::{Announce, Busy, GrantId, StoreError};
 use crate::{Error, LockKey};
 
 /// One call of acquire.
@@ -126,12 +128,12 @@ impl MultiCall {
                 };
                 match round {
                     Round::All(all) => guards = all,
-                    Round::Busy((busy, remaining)) if self.first.once => {
-                        return Err(self.one(busy).not_acquired(started, remaining, None));
+                    Round::Busy((busy, reply)) if self.first.once => {
+                        return Err(self.one(busy).not_acquired(started, reply.remaining, None));
                     }
-                    Round::Busy((busy, remaining)) => {
+                    Round::Busy((busy, reply)) => {
                         at = busy;
-                        wait.is_busy(remaining, &mut evidence);
+                        wait.is_busy(reply.remaining, &mut evidence);
                         let Some(patience) = failed_rounds.again() else {
                             continue;
                         };
@@ -208,11 +210,10 @@ impl AllOf<'_> {
         let handle = &self.call.first.handle;
         let counted = handle.shared().pending.token();
         // Takes its position in the order of operations now, not when polled.
-        let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
-        let gone = Gone::default();
-        let undo = first.undone_by(&gone);
-        let round = acquire_groups(first, groups, handed, waiter, gone).map(|round| round.map(read));
-        handle.run_counted(counted, round).or_undo(undo)
+        let sent = Arc::<Sent>::default();
+        let first = Step::new(groups.next().unwrap_or_default(), handed, waiter, &sent);
+        let round = acquire_groups(first, groups, handed, waiter, sent.clone()).map(|round| round.map(read));
+        handle.run_counted(counted, round).or_undo(move || sent.undo())
     }
 }
 
@@ -233,10 +234,11 @@ impl AcquireTarget for AllOf<'_> {
         let at = self.at;
         let again = self.call.first.has_position().then_some(ASK_IN_SET_EVERY);
         self.asks(handed, waiter, move |round| match round {
-            Round::Busy((busy, remaining)) if busy == at => AttemptOutcome::Busy {
-                left: remaining,
+            Round::Busy((busy, reply)) if busy == at => AttemptOutcome::Busy {
+                left: reply.remaining,
                 again,
                 listeners: None,
+                pause: reply.pause,
             },
             round => AttemptOutcome::Got(round),
         })
@@ -245,7 +247,7 @@ impl AcquireTarget for AllOf<'_> {
     fn handed_off(&self, guard: Hold) -> Round<Guards> {
         // Never offered, because it is not wanted. Asking again is always correct.
         drop(guard);
-        Round::Busy((self.at, None))
+        Round::Busy((self.at, Busy::default()))
     }
 
     fn guard<'g>(&self, got: &'g Round<Guards>) -> Option<&'g Hold> {

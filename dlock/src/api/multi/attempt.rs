@@ -6,15 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 
 use crate::base::clock;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::calls::{StoreCall, called, lane_of, reply_of};
+use crate::runtime::client::Handle;
 use crate::runtime::hold::Hold;
 use crate::store::{
-    AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
-    StoreFuture,
+    AcquireAllReply, AcquireReply, Busy, GrantId, Granted, Lane, Reason, ReleaseRequest, RenewRequest,
+    Renewal, Store, StoreError, StoreFuture,
 };
 
 /// A value for the key at this index among all keys of the call.
@@ -31,7 +33,7 @@ pub(super) enum Round<T> {
     /// All of them.
     All(T),
     /// None: this key is busy.
-    Busy(At<Option<Duration>>),
+    Busy(At<Busy>),
     /// None: this key cannot be acquired.
     Failed(At<StoreError>),
 }
@@ -54,67 +56,111 @@ pub(super) fn groups(keys: impl Iterator<Item = At<AcquireCall>>) -> Vec<Group> 
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Set when the caller is gone: nothing more is requested.
-pub(super) type Gone = Arc<AtomicBool>;
+/// What was requested so far, for a caller that leaves before the reply to the last request.
+#[derive(Default)]
+pub(super) struct Sent {
+    requests: Mutex<Vec<(Arc<Handle>, ReleaseRequest, Duration)>>,
+    is_gone: AtomicBool,
+}
+
+impl Sent {
+    fn add(&self, attempts: &[At<AcquireAttempt>]) {
+        let requests = attempts.iter().map(|(_, attempt)| {
+            let (handle, request) = (attempt.handle.clone(), &attempt.request);
+            (handle, request.undone(), request.lease)
+        });
+        self.requests.lock().extend(requests);
+    }
+
+    /// Queues the releases right behind the requests: the caller is gone.
+    pub(super) fn undo(&self) {
+        self.is_gone.store(true, Ordering::Relaxed);
+        let requests = std::mem::take(&mut *self.requests.lock());
+        for (handle, request, lease) in requests {
+            drop(handle.undo(request, lease));
+        }
+    }
+
+    /// Whether the caller is gone: nothing more is requested.
+    fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+}
 
 /// A step that has its position in the order of steps.
 pub(super) struct Step {
     attempts: Vec<At<AcquireAttempt>>,
-    answer: StoreFuture<AcquireAllReply>,
+    answer: Answer,
+}
+
+/// The reply of the store to come.
+enum Answer {
+    One(StoreFuture<AcquireReply>),
+    Several(StoreFuture<AcquireAllReply>),
+}
+
+impl Answer {
+    /// Waits for the reply to these attempts.
+    async fn to(self, attempts: &[At<AcquireAttempt>]) -> Result<Round<Vec<Granted>>, StoreError> {
+        let Some((_, attempt)) = attempts.first() else {
+            return Ok(Round::All(Vec::new()));
+        };
+        let (by, key) = (attempt.counted_by(), &attempt.request.key);
+        let round = match self {
+            Answer::One(step) => alone(StoreCall::new(step).reply(by, key).await?),
+            Answer::Several(step) => together(StoreCall::new(step).reply(by, key).await?),
+        };
+        match round {
+            // A lock without a grant is not held, whatever the store has done.
+            Round::All(grants) if grants.len() != attempts.len() => Err(StoreError::unknown(format!(
+                "the store granted {} of {} locks",
+                grants.len(),
+                attempts.len()
+            ))),
+            round => Ok(round),
+        }
+    }
 }
 
 impl Step {
-    /// Returns a function that queues the releases of this operation right behind it, if the caller is gone before the
-    /// reply.
-    pub(super) fn undone_by(&self, gone: &Gone) -> impl FnOnce() + Send + Sync + 'static + use<> {
-        let requests = self.attempts.iter().map(|(_, attempt)| {
-            let (handle, request) = (attempt.handle.clone(), &attempt.request);
-            (handle, request.undone(), request.lease)
-        });
-        let (requests, gone): (Vec<_>, _) = (requests.collect(), gone.clone());
-        move || {
-            gone.store(true, Ordering::Relaxed);
-            for (handle, request, lease) in requests {
-                drop(handle.undo(request, lease));
-            }
-        }
-    }
-
     /// `waiter` is the id under which the call waits, and the key that it waits for.
-    pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>) -> Step {
+    pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>, sent: &Sent) -> Step {
         let attempt = |(at, one): At<AcquireCall>| {
             let waiter = waiter.filter(|(waits_for, _)| *waits_for == at);
             (at, AcquireAttempt::new(&one, handed, waiter.map(|(_, id)| id)))
         };
         let attempts: Vec<_> = group.into_iter().map(attempt).collect();
+        sent.add(&attempts);
         let requests = attempts.iter().map(|(_, attempt)| attempt.request.clone());
-        let answer: StoreFuture<AcquireAllReply> = match &attempts[..] {
-            [(_, only)] => {
-                let step = only.handle.shared().call_acquire(&only.request);
-                Box::pin(async move { step.await.map(alone) })
-            }
+        let answer = match &attempts[..] {
+            [(_, only)] => Answer::One(only.handle.shared().call_acquire(&only.request)),
             [(_, first), ..] => {
                 let shared = first.handle.shared();
-                shared.call_acquire_all(&first.request.key, requests.collect())
+                Answer::Several(shared.call_acquire_all(&first.request.key, requests.collect()))
             }
-            [] => Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
+            [] => Answer::Several(Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
                 grants: Vec::new(),
-            }))),
+            })))),
         };
         Step { attempts, answer }
     }
 }
 
-/// Converts the reply for one key to a reply for all.
-fn alone(reply: AcquireReply) -> AcquireAllReply {
+/// Converts the reply for one key.
+fn alone(reply: AcquireReply) -> Round<Vec<Granted>> {
     match reply {
-        AcquireReply::Acquired(granted) => AcquireAllReply::Acquired {
-            grants: vec![granted],
-        },
-        in_the_way => AcquireAllReply::Busy {
-            at: 0,
-            remaining: in_the_way.busy_for(),
-        },
+        AcquireReply::Acquired(granted) => Round::All(vec![granted]),
+        AcquireReply::Busy(busy) => Round::Busy((0, busy)),
+        AcquireReply::TooFewPermits => Round::Busy((0, Busy::default())),
+    }
+}
+
+/// Converts the reply for several keys.
+fn together(reply: AcquireAllReply) -> Round<Vec<Granted>> {
+    match reply {
+        AcquireAllReply::Acquired { grants } => Round::All(grants),
+        AcquireAllReply::Busy { at, remaining } => Round::Busy((at, Busy::new(remaining))),
+        AcquireAllReply::Failed { at, error } => Round::Failed((at, error)),
     }
 }
 
@@ -124,17 +170,17 @@ pub(super) async fn acquire_groups(
     others: impl Iterator<Item = Group>,
     handed: u32,
     waiter: Option<At<GrantId>>,
-    gone: Gone,
+    sent: Arc<Sent>,
 ) -> Result<Round<Guards>, StoreError> {
     let mut others = others.peekable();
     let in_one_step = others.peek().is_none();
-    Ok(match take(first, others, handed, waiter, gone.clone()).await? {
+    Ok(match take(first, others, handed, waiter, sent.clone()).await? {
         Round::All(mut taken) => {
             if !in_one_step {
                 taken.begin_now(taken.is_old()).await?;
             }
             // Released already: a guard would hand off what is not held.
-            if gone.load(Ordering::Relaxed) {
+            if sent.is_gone() {
                 return Err(caller_has_gone());
             }
             Round::All(taken.guards()?)
@@ -150,46 +196,34 @@ pub(super) async fn take(
     mut others: impl Iterator<Item = Group>,
     handed: u32,
     waiter: Option<At<GrantId>>,
-    gone: Gone,
+    sent: Arc<Sent>,
 ) -> Result<Round<Taken>, StoreError> {
     let mut taken = Taken::default();
     let mut step = first;
     loop {
         let Step { attempts, answer } = step;
-        let reply = match attempts.first() {
-            Some((_, attempt)) => {
-                StoreCall::new(answer)
-                    .reply(attempt.counted_by(), &attempt.request.key)
-                    .await
-            }
-            None => answer.await,
-        };
-        match reply {
-            Ok(AcquireAllReply::Acquired { grants }) => {
+        match answer.to(&attempts).await {
+            Ok(Round::All(grants)) => {
                 attempts.iter().for_each(|(_, attempt)| attempt.unfinished(true));
                 let granted = attempts.into_iter().zip(grants);
                 taken
                     .0
                     .extend(granted.map(|((at, attempt), granted)| (at, (attempt, granted))));
             }
-            Ok(AcquireAllReply::Busy { at, remaining }) => {
-                return Ok(Round::Busy((place(&attempts, at), remaining)));
-            }
-            Ok(AcquireAllReply::Failed { at, error }) => return failed(place(&attempts, at), error),
+            Ok(Round::Busy((at, busy))) => return Ok(Round::Busy((place(&attempts, at), busy))),
+            Ok(Round::Failed((at, error))) => return failed(place(&attempts, at), error),
             Err(error) => {
                 attempts.iter().for_each(|(_, attempt)| attempt.failed(&error));
                 return failed(place(&attempts, 0), error);
             }
         }
         match others.next() {
-            Some(_) if gone.load(Ordering::Relaxed) => {
-                return Err(caller_has_gone());
-            }
+            Some(_) if sent.is_gone() => return Err(caller_has_gone()),
             Some(group) => {
                 if taken.is_old() {
                     taken.begin_now(true).await?;
                 }
-                step = Step::new(group, handed, waiter);
+                step = Step::new(group, handed, waiter, &sent);
             }
             None => return Ok(Round::All(taken)),
         }

@@ -5,13 +5,14 @@
 //! callers that take single locks in another order. So a call that holds some of its keys waits for the next one for a
 //! limited time only; then it releases all, tries all at once again, and comes back here with a longer limit.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::acquire::MultiCall;
-use super::attempt::{At, Gone, Round, Step, Taken, take};
+use super::attempt::{At, Round, Sent, Step, Taken, take};
 use crate::Error;
 use crate::base::clock;
 use crate::engine::evidence::Evidence;
@@ -22,7 +23,7 @@ use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::waits::Waiting;
-use crate::store::{Announce, GrantId, StoreError};
+use crate::store::{Announce, Busy, GrantId, StoreError};
 
 /// How many attempts in a row may find one of the keys available and another one busy.
 const LOOKS: u32 = 8;
@@ -142,26 +143,26 @@ impl AcquireTarget for Next<'_> {
         let handle = one.handle.clone();
         let counted = handle.shared().pending.token();
         // Takes its position in the order of operations now; it is finished and undone if this is dropped.
-        let step = Step::new(vec![(self.at, one)], handed, waiter);
-        let gone = Gone::default();
-        let undo = step.undone_by(&gone);
-        let round = take(step, std::iter::empty(), handed, waiter, gone).map(move |round| {
+        let sent = Arc::<Sent>::default();
+        let step = Step::new(vec![(self.at, one)], handed, waiter, &sent);
+        let round = take(step, std::iter::empty(), handed, waiter, sent.clone()).map(move |round| {
             Ok(match round? {
-                Round::Busy((_, left)) => AttemptOutcome::Busy {
-                    left,
+                Round::Busy((_, busy)) => AttemptOutcome::Busy {
+                    left: busy.remaining,
                     again,
                     listeners: None,
+                    pause: busy.pause,
                 },
                 round => AttemptOutcome::Got(round),
             })
         });
-        handle.run_counted(counted, round).or_undo(undo)
+        handle.run_counted(counted, round).or_undo(move || sent.undo())
     }
 
     fn handed_off(&self, guard: Hold) -> Round<Taken> {
         // Never offered, because it is not wanted.
         drop(guard);
-        Round::Busy((self.at, None))
+        Round::Busy((self.at, Busy::default()))
     }
 
     fn guard<'g>(&self, _got: &'g Round<Taken>) -> Option<&'g Hold> {

@@ -25,7 +25,7 @@ use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimToken, OnOrphan, OwnerReply, RecordKey, Records, SlotOutcome, SlotReply,
     SlotRequest,
 };
-use crate::store::{Outcome, Reason, StoreError};
+use crate::store::{Outcome, Reason, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
 /// The longest pause between two attempts to settle a claim.
@@ -138,7 +138,7 @@ impl Asking {
             if error.reason != Reason::Unreachable || gone_by + pause > self.target.retry_for {
                 return Err(error);
             }
-            sleep(jittered(pause)).await;
+            sleep(chance::shortened(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
@@ -225,7 +225,7 @@ where
         if error.reason != Reason::Unreachable || gone_by + pause > target.retry_for {
             return Err(error);
         }
-        sleep(jittered(pause)).await;
+        sleep(chance::shortened(pause)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -618,7 +618,7 @@ fn settle(
             if is_final(&error) || clock::now() + pause > until {
                 return Settled::Failed(error);
             }
-            sleep(jittered(pause)).await;
+            sleep(chance::shortened(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             turn = match (&settlement, &target.client) {
                 // There may be many of them after a long outage.
@@ -632,9 +632,7 @@ fn settle(
     }
 }
 
-type Step = futures_util::future::BoxFuture<'static, Result<OwnerReply, StoreError>>;
-
-fn send(target: &Arc<Target>, token: &ClaimToken, settlement: &Settlement) -> Step {
+fn send(target: &Arc<Target>, token: &ClaimToken, settlement: &Settlement) -> StoreFuture<OwnerReply> {
     let (records, record, token) = (target.records.clone(), target.record.clone(), token.clone());
     match settlement {
         Settlement::Release => Box::pin(records.release(&record, &token)),
@@ -674,10 +672,6 @@ fn is_final(error: &StoreError) -> bool {
         Reason::KeyTaken(_) | Reason::Closed | Reason::Unsupported => true,
         _ => false,
     }
-}
-
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + chance::fraction() / 2.0)
 }
 
 pub(super) async fn sleep(time: Duration) {

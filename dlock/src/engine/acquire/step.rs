@@ -36,6 +36,8 @@ pub(crate) enum Event {
         again: Option<Duration>,
         /// How many processes listen for the release.
         listeners: Option<u64>,
+        /// For how long no further request is sent, even after a notification.
+        pause: Duration,
     },
     /// The semaphore has fewer permits in all than requested.
     TooFewPermits,

@@ -29,6 +29,7 @@ fn busy(left: impl Into<Option<u64>>) -> Event {
         left: left.into().map(ms),
         again: None,
         listeners: None,
+        pause: Duration::ZERO,
     }
 }
 
@@ -38,6 +39,7 @@ fn crowd(listeners: u64) -> Event {
         left: Some(ms(3000)),
         again: None,
         listeners: Some(listeners),
+        pause: Duration::ZERO,
     }
 }
 
@@ -47,6 +49,7 @@ fn queued(again: u64) -> Event {
         left: None,
         again: Some(ms(again)),
         listeners: None,
+        pause: Duration::ZERO,
     }
 }
 
@@ -139,6 +142,31 @@ fn head_asks_listens_waits_and_asks_again_until_it_is_granted_the_lock() {
             (2005, busy(None), "head waits, wait until 32005"),
             (2010, CAME_FREE, "share, send"),
             (2015, GRANTED, "Granted"),
+        ],
+    );
+}
+
+#[test]
+fn head_that_is_to_pause_asks_after_that_whatever_it_is_told() {
+    let pauses = |left: u64| Event::Busy {
+        left: Some(ms(left)),
+        again: None,
+        listeners: None,
+        pause: ms(40),
+    };
+    run(
+        PLAIN,
+        true,
+        vec![
+            (0, MAY_ASK, "send"),
+            (5, pauses(3000), "head waits, listen, wait until 1505"),
+            (10, CAME_FREE, "wait until 45"),
+            (20, CAME_FREE, "wait until 45"),
+            (45, Event::Due, "share, send"),
+            (50, pauses(3000), "head waits, wait until 1550"),
+            (90, CAME_FREE, "share, send"),
+            (95, pauses(0), "head waits, wait until 135"),
+            (100, Event::WaitOver, "busy for None"),
         ],
     );
 }

@@ -234,6 +234,7 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
                     left: busy.remaining,
                     again: busy.again,
                     listeners: None,
+                    pause: busy.pause,
                 }
             }
             FairOutcome::Failed(error, kept) => {

@@ -405,10 +405,12 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 left,
                 again,
                 listeners,
+                pause,
             }) => Event::Busy {
                 left,
                 again,
                 listeners,
+                pause,
             },
             Err(error) => Event::Failed {
                 error,

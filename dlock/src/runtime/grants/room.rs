@@ -15,7 +15,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::Signals;
+use super::end::Signals;
 use super::span::HoldSpan;
 use crate::base::chance::{HashMap, next_id};
 use crate::base::clock;

@@ -39,6 +39,8 @@ pub(super) struct SentRelease {
     sent: Instant,
     /// The pause before it is sent again.
     pause: Option<Pause>,
+    /// Whether its outcome was returned.
+    is_over: bool,
 }
 
 type Pause = Pin<Box<dyn Future<Output = bool> + Send>>;
@@ -62,6 +64,7 @@ impl SentRelease {
             reply,
             sent: clock::now(),
             pause: None,
+            is_over: false,
         }
     }
 
@@ -155,12 +158,26 @@ impl Future for SentRelease {
             // What the store keeps for it, the next request may need.
             this.reply = Box::pin(pending());
             match this.replied(reply) {
-                ControlFlow::Break(outcome) => return Poll::Ready(outcome),
+                ControlFlow::Break(outcome) => {
+                    this.is_over = true;
+                    return Poll::Ready(outcome);
+                }
                 ControlFlow::Continue(None) => this.send_again(),
                 ControlFlow::Continue(Some(pause)) => {
                     this.pause = Some(Box::pin(pauses(this.shared.clone(), pause)));
                 }
             }
+        }
+    }
+}
+
+impl Drop for SentRelease {
+    /// Nothing finishes it any more: the client's runtime has ended. The store may have released the lock, but has not said so.
+    fn drop(&mut self) {
+        if !self.is_over {
+            let (shared, now) = (&self.shared, Moment::now());
+            let held_until = self.release.store_has_it_until(now, shared.settings.timeout);
+            shared.given_up.add(held_until, now);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Grants on their way into the renewal table. Most are released before anything is due for them: they stay with the thread
-//! that entered them until the watchdog looks, and threads do not wait for each other. Grants of fair locks share a place, as
+//! that entered them until the watchdog looks, and threads do not wait for each other. Grants of fair locks share a slot, as
 //! their numbers do.
 
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::base::moment::Moment;
 use crate::base::own_line::OwnLine;
 use crate::base::per_thread::PerThread;
 use crate::engine::renewal::{Actions, Renewable};
-use crate::runtime::client::place_of_grant;
+use crate::runtime::client::slot_of_grant;
 use crate::runtime::grants::Grant;
 
-/// How many of a place may be on their way. With more, few are released soon.
+/// How many of a slot may be on their way. With more, few are released soon.
 const MOST: usize = 64;
 
 /// By their numbers, each with the time of its request.
 type Waiting = HashMap<u64, (Arc<Grant>, Moment), BuildIntHasher>;
 
-/// By the places in which their numbers were drawn.
+/// By the slots in which their numbers were drawn.
 #[derive(Debug, Default)]
 pub(super) struct Entering {
     grants: PerThread<Mutex<Waiting>>,
     gate: OwnLine<Gate>,
 }
 
-/// Which grants may wait for the watchdog. Written under the mutex of the table, and read under that of a place: what passed
-/// the gate before it was written is there when the place is emptied afterwards.
+/// Which grants may wait for the watchdog. Written under the mutex of the table, and read under that of a slot: what passed
+/// the gate before it was written is there when the slot is emptied afterwards.
 #[derive(Debug)]
 struct Gate {
     /// When the watchdog looks next: those that are due then or later. In nanoseconds, like the other.
@@ -64,7 +64,7 @@ impl Entering {
     /// Lets a new grant wait for the watchdog. Returns false if it has to enter the table at once.
     pub(super) fn add(&self, grant: &Arc<Grant>, sent: Moment, now: Moment) -> bool {
         let due = Table::due(grant, sent, now);
-        let mut waiting = self.grants.at(place_of_grant(grant.number)).lock();
+        let mut waiting = self.grants.at(slot_of_grant(grant.number)).lock();
         let may_wait = waiting.len() < MOST && self.gate.lets_wait(due, sent);
         if may_wait {
             waiting.insert(grant.number, (grant.clone(), sent));
@@ -74,7 +74,7 @@ impl Entering {
 
     /// Replaces a grant that waits by its successor, as [`Table::replace`] does. `None` if it does not wait.
     pub(super) fn replace(&self, successor: &Arc<Grant>) -> Option<bool> {
-        let mut waiting = self.grants.at(place_of_grant(successor.number)).lock();
+        let mut waiting = self.grants.at(slot_of_grant(successor.number)).lock();
         let (grant, _) = waiting.get_mut(&successor.number)?;
         if grant.is_suspect() && !broken!(HandoffOfSuspectGrant) {
             return Some(false);
@@ -87,7 +87,7 @@ impl Entering {
 
     /// Removes a grant, if it waits.
     pub(super) fn remove(&self, number: u64) -> bool {
-        let removed = self.grants.at(place_of_grant(number)).lock().remove(&number);
+        let removed = self.grants.at(slot_of_grant(number)).lock().remove(&number);
         removed.is_some()
     }
 
@@ -95,8 +95,8 @@ impl Entering {
     pub(super) fn enter(&self, table: &mut Table) -> Actions<Arc<Grant>> {
         self.gate.looks_at.store(CLOSED, Ordering::Relaxed);
         let mut actions = Actions::new();
-        for place in self.grants.iter() {
-            let mut waiting = place.lock();
+        for slot in self.grants.iter() {
+            let mut waiting = slot.lock();
             for (_, (grant, sent)) in waiting.drain() {
                 actions.extend(table.add(&grant, sent, Moment::now()));
             }

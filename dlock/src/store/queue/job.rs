@@ -55,11 +55,11 @@ pub trait Step: std::fmt::Debug + Send + 'static {
 /// A step that was taken from a [`StepQueue`](super::StepQueue) to be sent.
 ///
 /// ```
-/// use dlock::store::queue::{Job, Step};
+/// use dlock::store::queue::{Job, Step, StepQueue};
 ///
 /// /// The server has carried it out.
-/// fn answered<S: Step<Answer = bool>>(job: Job<S>) {
-///     job.answer(Ok(true));
+/// fn carried_out<S: Step<Answer = bool>>(queue: &StepQueue<S>, job: Job<S>) {
+///     queue.answer(job, Ok(true));
 /// }
 /// ```
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub struct Job<S: Step> {
     pub step: S,
     /// The caller gets a reply by then, whatever happens.
     pub deadline: Instant,
-    /// How often it was sent [again](super::StepQueue::again).
+    /// How often it was [retried](super::StepQueue::retry).
     pub looks: u32,
     /// Whether it is sent in a separate statement: it may be why a combined one failed.
     pub alone: bool,
@@ -83,8 +83,8 @@ pub struct Job<S: Step> {
 }
 
 impl<S: Step> Job<S> {
-    /// Replies to the caller, if it is still there. Tell the queue with [`done`](super::StepQueue::done).
-    pub fn answer(self, answer: Result<S::Answer, StoreError>) {
+    /// Replies to the caller, if it is still there.
+    pub(super) fn answer(self, answer: Result<S::Answer, StoreError>) {
         reply_to(self.reply, answer);
     }
 

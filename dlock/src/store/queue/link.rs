@@ -42,8 +42,7 @@ const BRIEF: Duration = Duration::from_secs(1);
 ///             match link.queue().next(Instant::now(), |_| true) {
 ///                 Next::Send(jobs) => {
 ///                     for job in jobs {
-///                         link.queue().done(&job.step);
-///                         job.answer(Ok(true));
+///                         link.queue().answer(job, Ok(true));
 ///                     }
 ///                 }
 ///                 Next::Wait(_) => link.queue().woken().await,
@@ -286,8 +285,7 @@ mod tests {
                     Next::Send(jobs) => {
                         sleep(TRIP).await;
                         for job in jobs {
-                            link.queue().done(&job.step);
-                            job.answer(Ok(()));
+                            link.queue().answer(job, Ok(()));
                         }
                     }
                     Next::Wait(_) => link.queue().woken().await,

@@ -73,8 +73,7 @@ const PANICKED: &str = "the task that served the connections has panicked";
 /// let Next::Send(jobs) = queue.next(Instant::now(), |_| true) else { panic!() };
 /// assert_eq!(jobs.len(), 1);
 /// for job in jobs {
-///     queue.done(&job.step);
-///     job.answer(Ok(true));
+///     queue.answer(job, Ok(true));
 /// }
 /// assert!(first.await?);
 /// # drop(second); Ok(()) }
@@ -238,7 +237,7 @@ fn drop_each<S: Step>(jobs: Vec<Job<S>>) {
 /// ```
 #[derive(Debug)]
 pub enum Next<S: Step> {
-    /// Send these together; report each of them with [`done`](StepQueue::done), [`again`](StepQueue::again) or
+    /// Send these together; report each of them with [`answer`](StepQueue::answer), [`retry`](StepQueue::retry) or
     /// [`put_back`](StepQueue::put_back).
     Send(Vec<Job<S>>),
     /// Nothing yet; at this time the first delayed step may be sent.
@@ -430,8 +429,14 @@ impl<S: Step> StepQueue<S> {
         }
     }
 
-    /// Reports that a step has its reply: the next of its keys may be sent.
-    pub fn done(&self, step: &S) {
+    /// Replies to the caller of a step, if it is still there. The next step of its keys may be sent.
+    pub fn answer(&self, job: Job<S>, answer: Result<S::Answer, StoreError>) {
+        self.done(&job.step);
+        job.answer(answer);
+    }
+
+    /// Lets the next step of these keys be sent.
+    fn done(&self, step: &S) {
         let mut state = self.shared.state.lock();
         state.waiting.done(step);
         if !state.waiting.is_empty() {
@@ -439,9 +444,14 @@ impl<S: Step> StepQueue<S> {
         }
     }
 
-    /// Reports that a step was not carried out and is to be sent again after a while, before all others of its keys.
-    pub fn again(&self, mut job: Job<S>, after: Duration) {
-        job.not_before = Some(Instant::now() + after);
+    /// Reports that a step was not carried out and is to be sent again after a while, before all others of its keys. It fails
+    /// with this reason if its deadline is earlier.
+    pub fn retry(&self, mut job: Job<S>, after: Duration, why: &str) {
+        let at = Instant::now() + after;
+        if at >= job.deadline {
+            return self.answer(job, Err(StoreError::not_done(Reason::Unreachable, why)));
+        }
+        job.not_before = Some(at);
         job.looks += 1;
         self.put_back(job);
     }
@@ -634,7 +644,7 @@ mod tests {
             queue.ask(Toy::Acquire("a".into())),
         ];
         let first = take(&queue, 9).pop().unwrap();
-        queue.again(first, Duration::from_secs(5));
+        queue.retry(first, Duration::from_secs(5), "not yet");
         let Next::Wait(Some(due)) = queue.next(Instant::now(), |_| true) else {
             panic!("it is sent too early");
         };
@@ -643,6 +653,25 @@ mod tests {
         };
         assert_eq!((next.len(), next[0].looks), (1, 1));
         assert_eq!(next[0].step, Toy::Release("a".into()));
+    }
+
+    #[tokio::test]
+    async fn step_that_would_be_sent_again_after_its_deadline_fails_with_the_reason() {
+        let queue = queue();
+        let asked = ask(&queue, &["a", "a"]);
+        let first = take(&queue, 9).pop().unwrap();
+        let deadline = first.deadline;
+        queue.retry(
+            first,
+            deadline - Instant::now() + Duration::from_secs(1),
+            "it is locked",
+        );
+        let error = asked.into_iter().next().unwrap().await.unwrap_err();
+        assert_eq!(
+            (error.outcome, &*error.message),
+            (Outcome::NotDone, "it is locked")
+        );
+        assert_eq!(keys(&take(&queue, 9)), ["a"]);
     }
 
     #[test]
@@ -716,8 +745,7 @@ mod tests {
         waits(&mut asked[0], || panic!("a waker panics"));
         waits(&mut asked[1], || panic!("a waker panics"));
         for job in take(&queue, 2) {
-            queue.done(&job.step);
-            job.answer(Ok(7));
+            queue.answer(job, Ok(7));
         }
         waits(&mut asked[2], || panic!("a waker panics"));
         queue.fail_all(&StoreError::unknown("it is down"));
@@ -832,8 +860,7 @@ mod tests {
         assert!(panics.await.unwrap_err().is_panic());
         assert_eq!(queue.shared.state.lock().connected, 0);
         let second = take(&queue, 9).pop().unwrap();
-        queue.done(&second.step);
-        second.answer(Ok(2));
+        queue.answer(second, Ok(2));
         let [first, second] = futures_util::future::join_all(asked).await.try_into().unwrap();
         let error = first.unwrap_err();
         assert_eq!((error.outcome, second.unwrap()), (Outcome::Unknown, 2));

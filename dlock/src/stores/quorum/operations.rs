@@ -12,7 +12,7 @@ use super::{Answer, Answers, Quorum};
 use crate::LockKey;
 use crate::base::chance::HashMap;
 use crate::store::operations::{Connection, Entry, EntryName, Operations};
-use crate::store::{Outcome, Reason, StoreError, StoreFuture, Watch};
+use crate::store::{Reason, StoreError, StoreFuture, Watch};
 
 impl Quorum {
     pub(super) fn boards(&self) -> Vec<Arc<dyn Operations>> {
@@ -152,21 +152,8 @@ impl Operations for Quorum {
     }
 
     fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool> {
-        let mut asked = self.ask_boards(|board| board.end(key.clone(), holder.clone()));
-        Box::pin(async move {
-            let (ended, trouble) = self.gather(&mut asked, |_, _| true).await;
-            let is_ended = ended.contains(&true);
-            match trouble {
-                // A hold that the other members have goes on.
-                Some(mut error) if ended.len() < self.majority() => {
-                    if is_ended {
-                        error.outcome = Outcome::Unknown;
-                    }
-                    Err(error)
-                }
-                _ => Ok(is_ended),
-            }
-        })
+        let asked = self.ask_boards(|board| board.end(key.clone(), holder.clone()));
+        Box::pin(self.ended(asked))
     }
 
     fn connections(self: Arc<Self>, client: Uuid) -> StoreFuture<Option<Vec<Connection>>> {

@@ -55,13 +55,13 @@ pub(super) struct PubSub {
 
 #[derive(Debug)]
 enum Order {
-    Subscribe(Arc<str>, Way),
+    Subscribe(Arc<str>, ChannelKind),
     Unsubscribe(Arc<str>),
 }
 
 /// The delivery of a channel's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ChannelKind {
     /// From any server on which they are published.
     Plain,
     /// From the server with the slot of the channel; the plain way if servers are too old for that.
@@ -104,7 +104,7 @@ impl PubSub {
         PubSub { orders }
     }
 
-    pub(super) fn subscribe(&self, channel: &Arc<str>, way: Way) {
+    pub(super) fn subscribe(&self, channel: &Arc<str>, way: ChannelKind) {
         let _ = self.orders.send(Order::Subscribe(channel.clone(), way));
     }
 
@@ -123,7 +123,7 @@ struct Actor {
     /// Those among them that must be requested, and some that are no longer wanted.
     wanted: VecDeque<Arc<str>>,
     /// Subscriptions that are to end.
-    leaving: Vec<(Arc<str>, Way)>,
+    leaving: Vec<(Arc<str>, ChannelKind)>,
     /// Channels that the server refuses: their waiters poll.
     refused: HashSet<Arc<str>>,
     /// The server has no sharded channels.
@@ -154,7 +154,7 @@ struct Actor {
 
 #[derive(Debug)]
 struct Channel {
-    way: Way,
+    way: ChannelKind,
     state: State,
 }
 
@@ -254,7 +254,7 @@ impl Actor {
             // No notifications from here on: all waiters check, now and later.
             self.take_in();
             self.hub.doubt(self.channels.keys());
-            tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
+            tokio::time::sleep(chance::jittered(pause)).await;
             pause = (pause * 2).min(POLL);
             self.take_in();
             if self.orders.is_closed() {
@@ -292,14 +292,14 @@ impl Actor {
             self.connects_at = self.not_before;
             return;
         }
-        let pause = self.connect_pause.mul_f64(0.5 + chance::fraction());
+        let pause = chance::jittered(self.connect_pause);
         self.connects_at = Some(Instant::now() + pause);
         self.connect_pause = (self.connect_pause * 2).min(LONGEST_PAUSE);
     }
 
     /// Asks a server that refuses subscriptions again only after a while, each time a longer one.
     fn put_off(&mut self) {
-        self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + chance::fraction() / 2.0));
+        self.not_before = Some(Instant::now() + chance::shortened(self.again));
         self.again = (self.again * 2).min(AGAIN.1);
     }
 
@@ -418,9 +418,9 @@ impl Actor {
     }
 
     /// The commands that begin and end subscriptions.
-    fn words(&self, way: Way) -> (&'static str, &'static str) {
+    fn words(&self, way: ChannelKind) -> (&'static str, &'static str) {
         match way {
-            Way::Sharded if !self.is_old => ("SSUBSCRIBE", "SUNSUBSCRIBE"),
+            ChannelKind::Sharded if !self.is_old => ("SSUBSCRIBE", "SUNSUBSCRIBE"),
             _ => ("SUBSCRIBE", "UNSUBSCRIBE"),
         }
     }
@@ -647,9 +647,9 @@ mod tests {
         let hub = Arc::default();
         let subscriptions = PubSub::start(connector, hub, None, &tokio::runtime::Handle::current());
         let (stays, goes): (Arc<str>, Arc<str>) = ("stays".into(), "goes".into());
-        subscriptions.subscribe(&stays, Way::Plain);
+        subscriptions.subscribe(&stays, ChannelKind::Plain);
         for _ in 0..1000 {
-            subscriptions.subscribe(&goes, Way::Plain);
+            subscriptions.subscribe(&goes, ChannelKind::Plain);
             subscriptions.unsubscribe(goes.clone());
         }
         let until = Instant::now() + Duration::from_secs(10);

@@ -320,7 +320,7 @@ impl Table {
             tokio::select! {
                 () = self.names.closed() => return,
                 () = self.council.look.notified() => {}
-                () = tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())) => {}
+                () = tokio::time::sleep(chance::jittered(pause)) => {}
             }
             pause = (pause * 2).min(PAUSES.1);
         }

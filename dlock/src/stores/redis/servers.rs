@@ -9,7 +9,7 @@ use super::cluster::Cluster;
 use super::cluster::slot::Slot;
 use super::connect::{Connected, Connector};
 use super::node::{Node, Part, Queued};
-use super::pubsub::{PubSub, Way};
+use super::pubsub::{ChannelKind, PubSub};
 use super::script::{Call, Verb};
 use crate::LockKey;
 use crate::store::Hub;
@@ -96,7 +96,7 @@ impl Servers {
                 hub.listen(
                     channel.into(),
                     move |channel| {
-                        subscribe.subscribe(channel, Way::Plain);
+                        subscribe.subscribe(channel, ChannelKind::Plain);
                         false
                     },
                     move |channel| unsubscribe.unsubscribe(channel),

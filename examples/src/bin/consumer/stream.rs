@@ -164,7 +164,9 @@ impl Stream {
         };
         reads.cursor = redis::from_redis_value(cursor)?;
         reads.swept = (reads.cursor == BEGIN).then(Instant::now);
-        Ok(redis::from_redis_value(entries)?)
+        // In place of a message that was deleted, Redis 6.2 sends nil, without its id.
+        let entries: Vec<Option<(String, Option<Fields>)>> = redis::from_redis_value(entries)?;
+        Ok(entries.into_iter().flatten().collect())
     }
 
     /// Has a pending message delivered again after this time, if that is sooner than it would be otherwise.

@@ -13,7 +13,8 @@ Examples:
       the same line on every machine: one of them runs the jobs
 
 Each job is run by sh, at the beginning of each of its periods, once in the whole fleet. DLOCK_FENCING_TOKEN is in its
-environment. Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it.";
+environment. A machine that no longer leads kills its jobs, with all that they have started. Logs go to stdout, as RUST_LOG
+says (info by default). Ctrl-C or SIGTERM ends it.";
 
 /// Runs jobs on one machine of a fleet.
 #[derive(Debug, Parser)]

@@ -1,11 +1,13 @@
 //! What the leader does: runs what is due.
 
+use std::io;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock::Held;
 use futures_util::future::join_all;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
 use crate::args::Job;
@@ -46,15 +48,40 @@ fn slot(every: Duration) -> (u64, Duration) {
 
 async fn execute(job: &Job, slot: u64, token: u64) {
     let name = &job.name;
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", &job.command])
-        .env("DLOCK_FENCING_TOKEN", token.to_string())
-        // Dropped with the lead.
-        .kill_on_drop(true);
-    match command.status().await {
+    match shell(&job.command, token).await {
         Ok(status) if status.success() => tracing::info!("{name} {slot} done token={token}"),
         Ok(status) => tracing::warn!("{name} {slot} failed ({status}) token={token}"),
         Err(error) => tracing::warn!("{name} {slot} cannot be started: {error}"),
+    }
+}
+
+/// Runs a command. Dropped with the lead, it ends the command.
+async fn shell(line: &str, token: u64) -> io::Result<ExitStatus> {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", line])
+        .env("DLOCK_FENCING_TOKEN", token.to_string())
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    #[cfg(unix)]
+    command.process_group(0);
+    let mut shell = Shell(command.spawn()?);
+    shell.0.wait().await
+}
+
+/// A shell that leads a process group. If it is dropped while it runs, the processes of the group are killed, too: a pipeline
+/// must not go on beside the jobs of the next leader.
+struct Shell(Child);
+
+#[cfg(unix)]
+impl Drop for Shell {
+    fn drop(&mut self) {
+        use nix::sys::signal::{Signal, killpg};
+        use nix::unistd::Pid;
+
+        // `None` once it has ended: another process may have its id then.
+        if let Some(group) = self.0.id().and_then(|id| i32::try_from(id).ok()) {
+            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        }
     }
 }

@@ -60,7 +60,7 @@ async fn run(args: Args) -> Result<(), String> {
     let lead = leader.lead(|term| jobs::run(args.jobs.clone(), ledger.clone(), term));
     let ended = tokio::select! {
         ended = lead => ended.map_err(|error| error.to_string()),
-        // Running jobs are dropped with the leadership, and another machine leads at once.
+        // Running jobs are killed with the leadership, and another machine leads at once.
         () = end() => Ok(()),
     };
     client.shutdown(Duration::from_secs(5)).await;

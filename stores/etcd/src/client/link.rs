@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::config::Config;
 use super::failure::{self, Failure};
-use super::proto::LeaseKeepAliveResponse;
+use super::proto::{LeaseKeepAliveResponse, RangeRequest};
 use super::rpc::{Call, Rpc, Trouble};
 
 /// The shortest and the longest pause before a request is sent again, and between connections that answer no request.
@@ -30,12 +30,32 @@ pub(crate) struct Link {
     number: u64,
     /// How many replies have arrived.
     replies: Arc<AtomicU64>,
+    /// How many of them are to requests that the server itself has carried out.
+    carried_out: Arc<AtomicU64>,
+}
+
+/// How many replies have arrived on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    replies: u64,
+    carried_out: u64,
+}
+
+impl Link {
+    fn counts(&self) -> Counts {
+        Counts {
+            replies: self.replies.load(Ordering::Relaxed),
+            carried_out: self.carried_out.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// Holds the connection in use, and replaces it when it breaks.
 #[derive(Debug)]
 pub(crate) struct Links {
     pub(crate) config: Config,
+    /// What a server is asked for to see whether it carries requests out.
+    key: Vec<u8>,
     state: Mutex<State>,
     /// The number of the connection in use, 0 while there is none.
     in_use: watch::Sender<u64>,
@@ -63,11 +83,20 @@ struct State {
     trouble: Option<String>,
     /// Whether the trouble was logged; it is logged once until a connection succeeds.
     told: bool,
+    /// The comparison of the server with another one, which ends with the store.
+    comparison: Option<AbortOnDropHandle<()>>,
+}
+
+impl State {
+    /// Whether this connection is in use.
+    fn uses(&self, link: &Link) -> bool {
+        (self.link.as_ref()).is_some_and(|current| current.number == link.number)
+    }
 }
 
 impl Links {
-    /// Must be called in the runtime that serves the store.
-    pub(crate) fn new(config: Config) -> Arc<Links> {
+    /// Must be called in the runtime that serves the store. The client has the right to read the key.
+    pub(crate) fn new(config: Config, key: impl Into<Vec<u8>>) -> Arc<Links> {
         // Spreads processes over the servers.
         let next = fastrand::usize(..config.servers.len().max(1));
         let state = State {
@@ -79,9 +108,11 @@ impl Links {
             made: 0,
             trouble: None,
             told: false,
+            comparison: None,
         };
         Arc::new_cyclic(|own| Links {
             config,
+            key: key.into(),
             state: Mutex::new(state),
             in_use: watch::Sender::new(0),
             runtime: runtime::Handle::current(),
@@ -177,29 +208,57 @@ impl Links {
 
     fn connected(&self, server: &str, rpc: Rpc) {
         let mut state = self.state.lock();
-        state.made += 1;
         state.trouble = None;
         state.round = None;
         if std::mem::take(&mut state.told) {
             tracing::info!(%server, "connected to the lock store again");
         }
+        self.uses(&mut state, server, rpc);
+    }
+
+    fn uses(&self, state: &mut State, server: &str, rpc: Rpc) {
+        state.made += 1;
         state.link = Some(Link {
             rpc,
             address: server.into(),
             number: state.made,
             replies: Arc::default(),
+            carried_out: Arc::default(),
         });
         self.in_use.send_replace(state.made);
+    }
+
+    /// Compares the server with another one in the background: it does not carry requests out, but answers others, such as
+    /// those that it passes on to the leader.
+    fn compare(&self, link: &Link) {
+        let mut state = self.state.lock();
+        let is_running = (state.comparison.as_ref()).is_some_and(|running| !running.is_finished());
+        if self.config.servers.len() > 1 && state.uses(link) && !is_running {
+            let probe = RangeRequest {
+                key: self.key.clone(),
+                ..RangeRequest::default()
+            };
+            let comparison = compare(self.own.clone(), self.config.clone(), link.clone(), probe);
+            state.comparison = Some(AbortOnDropHandle::new(self.runtime.spawn(comparison)));
+        }
+    }
+
+    /// Uses another server, unless this connection was left already.
+    fn change(&self, from: &Link, server: &str, rpc: Rpc) {
+        let mut state = self.state.lock();
+        if state.uses(from) {
+            tracing::warn!(
+                server = %from.address, %server,
+                "a server of the lock store carries out no requests, and this client changes to another one"
+            );
+            self.uses(&mut state, server, rpc);
+        }
     }
 
     /// Marks the connection as unusable: the next request connects to the next server.
     pub(crate) fn is_broken(&self, link: &Link, why: &str) {
         let mut state = self.state.lock();
-        if state
-            .link
-            .as_ref()
-            .is_some_and(|current| current.number == link.number)
-        {
+        if state.uses(link) {
             state.link = None;
             state.is_useless = link.replies.load(Ordering::Relaxed) == 0;
             state.trouble = Some(why.to_owned());
@@ -208,7 +267,10 @@ impl Links {
     }
 
     /// Records a reply to a request.
-    fn replied(&self, link: &Link) {
+    fn replied(&self, link: &Link, is_passed_on: bool) {
+        if !is_passed_on {
+            link.carried_out.fetch_add(1, Ordering::Relaxed);
+        }
         if link.replies.fetch_add(1, Ordering::Relaxed) == 0 {
             self.state.lock().pause = PAUSE.0;
         }
@@ -236,7 +298,7 @@ impl Links {
             let message = message.clone();
             async move { rpc.call(message).await }
         };
-        self.send(send, deadline).await
+        self.send(send, C::IS_PASSED_ON, deadline).await
     }
 
     /// Renews a lease once.
@@ -246,10 +308,15 @@ impl Links {
         deadline: Instant,
     ) -> Result<LeaseKeepAliveResponse, Failure> {
         let send = |rpc: Rpc| async move { rpc.keep_alive(id).await };
-        self.send(send, deadline).await
+        self.send(send, true, deadline).await
     }
 
-    async fn send<T, F>(&self, send: impl Fn(Rpc) -> F, deadline: Instant) -> Result<T, Failure>
+    async fn send<T, F>(
+        &self,
+        send: impl Fn(Rpc) -> F,
+        is_passed_on: bool,
+        deadline: Instant,
+    ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Trouble>>,
     {
@@ -260,10 +327,10 @@ impl Links {
                 Ok(link) => link,
                 Err(error) => return Err(Failure::Elsewhere(failed.unwrap_or(error))),
             };
-            let (before, sent) = (link.replies.load(Ordering::Relaxed), Instant::now());
+            let (before, sent) = (link.counts(), Instant::now());
             let failure = match timeout_at(deadline, send(link.rpc.clone())).await {
                 Ok(Ok(reply)) => {
-                    self.replied(&link);
+                    self.replied(&link, is_passed_on);
                     return Ok(reply);
                 }
                 Ok(Err(Trouble::NotSent(message))) => {
@@ -278,15 +345,18 @@ impl Links {
                     // If it was sent just before its deadline, or other requests got replies meanwhile, the connection
                     // may be good.
                     let is_long = sent.elapsed() >= self.config.timeout / 2;
-                    if is_long && link.replies.load(Ordering::Relaxed) == before {
+                    let now = link.counts();
+                    if is_long && now == before {
                         self.is_broken(&link, &error.message);
+                    } else if is_long && !is_passed_on && now.carried_out == before.carried_out {
+                        self.compare(&link);
                     }
                     return Err(Failure::Broken(error));
                 }
             };
-            let error = match failure {
+            let (error, is_busy) = match failure {
                 Failure::Answered(..) => {
-                    self.replied(&link);
+                    self.replied(&link, is_passed_on);
                     return Err(failure);
                 }
                 Failure::Broken(error) => {
@@ -295,15 +365,19 @@ impl Links {
                 }
                 Failure::Elsewhere(error) => {
                     self.is_broken(&link, &error.message);
-                    error
+                    (error, false)
                 }
                 Failure::Busy(error) => {
-                    self.replied(&link);
-                    error
+                    // It says so without carrying anything out.
+                    self.replied(&link, true);
+                    (error, true)
                 }
             };
             let again = Instant::now() + about(pause);
             if again >= deadline {
+                if is_busy {
+                    self.compare(&link);
+                }
                 return Err(Failure::Elsewhere(error));
             }
             failed = Some(error);
@@ -361,6 +435,48 @@ async fn connect(links: Weak<Links>, config: Config) -> Result<(), StoreError> {
     refused.map_or(Ok(()), Err)
 }
 
+/// Changes to another server if that one carries a request out while this one does not. So neither a request that is slow
+/// by itself nor a cluster that is slow as a whole costs the connection.
+async fn compare(links: Weak<Links>, config: Config, link: Link, probe: RangeRequest) {
+    let carries_out = async |rpc: &Rpc, address: &str| match rpc.call(probe.clone()).await {
+        Ok(_) => true,
+        Err(Trouble::NotSent(_)) => false,
+        Err(Trouble::Status(status)) => {
+            let failure = failure::of(status, address, config.login.is_some());
+            matches!(failure, Failure::Answered(..))
+        }
+    };
+    let goes_on = async {
+        if !carries_out(&link.rpc, &link.address).await {
+            std::future::pending().await
+        }
+    };
+    let before = link.counts().carried_out;
+    let changes = async {
+        sleep(config.timeout).await;
+        for _ in 0..config.servers.len() {
+            let Some(server) = links.upgrade().map(|links| links.next_server()) else {
+                return;
+            };
+            if *server != *link.address
+                && let Ok(Ok(rpc)) = timeout(config.connect_timeout(), config.connect(&server)).await
+                && let Ok(true) = timeout(config.timeout, carries_out(&rpc, &server)).await
+                && link.counts().carried_out == before
+            {
+                if let Some(links) = links.upgrade() {
+                    links.change(&link, &server, rpc);
+                }
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = goes_on => {}
+        () = changes => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -371,13 +487,14 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn links(server: impl ToString, timeout: Duration) -> Arc<Links> {
-        Links::new(Config {
+        let config = Config {
             servers: vec![server.to_string()],
             login: None,
             tls: None,
             timeout,
             allow_old_server: false,
-        })
+        };
+        Links::new(config, "dlock/")
     }
 
     /// A server that accepts connections and never answers.

@@ -517,6 +517,18 @@ impl RequestOp {
     }
 }
 
+impl TxnRequest {
+    /// The first key that the transaction may put.
+    pub(crate) fn first_put(&self) -> Option<&[u8]> {
+        let mut operations = self.success.iter().chain(&self.failure);
+        operations.find_map(|one| match &one.request {
+            Some(Request::Put(put)) => Some(&put.key[..]),
+            Some(Request::Txn(inner)) => inner.first_put(),
+            _ => None,
+        })
+    }
+}
+
 impl TxnResponse {
     /// The revision of the store after the transaction.
     pub(crate) fn revision(&self) -> i64 {

@@ -25,6 +25,8 @@ pub(crate) trait Call: Message + Clone + Default + 'static {
     type Reply: Message + Default + 'static;
     /// The name of the method.
     const PATH: &'static str;
+    /// Whether a follower passes the request to the leader, and answers however far behind it is itself.
+    const IS_PASSED_ON: bool = false;
 }
 
 macro_rules! calls {
@@ -43,11 +45,16 @@ calls! {
     TxnRequest => TxnResponse at "/etcdserverpb.KV/Txn",
     LeaseGrantRequest => LeaseGrantResponse at "/etcdserverpb.Lease/LeaseGrant",
     LeaseRevokeRequest => LeaseRevokeResponse at "/etcdserverpb.Lease/LeaseRevoke",
-    LeaseTimeToLiveRequest => LeaseTimeToLiveResponse at "/etcdserverpb.Lease/LeaseTimeToLive",
     StatusRequest => StatusResponse at "/etcdserverpb.Maintenance/Status",
     AlarmRequest => AlarmResponse at "/etcdserverpb.Maintenance/Alarm",
     MemberListRequest => MemberListResponse at "/etcdserverpb.Cluster/MemberList",
     AuthenticateRequest => AuthenticateResponse at "/etcdserverpb.Auth/Authenticate",
+}
+
+impl Call for LeaseTimeToLiveRequest {
+    type Reply = LeaseTimeToLiveResponse;
+    const PATH: &'static str = "/etcdserverpb.Lease/LeaseTimeToLive";
+    const IS_PASSED_ON: bool = true;
 }
 
 const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Busy, GrantId, Granted, Kind, Outcome, Reason, StoreError,
 };
@@ -14,7 +15,6 @@ use super::names::{Name, State, other_lock};
 use super::session::Session;
 use crate::client::proto::{Compare, KeyValue, RequestOp, TxnRequest, TxnResponse};
 use crate::client::{Failure, Refusal};
-use crate::clock::Moment;
 
 /// A fencing token is the revision that created the grant, followed by a counter of this many bits.
 pub(crate) const TOKEN_BITS: u32 = 16;

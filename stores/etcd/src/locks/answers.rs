@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{Reason, StoreError};
 use tokio::time::{Instant, timeout_at};
 
@@ -10,7 +11,6 @@ use super::pool::seconds;
 use super::session::not_done;
 use crate::client::Links;
 use crate::client::proto::LeaseGrantRequest;
-use crate::clock::Moment;
 
 /// The most replies on one lease.
 const MOST: usize = 1000;
@@ -44,7 +44,7 @@ impl Answers {
         let now = Moment::now();
         if let Some(lease) = &mut *current
             && lease.replies < MOST
-            && now.until(lease.ends) >= lasts
+            && lease.ends.since(now) >= lasts
         {
             lease.replies += 1;
             return Ok(lease.id);

@@ -94,8 +94,13 @@ impl Carrier for Nested {
     }
 
     async fn several(&self, all: Vec<One>) -> Vec<Result<TxnResponse, Failure>> {
+        // A server without space refuses what puts keys, but sees no keys of inner transactions. It counts the branch that
+        // is never executed, too.
+        let counted = all.iter().find_map(|one| one.txn.first_put());
+        let counted = counted.map(|key| RequestOp::put(key.to_vec(), Vec::new(), 0));
         let txn = TxnRequest {
             success: all.iter().map(|one| RequestOp::from(one.txn.clone())).collect(),
+            failure: counted.into_iter().collect(),
             ..TxnRequest::default()
         };
         let last = all.iter().map(|one| one.deadline).max();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::store::queue::check_timeout;
-use dlock::store::{DoubtSender, Lane, Reason, StoreError};
+use dlock::store::{DoubtSender, Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 use tokio::runtime;
 use tokio::time::Instant;
@@ -12,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::EtcdLocks;
 use super::answers::Answers;
+use super::background::{doubt, end_silent, sweep};
 use super::batches::Batches;
 use super::grants::Grants;
-use super::inner::{Inner, end_silent, sweep};
+use super::inner::Inner;
 use super::names::Names;
 use super::pool::Pool;
 use super::positions::Positions;
@@ -173,7 +174,7 @@ impl EtcdLocksBuilder {
 
     async fn open(self) -> Result<EtcdLocks, StoreError> {
         let runtime = runtime::Handle::current();
-        let links = Links::new(self.config);
+        let links = Links::new(self.config, self.names.namespace.clone());
         links.get(Instant::now() + links.config.timeout).await?;
         let (doubts, ended, grants) = (
             DoubtSender::new(),
@@ -221,16 +222,5 @@ impl EtcdLocksBuilder {
             }
         });
         Ok(EtcdLocks(inner))
-    }
-}
-
-/// Makes holders confirm their locks after each new connection.
-async fn doubt(links: Arc<Links>, doubts: DoubtSender) {
-    let mut changes = links.changes();
-    changes.mark_unchanged();
-    while changes.changed().await.is_ok() {
-        if *changes.borrow_and_update() != 0 {
-            doubts.tell(Lane::default());
-        }
     }
 }

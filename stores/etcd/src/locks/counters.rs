@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::inner::Inner;
 use super::names::Name;
 use super::seen::{Seen, look};
+use super::session::not_done;
 use crate::client::proto::{Compare, RequestOp, TxnRequest};
 use crate::client::{Failure, Refusal};
 
@@ -116,6 +117,24 @@ pub(crate) async fn carry_out(
         }
         Err(failure) => Err(Failure::error(failure)),
     }
+}
+
+/// Sets the total, unless the semaphore has changed since. Another copy of the request does no harm.
+pub(crate) async fn set_total(
+    inner: &Inner,
+    name: &Name,
+    seen: &Seen,
+    total: u32,
+    deadline: Instant,
+) -> Result<(), StoreError> {
+    let key = inner.names.total(name);
+    let txn = TxnRequest {
+        compare: seen.still(inner, name).into(),
+        success: vec![RequestOp::put(key, total.to_string().into_bytes(), 0)],
+        failure: Vec::new(),
+    };
+    let set = inner.acquires.call(name, txn, deadline).await;
+    set.map(drop).map_err(|failure| not_done(failure.error()))
 }
 
 impl Change {

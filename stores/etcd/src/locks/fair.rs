@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{AcquireReply, Busy, GrantId, Kind, Outcome, Reason, StoreError};
 use tokio::time::Instant;
 
@@ -19,7 +20,6 @@ use crate::client::Refusal;
 use crate::client::proto::{
     Compare, KeyRange, KeyValue, RangeRequest, RequestOp, SortOrder, SortTarget, TxnRequest, TxnResponse,
 };
-use crate::clock::Moment;
 
 /// The order of a waiter that has no position: after all others.
 const LAST: i64 = i64::MAX;

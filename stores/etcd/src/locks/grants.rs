@@ -4,13 +4,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{GrantId, Kind};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::names::Name;
 use super::session::Session;
-use crate::clock::Moment;
 
 /// What is known about a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,7 +211,7 @@ impl Grants {
             }
         }
         looks.extend(later);
-        (ended, looks.first().map(|(at, _)| now.until(*at)))
+        (ended, looks.first().map(|(at, _)| at.since(now)))
     }
 
     /// Waits until the next check may have to be earlier.

@@ -1,13 +1,12 @@
 //! The shared state of a store, and how its operations run.
 
 use std::future::Future;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use dlock::store::{DoubtSender, Reason, StoreError, StoreFuture};
 use tokio::runtime;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::DropGuard;
 
 use super::answers::Answers;
@@ -17,12 +16,8 @@ use super::names::{Name, Names};
 use super::pool::Pool;
 use super::positions::Positions;
 use super::queues::LockQueues;
-use super::release;
 use super::waiters::Waiters;
 use crate::client::Links;
-
-/// The pause between attempts to end an expired grant.
-const AGAIN: Duration = Duration::from_millis(500);
 
 /// The shared state of a store.
 pub(crate) struct Inner {
@@ -93,52 +88,5 @@ impl Inner {
                 Err(_) => Err(StoreError::unknown("the runtime that served the store has ended")),
             }
         })
-    }
-}
-
-/// Ends grants when their time is over, as long as the store exists: their sessions continue for other locks.
-pub(crate) async fn sweep(store: Weak<Inner>, grants: Arc<Grants>) {
-    loop {
-        let (ended, next) = grants.take_ended();
-        if !ended.is_empty() {
-            let Some(inner) = store.upgrade() else { return };
-            for (id, name) in ended {
-                let step = inner.step([name], Abandoned::Goes, move |inner, deadline| async move {
-                    release::expire(inner, id, deadline).await
-                });
-                let grants = grants.clone();
-                // Also if it was not carried out because earlier operations took too long.
-                inner.runtime.spawn(async move {
-                    if step.await.is_err() {
-                        grants.look_again(id, AGAIN);
-                    }
-                });
-            }
-        }
-        tokio::select! {
-            () = grants.changed() => {}
-            () = async {
-                match next {
-                    Some(next) => sleep(next).await,
-                    None => std::future::pending().await,
-                }
-            } => {}
-        }
-    }
-}
-
-/// Ends positions of waiters that send no requests, as long as the store exists.
-pub(crate) async fn end_silent(store: Weak<Inner>, positions: Arc<Positions>) {
-    loop {
-        let silent = positions.become_silent().await;
-        let Some(inner) = store.upgrade() else { return };
-        for (id, name) in silent {
-            let step = inner.step(
-                [name.clone()],
-                Abandoned::Goes,
-                move |inner, deadline| async move { release::end_silent(inner, name, id, deadline).await },
-            );
-            drop(step);
-        }
     }
 }

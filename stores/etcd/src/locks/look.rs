@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::LockKey;
 use dlock::store::{GrantId, Holder, Kind, StoreError};
+use dlock::{LockKey, MAX_AT_ONCE};
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
@@ -123,7 +123,8 @@ async fn holders(
     let holder = |found: &KeyValue| {
         let (name, kind) = inner.names.read(&found.key)?;
         let amount = match kind {
-            Kind::Permit => amount(&found.key),
+            // Another program may have written the key.
+            Kind::Permit => (amount(&found.key) as usize).min(MAX_AT_ONCE),
             _ => 1,
         };
         let (grant, state) = State::read(&found.value);
@@ -135,7 +136,7 @@ async fn holders(
         let remaining = Some(lasts.min(state.lasts()));
         let holder = Holder::new(kind, grant.to_owned(), holds, remaining);
         // One for each permit.
-        Some(vec![(LockKey::raw(name), holder); amount as usize])
+        Some(vec![(LockKey::raw(name), holder); amount])
     };
     Ok(found.into_iter().filter_map(holder).flatten().collect())
 }

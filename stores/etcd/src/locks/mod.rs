@@ -2,6 +2,7 @@
 
 mod acquire;
 mod answers;
+mod background;
 mod batches;
 mod builder;
 mod counters;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::doctor::Diagnose;
+use dlock::store::queue::Moment;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
     Notifications, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture,
@@ -45,7 +47,6 @@ pub use self::scheme::scheme;
 use self::session::SHORTEST;
 pub use self::transaction::{Committed, FencedTransaction, Proof, TransactionError};
 use self::waiters::Changes;
-use crate::clock::Moment;
 
 /// The supported kinds.
 const KINDS: [Kind; 8] = [

@@ -8,19 +8,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{AcquireReply, Busy, GrantId, Outcome, StoreError};
 use tokio::time::Instant;
 
 use super::acquire::{Ask, failed, granted, is_epoch, record};
+use super::counters::set_total;
 use super::inner::Inner;
-use super::names::{Name, State};
+use super::names::State;
 use super::positions::KEPT_FOR;
 use super::release::leave_queue;
 use super::seen::{Seen, Waiting, look, ranges, read};
 use super::session::{Session, not_done};
 use crate::client::Refusal;
 use crate::client::proto::{Compare, RequestOp, TxnRequest};
-use crate::clock::Moment;
 
 /// A waiter with a position asks again within this time.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -224,24 +225,6 @@ async fn grant(
         }
         Err(failure) => Err(failed(inner, std::slice::from_ref(ask), failure)),
     }
-}
-
-/// Sets the total, unless the semaphore has changed since. Another copy of the request does no harm.
-pub(super) async fn set_total(
-    inner: &Inner,
-    name: &Name,
-    seen: &Seen,
-    total: u32,
-    deadline: Instant,
-) -> Result<(), StoreError> {
-    let key = inner.names.total(name);
-    let txn = TxnRequest {
-        compare: seen.still(inner, name).into(),
-        success: vec![RequestOp::put(key, total.to_string().into_bytes(), 0)],
-        failure: Vec::new(),
-    };
-    let set = inner.acquires.call(name, txn, deadline).await;
-    set.map(drop).map_err(|failure| not_done(failure.error()))
 }
 
 /// Gives up the position that a look did not find, if any: its key is gone, or its request has no reply and may still

@@ -8,13 +8,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{Busy, GrantId};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::names::Name;
 use super::session::Session;
-use crate::clock::Moment;
 
 /// How long a position is kept for a waiter that sends no requests, and on which lease it is.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(5);
@@ -109,7 +109,7 @@ impl State {
         let position = self.positions.get(&id);
         position.is_some_and(|position| {
             let is_there = position.state != PositionState::Lost || position.gives_up;
-            is_there && position.asked.elapsed() >= KEPT_FOR
+            is_there && Moment::now().since(position.asked) >= KEPT_FOR
         })
     }
 }
@@ -128,7 +128,7 @@ impl Positions {
         let position = state.positions.get_mut(&id)?;
         position.asked = Moment::now();
         let (busy, since) = position.busy?;
-        (since.elapsed() < LOOK_EVERY).then_some(busy)
+        (Moment::now().since(since) < LOOK_EVERY).then_some(busy)
     }
 
     /// Records a position before its key is created on the lease of this session, which has reserved room for it. `key`
@@ -282,7 +282,9 @@ impl Positions {
         let ids: Vec<_> = silent.copied().collect();
         let take = |id| {
             let position = state.positions.get_mut(&id)?;
-            let is_due = position.ending.is_none_or(|ending| ending.elapsed() >= KEPT_FOR);
+            let is_due = position
+                .ending
+                .is_none_or(|ending| Moment::now().since(ending) >= KEPT_FOR);
             is_due.then(|| {
                 position.ending = Some(Moment::now());
                 (id, position.name.clone())

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{GrantId, Kind, ReleaseReply, ReleaseRequest, StoreError};
 use tokio::time::Instant;
 
@@ -16,7 +17,6 @@ use super::session::not_done;
 use super::unowned;
 use crate::client::proto::{Compare, LeaseGrantRequest, RequestOp, TxnRequest};
 use crate::client::{Failure, Refusal};
-use crate::clock::Moment;
 
 /// Releases a grant, or keeps its lock unavailable for a while.
 pub(crate) async fn release(
@@ -35,7 +35,7 @@ pub(crate) async fn release(
         Some(grant) if grant.state == GrantState::Kept || grant.name != name => Ok(false),
         Some(grant) if !is_same(grant.kind, request.kind) => Ok(false),
         Some(grant) if !request.keep_for.is_zero() && grant.state == GrantState::Held => {
-            let rest = request.keep_for.min(Moment::now().until(grant.ends));
+            let rest = request.keep_for.min(grant.ends.since(Moment::now()));
             match rest.is_zero() {
                 true => end(&inner, request.grant, &grant, deadline).await,
                 false => keep(&inner, request.grant, &grant, rest, deadline).await,
@@ -64,7 +64,7 @@ pub(crate) async fn expire(inner: Arc<Inner>, id: GrantId, deadline: Instant) ->
     let Some(grant) = inner.grants.get(id) else {
         return Ok(());
     };
-    let left = Moment::now().until(grant.ends);
+    let left = grant.ends.since(Moment::now());
     if !left.is_zero() {
         inner.grants.look_again(id, left);
         return Ok(());

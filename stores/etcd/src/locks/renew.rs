@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dlock::store::queue::Moment;
 use dlock::store::{RenewRequest, Renewal, StoreError};
 use tokio::time::{Instant, timeout_at};
 
@@ -12,7 +13,6 @@ use super::names::State;
 use super::session::{Found, Session};
 use crate::client::Failure;
 use crate::client::proto::{Compare, RequestOp, TxnRequest};
-use crate::clock::Moment;
 
 /// Renews a grant by a round of its session, or moves it to a session with a longer lease.
 pub(crate) async fn renew(

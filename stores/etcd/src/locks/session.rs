@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use dlock::store::queue::Moment;
 use dlock::store::{GivenLease, Reason, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -23,7 +24,6 @@ use crate::client::proto::{
     TxnResponse,
 };
 use crate::client::{Failure, Links, Refusal};
-use crate::clock::Moment;
 
 /// How long a round of many locks waits for further requests.
 const GATHER: Duration = Duration::from_millis(30);
@@ -228,7 +228,7 @@ impl Session {
     /// The lease of an operation that was called at this moment.
     pub(crate) fn lease(&self, called: Moment) -> GivenLease {
         let kept = self.state.lock().kept;
-        GivenLease::new(self.ttl).elapsed(kept.until(called))
+        GivenLease::new(self.ttl).elapsed(called.since(kept))
     }
 
     fn was_kept(&self, sent: Moment) {
@@ -254,7 +254,7 @@ impl Session {
 
     /// Whether the session has had no locks for longer than its lease.
     pub(crate) fn is_idle(&self) -> bool {
-        self.members() == 0 && self.state.lock().used.elapsed() > self.ttl
+        self.members() == 0 && Moment::now().since(self.state.lock().used) > self.ttl
     }
 
     /// Records that a grant on the lease ends at this moment, unless it is renewed.
@@ -318,7 +318,7 @@ impl Session {
 
     /// The last round, if it also serves locks that were put on the lease up to `placed`.
     fn shared(&self, links: &Links, placed: Moment) -> Option<Arc<Round>> {
-        let is_recent = |round: &Arc<Round>| round.sent.elapsed() <= self.ttl / SHARED;
+        let is_recent = |round: &Arc<Round>| Moment::now().since(round.sent) <= self.ttl / SHARED;
         self.last_round(links)
             .filter(|round| is_recent(round) && round.sent >= placed)
     }
@@ -328,7 +328,7 @@ impl Session {
         // Far less than the step of a renewal may take.
         let apart = (self.ttl / APART).min(links.config.timeout / 4);
         self.last_round(links).map_or(GATHER, |last| {
-            apart.saturating_sub(last.sent.elapsed()).max(GATHER)
+            apart.saturating_sub(Moment::now().since(last.sent)).max(GATHER)
         })
     }
 
@@ -353,7 +353,7 @@ impl Session {
         let mut asked = self.asked.subscribe();
         let mut pause = self.ttl / 3;
         loop {
-            let due = Instant::now() + pause.saturating_sub(self.state.lock().kept.elapsed());
+            let due = Instant::now() + pause.saturating_sub(Moment::now().since(self.state.lock().kept));
             let is_round = tokio::select! {
                 biased;
                 _ = asked.changed() => true,
@@ -393,7 +393,7 @@ impl Session {
                 // Due a twelfth of the lease from now, not a third after the last success.
                 Err(_) => {
                     sleep(Duration::from_millis(20)).await;
-                    self.state.lock().kept.elapsed() + self.ttl / 12
+                    Moment::now().since(self.state.lock().kept) + self.ttl / 12
                 }
             };
             if self.ended() {

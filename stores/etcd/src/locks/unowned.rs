@@ -9,10 +9,9 @@ use dlock::store::{AcquireReply, Busy, GrantId, Granted, StoreError};
 use tokio::time::Instant;
 
 use super::acquire::{Ask, TOKEN_BITS};
-use super::counters::{Change, Written, carry_out, others_were_faster};
+use super::counters::{Change, Written, carry_out, others_were_faster, set_total};
 use super::inner::Inner;
 use super::names::Name;
-use super::permits::set_total;
 use super::seen::{Seen, look};
 
 /// How long a request that was undone is remembered: a late copy of it does nothing.

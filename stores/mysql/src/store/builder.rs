@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use dlock::store::StoreError;
 use dlock::store::queue::{check_connections, check_timeout};
-use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 #[cfg(feature = "tls")]
 use mysql_async::Opts;
@@ -98,13 +98,7 @@ impl MysqlLocksBuilder {
 
     /// Connects with options from a URL.
     pub(crate) async fn open_by_url(self) -> Result<MysqlLocks, StoreError> {
-        let wrong = |(option, reason)| {
-            StoreError::not_done(
-                Reason::WrongUrl,
-                format!("its option {option} is invalid: {reason}"),
-            )
-        };
-        let table = self.check().map_err(wrong)?;
+        let table = self.check().map_err(StoreError::wrong_option)?;
         self.open(table).await
     }
 

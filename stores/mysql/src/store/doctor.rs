@@ -9,20 +9,21 @@ use dlock::store::doctor::{
     ClockReading, Diagnose, Examination, Finding, SCRATCH_PREFIX, ServerFacts, StoreReport, not_tried,
     request_times, scratch_key,
 };
-use dlock::store::{Store, StoreError, StoreFuture};
+use dlock::store::{Store, StoreError, StoreFuture, describe};
 use mysql_async::prelude::{FromRow, Queryable};
+use mysql_async::{Conn, Error};
 use tokio::time::timeout;
 
 use self::checks::{Facts, Seen};
 use super::MysqlLocks;
 use crate::connect::{Session, close};
-use crate::failure;
 use crate::table;
 
 /// The settings that are read, of MySQL and of MariaDB.
-const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('binlog_format', 'innodb_doublewrite', \
-     'innodb_flush_log_at_trx_commit', 'log_bin', 'max_connections', 'max_statement_time', \
-     'read_only', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', 'sync_binlog', 'version')";
+const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('binlog_format', 'group_replication_group_name', \
+     'innodb_doublewrite', 'innodb_flush_log_at_trx_commit', 'log_bin', 'max_connections', 'max_statement_time', \
+     'read_only', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', 'sync_binlog', 'version', \
+     'wsrep_on')";
 /// The status variables that are read.
 const STATUS: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_clients', \
      'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_clients', 'Rpl_semi_sync_source_status', \
@@ -30,9 +31,10 @@ const STATUS: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_
 /// Lists the connected replicas, on MySQL since 8.0.22 and on older versions. MariaDB reports their number in its
 /// status.
 const REPLICAS: [&str; 2] = ["SHOW REPLICAS", "SHOW SLAVE HOSTS"];
-/// The age of the oldest transaction; needs the privilege PROCESS.
-const OLDEST: &str =
-    "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx";
+/// The age of the oldest transaction; needs the privilege PROCESS. InnoDB tells the start in the zone of the server's system,
+/// whatever the zone of the session.
+const OLDEST: &str = "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'), \
+                      UTC_TIMESTAMP())), 0) FROM information_schema.innodb_trx";
 
 impl Diagnose for MysqlLocks {
     fn examine(self: Arc<Self>, examination: Examination) -> StoreFuture<StoreReport> {
@@ -40,10 +42,11 @@ impl Diagnose for MysqlLocks {
     }
 }
 
-/// The session that is examined, with a time limit for each query.
+/// The server that is examined, with a time limit for each query.
 struct Patient<'a> {
     store: &'a MysqlLocks,
-    session: Session,
+    /// `None` after a query without a reply: the next query connects again.
+    session: Option<Session>,
 }
 
 impl MysqlLocks {
@@ -51,7 +54,7 @@ impl MysqlLocks {
         let session = self.0.setup.connector.connect().await?;
         let mut patient = Patient {
             store: &self,
-            session,
+            session: Some(session),
         };
         let first = patient.clock().await;
         let status = patient.pairs(STATUS).await;
@@ -91,7 +94,9 @@ impl MysqlLocks {
             (Ok(first), Ok(second)) => first.judged(second),
             (Err(why), _) | (_, Err(why)) => checks::hidden("clock", why, "SELECT"),
         });
-        close(patient.session.conn);
+        if let Some(session) = patient.session {
+            close(session.conn);
+        }
         let mut server = ServerFacts::new(self.0.setup.connector.address.clone());
         server.clock_ahead_ms = first.ok().map(|reading| reading.ahead_ms());
         report.servers.push(server);
@@ -101,11 +106,23 @@ impl MysqlLocks {
 
 impl Patient<'_> {
     async fn rows<T: FromRow + Send + 'static>(&mut self, sql: &str) -> Seen<Vec<T>> {
-        let limit = self.store.0.setup.connector.timeout;
-        match timeout(limit, self.session.conn.query(sql)).await {
-            Ok(rows) => rows.map_err(|error| failure::describe(&error)),
-            Err(_) => Err(format!("no answer within {limit:?}")),
+        let connector = &self.store.0.setup.connector;
+        let mut session = match self.session.take() {
+            Some(session) => session,
+            None => connector.connect().await.map_err(|error| error.message)?,
+        };
+        let limit = connector.timeout;
+        let Ok(asked) = timeout(limit, ask(&mut session.conn, sql)).await else {
+            // The driver would take the late reply for that to the next query.
+            close(session.conn);
+            return Err(format!("no answer within {limit:?}"));
+        };
+        if matches!(asked, Ok(_) | Err(Error::Server(_))) {
+            self.session = Some(session);
         }
+        let rows = asked.map_err(|error| describe(&error))?;
+        let rows: Option<Vec<T>> = rows.into_iter().collect();
+        rows.ok_or_else(|| "the server answered with a row that cannot be read".to_owned())
     }
 
     async fn pairs(&mut self, sql: &str) -> Seen<HashMap<String, String>> {
@@ -151,9 +168,19 @@ impl Patient<'_> {
         let mut missing = Vec::new();
         for sql in self.store.0.setup.table.needed() {
             if let Err(why) = self.rows::<mysql_async::Row>(&format!("EXPLAIN {sql}")).await {
+                // Anything but a refusal by the server says nothing about rights.
+                if self.session.is_none() {
+                    return Err(why);
+                }
                 missing.push(why);
             }
         }
         Ok(missing)
     }
+}
+
+/// Returns the rows, `None` for one that cannot be read.
+async fn ask<T: FromRow + Send + 'static>(conn: &mut Conn, sql: &str) -> Result<Vec<Option<T>>, Error> {
+    let rows = conn.query_iter(sql).await?.try_collect_and_drop().await?;
+    Ok(rows.into_iter().map(Result::ok).collect())
 }

@@ -1,11 +1,11 @@
 //! Options of the store, and its background tasks.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use dlock::store::StoreError;
 use dlock::store::queue::{check_connections, check_timeout};
-use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
 use tokio::runtime;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
@@ -21,6 +21,7 @@ use super::{Inner, PostgresLocks};
 use crate::connect::Connector;
 use crate::pooler;
 use crate::records::PostgresRecords;
+use crate::sweeping::sweep;
 
 /// The average interval between removals of the rows of available locks.
 const SWEEP: Duration = Duration::from_secs(300);
@@ -75,7 +76,7 @@ impl<T> PostgresLocksBuilder<T> {
         self
     }
 
-    /// Sets a prefix of all keys, for services that share a table; none by default.
+    /// Sets a prefix of all keys, for services that share a table; none by default. As keys, it has no control characters.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
@@ -131,13 +132,7 @@ where
 
     /// Connects with options from a URL.
     pub(super) async fn open_by_url(self) -> Result<PostgresLocks, StoreError> {
-        let wrong = |(option, reason)| {
-            StoreError::not_done(
-                Reason::WrongUrl,
-                format!("its option {option} is invalid: {reason}"),
-            )
-        };
-        let table = self.check().map_err(wrong)?;
+        let table = self.check().map_err(StoreError::wrong_option)?;
         self.open(table).await
     }
 
@@ -145,6 +140,10 @@ where
     fn check(&self) -> Result<Table, (&'static str, String)> {
         check_connections(self.connections).map_err(|reason| ("connections", reason.to_owned()))?;
         check_timeout(self.timeout).map_err(|reason| ("timeout", reason.to_owned()))?;
+        // One of them separates keys from ids in the names of waiters.
+        if let Some(at) = self.prefix.find(char::is_control) {
+            return Err(("prefix", format!("it has a control character at byte {at}")));
+        }
         Table::new(&self.table).map_err(|reason| ("table", reason))
     }
 
@@ -181,31 +180,9 @@ where
             records: self.records,
             _ended: ended.clone().drop_guard(),
         });
-        let sweeping = sweep(Arc::downgrade(&inner));
-        runtime.spawn(async move {
-            tokio::select! {
-                () = ended.cancelled() => {}
-                () = sweeping => {}
-            }
-        });
+        let remove = async |inner| PostgresLocks(inner).remove_free().await;
+        let sweeping = sweep(Arc::downgrade(&inner), SWEEP, "rows of free locks", remove);
+        runtime.spawn(ended.run_until_cancelled_owned(sweeping));
         Ok(PostgresLocks(inner))
-    }
-}
-
-/// Removes rows of available locks now and then, as long as the store exists.
-async fn sweep(store: Weak<Inner>) {
-    let mut is_told = false;
-    loop {
-        tokio::time::sleep(SWEEP.mul_f64(0.5 + fastrand::f64())).await;
-        let Some(inner) = store.upgrade() else { return };
-        let removed = PostgresLocks(inner).remove_free().await;
-        match &removed {
-            Err(error) if !is_told => {
-                tracing::warn!(%error, "rows of free locks were not removed, trying again every few minutes");
-            }
-            Err(error) => tracing::debug!(%error, "rows of free locks were not removed"),
-            Ok(_) => {}
-        }
-        is_told = removed.is_err();
     }
 }

@@ -25,9 +25,14 @@ use crate::failure;
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('autovacuum', \
      'fsync', 'full_page_writes', 'idle_session_timeout', 'lock_timeout', 'max_connections', 'server_version', \
      'server_version_num', 'superuser_reserved_connections', 'synchronous_commit', 'synchronous_standby_names')";
-/// Without `pg_read_all_stats`, a user does not see the transactions of other users.
+/// Without `pg_read_all_stats`, a user does not see the transactions of other users. The oldest transactions are those that
+/// keep dead rows of this database from being removed: with an id, or with a snapshot of this database, and no vacuum, which lets
+/// others remove them.
 const ACTIVITY: &str = "SELECT (SELECT sum(numbackends) FROM pg_stat_database)::int8 AS connections, \
-     (SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity)::float8 AS oldest, \
+     (SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity \
+     WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL AND datname = current_database()) \
+     AND (backend_type = 'autovacuum worker' AND query LIKE 'autovacuum: VACUUM%') IS NOT TRUE \
+     AND (query ~* '^\\s*vacuum\\y' AND query !~* '\\yfull\\y') IS NOT TRUE)::float8 AS oldest, \
      (SELECT count(*) FROM pg_stat_activity WHERE query = '<insufficient privilege>')::int8 AS hidden, \
      (SELECT extract(epoch FROM max(clock_timestamp() - prepared)) FROM pg_prepared_xacts)::float8 AS prepared";
 /// Excludes logical replication and backups, which cannot take over. A user who may not see `state` reads NULL there.

@@ -97,13 +97,11 @@ impl Performing<'_> {
     }
 
     fn answer(&self, job: Job, answer: Answer) {
-        self.queue.done(&job.step);
-        job.answer(Ok(answer));
+        self.queue.answer(job, Ok(answer));
     }
 
     fn fail(&self, job: Job, error: &StoreError) {
-        self.queue.done(&job.step);
-        job.answer(Err(error.clone()));
+        self.queue.answer(job, Err(error.clone()));
     }
 
     /// Handles a statement that failed: repeats or fails its operations.
@@ -137,24 +135,15 @@ impl Performing<'_> {
             // The others need not wait for that row again.
             job.alone |= several && failure::stayed_locked(error);
             let after = pause(job.looks);
-            self.again(job, after, &error.message);
+            self.queue.retry(job, after, &error.message);
             return None;
         }
         if error.outcome == Outcome::NotDone && several && failure::is_of_data(error) {
             job.alone = true;
-            self.again(job, Duration::ZERO, &error.message);
+            self.queue.retry(job, Duration::ZERO, &error.message);
             return None;
         }
         Some(job)
-    }
-
-    /// Repeats, after a pause, an operation that was not carried out; fails it if its deadline is earlier.
-    fn again(&self, job: Job, after: Duration, why: &str) {
-        if Instant::now() + after >= job.deadline {
-            let error = StoreError::not_done(Reason::Unreachable, why);
-            return self.fail(job, &error);
-        }
-        self.queue.again(job, after);
     }
 
     /// Whether to try an operation again that found a locked row, rather than to answer it so.
@@ -169,7 +158,7 @@ impl Performing<'_> {
             true => pause(job.looks).mul_f64(0.25 + fastrand::f64()),
             false => pause(job.looks),
         };
-        self.again(
+        self.queue.retry(
             job,
             after,
             "an open transaction of another session has the row of the lock locked",

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use dlock::record::{RecordKey, RecordStore};
-use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use dlock::store::{OpenRequest, Scheme, Store, StoreError};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, NoTls, Socket};
@@ -69,13 +68,17 @@ pub fn scheme() -> Scheme {
         let client = match (request.take("sslcert"), request.take("sslkey")) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            _ => return Err(wrong("its options sslcert and sslkey go together")),
+            _ => {
+                return Err(StoreError::wrong_url(
+                    "its options sslcert and sslkey go together",
+                ));
+            }
         };
         match mode {
             Some(SslMode::Require) => encrypted(request, root, client).await,
-            _ if root.is_some() || client.is_some() => {
-                Err(wrong("its certificates are for sslmode=require, which encrypts"))
-            }
+            _ if root.is_some() || client.is_some() => Err(StoreError::wrong_url(
+                "its certificates are for sslmode=require, which encrypts",
+            )),
             _ => open(request, NoTls, Some(SslMode::Disable)).await,
         }
     })
@@ -98,7 +101,7 @@ async fn encrypted(
     _root: Option<String>,
     _client: Option<(String, String)>,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    Err(wrong(
+    Err(StoreError::wrong_url(
         "sslmode=require needs the feature \"tls\" of dlock-postgres, or a connector: dlock_postgres::scheme_with",
     ))
 }
@@ -136,7 +139,7 @@ fn ssl_mode(request: &mut OpenRequest) -> Result<Option<SslMode>, StoreError> {
         "disable" => Ok(Some(SslMode::Disable)),
         "prefer" => Ok(Some(SslMode::Prefer)),
         "require" | "verify-ca" | "verify-full" => Ok(Some(SslMode::Require)),
-        _ => Err(wrong(
+        _ => Err(StoreError::wrong_url(
             "its option sslmode is disable, prefer, require, verify-ca or verify-full",
         )),
     }
@@ -153,9 +156,11 @@ where
 {
     let table = request.take("table");
     let records = request.take("records");
-    let connections = parse(request.take("connections"), "connections")?;
-    let listen = parse(request.take("listen"), "listen")?;
-    let create = parse(request.take("create_table"), "create_table")?.unwrap_or(false);
+    let connections = request.take_parsed("connections", "a number such as 4")?;
+    let listen = request.take_parsed("listen", "true or false")?;
+    let create = request
+        .take_parsed("create_table", "true or false")?
+        .unwrap_or(false);
     let mut config = config(&mut request)?;
     request.finish()?;
     if let Some(mode) = mode {
@@ -193,18 +198,8 @@ where
         builder = builder.listen(listen);
     }
     let locks = builder.open_by_url().await?;
-    // Reports a missing table at once, not at the first lock.
-    match Arc::new(locks.clone()).inspect("dlock".into()).await {
-        Ok(_) => {}
-        Err(error) if !failure::is_missing_table(&error) => return Err(error),
-        Err(_) if create => locks.create_table().await?,
-        Err(mut error) => {
-            error
-                .message
-                .push_str(", or once with create_table=true in the URL");
-            return Err(error);
-        }
-    }
+    let found = Arc::new(locks.clone()).inspect("dlock".into()).await;
+    found_or_created(found, create, locks.create_table()).await?;
     Ok(Arc::new(locks))
 }
 
@@ -219,54 +214,47 @@ where
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
 {
     if !request.prefix.is_empty() {
-        return Err(wrong(
+        return Err(StoreError::wrong_url(
             "records have no prefix: give each service a table of its own by records=",
         ));
     }
     let records = builder.timeout(request.timeout).open_by_url().await?;
-    let key = RecordKey::new("dlock").map_err(|error| wrong(&error.to_string()))?;
-    match Arc::new(records.clone()).inspect(key, false).await {
-        Ok(_) => {}
-        Err(error) if !failure::is_missing_table(&error) => return Err(error),
-        Err(_) if create => records.create_table().await?,
+    let key = RecordKey::new("dlock").map_err(|error| StoreError::wrong_url(error.to_string()))?;
+    let found = Arc::new(records.clone()).inspect(key, false).await;
+    found_or_created(found, create, records.create_table()).await?;
+    Ok(records)
+}
+
+/// Reports a missing table at once, not at the first lock, or creates it.
+async fn found_or_created<T>(
+    found: Result<T, StoreError>,
+    create: bool,
+    creating: impl Future<Output = Result<(), StoreError>>,
+) -> Result<(), StoreError> {
+    match found {
+        Ok(_) => Ok(()),
+        Err(error) if !failure::is_missing_table(&error) => Err(error),
+        Err(_) if create => creating.await,
         Err(mut error) => {
             error
                 .message
                 .push_str(", or once with create_table=true in the URL");
-            return Err(error);
+            Err(error)
         }
     }
-    Ok(records)
 }
 
 /// Lets the driver parse the URL.
 fn config(request: &mut OpenRequest) -> Result<Config, StoreError> {
-    let mut url = format!("{}://{}", request.scheme, request.address);
-    let mut sign = '?';
-    for name in OF_THE_DRIVER {
-        if let Some(value) = request.take(name) {
-            let value = utf8_percent_encode(&value, NON_ALPHANUMERIC);
-            url.push_str(&format!("{sign}{name}={value}"));
-            sign = '&';
-        }
-    }
+    let url = request.take_for_driver("postgres", &OF_THE_DRIVER);
     let parsed = url.parse::<Config>().map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
-        wrong(&cause.unwrap_or_else(|| error.to_string()))
+        StoreError::wrong_url(cause.unwrap_or_else(|| error.to_string()))
     })?;
     if parsed.get_hosts().is_empty() && parsed.get_hostaddrs().is_empty() {
-        return Err(wrong("it names no server, as in postgres://user@host/database"));
+        return Err(StoreError::wrong_url(
+            "it names no server, as in postgres://user@host/database",
+        ));
     }
     Ok(parsed)
-}
-
-fn parse<V: std::str::FromStr>(value: Option<String>, name: &str) -> Result<Option<V>, StoreError> {
-    let parsed = value.map(|value| value.parse());
-    parsed
-        .transpose()
-        .map_err(|_| wrong(&format!("its option {name} has no such value")))
-}
-
-fn wrong(reason: &str) -> StoreError {
-    StoreError::not_done(Reason::WrongUrl, reason)
 }

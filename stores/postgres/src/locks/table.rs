@@ -19,6 +19,24 @@ const INDEX_COST: &str = "0.01";
 /// The end of the row of a semaphore or latch.
 const NEVER: &str = "9999-01-01 00:00:00+00";
 
+/// The endings of the functions that statements call, also from one another.
+const FUNCTIONS: [&str; 14] = [
+    "_acquire",
+    "_acquire_many",
+    "_release",
+    "_release_many",
+    "_leave",
+    "_extend",
+    "_first",
+    "_fair",
+    "_fair_release",
+    "_permit",
+    "_permit_release",
+    "_count",
+    "_keep",
+    "_reap",
+];
+
 /// The table of the locks: its name, the names of related objects, and all statements.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -31,6 +49,8 @@ pub(crate) struct Table {
     pub(crate) hold_permit: String,
     /// The tables, as named in statements, and the privileges that each needs.
     needed: [(String, &'static [&'static str]); 7],
+    /// The names of the functions that statements call, without the schema.
+    called: [String; FUNCTIONS.len()],
     /// The first number of the advisory locks of this table.
     pub(crate) class: i32,
     /// In the order of [`Sql`].
@@ -260,6 +280,7 @@ impl Table {
                 (name.with("_floor"), &["SELECT", "UPDATE"]),
                 (name.with("_pins"), &["SELECT"]),
             ],
+            called: FUNCTIONS.map(|ending| name.bare(ending)),
             schema: write(include_str!("sql/schema.sql")),
             class,
             hold_in: write(include_str!("sql/hold_in.sql")),
@@ -277,10 +298,15 @@ impl Table {
             privileges.iter().map(one).collect::<Vec<_>>().join(", ")
         };
         let all: Vec<String> = self.needed.iter().map(each).collect();
+        let functions = self.called.join("', '");
         format!(
             "SELECT CASE WHEN to_regclass(t) IS NULL THEN 'the table' ELSE p END || ' ON ' || t FROM (VALUES {}) AS n (t, p) \
-             WHERE CASE WHEN to_regclass(t) IS NULL THEN true ELSE NOT has_table_privilege(to_regclass(t), p) END",
-            all.join(", ")
+             WHERE CASE WHEN to_regclass(t) IS NULL THEN true ELSE NOT has_table_privilege(to_regclass(t), p) END \
+             UNION ALL SELECT 'EXECUTE ON ' || f.oid::regprocedure FROM pg_proc f \
+             JOIN pg_class c ON c.relnamespace = f.pronamespace WHERE c.oid = to_regclass('{}') \
+             AND f.proname IN ('{functions}') AND NOT has_function_privilege(f.oid, 'EXECUTE')",
+            all.join(", "),
+            self.needed[0].0
         )
     }
 

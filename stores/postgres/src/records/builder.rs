@@ -1,6 +1,6 @@
 //! Options of the store, and its background tasks.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
 use crate::connect::Connector;
 use crate::pooler;
+use crate::sweeping::sweep;
 use dlock::store::queue::{check_connections, check_interval, check_timeout};
 use dlock::store::{Reason, StoreError};
 use dlock::{DEFAULT_TIMEOUT, Error};
@@ -118,10 +119,7 @@ where
     /// Connects with options from a URL.
     pub(crate) async fn open_by_url(self) -> Result<PostgresRecords, StoreError> {
         let wrong = |(option, reason)| {
-            StoreError::not_done(
-                Reason::WrongUrl,
-                format!("the {option} of its records is invalid: {reason}"),
-            )
+            StoreError::wrong_url(format!("the {option} of its records is invalid: {reason}"))
         };
         let table = self.check().map_err(wrong)?;
         self.open(table, runtime::Handle::current()).await
@@ -169,25 +167,10 @@ where
             _ended: ended.clone().drop_guard(),
         });
         if let Some(every) = self.sweep_every {
-            let sweeping = sweep(Arc::downgrade(&inner), every);
-            runtime.spawn(async move {
-                tokio::select! {
-                    () = ended.cancelled() => {}
-                    () = sweeping => {}
-                }
-            });
+            let remove = async |inner| PostgresRecords(inner).remove_expired().await;
+            let sweeping = sweep(Arc::downgrade(&inner), every, "expired records", remove);
+            runtime.spawn(ended.run_until_cancelled_owned(sweeping));
         }
         Ok(PostgresRecords(inner))
-    }
-}
-
-/// Removes expired records now and then, as long as the store exists.
-async fn sweep(store: Weak<Inner>, every: Duration) {
-    loop {
-        tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())).await;
-        let Some(inner) = store.upgrade() else { return };
-        if let Err(error) = PostgresRecords(inner).remove_expired().await {
-            tracing::debug!(%error, "records that are forgotten were not removed");
-        }
     }
 }

@@ -17,7 +17,7 @@
     clippy::identity_op
 )]
 
-use dlock::{Error, LockClient, distributed_lock};
+use dlock::{Error, LockClient, NotRun, distributed_lock, once};
 
 type Outcome = Result<u32, Error>;
 
@@ -140,6 +140,64 @@ async fn returns(client: LockClient, n: u32) -> Outcome {
     Ok(n)
 }
 
+/// Its value can be awaited, and clippy takes that for an `.await` that was forgotten in an async block.
+#[distributed_lock(key = "m:{n}", lock = client, on_error = not_started)]
+async fn starts(client: LockClient, n: u32) -> tokio::task::JoinHandle<u32> {
+    let more = n + 1;
+    tokio::spawn(async move { more })
+}
+
+fn not_started(_: Error) -> tokio::task::JoinHandle<u32> {
+    tokio::spawn(async { 0 })
+}
+
+/// Bodies of `#[once]`.
+#[rustfmt::skip]
+mod once_only {
+    use super::{LockClient, NotRun, once};
+
+    type Outcome = Result<u32, NotRun>;
+
+    #[once(key = "o", client = client)]
+    pub(crate) async fn call(client: LockClient) -> Outcome { Ok(3) }
+
+    #[once(key = "o", client = client)]
+    pub(crate) async fn by_reference(client: &LockClient) -> Outcome { Ok(3) }
+
+    #[once(key = "o:{n}", client = client)]
+    pub(crate) async fn branches(client: LockClient, n: u32) -> Outcome { if n > 1 { Ok(n) } else { Ok(1) } }
+
+    #[once(key = "o:{n}", client = client)]
+    pub(crate) async fn awaits(client: LockClient, n: u32) -> Outcome { over_several(client, n).await }
+
+    #[once(key = "o:{n}", client = client)]
+    pub(crate) async fn question(client: LockClient, n: u32) -> Outcome { Ok(over_several(client.clone(), n).await? + 0) }
+
+    #[once(key = "o")]
+    pub(crate) async fn default() -> Outcome { Ok(3) }
+
+    #[once(key = "n:{n}", client = client, lease = "1m", keep = "1h", wait = "1s", attempts = 3)]
+    pub(crate) async fn over_several(client: LockClient, n: u32) -> Outcome {
+        let more = n + 1;
+        if more > 3 {
+            return Ok(3);
+        }
+        Ok(more)
+    }
+
+    /// Its items have the names of its return type.
+    #[once(key = "o", client = client)]
+    pub(crate) async fn with_items(client: LockClient) -> Result<u32, NotRun> {
+        use std::io::Result;
+        struct NotRun;
+        fn rows(_: &NotRun) -> Result<u32> {
+            "3".parse().map_err(std::io::Error::other)
+        }
+        let rows = rows(&NotRun);
+        Ok(rows.unwrap_or(0))
+    }
+}
+
 struct Shop {
     client: LockClient,
     sold: u32,
@@ -161,6 +219,7 @@ impl Shop {
 trait Sells {
     async fn sell(&self, n: u32) -> Outcome;
     async fn ends(&self);
+    async fn allows(&self, n: u32) -> Outcome;
 }
 
 #[rustfmt::skip]
@@ -171,6 +230,13 @@ impl Sells for Shop {
 
     #[distributed_lock(key = "m", lock = self.client, on_error = drop)]
     async fn ends(&self) {}
+
+    #[distributed_lock(key = "m", lock = self.client)]
+    async fn allows(&self, n: u32) -> Outcome {
+        #![allow(unused_variables)]
+        let n = 3;
+        Ok(n)
+    }
 }
 
 #[rustfmt::skip]
@@ -185,6 +251,12 @@ mod traced {
     #[distributed_lock(key = "m:{n}", lock = client)]
     #[instrument(skip(client))]
     pub(crate) async fn below(client: LockClient, n: u32) -> Outcome { Ok(n) }
+
+    use tracing::instrument as traced;
+
+    #[distributed_lock(key = "m:{n}", lock = client)]
+    #[traced(skip_all, fields(number = n))]
+    pub(crate) async fn of_another_name(client: LockClient, (n, _): (u32, String)) -> Outcome { Ok(n) }
 }
 
 /// Arguments of every shape.
@@ -207,8 +279,13 @@ mod arguments {
         Ok(id)
     }
 
-    #[distributed_lock(key = "m:{type}:{in.0}", lock = client)]
-    pub(crate) async fn with_raw_names(client: LockClient, r#type: u32, r#in: (u32,)) -> Outcome {
+    #[distributed_lock(key = "m:{type}:{in.0}:{gen.0}", lock = client)]
+    pub(crate) async fn with_raw_names(
+        client: LockClient,
+        r#type: u32,
+        r#in: (u32,),
+        r#gen: (u32,),
+    ) -> Outcome {
         Ok(r#in.0)
     }
 
@@ -327,9 +404,10 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
         returns(client(), 4).await,
         traced::above(client(), 3).await,
         traced::below(client(), 3).await,
+        traced::of_another_name(client(), (3, String::new())).await,
         arguments::of_a_struct(client(), order()).await,
         arguments::of_a_tuple(&client(), (3, "n".to_owned())).await,
-        arguments::with_raw_names(client(), 1, (3,)).await,
+        arguments::with_raw_names(client(), 1, (3,), (1,)).await,
         arguments::by_reference(
             client(),
             vec![],
@@ -349,7 +427,11 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
     ] {
         sum += outcome.expect("the lock is free");
     }
-    assert_eq!(sum, 31 * 3);
+    assert_eq!(sum, 32 * 3);
+    assert_eq!(
+        starts(client(), 2).await.await.expect("the task does not panic"),
+        3
+    );
     on_one_line::nothing(client()).await;
     on_one_line::statement(client()).await;
     on_one_line::unit_call(client(), String::new()).await;
@@ -378,6 +460,24 @@ async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
     assert_eq!(shop.changes().await.expect("free"), 3);
     assert_eq!(shop.by_reference().await.expect("free"), 3);
     assert_eq!(shop.sell(3).await.expect("free"), 3);
+    assert_eq!(shop.allows(1).await.expect("free"), 3);
     shop.ends().await;
     assert_eq!(shop.by_value().await.expect("free"), 3);
+}
+
+#[tokio::test]
+async fn bodies_that_run_once_are_warned_of_nowhere() {
+    let client = LockClient::memory;
+    for outcome in [
+        once_only::call(client()).await,
+        once_only::by_reference(&client()).await,
+        once_only::branches(client(), 3).await,
+        once_only::awaits(client(), 2).await,
+        once_only::question(client(), 2).await,
+        once_only::over_several(client(), 4).await,
+        once_only::with_items(client()).await,
+    ] {
+        assert!(matches!(outcome, Ok(3)), "{outcome:?}");
+    }
+    assert!(once_only::default().await.is_err(), "there is no default client");
 }

@@ -27,7 +27,7 @@ use self::slot::{SLOTS, Slot};
 use self::slot_map::SlotMap;
 use super::connect::Connector;
 use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
-use super::pubsub::{PubSub, Way};
+use super::pubsub::{ChannelKind, PubSub};
 use super::script::Call;
 use super::settings::ConnectSettings;
 use crate::base::clock;
@@ -379,10 +379,10 @@ impl Map {
 
 /// How notifications of a key in this slot come on a channel. If the braces of the channel differ from the key's, it
 /// has another slot, maybe on another server; the scripts publish there with plain PUBLISH.
-fn way(channel: &str, slot: Slot) -> Way {
+fn way(channel: &str, slot: Slot) -> ChannelKind {
     match Slot::of(channel) == slot {
-        true => Way::Sharded,
-        false => Way::Plain,
+        true => ChannelKind::Sharded,
+        false => ChannelKind::Plain,
     }
 }
 
@@ -416,18 +416,18 @@ mod tests {
         let of = |kind, key: &str| way(&kinds::channel(kind, key, grant), Slot::of(key));
         for &kind in Kind::ALL {
             for key in ["order:42", "shop:order:42", "größe"] {
-                assert_eq!(of(kind, key), Way::Sharded, "{kind} {key}");
+                assert_eq!(of(kind, key), ChannelKind::Sharded, "{kind} {key}");
             }
             // The braces of a latch's channel stand around those of its name.
             let tagged = match kind {
-                Kind::Latch => Way::Plain,
-                _ => Way::Sharded,
+                Kind::Latch => ChannelKind::Plain,
+                _ => ChannelKind::Sharded,
             };
             for key in ["{42}:order", "shop:{42}:order", "order:{4}:{2}"] {
                 assert_eq!(of(kind, key), tagged, "{kind} {key}");
             }
             for key in ["none:{}", "back:}x"] {
-                assert_eq!(of(kind, key), Way::Plain, "{kind} {key}");
+                assert_eq!(of(kind, key), ChannelKind::Plain, "{kind} {key}");
             }
         }
     }

@@ -19,6 +19,7 @@ use super::contacts::{Contacts, SILENT};
 use super::delivery::Answers;
 use super::flow_control::{CALLS, FlowControl, NEAR, has_threads};
 use super::former_connections::FormerConnections;
+use super::in_flight::{Batch, CallForm, InFlight};
 use super::inbox::Inbox;
 use super::late_copies::{LateCopies, micros};
 use super::replicas::{ConnectionRole, Replicas, Wires};
@@ -51,63 +52,6 @@ const MANY: usize = 1024;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause, after many failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// The outcome of a call; `None` without an answer in time.
-pub(super) type Outcome = Option<Result<Value, RedisError>>;
-
-/// A call in flight.
-pub(super) struct InFlight {
-    /// Identifies its reply.
-    pub(super) number: u64,
-    pub(super) batch: Batch,
-    /// Its connection.
-    pub(super) role: ConnectionRole,
-    /// The number of the `WAIT` that it is, or that follows it.
-    pub(super) round: u64,
-    /// The slot of its steps, in a Cluster.
-    pub(super) slot: Option<Slot>,
-    pub(super) way: Way,
-    pub(super) sent_at: Instant,
-    /// When its first unanswered step times out.
-    pub(super) due: Instant,
-    /// After this no answer is expected.
-    pub(super) until: Instant,
-    /// Steps that were sent before these must be resent, so that these may have been first.
-    pub(super) overtook: bool,
-}
-
-/// How a call carries its steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Script(By),
-    /// See [`by_commands`], with so many fencing tokens.
-    Commands {
-        tokens: u64,
-    },
-}
-
-pub(super) enum Batch {
-    Steps(Vec<Step>),
-    Plain(Plain),
-    /// The request whether replicas have everything that was sent before.
-    Wait,
-}
-
-impl Batch {
-    pub(super) fn all(&self) -> &[Step] {
-        match self {
-            Batch::Steps(steps) => steps,
-            Batch::Plain(_) | Batch::Wait => &[],
-        }
-    }
-
-    pub(super) fn all_mut(&mut self) -> &mut [Step] {
-        match self {
-            Batch::Steps(steps) => steps,
-            Batch::Plain(_) | Batch::Wait => &mut [],
-        }
-    }
-}
 
 /// A spare connection, made because the one in use may be dead: the network or a middlebox forgets idle connections. A
 /// server that is only slow does not answer on a new connection either, and that is then dropped.
@@ -404,7 +348,7 @@ impl Actor {
 
     /// Waits for about this long before the next attempt to connect. `None` if it is not needed any more.
     async fn wait_between(&mut self, pause: Duration) -> Option<()> {
-        let again = clock::now() + pause.mul_f64(0.5 + chance::fraction());
+        let again = clock::now() + chance::jittered(pause);
         loop {
             let due = self.due().map_or(again, |due| due.min(again));
             tokio::select! {
@@ -549,7 +493,9 @@ impl Actor {
                     self.ping(role);
                 }
             }
-            After::Again(batch, role) => self.send(batch, Way::Script(By::Text), role, &mut served.wires),
+            After::Again(batch, role) => {
+                self.send(batch, CallForm::Script(By::Text), role, &mut served.wires)
+            }
             After::Broken(trouble) => return self.breaks(trouble),
         }
         ControlFlow::Continue(())
@@ -583,8 +529,8 @@ impl Actor {
             return;
         }
         let _reading = clock::one_reading();
-        while let Some((batch, way, role)) = self.next_batch() {
-            self.send(batch, way, role, wires);
+        while let Some((batch, form, role)) = self.next_batch() {
+            self.send(batch, form, role, wires);
         }
     }
 
@@ -766,11 +712,11 @@ impl Actor {
     }
 
     /// Chooses what to send next, how, which is nothing to a plain command, and on which connection.
-    fn next_batch(&mut self) -> Option<(Batch, Way, ConnectionRole)> {
+    fn next_batch(&mut self) -> Option<(Batch, CallForm, ConnectionRole)> {
         if self.has_nothing_to_send() {
             return None;
         }
-        let by_hash = Way::Script(By::Hash);
+        let by_hash = CallForm::Script(By::Hash);
         let role = match self.plain.front() {
             Some(plain) => plain.role,
             None => self.role(),
@@ -785,18 +731,18 @@ impl Actor {
         // Else steps that only the script can do might wait for ever.
         let script_is_next =
             std::mem::take(&mut self.script_is_next) && !self.send_queue.may_begin_with_untold_release();
-        if !script_is_next && let Some((steps, way)) = self.next_by_commands() {
-            return Some((Batch::Steps(steps), way, role));
+        if !script_is_next && let Some((steps, form)) = self.next_by_commands() {
+            return Some((Batch::Steps(steps), form, role));
         }
         if let Some(steps) = self.next_by_script(role) {
             return Some((Batch::Steps(steps), by_hash, role));
         }
-        let (steps, way) = self.next_by_commands()?;
-        Some((Batch::Steps(steps), way, role))
+        let (steps, form) = self.next_by_commands()?;
+        Some((Batch::Steps(steps), form, role))
     }
 
     /// Chooses the next steps that commands can do.
-    fn next_by_commands(&mut self) -> Option<(Vec<Step>, Way)> {
+    fn next_by_commands(&mut self) -> Option<(Vec<Step>, CallForm)> {
         if !self.connector.releases_by_commands() {
             return None;
         }
@@ -813,12 +759,12 @@ impl Actor {
         if !acquires.is_empty() {
             self.former_connections.has_acquires();
         }
-        let in_flight = self.calls.iter().map(|call| match call.way {
-            Way::Commands { tokens } => tokens,
-            Way::Script(_) => 0,
+        let in_flight = self.calls.iter().map(|call| match call.form {
+            CallForm::Commands { tokens } => tokens,
+            CallForm::Script(_) => 0,
         });
         let tokens = self.token_draws.count_for(acquires, now, in_flight.sum());
-        Some((steps, Way::Commands { tokens }))
+        Some((steps, CallForm::Commands { tokens }))
     }
 
     /// Chooses the next steps for the script, whether or not commands can do them.
@@ -844,7 +790,7 @@ impl Actor {
         self.send_queue.take(clock::now(), gate, may_send)
     }
 
-    fn send(&mut self, mut batch: Batch, way: Way, role: ConnectionRole, wires: &mut Wires) {
+    fn send(&mut self, mut batch: Batch, form: CallForm, role: ConnectionRole, wires: &mut Wires) {
         let now = clock::now();
         let (command, due, until) = match &mut batch {
             // Handled separately.
@@ -867,9 +813,11 @@ impl Actor {
                     });
                 }
                 let room = std::mem::take(&mut self.room);
-                let command = match way {
-                    Way::Commands { tokens } => by_commands::write(steps, tokens, &self.part.fence, room),
-                    Way::Script(by) => script::call(
+                let command = match form {
+                    CallForm::Commands { tokens } => {
+                        by_commands::write(steps, tokens, &self.part.fence, room)
+                    }
+                    CallForm::Script(by) => script::call(
                         by,
                         &self.run_id,
                         &self.part.fence,
@@ -896,7 +844,7 @@ impl Actor {
             role,
             round,
             slot,
-            way,
+            form,
             sent_at: now,
             due,
             until,

@@ -17,6 +17,7 @@ mod delivery;
 mod failure;
 mod flow_control;
 mod former_connections;
+mod in_flight;
 mod inbox;
 mod late_copies;
 mod payload;
@@ -74,17 +75,17 @@ pub(crate) struct Done {
 type Reply = answering::Reply<Result<Done, StoreError>>;
 
 /// A step on its way through the queue. Boxed, because it is moved a dozen times.
-pub(super) struct Step(Box<Place>);
+pub(super) struct Step(Box<StepMemory>);
 
 /// The memory of a step, for the next one.
-struct Place {
+struct StepMemory {
     /// `None` between two steps.
     step: Option<Queuing>,
     answers: Channel<Result<Done, StoreError>>,
 }
 
 /// The memory of a step that was answered.
-struct Used(Box<Place>);
+struct Used(Box<StepMemory>);
 
 impl Step {
     /// Creates a step, in this memory if there is any, and what its caller waits for.
@@ -95,15 +96,15 @@ impl Step {
         permit: Option<QueuePermit>,
     ) -> (Step, Awaited<Result<Done, StoreError>>) {
         let new = || {
-            Box::new(Place {
+            Box::new(StepMemory {
                 step: None,
                 answers: Channel::new(),
             })
         };
-        let mut place = used.map_or_else(new, |Used(place)| place);
-        let (reply, answer) = place.answers.open();
-        place.step = Some(Queuing::new(call, deadline, reply, permit));
-        (Step(place), answer)
+        let mut memory = used.map_or_else(new, |Used(memory)| memory);
+        let (reply, answer) = memory.answers.open();
+        memory.step = Some(Queuing::new(call, deadline, reply, permit));
+        (Step(memory), answer)
     }
 
     /// Creates a step without a waiting caller.
@@ -253,7 +254,7 @@ struct Room {
     limit: usize,
 }
 
-/// A place in the queue, released when it is dropped.
+/// A share of the limit of queued requests, given back when it is dropped.
 #[derive(Debug)]
 struct QueuePermit(Arc<Taken>);
 

@@ -26,7 +26,7 @@ impl Queuing {
     /// Not now: the more often, the longer the pause.
     pub(super) fn hold_back(&mut self, now: Instant) {
         let pause = (PAUSES.0 * (1 << self.hops.min(8))).min(PAUSES.1);
-        self.not_before = Some(now + pause.mul_f64(0.5 + chance::fraction() / 2.0));
+        self.not_before = Some(now + chance::shortened(pause));
         self.hops = self.hops.saturating_add(1);
     }
 

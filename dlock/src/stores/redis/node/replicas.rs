@@ -15,8 +15,9 @@ use std::task::{Context, Poll};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
+use super::actor::Actor;
 use super::failure::{classify, is_broken, no_answer};
+use super::in_flight::{Batch, CallForm, InFlight, Outcome as CallOutcome};
 use super::responses::After;
 use super::wire::{Replied, Wire};
 use super::{Done, Step};
@@ -230,7 +231,7 @@ impl Actor {
             role: ConnectionRole::Acknowledged,
             round,
             slot: None,
-            way: Way::Script(By::Hash),
+            form: CallForm::Script(By::Hash),
             sent_at: now,
             due: until,
             until,

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, Way};
+use super::actor::Actor;
 use super::by_commands;
 use super::failure::{broke, classify, is_broken, no_answer};
+use super::in_flight::{Batch, CallForm, InFlight, Outcome as CallOutcome};
 use super::replicas::ConnectionRole;
 use super::undos::NO_CALL;
 use super::{Done, Step};
@@ -177,7 +178,7 @@ impl Actor {
             }
             Some(Err(error)) => {
                 let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
-                if !unknown_script || call.way != Way::Script(By::Hash) {
+                if !unknown_script || call.form != CallForm::Script(By::Hash) {
                     return self.refused_call(&error, steps);
                 }
                 let steps = self.not_carried_out(steps);
@@ -187,12 +188,12 @@ impl Actor {
                 }
             }
             Some(Ok(replies)) => {
-                let read = match call.way {
-                    Way::Commands { tokens } => {
+                let read = match call.form {
+                    CallForm::Commands { tokens } => {
                         let outcomes = by_commands::read(&replies, &steps, tokens, &mut self.token_draws);
                         outcomes.map(|outcomes| (None, self.requeue_undone(&mut steps, outcomes)))
                     }
-                    Way::Script(_) => {
+                    CallForm::Script(_) => {
                         let reply = script::read(replies, steps.iter().map(|step| &step.call));
                         reply.map(|reply| {
                             self.token_draws.observe(&steps, &reply, call.sent_at);

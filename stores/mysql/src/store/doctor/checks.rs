@@ -116,7 +116,7 @@ fn replicas(
         (Finding::good(CHECK, why), Failover::None)
     };
     if !settings.is_on("log_bin") {
-        return none(", since there is no binary log");
+        return cluster(settings).unwrap_or_else(|| none(", since there is no binary log"));
     }
     let semi = SEMI
         .iter()
@@ -126,7 +126,7 @@ fn replicas(
             Ok(status) => semi_synchronous(|name| status.get(&semi(name)).map(String::as_str)),
             Err(why) => hidden(CHECK, why, "REPLICATION CLIENT"),
         },
-        (None, Ok(0)) => return none(""),
+        (None, Ok(0)) => return cluster(settings).unwrap_or_else(|| none("")),
         (None, Ok(linked)) => Finding::bad(
             CHECK,
             format!(
@@ -139,6 +139,28 @@ fn replicas(
     };
     let takes_over = "when a replica takes over is up to others (orchestrator, a managed service?)";
     (finding, Failover::Unknown(takes_over.to_owned()))
+}
+
+/// Checks whether other members of a cluster take over, which are not linked as replicas.
+fn cluster(settings: &Settings<'_>) -> Option<(Finding, Failover)> {
+    let (name, remedy) = if !settings.text("group_replication_group_name").is_empty() {
+        (
+            "a group (Group Replication)",
+            "compare performance_schema.replication_group_members, and let one member take writes",
+        )
+    } else if settings.is_on("wsrep_on") {
+        (
+            "a Galera cluster",
+            "compare wsrep_cluster_status and wsrep_cluster_size, and send the steps of all processes to one node",
+        )
+    } else {
+        return None;
+    };
+    let why =
+        format!("not visible: which locks the other members of {name} have when one of them takes over");
+    let takes_over = format!("when another member takes over is up to {name}");
+    let finding = Finding::unknown("replicas", why, Some(remedy.to_owned()));
+    Some((finding, Failover::Unknown(takes_over)))
 }
 
 /// The names in MariaDB and in MySQL before 8.0.26, and those in later versions of MySQL.
@@ -360,6 +382,28 @@ mod tests {
         assert_eq!(verdict(Ok(0)), Verdict::Good);
         assert_eq!(verdict(Ok(1)), Verdict::Bad);
         assert_eq!(verdict(Err("denied".to_owned())), Verdict::Unknown);
+    }
+
+    #[test]
+    fn members_of_a_cluster_take_over_without_being_linked() {
+        for own in [
+            (
+                "group_replication_group_name",
+                "8a94f357-aab4-11df-86ab-c80aa9429562",
+            ),
+            ("wsrep_on", "ON"),
+        ] {
+            for log in ["ON", "OFF"] {
+                let member = settings(&[("log_bin", log), own]);
+                let (finding, failover) = replicas(&Settings(&member), &Ok(HashMap::new()), &Ok(0));
+                assert_eq!(finding.verdict, Verdict::Unknown, "{own:?} {log}");
+                assert!(matches!(failover, Failover::Unknown(_)), "{own:?} {log}");
+            }
+        }
+        let none = settings(&[("group_replication_group_name", ""), ("wsrep_on", "OFF")]);
+        let (finding, failover) = replicas(&Settings(&none), &Ok(HashMap::new()), &Ok(0));
+        assert_eq!(finding.verdict, Verdict::Good);
+        assert!(matches!(failover, Failover::None));
     }
 
     #[test]

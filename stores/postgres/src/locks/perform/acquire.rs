@@ -80,7 +80,7 @@ impl Performing<'_> {
                     self.fail(job, &taken(held));
                 }
                 Look::Missing => missing.push(job),
-                Look::Late => self.again(job, Duration::ZERO, TOO_LATE),
+                Look::Late => self.queue.retry(job, Duration::ZERO, TOO_LATE),
                 Look::Contended if job.looks < most_looks(&job.step) => self.look_again(job),
                 Look::Contended => {
                     let busy = Busy::new(None).again(PAUSE.1);
@@ -274,7 +274,7 @@ impl Performing<'_> {
             return self.answer(job, Answer::AcquiredAll(reply));
         }
         if looks.iter().any(|look| matches!(look, Look::Late)) {
-            return self.again(job, Duration::ZERO, TOO_LATE);
+            return self.queue.retry(job, Duration::ZERO, TOO_LATE);
         }
         let locked = looks.iter().position(|look| matches!(look, Look::Locked));
         let mut grants = Vec::with_capacity(looks.len());

@@ -190,7 +190,7 @@ impl Performing<'_> {
                 Step::Force(_) => self.answer(job, Answer::Forced(false)),
                 _ => self.fail(job, &taken(held)),
             },
-            Ok(Counted::Late) => self.again(job, Duration::ZERO, TOO_LATE),
+            Ok(Counted::Late) => self.queue.retry(job, Duration::ZERO, TOO_LATE),
             Ok(Counted::Contended) => self.look_again(job),
             Ok(Counted::Locked) if self.may_look_again(&job) => self.look_again(job),
             Ok(Counted::Locked) => {

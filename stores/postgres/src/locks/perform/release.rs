@@ -70,7 +70,8 @@ impl Performing<'_> {
             // A copy that is still in flight would take the lock after this release.
             Some(until) if until >= ending.now => {
                 let rest = Duration::from_micros((until - ending.now).unsigned_abs()) + PAUSE.0;
-                self.again(job, rest, "the acquire that it undoes may still take effect");
+                self.queue
+                    .retry(job, rest, "the acquire that it undoes may still take effect");
             }
             _ => {
                 self.queue.is_known(grant, ending.now);

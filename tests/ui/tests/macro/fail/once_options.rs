@@ -1,6 +1,6 @@
 use std::pin::Pin;
 
-use dlock::{NotRun, once};
+use dlock::{LockClient, NotRun, once};
 
 #[once]
 async fn without_a_name() -> Result<(), NotRun> {
@@ -14,6 +14,16 @@ async fn bare_name() -> Result<(), NotRun> {
 
 #[once(key = "welcome:{user}", kepe = "30d")]
 async fn mistyped(user: u64) -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome", ttl = "30d")]
+async fn word_of_other_libraries() -> Result<(), NotRun> {
+    Ok(())
+}
+
+#[once(key = "welcome", lock = client)]
+async fn word_of_the_other_attribute(client: &LockClient) -> Result<(), NotRun> {
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The parts of a request that the layer's own answer needs.
+//! Answers that a layer makes itself.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response};
@@ -16,16 +16,16 @@ pub(crate) type Render = dyn Fn(&Rejection) -> Response<AnswerBody> + Send + Syn
 
 /// The parts of a request that the layer's own answer needs.
 #[derive(Debug, Clone)]
-pub(crate) struct Asker {
+pub(crate) struct AnswerContext {
     grpc: Option<HeaderValue>,
-    word: NotStarted,
+    not_started: NotStarted,
 }
 
-impl Asker {
-    pub(crate) fn of<B>(request: &Request<B>) -> Asker {
-        Asker {
+impl AnswerContext {
+    pub(crate) fn of<B>(request: &Request<B>) -> AnswerContext {
+        AnswerContext {
             grpc: grpc::content_type(request.headers()),
-            word: NotStarted::of(request.extensions()),
+            not_started: NotStarted::of(request.extensions()),
         }
     }
 
@@ -51,10 +51,10 @@ impl Asker {
         if rejection.has_started() {
             answer.extensions_mut().remove::<NotStarted>();
         } else {
-            answer.extensions_mut().insert(self.word);
+            answer.extensions_mut().insert(self.not_started);
         }
         if rejection.is_in_progress() {
-            answer.extensions_mut().insert(self.word.in_progress());
+            answer.extensions_mut().insert(self.not_started.in_progress());
         }
     }
 }
