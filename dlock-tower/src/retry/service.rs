@@ -270,7 +270,8 @@ impl<E> Tries<E> {
             return Advice::GiveUp;
         }
         if response.status() == StatusCode::CONFLICT && is_problem(response.headers()) {
-            // A layer outside of this one decodes it. Of the server's own conflicts only this one names a time.
+            // A layer outside of this one decodes it. Of the conflicts of the layers, that of a request in progress names a time, and
+            // that of a busy lock where 409 stands for it: both may be over then.
             if is_encoded(response.headers()) && response.headers().contains_key(RETRY_AFTER) {
                 return Advice::AskAgain(self.pause(response.headers()));
             }

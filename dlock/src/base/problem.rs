@@ -77,12 +77,12 @@ impl From<&Error> for Problem {
             _ => (
                 500,
                 "urn:dlock:problem:internal",
-                "The lock is not set up properly",
+                "The service is not set up properly",
             ),
         };
         // Clients learn only that there is an internal fault; the details go to the log.
         let detail = match (status, error) {
-            (500, _) => "the service made a mistake in setting up its lock".to_owned(),
+            (500, _) => "the service made a mistake in its set-up".to_owned(),
             // Without the advice for programmers, which stands in parentheses; so may a part of the name.
             (_, Error::InvalidKey { key, reason }) => {
                 let key = key.clone();

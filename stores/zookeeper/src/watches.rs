@@ -139,6 +139,10 @@ impl Core {
             let mut answer = self.session.ask(watch(children)).answer().await;
             let is_missing = |answer: &Answer| answer.reply == Err(Code::NO_NODE);
             if children && answer.as_ref().is_ok_and(is_missing) {
+                // The last of those that waited has removed its watches.
+                if self.hub.listeners(topic) == 0 {
+                    return None;
+                }
                 answer = match self.session.ask(watch(false)).answer().await {
                     Ok(Answer { reply: Ok(_), .. }) => continue,
                     other => other,

@@ -217,16 +217,16 @@ pub(super) async fn take(
                 return failed(place(&attempts, 0), error);
             }
         }
-        match others.next() {
-            Some(_) if sent.is_gone() => return Err(caller_has_gone()),
-            Some(group) => {
-                if taken.is_old() {
-                    taken.begin_now(true).await?;
-                }
-                step = Step::new(group, handed, waiter, &sent);
-            }
-            None => return Ok(Round::All(taken)),
+        let Some(group) = others.next() else {
+            return Ok(Round::All(taken));
+        };
+        if taken.is_old() && !sent.is_gone() {
+            taken.begin_now(true).await?;
         }
+        if sent.is_gone() {
+            return Err(caller_has_gone());
+        }
+        step = Step::new(group, handed, waiter, &sent);
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
@@ -210,15 +211,12 @@ impl Quorum {
         for at in votes.in_doubt() {
             self.release_later(at, release.clone(), lease);
         }
-        let granted = votes.granted().map(|at| {
-            let step = self.members[at].store.clone().release(release.clone());
-            async move { (at, step.await) }
-        });
-        let mut asked: FuturesUnordered<_> = granted.collect();
-        while let Some((at, answer)) = asked.next().await {
-            if matches!(&answer, Err(error) if error.is_outlasted()) {
-                self.release_later(at, release.clone(), lease);
-            }
+        let granted = votes.granted();
+        let released = join_all(granted.map(|at| self.release_later(at, release.clone(), lease)));
+        // The caller learns that the lock is busy, however long one of them takes.
+        match self.answer_times.patience() {
+            Some(patience) => drop(timeout_anywhere(Instant::now() + patience, released).await),
+            None => drop(released.await),
         }
     }
 

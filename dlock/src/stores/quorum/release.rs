@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use tokio::task::JoinHandle;
 
 use super::{Answers, Quorum};
 use crate::base::clock;
@@ -11,7 +12,12 @@ use crate::store::{Outcome, ReleaseReply, ReleaseRequest, StoreError};
 
 impl Quorum {
     /// A member that could not be asked does not delay the others: it is asked again until the lease is over.
-    pub(super) fn release_later(&self, at: usize, request: ReleaseRequest, lease: Duration) {
+    pub(super) fn release_later(
+        &self,
+        at: usize,
+        request: ReleaseRequest,
+        lease: Duration,
+    ) -> JoinHandle<()> {
         let until = clock::now() + lease;
         // It takes its position in the order of operations now.
         let step = self.members[at].store.clone().release(request.clone());
@@ -20,7 +26,7 @@ impl Quorum {
             if matches!(step.await, Err(error) if error.is_outlasted()) {
                 owed.add(request, until, &runtime);
             }
-        });
+        })
     }
 
     pub(super) async fn released(
