@@ -16,6 +16,12 @@ pub(crate) fn client(url: impl Into<String>) -> LockClientBuilder {
     builder.url(url)
 }
 
+/// Whether the locks of the store of this URL are inside of one process.
+pub(crate) fn is_memory(url: &str) -> bool {
+    url.split_once("://")
+        .is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("memory"))
+}
+
 /// Creates a client that only observes, and publishes nothing, whatever the URL of the services says.
 pub(crate) fn onlooker(url: impl Into<String>) -> LockClientBuilder {
     client(url)

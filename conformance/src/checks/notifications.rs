@@ -78,10 +78,14 @@ pub async fn long_names_that_begin_alike_have_watches_of_their_own(case: Case) {
             .await;
         watches.push((key, watch));
     }
-    for (key, watch) in &mut watches {
-        let held = a.takes(Kind::Mutex, key, case.long()).await;
+    // A store that makes one of both refuses the second.
+    let mut held = Vec::new();
+    for (key, _) in &watches {
+        held.push(a.takes(Kind::Mutex, key, case.long()).await);
+    }
+    for ((_, watch), held) in watches.iter_mut().zip(&held) {
         case.settles(watch).await;
-        assert!(a.gives(&held).await);
+        assert!(a.gives(held).await);
         case.hears(watch, WAKES).await;
     }
 }

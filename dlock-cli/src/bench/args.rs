@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::stores::is_memory;
+
 /// Measures what a store achieves from here: acquisitions and releases per second, the latency of an acquire, how
 /// fairly the lock is shared, and what it costs client and server.
 ///
@@ -305,11 +307,6 @@ impl BenchArgs {
         }
         Ok(())
     }
-}
-
-fn is_memory(url: &str) -> bool {
-    url.split_once("://")
-        .is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("memory"))
 }
 
 /// `memory://` is a new store for each client; under a name they share it.

@@ -58,6 +58,9 @@ pub(crate) enum Look {
 
 /// Show the holder of a lock: service, machine, since when, where in the code, and whether it is alive.
 ///
+/// Then the calls that wait for it, for which the server is scanned in small steps; with --json before the holder. If that
+/// fails, the standard error says so.
+///
 /// Exit status: 0 it is held, 1 it is free, 2 failed.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {

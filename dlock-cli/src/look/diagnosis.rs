@@ -93,6 +93,12 @@ impl Diagnoses<'_> {
             let because = "the work is over, and the min_hold of the lock is not";
             return Ok(Diagnosis::new(State::Released, because, None));
         }
+        // Its connections have other names, so that it would seem to have none.
+        if holder.is_of_redisson() {
+            let because = "a holder of Redisson, whose connections do not name it: a lease that grows from one look to the \
+                           next is renewed by a live one";
+            return Ok(Diagnosis::new(State::Unknown, because, None));
+        }
         let Some((id, _)) = holder.id.split_once(':') else {
             let because = holder.unknown().unwrap_or_default();
             return Ok(Diagnosis::new(State::Unknown, because, None));

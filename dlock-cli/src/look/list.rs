@@ -23,7 +23,10 @@ pub(super) async fn list(client: &LockClient, args: &ListArgs) -> Result<ExitCod
     if rows.is_empty() && !args.json {
         output::print_error(none(args));
     }
-    let is_unknown = |row: &&Row| row.held().is_none() && (!args.expiring || row.holder.is_near_its_end());
+    let is_unknown = |row: &&Row| {
+        let is_held = row.holder.holds > 0;
+        is_held && row.held().is_none() && (!args.expiring || row.holder.is_near_its_end())
+    };
     let unknown = survey.rows.iter().filter(is_unknown).count();
     if args.older_than.is_some() && unknown > 0 {
         output::print_error(format_args!(

@@ -169,11 +169,14 @@ impl Drop for Screen {
 /// Delivers keys at once and without echo; returns the previous settings.
 #[cfg(unix)]
 fn keys_at_once() -> Option<nix::sys::termios::Termios> {
-    use nix::sys::termios::{LocalFlags, SetArg, tcgetattr, tcsetattr};
+    use nix::sys::termios::{_POSIX_VDISABLE, LocalFlags, SetArg, SpecialCharacterIndices};
+    use nix::sys::termios::{tcgetattr, tcsetattr};
 
     let before = tcgetattr(std::io::stdin()).ok()?;
     let mut raw = before.clone();
     raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
+    // Ctrl-Z would leave the shell with this screen.
+    raw.control_chars[SpecialCharacterIndices::VSUSP as usize] = _POSIX_VDISABLE;
     tcsetattr(std::io::stdin(), SetArg::TCSANOW, &raw).ok()?;
     Some(before)
 }

@@ -67,7 +67,7 @@ async fn carried_out(url: &str, plan: &Plan, mut signals: Signals) -> End {
     let say = Say::new(plan.quiet);
     let terminal = Terminal::controlling();
     let given_up = |signal| End::given_up(signal, terminal.as_ref());
-    if url.starts_with("memory:") {
+    if stores::is_memory(url) {
         say.line(
             "the locks of memory:// are inside of this process: no other process will ever wait for this one",
         );

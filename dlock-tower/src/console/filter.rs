@@ -92,7 +92,10 @@ impl Only {
             Only::Held => !lock.holders.is_empty(),
             Only::Waited => !lock.waits.is_empty(),
             Only::Near => is_near(lock),
-            Only::Unknown => lock.holders.iter().any(|holder| holder.unknown().is_some()),
+            Only::Unknown => {
+                let mut held = lock.holders.iter().filter(|holder| holder.holds > 0);
+                held.any(|holder| holder.unknown().is_some())
+            }
         }
     }
 }

@@ -131,7 +131,9 @@ impl Gap {
     /// The gap for holders without a report.
     fn of_silence(locks: &[SurveyedLock]) -> Option<Gap> {
         let holders = locks.iter().flat_map(|lock| &lock.holders);
-        let silent = holders.filter(|holder| holder.client.is_none() && holder.names_client());
+        // Of a lock that is only kept for its `min_hold` nobody has anything to publish.
+        let held = holders.filter(|holder| holder.holds > 0);
+        let silent = held.filter(|holder| holder.client.is_none() && holder.names_client());
         let count = silent.count();
         (count > 0).then(|| Gap {
             unknown: "since when, where in the code and by which process some locks are held, and which calls wait for them",

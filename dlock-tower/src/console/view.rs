@@ -79,7 +79,13 @@ fn few_of_lock(lock: &SurveyedLock, own: &str, most: usize) -> Value {
 
 fn of_holder(holder: &Holder, own: &str, lock: &SurveyedLock) -> Value {
     let (client, hold) = (holder.client.as_deref(), holder.hold.as_ref());
-    let (state, because) = state_of(client, own);
+    let (state, because) = match holder.holds {
+        0 => (
+            "released",
+            "the work is over, and the min_hold of the lock is not".to_owned(),
+        ),
+        _ => state_of(client, own),
+    };
     let waits_for = holder.waits_for.as_ref().map(|wait| {
         json!({
             "key": short(wait.key.as_str()),

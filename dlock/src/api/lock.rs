@@ -188,7 +188,8 @@ impl Lock {
     /// it consumed goes to the next waiter. A request in flight is undone in the background.
     ///
     /// Keep polling it: if a woken future is not polled for one to two seconds, or 100 ms where it enters an enclosing
-    /// frame, it loses its turn, and a lock that was handed off to it goes to the next waiter. When it is polled again, it continues to wait ahead of later waiters.
+    /// frame, or 50 ms where the waiter before it was not polled either, it loses its turn, and a lock that was handed off to it
+    /// goes to the next waiter. When it is polled again, it continues to wait ahead of later waiters.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
         guarded(self.call(false, Location::caller()))

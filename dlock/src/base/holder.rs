@@ -116,18 +116,28 @@ impl Holder {
         self.holds > 0 && (is_suspect || is_short)
     }
 
+    /// Returns whether a client of Redisson holds it: its UUID has a version that those of dlock's clients never have.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_of_redisson(&self) -> bool {
+        self.client_id()
+            .is_some_and(|client| client.get_version_num() == 4)
+    }
+
     /// Returns why something about it is unknown, in words; `None` if its client and its hold are known.
     #[must_use]
     pub fn unknown(&self) -> Option<&'static str> {
         match (&self.client, &self.hold) {
             (Some(_), Some(_)) => None,
+            _ if self.holds == 0 => Some("it was released, and its min_hold keeps it"),
             (Some(client), None) if client.held > client.holds.len() => {
                 Some("its client holds more than it publishes, or holds this for less than a second or two")
             }
             (Some(_), None) => Some("it is held for less than a second or two"),
+            (None, _) if self.is_of_redisson() => Some("its client is Redisson, which publishes nothing"),
             (None, _) if self.names_client() => Some(
                 "its client published nothing: presence is off there, or it has gone, is cut off, began a moment ago, \
-                 may not publish, is of an older version, or is Redisson",
+                 may not publish, or is of an older version",
             ),
             (None, _) if self.kind.is_permits() => Some("a permit, whose id does not name its client"),
             (None, _) => Some("its id names no client of dlock"),
@@ -188,5 +198,20 @@ mod tests {
         let second = Some(Duration::from_secs(1));
         let near = |holds| Holder::new(Kind::Mutex, "a:1".to_owned(), holds, second).is_near_its_end();
         assert!(near(1) && !near(0));
+    }
+
+    #[test]
+    fn reason_why_a_holder_is_unknown_is_its_own() {
+        let unknown = |id: &str, holds| {
+            let holder = Holder::new(Kind::Mutex, id.to_owned(), holds, None);
+            holder.unknown().unwrap_or_default()
+        };
+        let (dlock, java) = (
+            "0192f3a4-0000-8000-8000-000000000001:1",
+            "0192f3a4-0000-4000-8000-000000000001:1",
+        );
+        assert!(unknown(dlock, 1).contains("presence is off"));
+        assert!(unknown(java, 1).contains("Redisson"));
+        assert!(unknown(dlock, 0).contains("min_hold") && unknown(java, 0).contains("min_hold"));
     }
 }

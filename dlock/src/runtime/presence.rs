@@ -277,7 +277,7 @@ pub(crate) async fn attend(shared: &Arc<Shared>, over: impl Future<Output = ()>)
             tokio::select! {
                 () = shared.watchdog.beat.roused() => {}
                 () = mailbox.has_mail() => {
-                    mailbox.read(shared, &operations).await;
+                    mailbox.read_told(shared, &operations).await;
                     continue;
                 }
             }
@@ -303,7 +303,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
         tokio::select! {
             () = clock::sleep_until(next) => {}
             () = mailbox.has_mail() => {
-                mailbox.read(shared, operations).await;
+                mailbox.read_told(shared, operations).await;
                 continue;
             }
         }

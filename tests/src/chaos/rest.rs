@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlock::LockClient;
+
 use super::event::{Done, word};
 use super::faults::Fiend;
 use super::store::{KEYS, LONGEST_LEASE, lock_of};
@@ -32,14 +34,14 @@ pub(crate) async fn rest(fiend: &Arc<Fiend>, number: u64, margin: Duration) -> a
         tell(fiend, &restless, bound, &mut stuck);
     }
     let mut asked = fiend.histories();
-    fresh(fiend, until, bound, &mut stuck).await?;
+    fresh(fiend, until, bound, &mut stuck).await;
     let left = loop {
         let left = settled(Instant::now(), || deployment.leftovers()).await?;
         let now = fiend.histories();
         if !left.is_empty() && now.is_some() && now != asked {
             // A fail-over that had begun before: what the new master lacks of the last requests was taken back by none.
             asked = now;
-            fresh(fiend, until, bound, &mut stuck).await?;
+            fresh(fiend, until, bound, &mut stuck).await;
         } else if left.is_empty() || Instant::now() > until {
             break left;
         }
@@ -81,23 +83,26 @@ fn tell(fiend: &Fiend, restless: &Restless, bound: Duration, stuck: &mut BTreeSe
     }
 }
 
+/// The time until then, and a little longer.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(AT_LEAST)
+}
+
 /// A client that has seen nothing of it takes every lock.
-async fn fresh(
-    fiend: &Fiend,
-    until: Instant,
-    bound: Duration,
-    stuck: &mut BTreeSet<usize>,
-) -> anyhow::Result<()> {
-    let left = |until: Instant| until.saturating_duration_since(Instant::now()).max(AT_LEAST);
-    let Ok(client) = tokio::time::timeout(left(until), fiend.deployment.direct().open(None)).await else {
-        let why = word(format!("no connection within {bound:?}"));
-        let what = "everything".to_owned();
-        fiend.log.say(Done::Stuck { what, why });
-        return Ok(());
+async fn fresh(fiend: &Fiend, until: Instant, bound: Duration, stuck: &mut BTreeSet<usize>) {
+    let why = match tokio::time::timeout(left(until), fiend.deployment.direct().open(None)).await {
+        Ok(Ok(client)) => return takes_all(&client, until, stuck).await,
+        // Everything was healed, and a server that is away would be waited for: this is of dlock.
+        Ok(Err(error)) => format!("no connection: {error}"),
+        Err(_) => format!("no connection within {bound:?}"),
     };
-    let client = client?;
+    let (what, why) = ("everything".to_owned(), word(why));
+    fiend.log.say(Done::Stuck { what, why });
+}
+
+async fn takes_all(client: &LockClient, until: Instant, stuck: &mut BTreeSet<usize>) {
     let takes = (0..KEYS).map(|key| {
-        let lock = lock_of(&client, key);
+        let lock = lock_of(client, key);
         async move {
             let end = Instant::now() + left(until);
             // A step that fails may be tried again until the time is over.
@@ -118,7 +123,6 @@ async fn fresh(
     });
     stuck.extend(futures_util::future::join_all(takes).await.into_iter().flatten());
     client.shutdown(AT_LEAST).await;
-    Ok(())
 }
 
 /// What is still there when the time is over; repeats the check until nothing is.

@@ -624,6 +624,25 @@ async fn password_goes_to_all_processes_of_the_benchmark_only() {
     assert_refused(&url.replace("s%40", "no"), &args, "refused").await;
 }
 
+/// The try-out succeeds, and nothing after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_measures_nothing_fails_after_its_report() {
+    let server = Server::builder(Flavor::from_env())
+        .acl("svc on >pw ~*probe* ~dlock:* &* +@all")
+        .start()
+        .await;
+    let args = ["--workload", "sequential", "--json"];
+    let output = run(&server.url_as("svc", "pw"), &[&args, SHORT].concat()).await;
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(
+        text(&output.stderr).contains("nothing was measured"),
+        "{output:?}"
+    );
+    let of: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(of["pairs"], 0, "{of}");
+    assert!(number(&of["errors_by_kind"], "refused") >= 1.0, "{of}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_may_not_be_asked_is_measured_all_the_same() {
     let server = Server::builder(Flavor::from_env())

@@ -207,6 +207,57 @@ async fn holder_whose_id_is_none_of_dlock_is_unknown() {
     assert_eq!(code(&dlock(&url, &["why", "k"]).await), 0);
 }
 
+/// Its connections do not name it, so that it seems to have none: it may well be alive.
+#[tokio::test]
+async fn holder_of_redisson_is_not_called_killed() {
+    let (server, url) = server().await;
+    let holder = "6f9619ff-8b86-4011-b42d-00c04fc964ff:1";
+    server.command(&["HSET", "k", holder, "1"]).await;
+    server.command(&["PEXPIRE", "k", "300000"]).await;
+    let (state, because) = diagnosis(&url, "k").await;
+    assert_eq!(state, "unknown", "{because}");
+    assert!(because.contains("Redisson"), "{because}");
+    let why = objects(&url, &["why", "k", "--json"]).await.pop().unwrap();
+    let link = &why["chain"][0];
+    assert_eq!(link["diagnosis"]["state"], "unknown", "{why}");
+    let unknown = link["holder"]["unknown"]["service"].as_str();
+    assert!(unknown.is_some_and(|why| why.contains("Redisson")), "{why}");
+}
+
+/// The keys may be millions, and the store in trouble: that is why one asks.
+#[tokio::test]
+async fn holder_is_shown_where_the_scan_for_the_waiters_fails() {
+    let (server, url) = server().await;
+    let client = LockClient::connect(&url).await.unwrap();
+    let _guard = client.lock("order:1").acquire().await.unwrap();
+    server.forget_commands().await;
+    let shown = objects(&url, &["show", "order:1", "--json"]).await.pop().unwrap();
+    assert_eq!(shown["waiters"], 0, "{shown}");
+    let stats: String = server.query(&["INFO", "commandstats"]).await;
+    let scans = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_scan:calls="));
+    let scans = scans.and_then(|rest| rest.split(',').next());
+    assert_eq!(scans, Some("1"), "only the clients are looked for");
+
+    let proxy = Proxy::start(server.addr());
+    for k in 1..=50 {
+        proxy.lose(k, |command| command.is("SCAN"));
+    }
+    let through = format!("{}?retry_for=1s", proxy.url());
+    let shown = dlock(&through, &["show", "order:1"]).await;
+    let text = String::from_utf8_lossy(&shown.stdout);
+    let said = String::from_utf8_lossy(&shown.stderr);
+    assert_eq!(code(&shown), 0, "{shown:?}");
+    assert!(text.starts_with("order:1  held by "), "{shown:?}");
+    assert!(said.contains("which calls wait for it is not known"), "{shown:?}");
+    let shown = dlock(&through, &["show", "order:1", "--json"]).await;
+    assert_eq!(code(&shown), 0, "{shown:?}");
+    let object: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert!(object["waiters"].is_null(), "{object}");
+    assert!(object["holder"]["unknown"]["waiters"].is_string(), "{object}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_that_was_killed_or_stopped_is_told_apart() {
     let (_server, url) = server().await;

@@ -336,12 +336,14 @@ async fn the_help_says_what_a_script_has_to_know() {
 
 #[tokio::test]
 async fn on_memory_it_says_that_this_is_of_no_use_to_others() {
-    let ended = run("memory://", &["k", "--", "echo", "run"]).await;
-    assert_eq!((code(&ended), ended.stdout.as_str()), (0, "run\n"));
-    assert!(
-        ended.stderr.contains("no other process will ever wait"),
-        "{ended:?}"
-    );
+    for url in ["memory://", "MEMORY://"] {
+        let ended = run(url, &["k", "--", "echo", "run"]).await;
+        assert_eq!((code(&ended), ended.stdout.as_str()), (0, "run\n"));
+        assert!(
+            ended.stderr.contains("no other process will ever wait"),
+            "{ended:?}"
+        );
+    }
     let ended = run("memory://", &["-q", "k", "--", "echo", "run"]).await;
     assert_eq!(ended.stderr, "");
 }
@@ -378,6 +380,9 @@ async fn a_min_hold_keeps_the_lock_after_a_short_command_whatever_became_of_it()
         kept.contains("released: the work is over") && !kept.contains("crashed"),
         "{kept}"
     );
+    // Nobody holds them, so nobody holds them for a time that is not known.
+    let old = look(&url, &["list", "--older-than", "1s"]);
+    assert_eq!(old, "no lock is known to be held for longer than 1.0s\n");
     assert_eq!(
         code(&run(&url, &["--min-hold", "1s", "short", "--", "true"]).await),
         0

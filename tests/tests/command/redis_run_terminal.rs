@@ -164,6 +164,19 @@ async fn a_command_reads_from_the_terminal_is_stopped_goes_on_and_is_interrupted
     shell.enters("echo status $?", "status 130").await;
 }
 
+/// A stopped one would leave the shell on its screen, without a cursor and without echo.
+#[tokio::test]
+async fn ctrl_z_does_not_stop_the_full_screen() {
+    let shell = Shell::start("lease=300s").await;
+    shell.types("${D% run} watch\n");
+    shell.shows("q: quit").await;
+    shell.types(CTRL_Z);
+    shell.types("q");
+    shell.shows("\x1b[?1049l").await;
+    shell.shows(PROMPT).await;
+    shell.enters("echo status $?", "status 0").await;
+}
+
 #[tokio::test]
 async fn a_command_finds_itself_in_the_foreground_from_the_beginning() {
     let shell = Shell::start("lease=300s").await;

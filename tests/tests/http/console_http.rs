@@ -162,6 +162,38 @@ fn holder_without_presence_is_shown_with_the_reason_and_the_remedy() {
     });
 }
 
+/// Nobody holds it, so nobody has anything to publish about it.
+#[test]
+fn lock_that_is_only_kept_for_its_min_hold_is_released_and_not_unknown() {
+    paused(async {
+        let (job, hidden, seen) = (
+            client("console-kept", "job", true).await,
+            client("console-kept", "hidden", false).await,
+            client("console-kept", "ops", true).await,
+        );
+        for (client, key) in [(&job, "kept"), (&hidden, "kept too")] {
+            let lock = client.lock(key).min_hold(SECOND * 60);
+            lock.acquire().await.unwrap().release().await.unwrap();
+        }
+        let _held = job.lock("held").acquire().await.unwrap();
+        tokio::time::sleep(SECOND * 10).await;
+        let state = state(&app(&seen)).await;
+        assert_eq!(state["counts"]["held"], 3, "{state}");
+        assert_eq!(state["counts"]["unknown"], 0, "{state}");
+        assert_eq!(state["unknown"], Value::Array(Vec::new()));
+        let locks = state["locks"].as_array().unwrap();
+        for lock in locks.iter().filter(|lock| lock["key"] != "held") {
+            let holder = &lock["holders"][0];
+            let told = (&holder["state"], &holder["released"]);
+            assert_eq!(told, (&"released".into(), &true.into()), "{holder}");
+            assert!(
+                holder["unknown"].as_str().unwrap().contains("min_hold"),
+                "{holder}"
+            );
+        }
+    });
+}
+
 #[test]
 fn deadlock_of_two_processes_is_named_once() {
     paused(async {

@@ -436,6 +436,7 @@ mod work_of_the_users_own {
                 tokio::spawn(kept.run(async move {
                     sleep(60 * SECOND).await;
                     drop(client.lock("a").try_acquire().await.expect("re-entered"));
+                    sleep(SECOND).await;
                 }));
                 Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
             }
@@ -444,7 +445,9 @@ mod work_of_the_users_own {
         let sent = timeout(SECOND, status(&service, post("1"))).await;
         assert_eq!(sent, Ok(200), "the answer does not wait");
         assert!(!is_free(&other, "a").await);
-        sleep(61 * SECOND).await;
+        sleep(60 * SECOND + SECOND / 2).await;
+        assert!(!is_free(&other, "a").await, "it re-entered, and goes on");
+        sleep(SECOND).await;
         assert!(is_free(&other, "a").await);
         assert_eq!(client.held(), 0);
     }

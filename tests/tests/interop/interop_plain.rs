@@ -87,7 +87,9 @@ async fn they_wake_each_other_in_milliseconds() {
     const ROUNDS: usize = 15;
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (Redisson::on(&store).await, store.client().await);
+    // Without a notification a waiter waits for at least 30 s.
+    let java = Redisson::on_with(&store, &Options::new().watchdog(90 * SECOND)).await;
+    let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
     for name in NAMES {
         let (mut to_rust, mut to_java) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -132,7 +134,8 @@ async fn they_wake_each_other_in_milliseconds() {
         println!(
             "wake-up of {name}, median of {ROUNDS}: Java to Rust {to_rust:?}, Rust to Java {to_java:?}; slowest {slowest:?}"
         );
-        // By the message: leases are 30 s on both sides, and looked at every 10 s.
+        // By the message, each of them.
+        assert!(slowest < SLACK, "{slowest:?}");
         assert!(
             to_rust < 5 * SECOND && to_java < 5 * SECOND,
             "{to_rust:?}, {to_java:?}"
@@ -439,6 +442,24 @@ async fn a_java_waiter_sits_out_the_min_hold_of_a_released_lock() {
     assert!(waited < SLACK, "{waited:?}");
     java.unlock(1, Kind::Plain, "k").await.unwrap();
     store.assert_clean(&[&client]).await;
+}
+
+/// By that `dlock show` knows that no connection has its name: otherwise it would call each one killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_of_java_is_known_as_one_of_redisson() {
+    let store = Store::server().await;
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
+    for kind in [Kind::Plain, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write] {
+        java.lock(1, kind, "k", None).await.unwrap();
+        let holder = client.inspect("k").await.unwrap().unwrap();
+        assert!(holder.is_of_redisson(), "{kind:?}: {holder:?}");
+        assert!(holder.unknown().unwrap().contains("Redisson"), "{kind:?}");
+        java.unlock(1, kind, "k").await.unwrap();
+    }
+    let guard = client.lock("k").acquire().await.unwrap();
+    let holder = client.inspect("k").await.unwrap().unwrap();
+    assert!(!holder.is_of_redisson(), "{holder:?}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -174,6 +174,8 @@ mod broken {
         Silent,
         /// Names are the same in capitals.
         IgnoresCase,
+        /// Names are the same from some length on.
+        CutsNames,
         /// A list has everything.
         ListsAll,
         /// It spawns a task in a verb.
@@ -187,6 +189,7 @@ mod broken {
         fn key(&self, key: LockKey) -> LockKey {
             match self.1 {
                 IgnoresCase => LockKey::raw(key.as_str().to_lowercase()),
+                CutsNames => LockKey::raw(key.as_str().chars().take(200).collect::<String>()),
                 _ => key,
             }
         }
@@ -314,7 +317,7 @@ mod broken {
     }
 
     /// The tests that have to fail for each defect, of those that are about it.
-    const CAUGHT: [(Defect, &[&str]); 14] = [
+    const CAUGHT: [(Defect, &[&str]); 15] = [
         (
             Lazy,
             &[
@@ -373,6 +376,10 @@ mod broken {
             ],
         ),
         (IgnoresCase, &["names::similar_names_are_different_locks"]),
+        (
+            CutsNames,
+            &["notifications::long_names_that_begin_alike_have_watches_of_their_own"],
+        ),
         (ListsAll, &["inspection::list_has_held_locks_with_prefix"]),
         (Spawns, &["order::verbs_can_be_called_outside_of_a_runtime"]),
     ];

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::{Credentials, Error, LockClient, LockClientBuilder};
-use dlock_tests::faults::{PATIENCE, SOON, answered, built, hasty, is_confirmed, is_free, patient, within};
+use dlock_tests::faults::{
+    PATIENCE, SOON, answered, built, hasty, in_rounds, is_confirmed, is_free, patient, step, within,
+};
 use dlock_tests::{Cluster, Command, Direction, Flavor, Independent, Proxy, Replicas, Server, eventually};
 
 const MS: Duration = Duration::from_millis(1);
@@ -162,14 +164,25 @@ async fn cluster_that_was_set_up_anew_is_learned_in_spite_of_lower_epochs() {
     }
 }
 
-/// Waits for a lock that another client releases a little later, and tells how many connections that took.
+/// Waits for a lock that another client releases a little later, sees that the waiter polls, and tells how many connections that
+/// took.
 async fn wakes_up_by_polling(server: &Server, proxy: &Proxy, waits: &LockClient) -> u64 {
     let holder = patient(&server.url()).await;
     let guard = holder.lock("k").acquire().await.unwrap();
-    let before = proxy.connections_seen();
+    let looks = || proxy.count(step("acquire"));
+    let (before, asked) = (proxy.connections_seen(), looks());
     let waiter = tokio::spawn(waits.lock("k").wait(PATIENCE).acquire());
-    tokio::time::sleep(5 * SECOND).await;
+    let polls = async |asked: usize| {
+        tokio::time::sleep(5 * SECOND).await;
+        let looks = looks() - asked;
+        // Four a second, and not one now and then.
+        if looks >= 8 { Ok(()) } else { Err(looks) }
+    };
+    let polled = polls(asked).await;
     let connections = proxy.connections_seen() - before;
+    if polled.is_err() {
+        in_rounds("waiters poll", async || polls(looks()).await).await;
+    }
     guard.release().await.unwrap();
     let next = within(2 * SECOND, "the waiter", waiter).await.unwrap().unwrap();
     next.release().await.unwrap();

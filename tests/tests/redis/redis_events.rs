@@ -157,7 +157,16 @@ async fn set_of_locks_says_why_the_first_of_them_was_lost() {
     .await;
 }
 
-/// Under threads, each hold begins, and ends once, and no two of a key overlap.
+/// Of the holds of one grant, which handoffs pass on.
+#[derive(Debug, Default)]
+struct Grant {
+    begun: usize,
+    handed_off: usize,
+    ended: bool,
+}
+
+/// Under threads, each hold begins, and ends once, and none begins under a grant that has ended. The end of a hold may be told
+/// after the begin of the next one of its key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn events_of_many_threads_are_whole_and_in_order() {
     const TASKS: usize = 8;
@@ -185,19 +194,42 @@ async fn events_of_many_threads_are_whole_and_in_order() {
         .collect();
     let (mut acquired, mut ended) = (0, 0);
     let mut last: HashMap<String, u64> = HashMap::new();
+    let mut grants: HashMap<String, Grant> = HashMap::new();
+    // Of each key, how many a call has had and that were not told to have ended.
+    let mut open: HashMap<String, usize> = HashMap::new();
     while ended < TASKS * TURNS {
         let event = timeout(PATIENCE, events.next()).await.expect("it comes").unwrap();
         match event.what {
-            LockEventKind::Granted { token, .. } => {
+            LockEventKind::Granted {
+                token, handed_off, ..
+            } => {
+                let grant = grants.entry(event.grant.clone().expect("of a hold")).or_default();
+                assert_eq!(handed_off, grant.begun > 0, "{event:?}: {grant:?}");
+                assert!(!grant.ended, "{event:?}: {grant:?}");
+                grant.begun += 1;
                 let before = last.insert(event.key.to_string(), token);
                 assert!(
                     before.is_none_or(|before| before < token),
                     "{event:?} after {before:?}"
                 );
             }
-            LockEventKind::Acquired { .. } => acquired += 1,
+            LockEventKind::Acquired { .. } => {
+                *open.entry(event.key.to_string()).or_default() += 1;
+                acquired += 1;
+            }
             LockEventKind::Ended { how, .. } => {
-                assert_ne!(how, HoldEnd::Lost, "{event:?}");
+                let open = open.get_mut(event.key.as_str()).filter(|open| **open > 0);
+                *open.expect("a call had it before it ended") -= 1;
+                let grant = grants.get_mut(&event.grant.clone().expect("of a hold"));
+                let grant = grant.expect("it has begun");
+                match how {
+                    HoldEnd::HandedOff => grant.handed_off += 1,
+                    HoldEnd::Released | HoldEnd::Dropped => {
+                        assert!(!grant.ended, "it ends once: {event:?}");
+                        grant.ended = true;
+                    }
+                    _ => panic!("{event:?}"),
+                }
                 ended += 1;
             }
             LockEventKind::NotAcquired { .. }
@@ -212,4 +244,7 @@ async fn events_of_many_threads_are_whole_and_in_order() {
         task.await.unwrap();
     }
     assert_eq!((acquired, events.dropped()), (TASKS * TURNS, 0));
+    let whole = |grant: &Grant| grant.ended && grant.begun == grant.handed_off + 1;
+    assert!(grants.values().all(whole), "{grants:?}");
+    assert!(open.values().all(|open| *open == 0), "{open:?}");
 }

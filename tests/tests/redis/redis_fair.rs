@@ -386,6 +386,21 @@ async fn short_calls_do_what_long_ones_do() {
     assert!(compared > 0, "the machine is too slow");
 }
 
+/// It asked before the server's clock was set back by an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_head_whose_time_is_far_ahead_is_gone_after_five_seconds() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let client = store.client().await;
+    let dead = "00000000-0000-8000-8000-000000000000:1";
+    server.command(&["RPUSH", QUEUE, dead]).await;
+    let until = (now(server).await + 3_600_000).to_string();
+    server.command(&["ZADD", TIMES, &until, dead]).await;
+    let waits = client.fair_lock("k").wait(PATIENCE).acquire();
+    let guard = within(12 * SECOND, "the lock", waits).await.unwrap();
+    guard.release().await.unwrap();
+}
+
 /// A client sends short calls: for an acquire, for a waiter that joins, and for a release, unless the next waiter's request is
 /// right behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

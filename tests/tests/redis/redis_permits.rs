@@ -342,6 +342,23 @@ async fn a_copy_that_comes_late_changes_nothing_any_more() {
     forget(&store, &[&b]).await;
 }
 
+/// It asked before the server's clock was set back by an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_waiter_whose_time_is_far_ahead_has_no_position() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let client = store.client().await;
+    let semaphore = client.semaphore("k");
+    semaphore.set_permits(2).await.unwrap();
+    let (seconds, _): (u64, u64) = server.query(&["TIME"]).await;
+    let waiter = format!("1 2 {}", (seconds + 3600) * 1000);
+    server
+        .command(&["HSET", "{k}:dlock:queue", "dead", &waiter])
+        .await;
+    let both = semaphore.try_acquire_many(2).await.unwrap();
+    both.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_position_is_kept_by_looks_and_the_queue_is_gone_with_its_waiters() {
     let store = Store::server().await;

@@ -346,6 +346,19 @@ async fn dead_writer_delays_readers_for_five_seconds_without_a_notification() {
     }
 }
 
+/// It was written before the server's clock was set back by an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_writer_whose_time_is_far_ahead_keeps_no_reader_out() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let client = store.client().await;
+    let (seconds, _): (u64, u64) = server.query(&["TIME"]).await;
+    let until = ((seconds + 3600) * 1000).to_string();
+    server.command(&["ZADD", WRITERS, &until, "dead"]).await;
+    let reader = client.rw_lock("k").read().try_acquire().await;
+    reader.unwrap().release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_whose_question_or_farewell_is_lost_or_late_keeps_no_reader_out_for_long() {
     let preferring = |client: &LockClient| -> RwLock { client.rw_lock("k").prefer_writers() };

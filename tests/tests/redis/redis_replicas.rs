@@ -569,6 +569,12 @@ async fn lock_without_a_replica_is_not_acquired_where_a_fail_over_would_lose_it(
     // Which is what it is for.
     eventually("the one without is lost", || async { !without.is_held() }).await;
     is_free_soon(&b, "with").await;
+    // The new master has not received its token either.
+    let next = answered(|| b.lock("without").acquire()).await.unwrap();
+    assert!(
+        next.fencing_token() > without.fencing_token(),
+        "{next:?} after {without:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -531,6 +531,7 @@ async fn late_request_takes_no_position_and_no_lock() {
         .await;
         late.caught().await;
         late.release();
+        late.delivered().await;
         for _ in 0..20 {
             sleep(10 * MS).await;
             assert_eq!(setting.queued().await, 0);

@@ -507,6 +507,7 @@ async fn late_copies_of_requests_that_were_undone_take_nothing() {
         }
         late.caught().await;
         late.release();
+        late.delivered().await;
         for _ in 0..20 {
             sleep(10 * MS).await;
             let expected = CounterReply::Permits {

@@ -281,6 +281,7 @@ pub(super) async fn late_acquire_takes_nothing<B: Rows>(server: Arc<B::Server>) 
             "{released:?}"
         );
         late.release();
+        late.delivered().await;
         setting.stays_free().await;
     }
 }
@@ -298,6 +299,7 @@ pub(super) async fn release_waits_for_a_late_acquire<B: Rows>(server: Arc<B::Ser
     let released = answered(|| store.clone().release(end("k", 2))).await;
     assert!(released.is_ok(), "{released:?}");
     late.release();
+    late.delivered().await;
     setting.stays_free().await;
 }
 

@@ -163,7 +163,7 @@ const TILES = [
   ["held", "held", (lock) => lock.holders.length > 0, ""],
   ["waited", "waited for", (lock) => lock.waiters_in_all > 0, "warn"],
   ["near", "near misses", isNear, "bad"],
-  ["unknown", "not explained", (lock) => lock.holders.some((holder) => holder.unknown !== null), "warn"],
+  ["unknown", "not explained", (lock) => lock.holders.some((holder) => holder.unknown !== null && !holder.released), "warn"],
 ];
 
 function draw() {
@@ -478,8 +478,8 @@ function drawHolder(box, holder) {
   put(box.children[0], `${holder.released ? "Released" : "Held"} by ${place(holder) ?? "a client that is not known"}`);
   const waits = holder.waits_for;
   facts(box.children[1], [
-    ["state", `${holder.state}: ${holder.because}`, ["alive", "unknown"].includes(holder.state) ? "" : "bad-ink"],
-    ...(holder.unknown ? [["not known", holder.unknown, "warn-ink"]] : []),
+    ["state", `${holder.state}: ${holder.because}`, ["alive", "released", "unknown"].includes(holder.state) ? "" : "bad-ink"],
+    ...(holder.unknown ? [["not known", holder.unknown, holder.released ? "" : "warn-ink"]] : []),
     ["kind", holder.kind],
     ["held for", lasting(holder.held_ms)],
     ["lease left", leaseOf(holder) + (holder.near_miss ? ": it was not renewed when that was due" : ""), holder.near_miss ? "bad-ink" : ""],

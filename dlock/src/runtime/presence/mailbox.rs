@@ -16,7 +16,7 @@ use crate::store::{GrantId, Outcome, Watch};
 
 /// The version of messages.
 const VERSION: &str = "dlock 1";
-/// At most ten reads, and so ten answers, a second.
+/// The pause after mail that a message told of: anybody who may publish can send any number of them.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How many grants are looked at together.
 const AT_ONCE: usize = 256;
@@ -86,6 +86,12 @@ impl Mailbox {
         }
     }
 
+    /// Reads and handles all messages, of which one was told, and pauses.
+    pub(super) async fn read_told(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
+        self.read(shared, operations).await;
+        tokio::time::sleep(PAUSE).await;
+    }
+
     /// Reads and handles all messages.
     pub(super) async fn read(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
         self.watch.iter_mut().for_each(Watch::seen);
@@ -121,7 +127,6 @@ impl Mailbox {
             .into_iter()
             .map(|reply| answer(shared, operations, reply, &report));
         join_all(answers).await;
-        tokio::time::sleep(PAUSE).await;
     }
 }
 

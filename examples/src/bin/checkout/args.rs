@@ -20,7 +20,7 @@ Try it:
   curl -X POST localhost:3000/items/sneaker/buy   -H 'content-type: application/json' -d '{\"quantity\": 1}'
   curl         localhost:3000/items/sneaker
   curl -X POST localhost:3000/accounts/ada/charge -H 'content-type: application/json' -d '{\"amount\": 5}'
-  curl         localhost:3000/lock?hold_ms=1000
+  curl         'localhost:3000/lock?hold_ms=1000'
   curl         localhost:3000/live                # and /ready, for an orchestrator
   curl -X POST localhost:3000/items/sneaker/buy   -H 'content-type: application/json' -d '{\"quantity\": 1}' \\
        -H 'Idempotency-Key: \"cart-42\"'   # as often as you like: it is one order

@@ -22,6 +22,8 @@ local function add_permit_steps()
   local never = '922337203685477'
   -- How long a waiter keeps its queue position without a request, and within which time it sends the next one.
   local kept, heard_within = 5000, 2000
+  -- By how much the clock may be set back without a waiter's notice, in ms.
+  local set_back = 1000
   -- How long the key of holders outlives the last lease.
   local beyond_lease = 5000
   -- How many permits whose leases have ended are removed in a call: a process that is gone may have had any number.
@@ -183,7 +185,8 @@ local function add_permit_steps()
     local queue, most = {}, 1
     for at = 1, #fields, 2 do
       local since, amount, alive = string.match(fields[at + 1], '^(%d+) (%d+) (%d+)$')
-      if since and tonumber(alive) > now_ms then
+      -- One that is kept for longer was alive before the clock was set back.
+      if since and tonumber(alive) > now_ms and tonumber(alive) <= now_ms + kept + set_back then
         queue[#queue + 1] = {
           id = fields[at], since = tonumber(since), amount = tonumber(amount), alive = tonumber(alive),
         }

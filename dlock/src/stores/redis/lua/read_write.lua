@@ -30,6 +30,8 @@
 local function add_read_write_steps()
   -- How long a writer counts without a request, and within which time it asks again, in ms.
   local KEPT, HEARD_WITHIN = 5000, 2000
+  -- By how much the clock may be set back without a writer's notice, in ms.
+  local SET_BACK = 1000
   -- How many readers whose leases have run out one step removes, and by how much a TTL may be off, in ms.
   local MOST, INEXACT = 256, 250
   local now_ms = math.floor(now / 1000)
@@ -225,11 +227,12 @@ local function add_read_write_steps()
 
   local function on_writers(command, key, ...) return on(command, writers_of(key), ...) end
 
-  -- In how many ms the last waiting writer would be gone, nil where readers stand back for none.
+  -- In how many ms the last waiting writer would be gone, nil where readers stand back for none. A time further ahead was set
+  -- before the clock went back, or by nobody who waits.
   local function writers_wait(key)
-    local last = on_writers('ZRANGE', key, -1, -1, 'WITHSCORES')
-    local left = last[2] and tonumber(last[2]) - now_ms or 0
-    return left > 0 and math.min(left, KEPT) or nil
+    local longest, now_here = digits(now_ms + KEPT + SET_BACK), '(' .. digits(now_ms)
+    local last = on_writers('ZRANGE', key, longest, now_here, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
+    return last[2] and math.min(tonumber(last[2]) - now_ms, KEPT)
   end
 
   -- A writer waits, and has readers stand back from now on.

@@ -678,20 +678,22 @@ impl Actor {
 
     /// When the next test of an idle connection is due.
     fn test_at(&self, contacts: &Contacts) -> Option<Instant> {
-        let is_idle = |role: &&ConnectionRole| self.calls.iter().all(|call| call.role != **role);
-        let idle = self.roles().iter().filter(is_idle);
+        let idle = self.roles().iter().filter(|role| !self.is_busy(**role));
         idle.map(|role| contacts.on(*role).at + TEST).min()
     }
 
     /// Tests the idle connections: a dead one is found before it is needed.
     fn test(&mut self, contacts: &Contacts, now: Instant) {
         for role in self.roles() {
-            let is_busy = self.calls.iter().any(|call| call.role == *role)
-                || self.plain.iter().any(|plain| plain.role == *role);
-            if !is_busy && contacts.on(*role).at + TEST <= now {
+            if !self.is_busy(*role) && contacts.on(*role).at + TEST <= now {
                 self.ping(*role);
             }
         }
+    }
+
+    /// Whether something is under way on a connection, or waits for it alone.
+    fn is_busy(&self, role: ConnectionRole) -> bool {
+        self.calls.iter().any(|call| call.role == role) || self.plain.iter().any(|plain| plain.role == role)
     }
 
     /// Asks whether the server is there, without waiting for the answer.
