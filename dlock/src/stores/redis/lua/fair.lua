@@ -113,7 +113,7 @@ local function add_fair_steps()
       id, upto = entry_at(queue, times, 0)
     end
     if not id then return nil, have_left end
-    -- At the head, one of dlock has more time only where the clock was set back.
+    -- At the head, one of dlock has more time only where the clock was set back, or one of Redisson's before it died.
     if id ~= asker and upto and upto > now_ms + PLACE + SET_BACK and is_ours(id) then
       upto = now_ms + PLACE
       on('ZADD', times, digits(upto), id)
