@@ -42,7 +42,7 @@ pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilit
             format!("{store} does not judge a limit in an acquire: use a semaphore with a number of permits"),
         );
     }
-    // The one that the lease comes from.
+    // The option that the lease comes from.
     let option = match options.lock.lease {
         Some(Lease::Fixed(fixed)) if lease < fixed => "max_hold",
         Some(Lease::Fixed(_)) => "fixed_lease",

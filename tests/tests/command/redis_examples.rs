@@ -117,16 +117,9 @@ async fn payments_are_made_while_the_connections_of_their_consumer_break() {
 }
 
 /// Messages that are no payments do not keep the payments of a killed consumer from being made.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_that_are_no_payments_are_put_aside() {
-    const COUNT: u64 = 100;
-    let server = Server::start(Flavor::from_env()).await;
-    for _ in 0..COUNT {
-        let _ = server.command(&["XADD", "payments", "*", "x", "y"]).await;
-    }
-    produce(&server, COUNT);
-    // A consumer that was killed with all of them.
-    let all = [
+/// A consumer reads all messages and is killed before it makes a payment.
+async fn all_go_to_a_killed_consumer(server: &Server) {
+    let read = [
         "XREADGROUP",
         "GROUP",
         "consumers",
@@ -135,7 +128,18 @@ async fn messages_that_are_no_payments_are_put_aside() {
         "payments",
         ">",
     ];
-    let _ = server.command(&all).await;
+    let _ = server.command(&read).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_are_no_payments_are_put_aside() {
+    const COUNT: u64 = 100;
+    let server = Server::start(Flavor::from_env()).await;
+    for _ in 0..COUNT {
+        let _ = server.command(&["XADD", "payments", "*", "x", "y"]).await;
+    }
+    produce(&server, COUNT);
+    all_go_to_a_killed_consumer(&server).await;
     assert_eq!(pending(&server).await, 2 * COUNT);
     let consumer = consumer(&server, "c0");
     let done = async || server.query::<u64>(&["HLEN", "ledger:payments"]).await == COUNT;
@@ -155,16 +159,7 @@ async fn pending_messages_that_were_deleted_do_not_keep_payments_from_being_made
     };
     let server = Server::start(flavor).await;
     produce(&server, COUNT);
-    let read = [
-        "XREADGROUP",
-        "GROUP",
-        "consumers",
-        "killed",
-        "STREAMS",
-        "payments",
-        ">",
-    ];
-    let _ = server.command(&read).await;
+    all_go_to_a_killed_consumer(&server).await;
     let ids = async || -> Vec<String> {
         let all: Vec<(String, Vec<String>)> = server.query(&["XRANGE", "payments", "-", "+"]).await;
         all.into_iter().map(|(id, _)| id).collect()

@@ -16,7 +16,7 @@ use crate::store::{GrantId, Outcome, Watch};
 
 /// The version of messages.
 const VERSION: &str = "dlock 1";
-/// The pause after mail that a message told of: anybody who may publish can send any number of them.
+/// The pause after mail that a notification told of: a user who may publish can send any number of notifications.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How many grants are looked at together.
 const AT_ONCE: usize = 256;

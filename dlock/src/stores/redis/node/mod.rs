@@ -254,7 +254,7 @@ struct Room {
     limit: usize,
 }
 
-/// A share of the limit of queued requests, given back when it is dropped.
+/// A share of the limit of queued requests, released when it is dropped.
 #[derive(Debug)]
 struct QueuePermit(Arc<Taken>);
 
