@@ -690,14 +690,19 @@ impl Server {
     /// As [`try_query`](Server::try_query).
     pub async fn content(&self, key: &str) -> redis::RedisResult<String> {
         let kind: String = self.try_query(&["TYPE", key]).await?;
-        let content: Vec<String> = match kind.as_str() {
+        // Permits of Redisson's format are packed numbers.
+        let content: Vec<Vec<u8>> = match kind.as_str() {
             "hash" => self.try_query(&["HGETALL", key]).await?,
             "list" => self.try_query(&["LRANGE", key, "0", "-1"]).await?,
             "set" => self.try_query(&["SMEMBERS", key]).await?,
             "zset" => self.try_query(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).await?,
-            "string" => Vec::from_iter(self.try_query::<Option<String>>(&["GET", key]).await?),
+            "string" => Vec::from_iter(self.try_query::<Option<Vec<u8>>>(&["GET", key]).await?),
             _ => Vec::new(),
         };
+        let content: Vec<_> = content
+            .iter()
+            .map(|part| part.escape_ascii().to_string())
+            .collect();
         let (seconds, micros): (u64, u64) = self.try_query(&["TIME"]).await?;
         Ok(format!(
             "{kind} {content:?} at {}",

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dlock::LockKey;
 use dlock::store::Kind;
+use dlock::store::counter::Counters;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Granted, Holder, Lane, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
@@ -29,6 +30,8 @@ pub(crate) enum Break {
     LateLoss,
     /// Now and then an acquire arrives once more after its release, and is renewed for ever.
     Ghost,
+    /// Readers lock another key than writers, and the store is asked for one permit, however many the holder is told.
+    Shares,
 }
 
 /// By how much a lease is shorter than it looks.
@@ -62,6 +65,17 @@ impl Broken {
         }
     }
 
+    /// What the store is asked for instead of this key and so many permits.
+    fn asked(&self, kind: Kind, key: &mut LockKey, amount: &mut u32) {
+        if self.how == Break::Shares {
+            match kind {
+                Kind::Read => *key = LockKey::from(format!("{key}:readers")),
+                Kind::Permit => *amount = 1,
+                _ => {}
+            }
+        }
+    }
+
     fn lease(&self, lease: Duration) -> Duration {
         match self.how {
             Break::EarlyGrant => lease / SHORTER,
@@ -92,6 +106,7 @@ impl Store for Broken {
 
     fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
         request.lease = self.lease(request.lease);
+        self.asked(request.kind, &mut request.key, &mut request.amount);
         let (grant, count) = (request.grant, u64::from(request.tokens));
         let step = self.inner.clone().acquire(request);
         Box::pin(async move {
@@ -106,10 +121,12 @@ impl Store for Broken {
         })
     }
 
-    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+    fn release(self: Arc<Self>, mut request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.asked(request.kind, &mut request.key, &mut request.amount);
         let was_given = self.given.lock().remove(&request.grant).is_some();
         let step = self.inner.clone().release(request.clone());
         let returns = self.how == Break::Ghost
+            && matches!(request.kind, Kind::Mutex | Kind::Fair)
             && was_given
             && self.releases.fetch_add(1, Ordering::Relaxed) % GHOST == GHOST - 1;
         let returns = self.renewal.lock().clone().filter(|_| returns);
@@ -142,6 +159,7 @@ impl Store for Broken {
         }
         for request in &mut requests {
             request.lease = self.lease(request.lease);
+            self.asked(request.kind, &mut request.key, &mut request.amount);
         }
         self.inner.clone().renew(requests)
     }
@@ -156,6 +174,10 @@ impl Store for Broken {
 
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         self.inner.clone().force_release(key)
+    }
+
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        self.inner.clone().counters()
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {

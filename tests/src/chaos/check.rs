@@ -2,7 +2,8 @@
 //!
 //! Every finding is proved, none is a guess. A hold is certain from the return of its acquire to the beginning of the
 //! last check that answered held (a loss is final, so a check in between would have had the same answer), and two
-//! certain holds of one key at a time are a violation whatever the reason.
+//! certain holds of one key at a time are a violation whatever the reason, unless both read, or both have permits and
+//! there are enough.
 //!
 //! A late loss is harder to prove: a stopped process cannot learn anything, so a check that answers lost long after
 //! the previous check may be late for reasons outside dlock. But between a check that answers held and the moment at
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::clock::{Nanos, nanos};
+use super::event::Share;
 use super::history::{Forgotten, History, Hold};
 use super::store::{LONGEST_LEASE, TIMEOUT};
 
@@ -141,12 +143,57 @@ impl OfKey<'_> {
         self.excused(first, second) || was_before && self.excused(second, first)
     }
 
-    /// Two holders at a time.
+    fn excludes(&self, first: Certain, second: Certain) -> bool {
+        self.hold(first).share.excludes(self.hold(second).share)
+    }
+
+    /// The permits of a hold; none of those that ask for something else.
+    fn permits(&self, of: Certain) -> u32 {
+        match self.hold(of).share {
+            Share::Permits { amount, .. } => amount,
+            Share::All | Share::Read => 0,
+        }
+    }
+
+    /// Whether a semaphore has fewer permits than these holds and the last one have together.
+    fn too_few_for(&self, others: &[Certain], last: Certain) -> bool {
+        let Share::Permits { amount, total } = self.hold(last).share else {
+            return false;
+        };
+        let held: u32 = others.iter().map(|other| self.permits(*other)).sum();
+        amount + held > total
+    }
+
+    /// Those of these holds that the store still had, and knew of, when it granted the last one.
+    fn known_to_store(&self, others: &[Certain], last: Certain) -> Vec<Certain> {
+        let others = others.iter().copied();
+        others
+            .filter(|other| !self.either_excused(*other, last))
+            .collect()
+    }
+
+    /// Two holders at a time, or more permits than there are.
     fn overlaps(&mut self) {
         let mut open: Vec<Certain> = Vec::new();
         for second in self.certain.clone() {
             open.retain(|first| first.to > second.from);
+            if self.too_few_for(&open, second) {
+                let b = self.hold(second);
+                let finding = Finding {
+                    what: format!("{b} was granted while others held too many permits"),
+                    from: open.iter().map(|first| first.from).min().unwrap_or(second.from),
+                    to: second.to,
+                    holds: open.iter().chain([&second]).map(|hold| hold.at).collect(),
+                };
+                match self.too_few_for(&self.known_to_store(&open, second), second) {
+                    true => self.findings.violations.push(finding),
+                    false => self.findings.unprotected.push(finding),
+                }
+            }
             for first in open.clone() {
+                if !self.excludes(first, second) {
+                    continue;
+                }
                 let (a, b) = (self.hold(first), self.hold(second));
                 let finding = Finding {
                     what: format!("{a} answered held after {b} was granted"),
@@ -168,12 +215,17 @@ impl OfKey<'_> {
         for at in 0..self.certain.len() {
             let first = self.certain[at];
             let hold = self.hold(first);
-            // The first client that was granted the lock.
+            let all_told = told(self.history, hold);
+            if all_told.is_empty() {
+                continue;
+            }
+            // The first client that was granted what this one had.
             let mut later = self.certain[at + 1..].iter().copied();
-            let Some(second) = later.find(|second| second.from > first.from) else {
+            let Some(second) = later.find(|second| second.from > first.from && self.replaces(first, *second))
+            else {
                 continue;
             };
-            let late = told(self.history, hold).into_iter().find(|told| match *told {
+            let late = all_told.into_iter().find(|told| match *told {
                 // A later check answered held.
                 _ if first.to > second.from => true,
                 Told::Asked { before, heard } => {
@@ -204,12 +256,27 @@ impl OfKey<'_> {
         }
     }
 
-    /// A later holder has the greater token.
+    /// Whether the store could grant the second only after the first had ended.
+    fn replaces(&self, first: Certain, second: Certain) -> bool {
+        if self.excludes(first, second) || self.permits(second) == 0 {
+            return self.excludes(first, second);
+        }
+        let begun = self.certain.iter().take_while(|other| other.from <= second.from);
+        let others = begun
+            .copied()
+            .filter(|other| other.at != first.at && other.at != second.at && second.from < other.to);
+        let mut held = self.known_to_store(&others.collect::<Vec<_>>(), second);
+        held.push(first);
+        self.too_few_for(&held, second)
+    }
+
+    /// A later holder has the greater token; those that share a key may learn of their grants in any order.
     fn tokens_in_order_of_holds(&mut self) {
         for at in 1..self.certain.len() {
             let (first, second) = (self.certain[at - 1], self.certain[at]);
             let (a, b) = (self.hold(first), self.hold(second));
-            if a.token < b.token || second.from <= first.to || self.either_excused(first, second) {
+            let in_order = a.token < b.token || !self.excludes(first, second);
+            if in_order || second.from <= first.to || self.either_excused(first, second) {
                 continue;
             }
             let finding = Finding {

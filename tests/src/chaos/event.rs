@@ -60,6 +60,54 @@ impl FromStr for HoldId {
     }
 }
 
+/// How much of a key an acquire asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// All of it: a lock, or the write side of a read-write lock.
+    All,
+    /// The read side.
+    Read,
+    /// Permits of a semaphore that has so many in all.
+    Permits { amount: u32, total: u32 },
+}
+
+impl Share {
+    /// Whether one holder at a time can have this or that.
+    pub(crate) fn excludes(self, other: Share) -> bool {
+        !matches!(
+            (self, other),
+            (Share::Read, Share::Read) | (Share::Permits { .. }, Share::Permits { .. })
+        )
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Share::All => f.write_str("all"),
+            Share::Read => f.write_str("read"),
+            Share::Permits { amount, total } => write!(f, "{amount}/{total}"),
+        }
+    }
+}
+
+impl FromStr for Share {
+    type Err = Nonsense;
+
+    fn from_str(text: &str) -> Result<Share, Nonsense> {
+        match text {
+            "all" => return Ok(Share::All),
+            "read" => return Ok(Share::Read),
+            _ => {}
+        }
+        let (amount, total) = text.split_once('/').ok_or(Nonsense)?;
+        Ok(Share::Permits {
+            amount: amount.parse().map_err(|_| Nonsense)?,
+            total: total.parse().map_err(|_| Nonsense)?,
+        })
+    }
+}
+
 /// A line that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a line of a log makes no sense")]
@@ -107,8 +155,8 @@ events! {
     Said {
         /// It is there, with so many threads that run its tasks.
         Hello = "hello" { threads: usize }
-        /// It asks for a lock; the time is from before the call.
-        Ask = "ask" { hold: u64, key: usize, lease_ms: u64, how: String }
+        /// It asks for a lock, or a share of it; the time is from before the call.
+        Ask = "ask" { hold: u64, key: usize, share: Share, lease_ms: u64, how: String }
         /// The acquire has returned with a guard; the time is from after that.
         Got = "got" { hold: u64, token: u64 }
         /// The acquire has returned without one.
@@ -235,6 +283,7 @@ mod tests {
             Said::Ask {
                 hold: 7,
                 key: 1,
+                share: Share::Permits { amount: 2, total: 3 },
                 lease_ms: 2000,
                 how: word("try, within 30 ms"),
             },
@@ -276,6 +325,7 @@ mod tests {
             "12 got 7 8 9",
             "x got 7 8",
             "12 grabbed 7 8",
+            "12 ask 7 1 2 2000 wait",
         ] {
             assert_eq!(text.parse::<Line<Said>>(), Err(Nonsense), "{text}");
         }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use anyhow::Context;
 
 use super::clock::Nanos;
-use super::event::{Done, HoldId, Life, Line, Register, Said};
+use super::event::{Done, HoldId, Life, Line, Register, Said, Share};
 
 /// How the holder learned of the loss of a hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +39,7 @@ pub(crate) struct Write {
 pub(crate) struct Hold {
     pub(crate) id: HoldId,
     pub(crate) key: usize,
+    pub(crate) share: Share,
     pub(crate) asked: Nanos,
     /// When the grant was asked for at the earliest: for a hold that may have been handed off inside its process, when
     /// the first holder of that grant asked.
@@ -62,10 +63,11 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    fn new(id: HoldId, key: usize, asked: Nanos) -> Hold {
+    fn new(id: HoldId, key: usize, share: Share, asked: Nanos) -> Hold {
         Hold {
             id,
             key,
+            share,
             asked,
             origin: asked,
             granted: None,
@@ -273,9 +275,9 @@ impl History {
                     }
                     continue;
                 }
-                Said::Ask { hold, key, .. } => {
+                Said::Ask { hold, key, share, .. } => {
                     let id = HoldId { life, number: *hold };
-                    holds.insert(*hold, Hold::new(id, *key, at));
+                    holds.insert(*hold, Hold::new(id, *key, *share, at));
                     continue;
                 }
                 Said::Got { hold, .. }
@@ -310,12 +312,12 @@ impl History {
 /// handed to a waiter that had gone are missing.
 const BLOCK: u64 = 256;
 
-/// Finds the holds that may have been handed off: the next tokens of the same key in the same process. Tokens count
-/// microseconds, so those of two grants are further apart, as a rule; where they are not, only an excuse is found too
+/// Finds the holds that may have been handed off: the next tokens of the same key in the same process. Readers and permits
+/// never are. Tokens count microseconds, so those of two grants are further apart, as a rule; where they are not, only an excuse is found too
 /// easily.
 fn find_origins(holds: &mut [Hold]) {
     let mut order: Vec<_> = (0..holds.len())
-        .filter(|at| holds[*at].granted.is_some())
+        .filter(|at| holds[*at].granted.is_some() && holds[*at].share == Share::All)
         .collect();
     order.sort_unstable_by_key(|at| (holds[*at].key, holds[*at].token));
     for pair in order.windows(2) {
@@ -395,6 +397,10 @@ where
 
 impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of key {} with token {}", self.id, self.key, self.token)
+        write!(f, "{} of key {}", self.id, self.key)?;
+        if self.share != Share::All {
+            write!(f, " ({})", self.share)?;
+        }
+        write!(f, " with token {}", self.token)
     }
 }

@@ -5,7 +5,7 @@
 //! | `run`, `storm`, `rest` | the course of a run: storms of faults, and quiet times in which all must be well |
 //! | `topology`, `stores`, `way`, `faults` | the servers and the network, and what is done to them |
 //! | `lineage` | which server has whose data, and what a fail-over lost |
-//! | `worker`, `team`, `store` | the processes that lock, and their supervisor |
+//! | `worker`, `wanted`, `team`, `store` | the processes that lock, what they lock, and their supervisor |
 //! | `register` | what the locks protect |
 //! | `event`, `log`, `history` | what is written down, and read again |
 //! | `check`, `witness`, `report` | what is wrong with it, and which faults count |
@@ -30,6 +30,7 @@ mod stores;
 mod storm;
 mod team;
 mod topology;
+mod wanted;
 mod way;
 mod witness;
 mod worker;

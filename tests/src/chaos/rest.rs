@@ -8,8 +8,9 @@ use dlock::LockClient;
 
 use super::event::{Done, word};
 use super::faults::Fiend;
-use super::store::{KEYS, LONGEST_LEASE, lock_of};
+use super::store::{KEYS, LONGEST_LEASE};
 use super::team::Restless;
+use super::wanted::Wanted;
 
 /// Retries continue at least this long, however long other steps took.
 const AT_LEAST: Duration = Duration::from_secs(1);
@@ -102,7 +103,7 @@ async fn fresh(fiend: &Fiend, until: Instant, bound: Duration, stuck: &mut BTree
 
 async fn takes_all(client: &LockClient, until: Instant, stuck: &mut BTreeSet<usize>) {
     let takes = (0..KEYS).map(|key| {
-        let lock = lock_of(client, key);
+        let wanted = Wanted::whole(client, key);
         async move {
             let end = Instant::now() + left(until);
             // A step that fails may be tried again until the time is over.
@@ -110,7 +111,7 @@ async fn takes_all(client: &LockClient, until: Instant, stuck: &mut BTreeSet<usi
                 let wait = end
                     .saturating_duration_since(Instant::now())
                     .max(Duration::from_millis(1));
-                match lock.clone().wait(wait).acquire().await {
+                match wanted.clone().wait(wait).acquire().await {
                     Ok(guard) => {
                         drop(guard);
                         return None;

@@ -14,10 +14,11 @@ use super::log::Log;
 use super::options::Options;
 use super::report::Report;
 use super::rest::{rest, settled};
-use super::store::{KEYS, lock_of};
+use super::store::KEYS;
 use super::storm::{Plan, storm};
 use super::team::{MakesOrders, Team};
 use super::topology::Deployment;
+use super::wanted::Wanted;
 use super::witness::{ENOUGH, witnessed};
 use super::worker::Orders;
 use super::{progress, register};
@@ -101,7 +102,7 @@ pub(crate) async fn run(options: &Options, seed: u64, kinds: &[Kind], dir: &Path
     }
     let client = deployment.direct().open(None).await?;
     for key in 0..KEYS {
-        let guard = lock_of(&client, key).wait(TO_START).acquire().await;
+        let guard = Wanted::whole(&client, key).wait(TO_START).acquire().await;
         guard
             .context("no lock can be acquired at the beginning")?
             .release()

@@ -1,17 +1,17 @@
-//! What the locks are on, as a worker is told, and what the locks are.
+//! What the locks are on, as a worker is told.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::store::{Kind, Store};
+use dlock::store::Store;
 use dlock::stores::quorum::Quorum;
-use dlock::{Error, Lock, LockClient, LockClientBuilder};
+use dlock::{Error, LockClient, LockClientBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::broken::{Break, Broken};
 
-/// The keys that all tasks fight for.
-pub(crate) const KEYS: usize = 6;
+/// The keys that all tasks fight for, see [`Sort`](super::wanted::Sort).
+pub(crate) const KEYS: usize = 9;
 /// Those of them that are often held for seconds, so that there is always a holder and a waiter.
 pub(crate) const LONG_KEYS: usize = 2;
 /// The lease of most acquisitions.
@@ -26,14 +26,6 @@ const RETRY_FOR: Duration = Duration::from_millis(1200);
 /// The name of a key; in a Cluster they are on different shards.
 pub(crate) fn key_name(key: usize) -> String {
     format!("chaos:{key}")
-}
-
-/// The lock of a key: every third is fair, where the store has fair locks.
-pub(crate) fn lock_of(client: &LockClient, key: usize) -> Lock {
-    match key % 3 {
-        1 if client.capabilities().has(Kind::Fair) => client.fair_lock(key_name(key)),
-        _ => client.lock(key_name(key)),
-    }
 }
 
 /// How a client is opened.

@@ -13,6 +13,7 @@ use super::clock::{self, Nanos};
 use super::faults::Kind;
 use super::store::{KEYS, LONGEST_LEASE, StoreSpec, key_name};
 use super::stores::{SESSION_MS, Stores};
+use super::wanted::TOTAL;
 use super::way::Way;
 use crate::Node;
 use crate::topology::SERVICE;
@@ -422,7 +423,8 @@ impl Deployment {
         }
     }
 
-    /// What is on the servers without holders and waiters: keys and subscriptions.
+    /// What is on the servers without holders and waiters: keys and subscriptions. Tokens stay, and the total of a
+    /// semaphore, which a quorum does not have.
     ///
     /// # Errors
     /// When a server does not answer.
@@ -440,7 +442,11 @@ impl Deployment {
         }
         for (at, server) in self.servers().into_iter().enumerate() {
             let keys: Vec<String> = server.try_query(&["KEYS", "*"]).await?;
-            let ours = |key: &String| !key.starts_with("dlock:fence") && key != "dlock:voter";
+            let ours = |key: &String| {
+                let is_total = self.topology != Topology::Quorum && *key == key_name(TOTAL);
+                let is_token = key.starts_with("dlock:fence") || key.starts_with("redisson_lock_token:");
+                !is_total && !is_token && key != "dlock:voter"
+            };
             for key in keys.iter().filter(|key| ours(key)) {
                 let content = server.content(key).await?;
                 left.push(format!("server {at}: key {key} with {content}"));

@@ -80,6 +80,11 @@ fn renewals_that_are_not_sent_are_found() {
 }
 
 #[test]
+fn shares_that_the_store_does_not_know_are_found() {
+    is_found("shares", &[&["violations"]]);
+}
+
+#[test]
 fn a_ghost_is_found() {
     // Where it is all that is wrong: a key that is left is one that no client can acquire.
     is_found("ghost", &[&["stuck", "leftovers"]]);

@@ -19,9 +19,10 @@ const QUIET: Story = Story {
 };
 
 /// Hold 1 of key 0, granted at 10 ms with token 100, and held until 50 ms.
-const FIRST: &str = "0 hello 1\n1 ask 1 0 2000 wait\n10 got 1 100\n10 held 1\n50 held 1\n";
+const FIRST: &str = "0 hello 1\n1 ask 1 0 all 2000 wait\n10 got 1 100\n10 held 1\n50 held 1\n";
 /// Hold 1 of key 0, granted at 60 ms with token 200, and held until 90 ms.
-const SECOND: &str = "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 200\n60 held 1\n90 held 1\n91 let 1 drop\n";
+const SECOND: &str =
+    "0 hello 1\n2 ask 1 0 all 2000 wait\n60 got 1 200\n60 held 1\n90 held 1\n91 let 1 drop\n";
 
 /// The times of a log in ms as ns: they stand first, and where `fields` says.
 fn in_nanos(text: &str) -> String {
@@ -89,7 +90,7 @@ fn check_that_answers_held_after_another_grant_is_a_violation() {
 #[test]
 fn a_guard_that_was_dead_when_it_came_is_no_hold() {
     let first = format!("{FIRST}70 held 1\n").leak();
-    let second = "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 90\n61 lost 1 0 60 Expired\n";
+    let second = "0 hello 1\n2 ask 1 0 all 2000 wait\n60 got 1 90\n61 lost 1 0 60 Expired\n";
     let story = Story {
         first,
         second,
@@ -233,7 +234,7 @@ fn keys_have_nothing_to_do_with_each_other() {
 #[test]
 fn successor_on_a_lost_grant_is_unprotected_too() {
     // Hold 2 asks after the data were lost, and has the next token of the grant that hold 1 had before.
-    let heir = "55 let 1 drop\n54 ask 2 0 2000 wait\n56 got 2 TOKEN\n56 held 2\n70 held 2\n";
+    let heir = "55 let 1 drop\n54 ask 2 0 all 2000 wait\n56 got 2 TOKEN\n56 held 2\n70 held 2\n";
     let with = |token: &str| Story {
         first: format!("{FIRST}{}", heir.replace("TOKEN", token)).leak(),
         second: SECOND,
@@ -254,7 +255,7 @@ fn successor_on_a_lost_grant_is_unprotected_too() {
 #[test]
 fn successor_after_another_grant_is_unprotected_as_well() {
     // The lost grant is handed off at 65, after the other one was granted at 60.
-    let heir = "54 ask 2 0 2000 wait\n64 let 1 drop\n65 got 2 101\n65 held 2\n70 held 2\n";
+    let heir = "54 ask 2 0 all 2000 wait\n64 let 1 drop\n65 got 2 101\n65 held 2\n70 held 2\n";
     let of = |orchestrator| Story {
         first: format!("{}{heir}", FIRST.replace("50 held", "51 held")).leak(),
         second: SECOND,
@@ -290,7 +291,7 @@ fn a_fail_over_excuses_nothing_but_what_was_asked_before_the_old_master_ended() 
 fn belief_in_a_lost_grant_for_longer_than_any_lease_has_no_excuse() {
     let story = |orchestrator: &'static str, held: &str| Story {
         first: format!("{FIRST}{held} held 1\n").leak(),
-        second: "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 200\n60 held 1\n9000 held 1\n9001 let 1 drop\n",
+        second: "0 hello 1\n2 ask 1 0 all 2000 wait\n60 got 1 200\n60 held 1\n9000 held 1\n9001 let 1 drop\n",
         orchestrator,
         ..QUIET
     };
@@ -317,7 +318,7 @@ fn a_fail_over_is_no_excuse_for_a_token_that_does_not_grow() {
 #[test]
 fn of_two_masters_the_second_grant_may_be_the_one_that_is_lost() {
     let story = |orchestrator: &'static str, held: &str| Story {
-        first: "0 hello 1\n1 ask 1 0 2000 wait\n10 got 1 100\n10 held 1\n9000 held 1\n9001 let 1 drop\n",
+        first: "0 hello 1\n1 ask 1 0 all 2000 wait\n10 got 1 100\n10 held 1\n9000 held 1\n9001 let 1 drop\n",
         second: SECOND
             .replace("90 held", held)
             .replace("91 let", "9000 let")
@@ -335,10 +336,10 @@ fn of_two_masters_the_second_grant_may_be_the_one_that_is_lost() {
 
 #[test]
 fn lost_grant_may_be_handed_to_a_late_waiter_by_a_holder_that_did_not_wait() {
-    let heir = "53 ask 2 0 2000 wait\n56 quit 2\n61 ask 3 0 2000 wait\n63 got 3 150\n63 held 3\n64 held 3\n65 let 3 drop\n";
+    let heir = "53 ask 2 0 all 2000 wait\n56 quit 2\n61 ask 3 0 all 2000 wait\n63 got 3 150\n63 held 3\n64 held 3\n65 let 3 drop\n";
     let with = |heir: &str, orchestrator: &'static str| Story {
         first: heir.to_owned().leak(),
-        second: "0 hello 1\n54 ask 1 0 2000 wait\n60 got 1 200\n60 held 1\n61 held 1\n62 let 1 drop\n",
+        second: "0 hello 1\n54 ask 1 0 all 2000 wait\n60 got 1 200\n60 held 1\n61 held 1\n62 let 1 drop\n",
         orchestrator,
         ..QUIET
     };
@@ -350,4 +351,101 @@ fn lost_grant_may_be_handed_to_a_late_waiter_by_a_holder_that_did_not_wait() {
     assert_eq!(found(&with(&late, splits))[0], 1);
     assert!(found(&with(heir, ""))[0] > 0);
     assert!(found(&with(heir, "99 splits 70 80 0 -\n"))[0] > 0);
+}
+
+#[test]
+fn readers_share_a_key_and_writers_do_not() {
+    let of = |first: &str, second: &str| Story {
+        first: format!("{FIRST}80 held 1\n").replace("0 all", first).leak(),
+        second: SECOND.replace("0 all", second).leak(),
+        ..QUIET
+    };
+    assert_eq!(found(&of("0 read", "0 read")), [0, 0, 0]);
+    for (first, second) in [("0 read", "0 all"), ("0 all", "0 read"), ("0 all", "0 all")] {
+        assert_eq!(found(&of(first, second)), [1, 0, 0], "{first} and {second}");
+    }
+}
+
+#[test]
+fn readers_learn_of_their_grants_in_any_order() {
+    // Both were asked for before either was granted.
+    let of = |share: &str| Story {
+        first: format!("{FIRST}55 let 1 drop\n")
+            .replace("0 all", share)
+            .replace(" 100\n", " 300\n")
+            .leak(),
+        second: SECOND.replace("0 all", share).leak(),
+        ..QUIET
+    };
+    assert_eq!(found(&of("0 all")), [1, 0, 0]);
+    for share in ["0 read", "0 1/3"] {
+        assert_eq!(found(&of(share)), [0, 0, 0], "{share}");
+    }
+}
+
+#[test]
+fn more_permits_than_there_are_is_a_violation() {
+    let of = |first: &str, second: &str, orchestrator| Story {
+        first: format!("{FIRST}80 held 1\n").replace("0 all", first).leak(),
+        second: SECOND.replace("0 all", second).leak(),
+        orchestrator,
+        ..QUIET
+    };
+    assert_eq!(found(&of("0 1/3", "0 2/3", "")), [0, 0, 0]);
+    assert_eq!(found(&of("0 2/3", "0 2/3", "")), [1, 0, 0]);
+    // The store may have forgotten the first, or not yet.
+    assert_eq!(found(&of("0 2/3", "0 2/3", "56 loses 55 0\n")), [0, 0, 1]);
+    assert_eq!(found(&of("0 2/3", "0 2/3", "62 loses 61 0\n")), [1, 0, 0]);
+}
+
+#[test]
+fn permits_that_the_store_knew_are_counted_though_it_had_forgotten_others() {
+    // It forgets hold 1 at 55, and then grants hold 2 at 57 and the other process's hold at 60.
+    let of = |third: &str| Story {
+        first: format!(
+            "{}80 held 1\n56 ask 2 0 2/3 2000 wait\n57 got 2 700\n57 held 2\n80 held 2\n",
+            FIRST.replace("0 all", "0 2/3")
+        )
+        .leak(),
+        second: SECOND
+            .replace("2 ask 1 0 all", &format!("57 ask 1 0 {third}"))
+            .leak(),
+        orchestrator: "55 loses 54 0\n",
+        ..QUIET
+    };
+    assert_eq!(found(&of("1/3")), [0, 0, 2]);
+    assert_eq!(found(&of("2/3")), [1, 0, 1]);
+}
+
+#[test]
+fn a_loss_is_late_only_where_the_share_was_given_to_another() {
+    // Held at 55, granted to the other at 60, lost at 61.
+    let of = |first: &str, second: &str| Story {
+        first: format!("{FIRST}61 lost 1 55 61 Gone\n")
+            .replace("0 all", first)
+            .leak(),
+        second: SECOND.replace("0 all", second).leak(),
+        ..QUIET
+    };
+    assert_eq!(found(&of("0 read", "0 read")), [0, 0, 0]);
+    assert_eq!(found(&of("0 read", "0 all")), [0, 1, 0]);
+    assert_eq!(found(&of("0 1/3", "0 2/3")), [0, 0, 0]);
+    assert_eq!(found(&of("0 2/3", "0 2/3")), [0, 1, 0]);
+}
+
+#[test]
+fn readers_side_by_side_excuse_nothing_for_each_other() {
+    // Hold 2 was asked for after the data were lost; hold 1 before, with a token near its own.
+    let of = |share: &str| Story {
+        first: format!(
+            "{}55 let 1 drop\n54 ask 2 0 {share} 2000 wait\n56 got 2 101\n56 held 2\n70 held 2\n",
+            FIRST.replace("0 all", &format!("0 {share}"))
+        )
+        .leak(),
+        second: SECOND,
+        orchestrator: "53 loses 52 *\n",
+        ..QUIET
+    };
+    assert_eq!(found(&of("all")), [0, 0, 1]);
+    assert_eq!(found(&of("read")), [1, 0, 0]);
 }

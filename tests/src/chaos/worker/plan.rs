@@ -5,7 +5,9 @@ use std::time::Duration;
 use dlock::store::Capabilities;
 use fastrand::Rng;
 
+use crate::chaos::event::Share;
 use crate::chaos::store::{KEYS, LEASE, LONG_KEYS, LONGEST_LEASE};
+use crate::chaos::wanted::{PERMITS, Sort};
 
 /// How a lock is acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub(super) enum End {
     Release,
     /// The release is dropped after its start.
     Begun,
+    /// A writer reads on, and releases that.
+    Downgrade,
     Drop,
     Panic,
 }
@@ -49,6 +53,7 @@ pub(super) enum End {
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) key: usize,
+    pub(super) share: Share,
     pub(super) ask: Ask,
     pub(super) terms: Terms,
     pub(super) work: Duration,
@@ -61,10 +66,19 @@ pub(super) struct Plan {
 
 impl Plan {
     /// For a task that often works for long, or for another one: these would soon all wait for such tasks.
-    pub(super) fn draw(rng: &mut Rng, often_long: bool) -> Plan {
+    pub(super) fn draw(rng: &mut Rng, often_long: bool, store: &Capabilities) -> Plan {
         let key = match often_long {
             true => rng.usize(..LONG_KEYS),
             false => rng.usize(LONG_KEYS..KEYS),
+        };
+        let sort = Sort::of(store, key);
+        let share = match sort {
+            Sort::ReadWrite | Sort::PreferWriters if rng.u32(..4) > 0 => Share::Read,
+            Sort::Total | Sort::Limit => Share::Permits {
+                amount: rng.u32(1..=PERMITS).min(rng.u32(1..=PERMITS)),
+                total: PERMITS,
+            },
+            _ => Share::All,
         };
         let ask = match rng.u32(..100) {
             0..=9 => Ask::Try,
@@ -82,9 +96,11 @@ impl Plan {
             18..=20 => Terms::MinHold(millis(rng, 20..200)),
             _ => Terms::Plain,
         };
-        let long = match often_long {
-            true => rng.u32(..4) == 0,
-            false => rng.u32(..400) == 0,
+        let long = match share {
+            _ if often_long => rng.u32(..4) == 0,
+            Share::All => rng.u32(..400) == 0,
+            // Others can share it meanwhile.
+            Share::Read | Share::Permits { .. } => rng.u32(..40) == 0,
         };
         let work = match long {
             true => millis(rng, 1000..6000),
@@ -98,10 +114,14 @@ impl Plan {
             0..=19 => End::Drop,
             20..=24 => End::Begun,
             25 => End::Panic,
+            26..=49 if share == Share::All && matches!(sort, Sort::ReadWrite | Sort::PreferWriters) => {
+                End::Downgrade
+            }
             _ => End::Release,
         };
-        Plan {
+        let plan = Plan {
             key,
+            share,
             ask,
             terms,
             work,
@@ -109,11 +129,16 @@ impl Plan {
             ensure: rng.u32(..30) == 0,
             end,
             pause: millis(rng, 0..4),
-        }
+        };
+        plan.on(store)
     }
 
     /// The same on a store that does not support all of it.
-    pub(super) fn on(mut self, store: &Capabilities) -> Plan {
+    fn on(mut self, store: &Capabilities) -> Plan {
+        if let (Ask::Run, Share::Permits { amount, .. }) = (self.ask, &mut self.share) {
+            // Work in a closure has one.
+            *amount = 1;
+        }
         self.terms = match self.terms {
             Terms::Fixed(_) if !store.fixed_lease => Terms::Plain,
             Terms::MinHold(_) if !store.min_hold => Terms::Plain,

@@ -8,19 +8,22 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock::{Error, Held, Lock, LockGuard};
+use dlock::{Error, Held, LockGuard};
 use fastrand::Rng;
 
 use super::hold::{Hold, OnPurpose};
 use super::plan::{Ask, End, Plan, Terms};
 use super::{Mode, Shared};
 use crate::chaos::clock;
-use crate::chaos::event::{HoldId, Said};
+use crate::chaos::event::{HoldId, Said, Share};
 use crate::chaos::register::Writer;
-use crate::chaos::store::lock_of;
+use crate::chaos::wanted::{Guard, Wanted};
 
 /// The pause after a failed acquire, so that an unreachable server does not fill the logs.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
+
+/// How long a former writer reads on.
+const READS_ON: Duration = Duration::from_millis(10);
 
 pub(super) struct Task {
     shared: Arc<Shared>,
@@ -48,7 +51,8 @@ impl Task {
             // Read while it counts as busy: it is not taken for resting now.
             let now = *mode.borrow_and_update();
             if now == Mode::Go {
-                let plan = Plan::draw(&mut self.rng, self.often_long).on(self.shared.client.capabilities());
+                let store = self.shared.client.capabilities();
+                let plan = Plan::draw(&mut self.rng, self.often_long, store);
                 self.once(&plan, &mut writer).await?;
                 tokio::time::sleep(plan.pause).await;
             }
@@ -64,20 +68,21 @@ impl Task {
     async fn once(&self, plan: &Plan, writer: &mut Writer) -> std::io::Result<()> {
         let shared = &*self.shared;
         let number = shared.holds.fetch_add(1, Ordering::Relaxed);
-        let lock = self.lock(plan);
+        let wanted = self.wanted(plan);
         shared.asking.lock().insert(number, plan.key);
         let lease_ms = plan.lease().as_millis() as u64;
-        let (key, how) = (plan.key, plan.told());
+        let (key, share, how) = (plan.key, plan.share, plan.told());
         let mut hold = Hold::new(&shared.log, number);
         let work = Work {
             shared,
             plan,
             number,
-            lock: &lock,
+            wanted: &wanted,
         };
         shared.log.say(Said::Ask {
             hold: number,
             key,
+            share,
             lease_ms,
             how,
         });
@@ -85,20 +90,20 @@ impl Task {
             return work.run(&mut hold, writer).await;
         }
         let guard = match plan.ask {
-            Ask::Try => lock.try_acquire().await,
-            Ask::Cancelled(after) => match tokio::time::timeout(after, lock.acquire()).await {
+            Ask::Try => wanted.try_acquire().await,
+            Ask::Cancelled(after) => match tokio::time::timeout(after, wanted.acquire()).await {
                 Ok(outcome) => outcome,
                 Err(_) => {
                     work.asked_for(Said::Quit { hold: number });
                     return Ok(());
                 }
             },
-            _ => lock.acquire().await,
+            _ => wanted.acquire().await,
         };
         match guard {
             Ok(guard) => {
                 work.got(&guard.held());
-                let written = work.inside(&guard.held(), Some(&guard), &mut hold, writer).await;
+                let written = work.inside(&guard.held(), guard.lock(), &mut hold, writer).await;
                 work.release(guard, &mut hold).await;
                 written
             }
@@ -109,17 +114,18 @@ impl Task {
         }
     }
 
-    fn lock(&self, plan: &Plan) -> Lock {
-        let mut lock = lock_of(&self.shared.client, plan.key);
-        if let Ask::Within(limit) = plan.ask {
-            lock = lock.wait(limit);
-        }
+    fn wanted(&self, plan: &Plan) -> Wanted {
+        let wanted = Wanted::new(&self.shared.client, plan.key, plan.share);
+        let wanted = match plan.ask {
+            Ask::Within(limit) => wanted.wait(limit),
+            _ => wanted,
+        };
         match plan.terms {
-            Terms::Plain => lock,
-            Terms::Renewed(lease) => lock.lease(lease),
-            Terms::Fixed(lease) => lock.fixed_lease(lease),
-            Terms::MaxHold(most) => lock.max_hold(most),
-            Terms::MinHold(least) => lock.min_hold(least),
+            Terms::Plain => wanted,
+            Terms::Renewed(lease) => wanted.lease(lease),
+            Terms::Fixed(lease) => wanted.fixed_lease(lease),
+            Terms::MaxHold(most) => wanted.max_hold(most),
+            Terms::MinHold(least) => wanted.min_hold(least),
         }
     }
 }
@@ -129,7 +135,7 @@ struct Work<'a> {
     shared: &'a Shared,
     plan: &'a Plan,
     number: u64,
-    lock: &'a Lock,
+    wanted: &'a Wanted,
 }
 
 impl Work<'_> {
@@ -173,7 +179,7 @@ impl Work<'_> {
                 }
                 written
             };
-            self.lock.run(work).await
+            self.wanted.run(work).await
         };
         match outcome {
             Ok(written) => {
@@ -215,7 +221,11 @@ impl Work<'_> {
         Ok(())
     }
 
+    /// What only one may do at a time.
     async fn write(&self, view: &Held, writer: &mut Writer) -> std::io::Result<()> {
+        if self.plan.share != Share::All {
+            return Ok(());
+        }
         let (life, hold) = (self.shared.life, self.number);
         let sent = clock::now();
         let token = view.fencing_token();
@@ -231,13 +241,14 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A nested acquire comes in at once and shares the token.
+    /// A nested acquire of a lock comes in at once and shares the token.
     async fn enter_again(&self, guard: Option<&LockGuard>) {
+        let Wanted::Lock(lock) = self.wanted else { return };
         let again = match guard {
             Some(guard) if self.number.is_multiple_of(2) => guard.reenter(),
-            Some(guard) => guard.scope(self.lock.acquire()).await,
+            Some(guard) => guard.scope(lock.acquire()).await,
             // The closure runs in the frame.
-            None => self.lock.acquire().await,
+            None => lock.acquire().await,
         };
         if let Ok(again) = again {
             let (hold, token) = (self.number, again.fencing_token());
@@ -260,16 +271,43 @@ impl Work<'_> {
         });
     }
 
-    async fn release(&self, guard: LockGuard, hold: &mut Hold<'_>) {
+    /// The hold of a writer ends, and one of a reader begins.
+    async fn downgrade(&self, guard: LockGuard) {
+        self.let_go("downgrade");
+        let shared = self.shared;
+        let number = shared.holds.fetch_add(1, Ordering::Relaxed);
+        shared.log.say(Said::Ask {
+            hold: number,
+            key: self.plan.key,
+            share: Share::Read,
+            lease_ms: self.plan.lease().as_millis() as u64,
+            how: "downgrade".to_owned(),
+        });
+        let reading = Work { number, ..*self };
+        match guard.downgrade().await {
+            Ok(guard) => {
+                reading.got(&guard.held());
+                let mut hold = Hold::new(&shared.log, number);
+                let view = guard.held();
+                hold.keep(&view, READS_ON, || shared.is_resting()).await;
+                hold.last_check(&view);
+                reading.let_go("release");
+                reading.gone(outcome(guard.release().await));
+            }
+            Err(error) => reading.not_had(&error).await,
+        }
+    }
+
+    async fn release(&self, guard: Guard, hold: &mut Hold<'_>) {
         hold.last_check(&guard.held());
+        let guard = match guard {
+            Guard::Lock(guard) if self.plan.end == End::Downgrade => return self.downgrade(guard).await,
+            guard => guard,
+        };
         match self.plan.end {
-            End::Release => {
+            End::Release | End::Downgrade => {
                 self.let_go("release");
-                self.gone(match guard.release().await {
-                    Ok(()) => "ok".to_owned(),
-                    Err(Error::Lost { loss, .. }) => format!("lost:{loss:?}"),
-                    Err(error) => kind_of(&error),
-                });
+                self.gone(outcome(guard.release().await));
             }
             End::Begun => {
                 self.let_go("begun");
@@ -293,6 +331,15 @@ impl Work<'_> {
                 let _ = holder.await;
             }
         }
+    }
+}
+
+/// The answer of a release.
+fn outcome(released: Result<(), Error>) -> String {
+    match released {
+        Ok(()) => "ok".to_owned(),
+        Err(Error::Lost { loss, .. }) => format!("lost:{loss:?}"),
+        Err(error) => kind_of(&error),
     }
 }
 
